@@ -1,0 +1,40 @@
+# Everything from nothing: `make demo` and `make test` set up .venv themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint bench check-slow native clean
+
+$(INSTALLED): pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet '.[test,lint]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/polyquant demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto
+
+check-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_sizes.py
+
+bench: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet '.[bench]'
+	$(BIN)/python bench/run.py
+
+# For work on the kernels: builds the extension into src/polyquant, so that PYTHONPATH=src runs it.
+native:
+	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release > build-dev.log 2>&1 || { cat build-dev.log; exit 1; }
+	cmake --build build/dev
+	cp build/dev/_native*.so src/polyquant/
+
+clean:
+	rm -rf build $(VENV) src/polyquant/*.so

@@ -1,0 +1,77 @@
+// The only file that knows Python: checks sizes, releases the GIL, calls.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "blocks.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace polyquant {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using BytesOut = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatsOut = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const BlockKernel* find(std::string_view name) {
+  for (KernelTable family : {legacy_kernels()})
+    for (const BlockKernel& k : family)
+      if (name == k.name) return &k;
+  return nullptr;
+}
+
+bool dequantize(const std::string& codec, Bytes src, FloatsOut dst) {
+  const BlockKernel* k = find(codec);
+  if (!k || !k->dequantize) return false;
+  const size_t blocks = src.shape(0) / size_t(k->bytes);
+  if (blocks * size_t(k->bytes) != src.shape(0) || blocks * size_t(k->weights) != dst.shape(0))
+    throw nb::value_error("whole blocks needed, and room for their weights");
+  nb::gil_scoped_release release;
+  k->dequantize(src.data(), dst.data(), blocks);
+  return true;
+}
+
+bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<Vector> importance) {
+  const BlockKernel* k = find(codec);
+  if (!k || !k->quantize) return false;
+  const size_t rows = src.shape(0), cols = src.shape(1);
+  if (cols % size_t(k->weights) || dst.shape(0) != rows || dst.shape(1) != cols / size_t(k->weights) * size_t(k->bytes) ||
+      (importance && importance->shape(0) != cols))
+    throw nb::value_error("shapes of weights, blocks and importance do not fit");
+  nb::gil_scoped_release release;
+  k->quantize(src.data(), dst.data(), rows, cols, importance ? importance->data() : nullptr);
+  return true;
+}
+
+const char* instruction_set() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (__builtin_cpu_supports("avx512vnni")) return "AVX-512 VNNI";
+  if (__builtin_cpu_supports("avx512bw")) return "AVX-512";
+  if (__builtin_cpu_supports("avx2")) return "AVX2";
+  return "SSE2";
+#elif defined(__aarch64__)
+  return "NEON";
+#else
+  return "plain";
+#endif
+}
+
+}  // namespace
+}  // namespace polyquant
+
+NB_MODULE(_native, m) {
+  using namespace polyquant;
+  m.doc() = "Native twins of polyquant's numpy references. Private: use polyquant.ops.native.";
+  m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a);
+  m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a, "importance"_a.none());
+  m.def("instruction_set", &instruction_set);
+}

@@ -1,0 +1,11 @@
+// Run-time choice of instruction set: PQ_SIMD compiles a function once per set and picks at load time.
+// Use it on loops that the compiler vectorizes; write intrinsics only where a measurement says so.
+#pragma once
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(POLYQUANT_NO_CLONES)
+#define PQ_SIMD __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
+#else
+#define PQ_SIMD
+#endif
+
+#define PQ_INLINE inline __attribute__((always_inline))

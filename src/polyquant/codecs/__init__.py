@@ -1,0 +1,1 @@
+"""One file per family of codecs. A codec knows arrays, never files."""

@@ -1,0 +1,138 @@
+"""BlockCodec: what all ggml types share. A row of K weights is K / block blocks of type_size bytes, side by side.
+
+The one part is `blocks`, uint8 [rows, K / block * type_size]. Each type brings two numpy references, from whole blocks to
+whole blocks; the native twins are found by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import CodecError, UnsupportedError
+from polyquant.ops import native
+from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
+
+__all__ = ["BlockCodec", "Decode", "Encode", "Field", "check_columns"]
+
+Decode = Callable[[U8], F32]
+"""uint8 [n, type_size] -> float32 [n, block]"""
+Encode = Callable[[F32, F32 | None], U8]
+"""float32 [n, block], importance [n, block] or None -> uint8 [n, type_size]"""
+Field = tuple[int, int, int]
+"""A multi-byte number inside a block: (offset, item size, count). Big-endian files store these swapped."""
+
+_CHUNK = 1 << 22  # weights per step of a numpy reference: bounds its temporaries
+
+
+def check_columns(name: str, shape: Shape, block: int) -> tuple[int, int]:
+    """(rows, K), or CodecError if K is no multiple of the block."""
+    rows, k = as_matrix(shape)
+    if k % block:
+        raise CodecError(
+            f"{name} needs rows of a multiple of {block} weights",
+            expected=f"K % {block} == 0",
+            found=f"shape {list(shape)}",
+        )
+    return rows, k
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCodec:
+    """A ggml type. type_id: its number in GGUF files of llama.cpp."""
+
+    name: str
+    type_id: int
+    block: int
+    type_size: int
+    decode: Decode
+    encode: Encode | None = None
+    fields: tuple[Field, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def form(self) -> type[Blocks]:
+        """Codes of a block type stay in their blocks."""
+        return Blocks
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """Any number of rows; whole blocks along K."""
+        return 1, self.block
+
+    @property
+    def row_sliced(self) -> bool:
+        """Rows do not depend on each other."""
+        return True
+
+    @property
+    def bpw(self) -> float:
+        """Bits per weight."""
+        return 8 * self.type_size / self.block
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """{"blocks": u8 [rows, bytes_per_row]}."""
+        rows, k = check_columns(self.name, shape, self.block)
+        return {"blocks": ArraySpec((rows, k // self.block * self.type_size), np.dtype(np.uint8))}
+
+    def quantize(self, w: F32, *, importance: F32 | None = None) -> Blocks:
+        """Floats [..., K] to blocks; importance [K]. Raises UnsupportedError for types that are only read, CodecError on NaN shapes."""
+        rows, k = check_columns(self.name, w.shape, self.block)
+        if self.encode is None:
+            raise UnsupportedError(f"{self.name} can be read, not written", hint="choose another codec, e.g. q4_k")
+        if importance is not None and importance.shape != (k,):
+            raise CodecError("importance must have one entry per column", expected=(k,), found=importance.shape)
+        flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
+        out = np.empty((rows, k // self.block * self.type_size), np.uint8)
+        if not native.quantize_blocks(self.name, flat, out, importance):
+            step = max(1, _CHUNK // max(1, k))
+            for a in range(0, rows, step):
+                part = flat[a : a + step]
+                weights = (
+                    None if importance is None else np.broadcast_to(importance, part.shape).reshape(-1, self.block)
+                )
+                out[a : a + step] = self.encode(part.reshape(-1, self.block), weights).reshape(len(part), -1)
+        return Blocks(self.name, out)
+
+    def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
+        """The blocks are the codes."""
+        if codes.codec != self.name:
+            raise CodecError("codes of another block type cannot be packed", expected=self.name, found=codes.codec)
+        return {"blocks": codes.blocks}
+
+    def unpack(self, parts: Parts, shape: Shape) -> Blocks:
+        """The codes are the blocks. Raises CodecError if their size contradicts the shape."""
+        spec = self.specs(shape)["blocks"]
+        blocks = np.asarray(parts["blocks"])
+        if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
+            raise CodecError(
+                f"blocks of {self.name} do not fit shape {list(shape)}",
+                expected=f"{spec.nbytes} bytes",
+                found=f"{blocks.nbytes} of {blocks.dtype}",
+            )
+        return Blocks(self.name, blocks.reshape(spec.shape))
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """Blocks to float32, bit-exact with ggml's C code."""
+        blocks = self.unpack(parts, shape).blocks
+        target = shape
+        if rows is not None:
+            blocks = blocks[rows]
+            target = (len(blocks), as_matrix(shape)[1])
+        blocks = np.ascontiguousarray(blocks)
+        if out is None:
+            out = np.empty(target, np.float32)
+        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        if not native.dequantize_blocks(self.name, blocks, out):
+            flat, whole = blocks.reshape(-1, self.type_size), out.reshape(-1, self.block)
+            step = max(1, _CHUNK // self.block)
+            for a in range(0, len(flat), step):
+                whole[a : a + step] = self.decode(flat[a : a + step])
+        return out

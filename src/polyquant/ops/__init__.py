@@ -1,0 +1,1 @@
+"""Pure array functions: each a numpy reference with, where it pays, a native twin."""

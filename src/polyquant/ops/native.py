@@ -1,0 +1,68 @@
+"""The only importer of the extension module. Everything above asks here and falls back to its numpy reference.
+
+`POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, turns the native kernels off: results are equal, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+from polyquant.types import F32, U8
+
+_native: ModuleType | None
+try:
+    from polyquant import _native  # type: ignore[no-redef, attr-defined]
+except ImportError:  # the pure package: `doctor` says so
+    _native = None
+
+_enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0"
+
+__all__ = ["available", "dequantize_blocks", "engine", "instruction_set", "lib", "quantize_blocks"]
+
+
+def available() -> bool:
+    """True if native kernels are built."""
+    return _native is not None
+
+
+def lib() -> ModuleType | None:
+    """The extension module, or None when the numpy references are to run."""
+    return _native if _enabled else None
+
+
+@contextmanager
+def engine(which: Literal["native", "numpy"]) -> Iterator[None]:
+    """Within the block run native kernels or numpy references (tests, `doctor`, comparisons). Not for concurrent use."""
+    global _enabled  # noqa: PLW0603 - the switch is one per process, as the environment variable is
+    before, _enabled = _enabled, which == "native"
+    try:
+        yield
+    finally:
+        _enabled = before
+
+
+def instruction_set() -> str:
+    """Which kernels run: "numpy", or the instruction set that the CPU was found to have."""
+    found = lib()
+    return "numpy" if found is None else str(found.instruction_set())
+
+
+def dequantize_blocks(codec: str, blocks: U8, out: F32) -> bool:
+    """Decode whole blocks [n * bytes] into out [n * weights] (both C-contiguous). False if there is no native kernel."""
+    found = lib()
+    return found is not None and bool(found.dequantize(codec, blocks.reshape(-1), out.reshape(-1)))
+
+
+def quantize_blocks(codec: str, w: F32, out: U8, importance: F32 | None) -> bool:
+    """Encode w [rows, K] into out [rows, bytes_per_row] (both C-contiguous). False if there is no native kernel."""
+    found = lib()
+    if found is None:
+        return False
+    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    return bool(found.quantize(codec, w, out, weights))

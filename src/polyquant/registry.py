@@ -1,0 +1,75 @@
+"""Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
+
+A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
+`polyquant.formats`), so a new codec needs no change here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any, cast
+
+from polyquant.errors import UnknownNameError
+from polyquant.types import Codec
+
+__all__ = ["CODECS", "FORMATS", "codec", "format_module"]
+
+
+def _family(module: str, names: str) -> dict[str, str]:
+    """Attribute = codec name in upper case, with dots turned into underscores."""
+    return {n: f"polyquant.codecs.{module}:{n.upper().replace('.', '_')}" for n in names.split()}
+
+
+CODECS: dict[str, str] = {
+    **_family("plain", "f32 f16 bf16 f64 i8 i16 i32 i64 u8 u16 u32 u64 bool f8_e4m3 f8_e5m2"),
+    **_family("ggml_legacy", "q4_0 q4_1 q5_0 q5_1 q8_0 q8_1 q1_0 q2_0"),
+    **_family("ggml_k", "q2_k q3_k q4_k q5_k q6_k q8_k"),
+    **_family("ggml_iq", "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq4_nl iq4_xs"),
+    **_family("ggml_fp4", "mxfp4 nvfp4"),
+    **_family("ggml_ternary", "tq1_0 tq2_0"),
+    **_family("i2_s", "i2_s.x86 i2_s.arm i2_s.x4 trinity.i2_s"),
+    **_family("tl", "tl1 tl2"),
+    **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
+}
+FORMATS: dict[str, str] = {
+    "gguf": "polyquant.formats.gguf",
+    "hf": "polyquant.formats.hf",
+}
+
+
+def _entry_points(group: str) -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {e.name: e for e in entry_points(group=group)}
+
+
+@cache
+def _load(name: str) -> Any:
+    if name in CODECS:
+        module, attribute = CODECS[name].split(":")
+        return getattr(import_module(module), attribute)
+    plugins = _entry_points("polyquant.codecs")
+    if name in plugins:
+        return plugins[name].load()
+    raise UnknownNameError("codec", name, [*CODECS, *plugins])
+
+
+def codec(name: str | Codec, **options: Any) -> Codec:
+    """The codec of that name, e.g. `codec("q4_k")`; options go to codecs that take some, e.g. `codec("tl1", tile=...)`.
+
+    Raises UnknownNameError with the nearest names; TypeError for an option the codec does not have.
+    """
+    found = _load(name.lower()) if isinstance(name, str) else name
+    return cast(Codec, found.configure(**options) if options else found)
+
+
+@cache
+def format_module(name: str) -> Any:
+    """The module that reads and writes a format. Raises UnknownNameError."""
+    if name in FORMATS:
+        return import_module(FORMATS[name])
+    plugins = _entry_points("polyquant.formats")
+    if name in plugins:
+        return plugins[name].load()
+    raise UnknownNameError("format", name, [*FORMATS, *plugins])

@@ -1,0 +1,364 @@
+"""The values that every layer shares. One idea: a quantized weight is codec + named parts + logical shape.
+
+A logical shape is row-major, outermost first (`[N, K]`: N = out_features, K = in_features); GGUF writes it reversed on disk.
+Weights with more or fewer dimensions are seen by codecs as a matrix `[rows, K]` with K the last dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32: TypeAlias = NDArray[np.float32]
+U8: TypeAlias = NDArray[np.uint8]
+I8: TypeAlias = NDArray[np.int8]
+Shape: TypeAlias = tuple[int, ...]
+Parts: TypeAlias = Mapping[str, NDArray[Any]]
+
+__all__ = [
+    "F32", "I8", "U8", "Action", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
+    "Kind", "Layout", "Meta", "Parts", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
+    "Translation", "Weight", "as_matrix",
+]  # fmt: skip
+
+
+def as_matrix(shape: Shape) -> tuple[int, int]:
+    """(rows, K) of a logical shape; a scalar is 1 x 1, a vector one row."""
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+# ---------------------------------------------------------------- codes: what quantize gives and pack takes
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """Unquantized numbers: values [rows, K], any float or integer dtype."""
+
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ternary:
+    """codes int8 [rows, K] in {-1, 0, +1}; weight = codes * scale.
+
+    scale is float32, of shape [1] (one for the tensor) or [rows, G] (G groups of K / G columns; G = 1: one a row).
+    """
+
+    codes: I8
+    scale: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Codes that mean nothing outside their blocks (K, IQ, fp4 types): the packed bytes [rows, bytes_per_row] of that codec."""
+
+    codec: str
+    blocks: U8
+
+
+Form: TypeAlias = Floats | Ternary | Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and dtype of one part, known from the logical shape alone."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Exact size in bytes (unbounded integer)."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Two halves: math (quantize: floats <-> codes) and layout (pack: codes <-> parts)."""
+
+    @property
+    def name(self) -> str:
+        """Registry name; two codecs share one if and only if their bytes are interchangeable."""
+
+    @property
+    def form(self) -> type[Floats | Ternary | Blocks]:
+        """Form of the codes; equal forms transcode."""
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """(rows, columns) that must divide the matrix."""
+
+    @property
+    def row_sliced(self) -> bool:
+        """True if rows [a, b) of every part hold rows [a, b) of the weight, so that work can stream by rows."""
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """Exact part sizes. Raises CodecError if the granule does not divide."""
+
+    def quantize(self, w: F32, *, importance: F32 | None = None) -> Form:
+        """Floats [..., K] -> codes. importance: float32 [K], positive, weights of the squared error per column."""
+
+    def pack(self, codes: Any) -> dict[str, NDArray[Any]]:
+        """Codes -> parts."""
+
+    def unpack(self, parts: Parts, shape: Shape) -> Any:
+        """Parts -> codes."""
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """Parts -> float32 of `shape` (of [rows, K] when rows is given; then the codec must be row_sliced)."""
+
+
+# ---------------------------------------------------------------- weights as they lie in files
+
+
+class StoredArray(Protocol):
+    """One part in a file. Nothing is read until asked."""
+
+    @property
+    def spec(self) -> ArraySpec:
+        """Shape and dtype."""
+
+    def view(self) -> NDArray[Any]:
+        """The whole array as a read-only map (native byte order; a copy where the file's order is foreign)."""
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Entries [start, stop) of the first axis by positioned reads into fresh memory; InputError if the file shrank."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Views(Mapping[str, NDArray[Any]]):
+    arrays: Mapping[str, StoredArray]
+
+    def __getitem__(self, key: str) -> NDArray[Any]:
+        return self.arrays[key].view()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A named tensor: logical shape, codec, parts (maps of the file: opening loads nothing)."""
+
+    name: str
+    shape: Shape
+    codec: Codec
+    arrays: Mapping[str, StoredArray]
+
+    @property
+    def parts(self) -> Parts:
+        """Part name -> array, mapped from the file when looked up."""
+        return _Views(self.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts as stored."""
+        return sum(a.spec.nbytes for a in self.arrays.values())
+
+    @property
+    def bpw(self) -> float:
+        """Effective bits per weight: every stored byte counted."""
+        return 8 * self.nbytes / max(1, math.prod(self.shape))
+
+    def read(self, rows: slice | None = None) -> dict[str, NDArray[Any]]:
+        """Parts by positioned reads; with `rows` only these (codec.row_sliced)."""
+        out = {}
+        for key, array in self.arrays.items():
+            n = array.spec.shape[0] if array.spec.shape else 1
+            start, stop, _ = rows.indices(n) if rows is not None else (0, n, 1)
+            out[key] = array.read(start, stop)
+        return out
+
+    def dequantize(self, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """The weight as float32 of `shape`."""
+        return self.codec.dequantize(self.parts, self.shape, rows=rows, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Which format or dialect a file is, and why we think so."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Mapping[str, Weight]):
+    """An opened file or folder: a mapping from tensor name to Weight, in file order.
+
+    metadata: GGUF key/values (decoded when asked for) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
+    files: the small files that travel along (tokenizer.json, ...), by base name.
+    """
+
+    format: str
+    path: Path
+    weights: Mapping[str, Weight]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    dialect: Evidence | None = None
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Weight:
+        return self.weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights as stored."""
+        return sum(w.nbytes for w in self.weights.values())
+
+    @property
+    def bpw(self) -> float:
+        """Effective bits per weight over the whole checkpoint."""
+        return 8 * self.nbytes / max(1, sum(math.prod(w.shape) for w in self.weights.values()))
+
+
+class Kind(IntEnum):
+    """GGUF metadata value types, by their number in the file."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """A metadata value with its type on disk. For arrays `item` is the element type and value a sequence (maybe lazy)."""
+
+    kind: Kind
+    value: Any
+    item: Kind | None = None
+
+
+# ---------------------------------------------------------------- findings
+
+
+class Severity(Enum):
+    """error: a reader will fail or decode wrongly; warning: some reader will; note: worth knowing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of validation: a stable code (`polyquant explain CODE`), where, and what was seen."""
+
+    code: str
+    severity: Severity
+    message: str
+    tensor: str | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        where = "".join(f" {x}:" for x in (self.file, self.tensor) if x)
+        return f"{self.code} {self.severity.value}{where} {self.message}"
+
+
+# ---------------------------------------------------------------- from one checkpoint to another
+
+
+class Action(Enum):
+    """What a conversion step does to a weight; decided in one place, printed before the work."""
+
+    COPY = "copy"
+    TRANSCODE = "transcode"
+    QUANTIZE = "quantize"
+    REQUANTIZE = "requantize"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor to be written."""
+
+    name: str
+    shape: Shape
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """How one source tensor becomes one target tensor.
+
+    row_order: int64 [rows] gather of source rows (target row i = source row row_order[i]), None for identity.
+    ternarize: the float source is a BitNet master weight: codes = round(w / mean|w|) clipped to -1..1, scale = mean|w|.
+    keep_float: a tensor that runtimes want unquantized (norms, biases): written as float32 in GGUF.
+    """
+
+    source: str
+    target: str
+    shape: Shape
+    row_order: NDArray[np.int64] | None = None
+    ternarize: bool = False
+    keep_float: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """The meaning of one checkpoint said in another format's words (made by `models`, used by `pipeline`)."""
+
+    architecture: str
+    tensors: tuple[TensorMap, ...]
+    metadata: Mapping[str, Meta] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one part of one tensor goes: file, byte offset, size."""
+
+    file: str
+    offset: int
+    spec: ArraySpec
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """One output file: exact size, and the bytes known before any payload as (offset, bytes) pieces; gaps stay zero."""
+
+    name: str
+    size: int
+    pieces: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Headers, files and exact offsets, computed before any payload. slots: (tensor, part) -> Slot."""
+
+    files: tuple[FilePlan, ...]
+    slots: Mapping[tuple[str, str], Slot]
+    folder: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Exact bytes of the whole output."""
+        return sum(f.size for f in self.files)

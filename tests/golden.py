@@ -1,0 +1,24 @@
+"""Where the golden vectors lie, and one way to read them. Provenance: the README in each folder of tests/vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+VECTORS = Path(__file__).parent / "vectors"
+
+
+def arrays(path: str) -> dict[str, np.ndarray]:
+    """All arrays of tests/vectors/<path> (an .npz)."""
+    with np.load(VECTORS / path) as z:
+        return {k: z[k] for k in z.files}
+
+
+def cases(z: dict[str, np.ndarray], prefix: str = "packed") -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """(suffix, packed, dequantized) of every pair in a ggml vector file."""
+    pairs = []
+    for key in z:
+        if key.startswith(prefix) and (twin := key.replace("packed", "dequant")) in z:
+            pairs.append((key.removeprefix(prefix), z[key], z[twin]))
+    return pairs

@@ -60,7 +60,7 @@ def codec(name: str | Codec, **options: Any) -> Codec:
 
     Raises UnknownNameError with the nearest names; TypeError for an option the codec does not have.
     """
-    found = _load(name.lower()) if isinstance(name, str) else name
+    found: Any = _load(name.lower()) if isinstance(name, str) else name
     return cast(Codec, found.configure(**options) if options else found)
 
 

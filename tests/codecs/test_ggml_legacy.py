@@ -1,4 +1,5 @@
 import pytest
+
 from contract import check_dequantize, check_quantize_bytes, check_sizes
 from golden import arrays, cases
 

@@ -17,7 +17,7 @@ from polyquant.types import F32, U8
 
 _native: ModuleType | None
 try:
-    from polyquant import _native  # type: ignore[no-redef, attr-defined]
+    from polyquant import _native  # type: ignore[no-redef]
 except ImportError:  # the pure package: `doctor` says so
     _native = None
 

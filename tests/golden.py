@@ -17,8 +17,5 @@ def arrays(path: str) -> dict[str, np.ndarray]:
 
 def cases(z: dict[str, np.ndarray], prefix: str = "packed") -> list[tuple[str, np.ndarray, np.ndarray]]:
     """(suffix, packed, dequantized) of every pair in a ggml vector file."""
-    pairs = []
-    for key in z:
-        if key.startswith(prefix) and (twin := key.replace("packed", "dequant")) in z:
-            pairs.append((key.removeprefix(prefix), z[key], z[twin]))
-    return pairs
+    twins = ((key, key.replace("packed", "dequant")) for key in z if key.startswith(prefix))
+    return [(key.removeprefix(prefix), z[key], z[twin]) for key, twin in twins if twin in z]

@@ -1,0 +1,1 @@
+"""One room per format: sniff, open, lay_out, check."""

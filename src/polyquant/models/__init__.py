@@ -1,0 +1,1 @@
+"""The meaning of names: architectures, configurations, tokenizers."""

@@ -1,0 +1,1 @@
+"""The verbs: plan, execute, convert, validate, compare."""

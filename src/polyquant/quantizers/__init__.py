@@ -1,0 +1,1 @@
+"""Algorithms that choose codes over whole tensors."""

@@ -1,0 +1,1 @@
+"""Figures about weights, and how they are shown."""

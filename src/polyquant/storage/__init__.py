@@ -1,0 +1,1 @@
+"""Bytes and files: positioned reads, maps, safetensors, staging of output. Knows no names and no codecs."""

@@ -24,7 +24,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/check_sizes.py
+	$(BIN)/python scripts/check_house.py
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet '.[bench]'

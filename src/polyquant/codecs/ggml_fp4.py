@@ -7,7 +7,7 @@ Low nibble of qs[j] = weight j, high nibble = weight j + 16 (NVFP4: within each 
 A code of -0 decodes to +0. Scales are held at half their value and codes at twice, so that all codes are whole numbers.
 
 Quantizing: e = floor(log2(amax)) - 2 + 127, d = amax / 6 rounded half up to UE4M3; each weight takes the nearest value, of two
-equally near the one nearer to zero. log2 is rounded to float32 first, so an amax within 2^-18 of the next power counts as that power.
+equally near the one nearer to zero. log2 is rounded to float32 first, so an amax a few ulp below a power of two counts as that power.
 Source: ggml-quants.c and ggml-impl.h of llama.cpp 0c1e570. Disagreements: in the OCP MX specification e = 255 is NaN, in ggml 2^128; in E4M3
 0x7f is NaN, in ggml 0, and its sign bit is ignored. ggml's C code wraps e for amax below 2^-125 and, where a weight outgrows
 its largest NVFP4 scale, picks codes from rounded ties; here such e is 0 and such weights take the largest code. Neither type has a search.

@@ -126,7 +126,7 @@ class PlainCodec:
 
     def _round(self, w: Float32, out: NDArray[Any]) -> None:
         """float32 -> f16 or bf16."""
-        if native.quantize_blocks(self.name, w, out.view(np.uint8).reshape(len(w), -1), None):
+        if native.quantize_blocks(self.name, w, out.view(np.uint8).reshape(len(w), 2 * w.shape[1]), None):
             return
         if self.name == "bf16":
             out.view(np.uint16)[...] = bf16_bits(w).reshape(-1)

@@ -112,6 +112,34 @@ std::pair<bool, uint32_t> ternarize_py(Vector w, CodesOut codes, bool exact, flo
   return {good, largest};
 }
 
+// TL1 with three = 0, TL2 else; payload as long as its sections. bm_outer, bk, bm: BM, BK, bm of bitnet.cpp's kernel configuration.
+Tile tile_of(size_t bytes, size_t weights, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const size_t groups = three ? 32 : 16;
+  if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || weights != rows * cols || three > cols ||
+      (three ? bm != 32 || three % bk || bk % 24 || (cols - three) % 32 : cols % bk || bk % (256 / bm) || (256 / bm) % 4) ||
+      bytes != rows * (three ? three / 24 * 5 + (cols - three) / 4 : cols / 4))
+    throw nb::value_error("the tile does not divide the matrix");
+  return {outer, bk, bm};
+}
+
+void unpack_tl_py(Bytes src, CodesOut codes, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const Tile tile = tile_of(src.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
+  nb::gil_scoped_release release;
+  if (three)
+    unpack_tl2(src.data(), codes.data(), rows, cols, three, tile);
+  else
+    unpack_tl1(src.data(), codes.data(), rows, cols, tile);
+}
+
+void pack_tl_py(Codes codes, FlatOut dst, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const Tile tile = tile_of(dst.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
+  nb::gil_scoped_release release;
+  if (three)
+    pack_tl2(codes.data(), dst.data(), rows, cols, three, tile);
+  else
+    pack_tl1(codes.data(), dst.data(), rows, cols, tile);
+}
+
 const char* instruction_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512vnni")) return "AVX-512 VNNI";
@@ -139,5 +167,7 @@ NB_MODULE(_native, m) {
   m.def("relayout_lanes", &relayout_lanes_py);
   m.def("count_symbols", &count_symbols_py);
   m.def("ternarize", &ternarize_py);
+  m.def("unpack_tl", &unpack_tl_py);
+  m.def("pack_tl", &pack_tl_py);
   m.def("instruction_set", &instruction_set);
 }

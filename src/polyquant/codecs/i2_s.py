@@ -111,13 +111,13 @@ class I2S:
             rows, k = shape
             padded = np.zeros((rows, _padded(k)), np.int8)
             padded[:, :k] = codes.codes
-            return self.assemble(Lanes(1, False, True).pack(padded), np.float32(1))
+            return self.assemble(Lanes(1, False, True).pack(padded), np.float32(1), shape)
         scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
         payload = lanes.pack(codes.codes)
         assert payload.size == size
-        return self.assemble(payload, scale)
+        return self.assemble(payload, scale, shape)
 
-    def assemble(self, payload: U8, scale: np.float32) -> dict[str, NDArray[np.uint8]]:
+    def assemble(self, payload: U8, scale: np.float32, shape: Shape) -> dict[str, NDArray[np.uint8]]:
         """Payload and scale to parts."""
         if self.trinity:
             return {"blocks": payload}

@@ -104,11 +104,11 @@ void count_symbols_py(Bytes src, CountsOut counts) {
   count_symbols(src.data(), src.shape(0), counts.data());
 }
 
-std::pair<bool, uint32_t> ternarize_py(Vector w, CodesOut codes, bool exact, float floor) {
+std::pair<bool, uint32_t> ternarize_tensor_py(Vector w, CodesOut codes, bool exact, float floor) {
   if (w.shape(0) != codes.shape(0)) throw nb::value_error("one code a weight");
   nb::gil_scoped_release release;
   uint32_t largest = 0;
-  const bool good = ternarize(w.data(), codes.data(), w.shape(0), exact, floor, &largest);
+  const bool good = ternarize_tensor(w.data(), codes.data(), w.shape(0), exact, floor, &largest);
   return {good, largest};
 }
 
@@ -166,7 +166,7 @@ NB_MODULE(_native, m) {
   m.def("pack_lanes", &pack_lanes_py);
   m.def("relayout_lanes", &relayout_lanes_py);
   m.def("count_symbols", &count_symbols_py);
-  m.def("ternarize", &ternarize_py);
+  m.def("ternarize_tensor", &ternarize_tensor_py);
   m.def("unpack_tl", &unpack_tl_py);
   m.def("pack_tl", &pack_tl_py);
   m.def("instruction_set", &instruction_set);

@@ -133,6 +133,19 @@ def test_what_is_said_of_the_scale(engine):
     assert said("trinity.i2_s", "i2_s.x86", [1]) == "scale set to 1: the source has none"
 
 
+@pytest.mark.skipif("tq2_0" not in NAMES, reason="needs ggml's TQ2_0")
+def test_blocks_of_32_become_blocks_of_256_if_their_scales_allow(engine):
+    scale = np.repeat(np.float32([[0.5, 2, 0.25]]), 8, axis=1) * np.ones((64, 1), np.float32)
+    src, dst, shape = codec("trinity.tq2_0"), codec("tq2_0"), (64, 768)
+    parts = packed("trinity.tq2_0", scale, shape)
+    out, change = transcode(parts, shape, src, dst)
+    assert change.exact
+    same_floats(np.abs(dst.dequantize(out, shape)), np.abs(src.dequantize(parts, shape)))
+    scale[:, 3] = 1
+    with pytest.raises(CodecError):
+        transcode(packed("trinity.tq2_0", scale, shape), shape, src, dst)
+
+
 @pytest.mark.parametrize("name", ONE)
 def test_scales_that_differ_cannot_be_merged(name, engine):
     parts = packed("trinity.tq2_0", np.linspace(1, 2, 64 * 8).reshape(64, 8))

@@ -111,7 +111,7 @@ def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
     floor = _FLOOR if lossy else np.float32(0)
     lib = native.lib()
     if lib is not None:
-        good, bits = lib.ternarize(flat, codes, not lossy, float(floor))
+        good, bits = lib.ternarize_tensor(flat, codes, not lossy, float(floor))
         top = np.array([bits], np.uint32).view(np.float32)[0]
     else:
         top = max((np.abs(part).max() for part in _chunks(flat)), default=np.float32(0))

@@ -80,7 +80,7 @@ def transcode(parts: Parts, shape: Shape, src: Codec, dst: Codec) -> tuple[dict[
         out: dict[str, NDArray[Any]] = dict(dst.assemble(payload, before[0], shape))
         return out, _compare(src, dst, before, dst.scale(out, shape), None)
     form: Ternary = src.unpack(parts, shape)
-    out = dst.pack(form)
+    out = dst.pack(Ternary(form.codes, _coarsest(form)))
     return out, _compare(src, dst, form.scale, _scale(dst, out, shape), form.codes)
 
 
@@ -118,6 +118,21 @@ def _used(codes: I8, groups: int) -> NDArray[np.bool_]:
     """bool [rows, groups]: which groups hold anything but zeros."""
     rows, k = codes.shape
     return np.asarray(codes.reshape(rows, groups, k // groups).any(axis=2))
+
+
+def _coarsest(form: Ternary) -> F32:
+    """The scale with neighbouring groups merged, two by two, for as long as they are equal or hold only zeros."""
+    scale, codes = form.scale, form.codes
+    if scale.size <= 1:
+        return scale
+    used = _used(codes, scale.shape[1])
+    scale = np.broadcast_to(scale, used.shape)
+    while scale.shape[1] % 2 == 0:
+        left, right = scale[:, 0::2], scale[:, 1::2]
+        if not ((left == right) | ~(used[:, 0::2] & used[:, 1::2])).all():
+            break
+        scale, used = np.where(used[:, 0::2], left, right), used[:, 0::2] | used[:, 1::2]
+    return np.ascontiguousarray(scale)
 
 
 def _spread(scale: F32, groups: int) -> F32:

@@ -3,12 +3,15 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "blocks.hpp"
+#include "metrics.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -52,6 +55,13 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   return true;
 }
 
+std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
+  if (a.shape(0) != b.shape(0)) throw nb::value_error("arrays of equal length needed");
+  nb::gil_scoped_release release;
+  const ErrorSums s = error_sums(a.data(), b.data(), a.shape(0));
+  return {s.aa, s.bb, s.ab, s.dd, s.worst};
+}
+
 const char* instruction_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512vnni")) return "AVX-512 VNNI";
@@ -73,5 +83,6 @@ NB_MODULE(_native, m) {
   m.doc() = "Native twins of polyquant's numpy references. Private: use polyquant.ops.native.";
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a);
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a, "importance"_a.none());
+  m.def("error_sums", &sums, "a"_a, "b"_a);
   m.def("instruction_set", &instruction_set);
 }

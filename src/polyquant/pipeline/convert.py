@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from polyquant.errors import PlanError
 from polyquant.pipeline.detect import open_checkpoint
@@ -87,17 +88,10 @@ def convert(
 
 
 def quantize(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
-    *,
-    to: str | None = None,
-    recipe: str = "q4_k_m",
-    **options: object,
+    src: str | os.PathLike[str], dst: str | os.PathLike[str], *, recipe: str | None = None, codec: str | None = None, **options: Any
 ) -> Report:
-    """`convert` for the case that the point is to make it smaller: needs a recipe or a codec, and has a sensible one."""
-    if options.get("codec"):
-        return convert(src, dst, to=to, **options)  # type: ignore[arg-type] - forwarded as given, checked there
-    return convert(src, dst, to=to, recipe=recipe, **options)  # type: ignore[arg-type]
+    """`convert` for the case that the point is to make it smaller: the recipe q4_k_m unless told otherwise; options as there."""
+    return convert(src, dst, recipe=recipe if recipe or codec else "q4_k_m", codec=codec, **options)
 
 
 def guess_format(dst: Path) -> str:

@@ -304,7 +304,8 @@ def _ternary_codes(weight: Weight, step: Step) -> Ternary:
     out, scale = np.empty((rows, k), np.int8), np.float32(0)
     for a in range(0, rows, step.block_rows):
         part = slice(a, min(rows, a + step.block_rows))
-        block: Ternary = step.target.quantize(weight.codec.dequantize(weight.read(part), (part.stop - a, k)))
+        block = step.target.quantize(weight.codec.dequantize(weight.read(part), (part.stop - a, k)))
+        assert isinstance(block, Ternary)
         out[part] = block.codes
         found = np.float32(block.scale.max())
         if found != 0 and scale not in (0, found):

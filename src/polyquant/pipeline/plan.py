@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from polyquant.errors import CodecError, PlanError
+from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
 from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.registry import codec, format_module
@@ -181,7 +183,7 @@ def _same_format(source: Checkpoint) -> Translation:
     """Names, metadata and small files as they are."""
     tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in source.values())
     if source.format == "gguf":
-        typed = dict(source.metadata.items_typed())  # type: ignore[attr-defined] - the GGUF reader's mapping knows the types on disk
+        typed = dict(cast(Metadata, source.metadata).items_typed())
         architecture = typed.get("general.architecture")
         return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed)
     folder = source.path if source.path.is_dir() else source.path.parent

@@ -20,5 +20,6 @@ using KernelTable = std::span<const BlockKernel>;
 
 // one per family file
 KernelTable legacy_kernels();
+KernelTable iq_kernels();
 
 }  // namespace polyquant

@@ -109,8 +109,8 @@ def decode_iq3_s(b: U8) -> F32:
 
 def _shifted(index: Words, minus: NDArray[np.bool_]) -> F32:
     """Codebook indices [n, 32], shift bits [n, 32] -> grid +- 1/8 [n, 256]"""
-    shift = np.where(minus, -_EIGHTH, _EIGHTH)
-    values: F32 = codebook("iq1")[index] + shift[:, :, None]
+    shift = np.where(minus, -_EIGHTH, _EIGHTH)  # [n, 32]
+    values: F32 = codebook("iq1")[index].astype(np.float32) + shift[:, :, None]
     return values.reshape(len(index), -1)
 
 

@@ -1,5 +1,8 @@
 // Codebook types. The bytes are drawn in src/polyquant/codecs/ggml_iq.py.
 // Each kernel makes 256 signed bytes from the codebook and the signs, then multiplies them in one loop that the compiler vectorizes.
+#include <array>
+#include <cmath>
+
 #include "blocks.hpp"
 #include "half.hpp"
 #include "iq_codebooks.hpp"
@@ -207,12 +210,151 @@ PQ_SIMD void dequantize_iq4_xs(const uint8_t* src, float* dst, size_t blocks) {
   }
 }
 
+// ---- IQ4_NL and IQ4_XS are written: the search of the Python reference, sum for sum.
+
+constexpr float starts[] = {-142, -134, -126, -118, -110, -102, 92, 100, 108, 116, 124, 132};
+constexpr float shares[] = {-32, -31, -30, -29, -28};
+
+PQ_INLINE float inverse_of(float x) { return x != 0 ? 1.0f / x : 0.0f; }
+
+// Halves added to halves; the array is used up.
+template <class T, size_t N>
+PQ_INLINE T tree(T (&x)[N]) {
+  for (size_t h = N / 2; h > 0; h /= 2)
+    for (size_t j = 0; j < h; ++j) x[j] += x[j + h];
+  return x[0];
+}
+
+// The level nearest to each x * inverse: a sum of steps instead of a search, so that 32 run side by side.
+PQ_INLINE void nearest(const float* x, float inverse, float* level) {
+  float t[32];
+  for (int j = 0; j < 32; ++j) t[j] = x[j] * inverse;
+  for (int j = 0; j < 32; ++j) level[j] = levels[0];
+  for (int k = 0; k < 15; ++k) {
+    const float between = float(levels[k] + levels[k + 1]) / 2, step = float(levels[k + 1] - levels[k]);
+    for (int j = 0; j < 32; ++j) level[j] += t[j] <= between ? 0.0f : step;
+  }
+}
+
+PQ_INLINE void nearest_codes(const float* x, float inverse, uint8_t* packed) {
+  float t[32];
+  int code[32] = {};
+  for (int j = 0; j < 32; ++j) t[j] = x[j] * inverse;
+  for (int k = 0; k < 15; ++k) {
+    const float between = float(levels[k] + levels[k + 1]) / 2;
+    for (int j = 0; j < 32; ++j) code[j] += t[j] <= between ? 0 : 1;
+  }
+  for (int j = 0; j < 16; ++j) packed[j] = uint8_t(code[j] | code[16 + j] << 4);
+}
+
+struct Fit {
+  float scale, gain;
+};
+
+PQ_INLINE Fit fit(const float* y, const float* weight, float inverse) {
+  float v[32], a[32], b[32];
+  nearest(y, inverse, v);
+  for (int j = 0; j < 32; ++j) {
+    const float wv = weight[j] * v[j];
+    a[j] = wv * y[j];
+    b[j] = wv * v[j];
+  }
+  const float explained = tree(a), square = tree(b);
+  const float scale = explained / (square > 0 ? square : 1.0f);
+  return {scale, explained * scale};
+}
+
+// The first of largest magnitude, with its sign.
+PQ_INLINE float largest(const float* x, int n) {
+  float top = x[0];
+  for (int j = 1; j < n; ++j) top = std::fabs(x[j]) > std::fabs(top) ? x[j] : top;
+  return top;
+}
+
+PQ_INLINE float best_scale(const float* x, const float* weight) {
+  const float top = largest(x, 32);
+  float y[32];
+  for (int j = 0; j < 32; ++j) y[j] = x[j] / (top != 0 ? top : 1.0f);
+  Fit best{0, 0};
+  for (const float start : starts) {
+    const Fit found = fit(y, weight, start);
+    if (found.gain > best.gain) best = found;
+  }
+  return fit(y, weight, inverse_of(best.scale)).scale * top;
+}
+
+PQ_INLINE uint16_t to_half(float d) { return float_to_half(d > 65504.0f ? 65504.0f : d < -65504.0f ? -65504.0f : d); }
+
+constexpr auto ones = [] {
+  std::array<float, 256> out{};
+  for (float& x : out) x = 1;
+  return out;
+}();
+
+PQ_SIMD void quantize_iq4_nl(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* importance) {
+  for (size_t row = 0; row < rows; ++row)
+    for (size_t col = 0; col < cols; col += 32, src += 32, dst += 18) {
+      const uint16_t d = to_half(best_scale(src, importance ? importance + col : ones.data()));
+      store(dst, d);
+      nearest_codes(src, inverse_of(half_to_float(d)), dst + 2);
+    }
+}
+
+// The weighted square error of 32 weights under a scale.
+PQ_INLINE double error_of(const float* x, const float* weight, float scale) {
+  float v[32];
+  double e[32];
+  nearest(x, inverse_of(scale), v);
+  for (int j = 0; j < 32; ++j) {
+    const double off = double(x[j]) - double(scale * v[j]);
+    e[j] = double(weight[j]) * off * off;
+  }
+  return tree(e);
+}
+
+PQ_INLINE void share_scales(const float* scales, float d, float (&s)[8]) {
+  for (int ib = 0; ib < 8; ++ib) s[ib] = std::fmax(std::fmin(std::nearbyint(scales[ib] * inverse_of(d)), 31.0f), -32.0f);
+}
+
+PQ_SIMD void quantize_iq4_xs(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* importance) {
+  for (size_t row = 0; row < rows; ++row)
+    for (size_t col = 0; col < cols; col += 256, src += 256, dst += 136) {
+      const float* weight = importance ? importance + col : ones.data();
+      float scales[8], s[8];
+      for (int ib = 0; ib < 8; ++ib) scales[ib] = best_scale(src + 32 * ib, weight + 32 * ib);
+      const float top = largest(scales, 8);
+      uint16_t best = to_half(top / shares[0]);
+      double least = HUGE_VAL;
+      for (const float share : shares) {
+        const uint16_t half = to_half(top / share);
+        const float d = half_to_float(half);
+        share_scales(scales, d, s);
+        double e[8];
+        for (int ib = 0; ib < 8; ++ib) e[ib] = error_of(src + 32 * ib, weight + 32 * ib, d * s[ib]);
+        const double error = tree(e);
+        if (error < least) least = error, best = half;
+      }
+      const float d = half_to_float(best);
+      share_scales(scales, d, s);
+      unsigned high = 0;
+      for (int ib = 0; ib < 8; ++ib) {
+        const unsigned stored = unsigned(int(s[ib]) + 32);
+        high |= (stored >> 4) << (2 * ib);
+        uint8_t& low = dst[4 + ib / 2];
+        low = uint8_t(ib & 1 ? low | (stored & 15) << 4 : stored & 15);
+        nearest_codes(src + 32 * ib, inverse_of(d * s[ib]), dst + 8 + 16 * ib);
+      }
+      store(dst, best);
+      store(dst + 2, uint16_t(high));
+    }
+}
+
 constexpr BlockKernel table[] = {
     {"iq1_s", 256, 50, dequantize_iq1_s, nullptr},     {"iq1_m", 256, 56, dequantize_iq1_m, nullptr},
     {"iq2_xxs", 256, 66, dequantize_iq2_xxs, nullptr}, {"iq2_xs", 256, 74, dequantize_iq2_xs, nullptr},
     {"iq2_s", 256, 82, dequantize_iq2_s, nullptr},     {"iq3_xxs", 256, 98, dequantize_iq3_xxs, nullptr},
-    {"iq3_s", 256, 110, dequantize_iq3_s, nullptr},    {"iq4_nl", 32, 18, dequantize_iq4_nl, nullptr},
-    {"iq4_xs", 256, 136, dequantize_iq4_xs, nullptr},
+    {"iq3_s", 256, 110, dequantize_iq3_s, nullptr},    {"iq4_nl", 32, 18, dequantize_iq4_nl, quantize_iq4_nl},
+    {"iq4_xs", 256, 136, dequantize_iq4_xs, quantize_iq4_xs},
 };
 
 }  // namespace

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 import polyquant
-from contract import check_dequantize, same_floats
+from contract import check_dequantize, check_sizes, same_floats
 from golden import arrays, cases
 from polyquant.codecs.iq_codebooks import CODEBOOKS, FILE, SIGNS, codebook
 from polyquant.errors import UnsupportedError
 from polyquant.ops import native
 
 GRID = ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"]
-NAMES = [*GRID, "iq4_nl", "iq4_xs"]
+WRITTEN = ["iq4_nl", "iq4_xs"]
+NAMES = [*GRID, *WRITTEN]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,6 +53,63 @@ def test_fields_lie_inside_the_block(name):
 def test_grid_types_are_read_only(name):
     with pytest.raises(UnsupportedError, match="can be read, not written"):
         polyquant.codec(name).quantize(np.zeros((1, 256), np.float32))
+
+
+def error(name, w, importance=None):
+    """Relative root mean square error of a round trip, weighted by importance."""
+    codec = polyquant.codec(name)
+    parts = codec.pack(codec.quantize(w, importance=importance))
+    return relative(w, codec.dequantize(parts, w.shape), importance)
+
+
+def relative(w, again, importance=None):
+    weight = 1 if importance is None else importance.astype(np.float64)
+    return np.sqrt((weight * (w.astype(np.float64) - again) ** 2).sum() / (weight * w.astype(np.float64) ** 2).sum())
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_quantize_errs_no_more_than_ggml(name, engine):
+    z = arrays(f"ggml/{name}.npz")
+    assert error(name, z["source"]) <= relative(z["source"], z["dequant"])
+    assert error(name, z["source_edge"]) <= relative(z["source_edge"], z["dequant_edge"])
+    weighted = error(name, z["source"], z["imatrix"])
+    assert weighted <= relative(z["source"], z["dequant_imatrix"], z["imatrix"])
+    assert weighted < relative(z["source"], z["dequant"], z["imatrix"])
+
+
+@pytest.mark.parametrize(("name", "gauss", "student"), [("iq4_nl", 0.0759, 0.0936), ("iq4_xs", 0.0765, 0.0945)])
+def test_quantize_meets_ggml_s_figures(name, gauss, student):
+    rng = np.random.default_rng(0)
+    assert error(name, rng.standard_normal((64, 4096)).astype(np.float32)) < gauss
+    assert error(name, rng.standard_t(4, (64, 4096)).astype(np.float32)) < student
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_quantize_native_equals_numpy(name):
+    rng = np.random.default_rng(5)
+    codec = polyquant.codec(name)
+    scales = np.float32(10.0) ** rng.integers(-42, 38, (64, 1)).astype(np.float32)
+    for scale in (np.float32(1), scales):
+        w = (rng.standard_normal((64, 1024)) * scale).astype(np.float32)
+        w[:, 256:600] = 0
+        w[:, ::7] = 0
+        for importance in (None, rng.random(1024).astype(np.float32), np.zeros(1024, np.float32)):
+            with native.engine("numpy"):
+                expected = codec.quantize(w, importance=importance).blocks
+            np.testing.assert_array_equal(codec.quantize(w, importance=importance).blocks, expected)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_quantize_survives_any_float(name, engine):
+    w = np.random.default_rng(7).integers(0, 1 << 32, (16, 512), np.uint32).view(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert polyquant.codec(name).quantize(w).blocks.shape == (16, 512 // 256 * {"iq4_nl": 144, "iq4_xs": 136}[name])
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_sizes(name, engine):
+    check_sizes(name)
 
 
 @pytest.mark.parametrize("name", CODEBOOKS)

@@ -26,7 +26,7 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const BlockKernel* find(std::string_view name) {
-  for (KernelTable family : {legacy_kernels(), k_kernels()})
+  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels()})
     for (const BlockKernel& k : family)
       if (name == k.name) return &k;
   return nullptr;

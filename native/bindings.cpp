@@ -12,6 +12,7 @@
 
 #include "blocks.hpp"
 #include "metrics.hpp"
+#include "gguf.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -62,6 +63,13 @@ std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
   return {s.aa, s.bb, s.ab, s.dd, s.worst};
 }
 
+using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide, std::optional<Starts> starts) {
+  if (starts && starts->shape(0) != count) throw nb::value_error("starts needs one entry per string");
+  return gguf_skip_strings(buffer.data(), buffer.shape(0), offset, count, big_endian, wide, starts ? starts->data() : nullptr);
+}
+
 const char* instruction_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512vnni")) return "AVX-512 VNNI";
@@ -84,5 +92,6 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a);
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a, "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
+  m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.none());
   m.def("instruction_set", &instruction_set);
 }

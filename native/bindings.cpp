@@ -11,8 +11,8 @@
 #include <tuple>
 
 #include "blocks.hpp"
-#include "metrics.hpp"
 #include "gguf.hpp"
+#include "metrics.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -67,6 +67,7 @@ using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide, std::optional<Starts> starts) {
   if (starts && starts->shape(0) != count) throw nb::value_error("starts needs one entry per string");
+  nb::gil_scoped_release release;
   return gguf_skip_strings(buffer.data(), buffer.shape(0), offset, count, big_endian, wide, starts ? starts->data() : nullptr);
 }
 

@@ -218,11 +218,14 @@ constexpr float shares[] = {-32, -31, -30, -29, -28};
 PQ_INLINE float inverse_of(float x) { return x != 0 ? 1.0f / x : 0.0f; }
 
 // Halves added to halves; the array is used up.
-template <class T, size_t N>
-PQ_INLINE T tree(T (&x)[N]) {
-  for (size_t h = N / 2; h > 0; h /= 2)
-    for (size_t j = 0; j < h; ++j) x[j] += x[j + h];
-  return x[0];
+template <size_t N, class T>
+PQ_INLINE T tree(T* x) {
+  if constexpr (N == 1) {
+    return x[0];
+  } else {
+    for (size_t j = 0; j < N / 2; ++j) x[j] += x[j + N / 2];
+    return tree<N / 2>(x);
+  }
 }
 
 // The level nearest to each x * inverse: a sum of steps instead of a search, so that 32 run side by side.
@@ -259,7 +262,7 @@ PQ_INLINE Fit fit(const float* y, const float* weight, float inverse) {
     a[j] = wv * y[j];
     b[j] = wv * v[j];
   }
-  const float explained = tree(a), square = tree(b);
+  const float explained = tree<32>(a), square = tree<32>(b);
   const float scale = explained / (square > 0 ? square : 1.0f);
   return {scale, explained * scale};
 }
@@ -309,7 +312,7 @@ PQ_INLINE double error_of(const float* x, const float* weight, float scale) {
     const double off = double(x[j]) - double(scale * v[j]);
     e[j] = double(weight[j]) * off * off;
   }
-  return tree(e);
+  return tree<32>(e);
 }
 
 PQ_INLINE void share_scales(const float* scales, float d, float (&s)[8]) {
@@ -331,7 +334,7 @@ PQ_SIMD void quantize_iq4_xs(const float* src, uint8_t* dst, size_t rows, size_t
         share_scales(scales, d, s);
         double e[8];
         for (int ib = 0; ib < 8; ++ib) e[ib] = error_of(src + 32 * ib, weight + 32 * ib, d * s[ib]);
-        const double error = tree(e);
+        const double error = tree<8>(e);
         if (error < least) least = error, best = half;
       }
       const float d = half_to_float(best);

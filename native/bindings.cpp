@@ -3,13 +3,16 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "blocks.hpp"
 #include "gguf.hpp"
+#include "metrics.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,7 +27,7 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const BlockKernel* find(std::string_view name) {
-  for (KernelTable family : {legacy_kernels()})
+  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels()})
     for (const BlockKernel& k : family)
       if (name == k.name) return &k;
   return nullptr;
@@ -51,6 +54,13 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   nb::gil_scoped_release release;
   k->quantize(src.data(), dst.data(), rows, cols, importance ? importance->data() : nullptr);
   return true;
+}
+
+std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
+  if (a.shape(0) != b.shape(0)) throw nb::value_error("arrays of equal length needed");
+  nb::gil_scoped_release release;
+  const ErrorSums s = error_sums(a.data(), b.data(), a.shape(0));
+  return {s.aa, s.bb, s.ab, s.dd, s.worst};
 }
 
 using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -82,6 +92,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Native twins of polyquant's numpy references. Private: use polyquant.ops.native.";
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a);
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a, "importance"_a.none());
+  m.def("error_sums", &sums, "a"_a, "b"_a);
   m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.none());
   m.def("instruction_set", &instruction_set);
 }

@@ -20,5 +20,7 @@ using KernelTable = std::span<const BlockKernel>;
 
 // one per family file
 KernelTable legacy_kernels();
+KernelTable k_kernels();
+KernelTable iq_kernels();
 
 }  // namespace polyquant

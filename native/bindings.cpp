@@ -31,7 +31,7 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const BlockKernel* find(std::string_view name) {
-  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels()})
+  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels(), plain_kernels(), fp4_kernels(), ternary_kernels()})
     for (const BlockKernel& k : family)
       if (name == k.name) return &k;
   return nullptr;
@@ -131,6 +131,48 @@ std::pair<bool, uint32_t> ternarize_py(Vector w, CodesOut codes, bool exact, flo
   return {good, largest};
 }
 
+using Codes = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CodesOut = nb::ndarray<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const TernaryKernel* find_ternary(std::string_view name) {
+  for (const TernaryKernel& k : ternary_layouts())
+    if (name == k.name) return &k;
+  return nullptr;
+}
+
+void check_ternary(const TernaryKernel& k, size_t blocks, size_t codes, size_t bytes) {
+  if (codes != blocks * size_t(k.weights) || bytes != blocks * size_t(k.bytes))
+    throw nb::value_error("codes, scales and blocks do not fit");
+}
+
+bool pack_ternary(const std::string& codec, Codes codes, Vector scale, FlatBytesOut dst) {
+  const TernaryKernel* k = find_ternary(codec);
+  if (!k) return false;
+  const size_t blocks = scale.shape(0);
+  check_ternary(*k, blocks, codes.shape(0), dst.shape(0));
+  nb::gil_scoped_release release;
+  k->pack(codes.data(), scale.data(), dst.data(), blocks);
+  return true;
+}
+
+bool unpack_ternary(const std::string& codec, Bytes src, CodesOut codes, FloatsOut scale) {
+  const TernaryKernel* k = find_ternary(codec);
+  if (!k) return false;
+  const size_t blocks = scale.shape(0);
+  check_ternary(*k, blocks, codes.shape(0), src.shape(0));
+  nb::gil_scoped_release release;
+  k->unpack(src.data(), codes.data(), scale.data(), blocks);
+  return true;
+}
+
+void ternarize_blocks(Vector w, CodesOut codes, FloatsOut scale) {
+  const size_t blocks = scale.shape(0);
+  if (w.shape(0) != 256 * blocks || codes.shape(0) != w.shape(0)) throw nb::value_error("blocks of 256 weights needed");
+  nb::gil_scoped_release release;
+  ternarize(w.data(), codes.data(), scale.data(), blocks);
+}
+
 const char* instruction_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512vnni")) return "AVX-512 VNNI";
@@ -160,5 +202,8 @@ NB_MODULE(_native, m) {
   m.def("relayout_lanes", &relayout_lanes_py);
   m.def("count_symbols", &count_symbols_py);
   m.def("ternarize", &ternarize_py);
+  m.def("pack_ternary", &pack_ternary, "codec"_a, "codes"_a, "scale"_a, "out"_a);
+  m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
+  m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);
   m.def("instruction_set", &instruction_set);
 }

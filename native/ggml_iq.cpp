@@ -2,6 +2,7 @@
 // Each kernel makes 256 signed bytes from the codebook and the signs, then multiplies them in one loop that the compiler vectorizes.
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "blocks.hpp"
 #include "half.hpp"
@@ -223,30 +224,35 @@ PQ_INLINE T tree(T* x) {
   if constexpr (N == 1) {
     return x[0];
   } else {
+#pragma GCC unroll 1  // as in Values::write
     for (size_t j = 0; j < N / 2; ++j) x[j] += x[j + N / 2];
     return tree<N / 2>(x);
   }
 }
 
+constexpr float between(int k) { return float(levels[k] + levels[k + 1]) / 2; }
+constexpr float step(int k) { return float(levels[k + 1] - levels[k]); }
+
 // The level nearest to each x * inverse: a sum of steps instead of a search, so that 32 run side by side.
+template <size_t... k>
+PQ_INLINE float level_of(float t, std::index_sequence<k...>) {
+  float level = levels[0];
+  ((level += t <= between(int(k)) ? 0.0f : step(int(k))), ...);
+  return level;
+}
+
+template <size_t... k>
+PQ_INLINE int code_of(float t, std::index_sequence<k...>) {
+  return ((t <= between(int(k)) ? 0 : 1) + ...);
+}
+
 PQ_INLINE void nearest(const float* x, float inverse, float* level) {
-  float t[32];
-  for (int j = 0; j < 32; ++j) t[j] = x[j] * inverse;
-  for (int j = 0; j < 32; ++j) level[j] = levels[0];
-  for (int k = 0; k < 15; ++k) {
-    const float between = float(levels[k] + levels[k + 1]) / 2, step = float(levels[k + 1] - levels[k]);
-    for (int j = 0; j < 32; ++j) level[j] += t[j] <= between ? 0.0f : step;
-  }
+  for (int j = 0; j < 32; ++j) level[j] = level_of(x[j] * inverse, std::make_index_sequence<15>());
 }
 
 PQ_INLINE void nearest_codes(const float* x, float inverse, uint8_t* packed) {
-  float t[32];
-  int code[32] = {};
-  for (int j = 0; j < 32; ++j) t[j] = x[j] * inverse;
-  for (int k = 0; k < 15; ++k) {
-    const float between = float(levels[k] + levels[k + 1]) / 2;
-    for (int j = 0; j < 32; ++j) code[j] += t[j] <= between ? 0 : 1;
-  }
+  int code[32];
+  for (int j = 0; j < 32; ++j) code[j] = code_of(x[j] * inverse, std::make_index_sequence<15>());
   for (int j = 0; j < 16; ++j) packed[j] = uint8_t(code[j] | code[16 + j] << 4);
 }
 

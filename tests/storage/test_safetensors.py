@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from folders import raw_safetensors, safetensors_bytes
-from golden import VECTORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from folders import raw_safetensors, safetensors_bytes
+from golden import VECTORS
 from polyquant.errors import InputError
 from polyquant.storage.safetensors import DTYPE_BITS, header_bytes, plausible, read_header, survey
 from polyquant.storage.source import Source

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden import VECTORS, arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from golden import VECTORS, arrays
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
 from polyquant.storage import safetensors
 from polyquant.storage.pickle_reader import state_dict

@@ -72,7 +72,6 @@ class HFBitNet:
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
         """Ternary floats [R, K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
-        self.specs(w.shape)
         return ternarize(self.name, w, self.lossy)
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.generic]]:

@@ -220,7 +220,6 @@ class TL:
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
         """Ternary floats [rows, K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
-        self.payload_bytes(w.shape)
         return ternarize(self.name, w, self.lossy)
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:

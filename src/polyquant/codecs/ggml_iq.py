@@ -169,7 +169,8 @@ def _inverse(x: F32) -> F32:
 
 def _largest(x: F32) -> F32:
     """[n, m] -> [n, 1] the first of largest magnitude, with its sign"""
-    return np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    out: F32 = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    return out
 
 
 def _fit(y: F32, weight: F32, inverse: F32 | np.float32) -> tuple[F32, F32]:
@@ -177,15 +178,14 @@ def _fit(y: F32, weight: F32, inverse: F32 | np.float32) -> tuple[F32, F32]:
     v = LEVELS.astype(np.float32)[np.searchsorted(_BETWEEN, y * inverse)]
     wv = weight * v
     a, b = _tree(wv * y), _tree(wv * v)
-    scale: F32 = a / np.where(b > 0, b, np.float32(1))
-    gain: F32 = a * scale
-    return scale, gain
+    scale = (a / np.where(b > 0, b, np.float32(1))).astype(np.float32)
+    return scale, a * scale
 
 
 def _best_scales(x: F32, weight: F32) -> F32:
     """[n, 32] -> [n, 1] float32, 0 for a block of zeros"""
     top = _largest(x)
-    y = x / np.where(top != 0, top, np.float32(1))
+    y = (x / np.where(top != 0, top, np.float32(1))).astype(np.float32)
     best, most = np.zeros_like(top), np.zeros_like(top)  # [n, 1]
     for start in _STARTS:
         scale, gain = _fit(y, weight, start)

@@ -1,6 +1,7 @@
 // K types, decoding: super-blocks of 256. The bytes are drawn in src/polyquant/codecs/ggml_k.py.
 // Products are taken in ggml's order, (d * sub-scale) first: any other order differs by one ulp.
 #include "blocks.hpp"
+#include "ggml_k.hpp"
 #include "half.hpp"
 
 namespace polyquant {
@@ -102,9 +103,9 @@ PQ_SIMD void dequantize_q8_k(const uint8_t* src, float* dst, size_t blocks) {
 }
 
 constexpr BlockKernel table[] = {
-    {"q2_k", 256, 84, dequantize_q2_k, nullptr},  {"q3_k", 256, 110, dequantize_q3_k, nullptr},
-    {"q4_k", 256, 144, dequantize_q4_k, nullptr}, {"q5_k", 256, 176, dequantize_q5_k, nullptr},
-    {"q6_k", 256, 210, dequantize_q6_k, nullptr}, {"q8_k", 256, 292, dequantize_q8_k, nullptr},
+    {"q2_k", 256, 84, dequantize_q2_k, quantize_q2_k},  {"q3_k", 256, 110, dequantize_q3_k, quantize_q3_k},
+    {"q4_k", 256, 144, dequantize_q4_k, quantize_q4_k}, {"q5_k", 256, 176, dequantize_q5_k, quantize_q5_k},
+    {"q6_k", 256, 210, dequantize_q6_k, quantize_q6_k}, {"q8_k", 256, 292, dequantize_q8_k, quantize_q8_k},
 };
 
 }  // namespace

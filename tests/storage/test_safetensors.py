@@ -82,6 +82,7 @@ HEADERS = {
     "negative offset": ({"a": entry(offsets=[-8, 0])}, "too small"),
     "offsets backwards": ({"a": entry(offsets=[8, 0])}, "data_offsets must be"),
     "three offsets": ({"a": entry(offsets=[0, 8, 8])}, "data_offsets must be"),
+    "long name": ({"a" * 65_536: entry()}, "name is too long"),
     "33 dimensions": ({"a": entry(shape=[1] * 33)}, "too many dimensions"),
     "too few bytes": ({"a": entry(shape=[3])}, "does not fit F32"),
     "too many bytes": ({"a": entry(shape=[1])}, "does not fit F32"),

@@ -133,10 +133,10 @@ def test_broken_files_are_refused(name, file):
 
 
 def test_header_over_100_mb_is_refused_at_once(file):
-    path = file((100_000_001).to_bytes(8, "little") + b"{")
+    path = file((100_000_001).to_bytes(8, "little") + b'{"')
     with path.open("r+b") as f:
         f.truncate(10**10)
-    assert not plausible(Source(path))
+    assert plausible(Source(path))
     with pytest.raises(InputError, match="header is too large"):
         header_of(path)
 

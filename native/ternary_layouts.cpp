@@ -160,7 +160,7 @@ PQ_SIMD void count_symbols(const uint8_t* src, size_t bytes, uint64_t counts[4])
   counts[0] = 4 * uint64_t(bytes) - low - high + both;
 }
 
-PQ_SIMD bool ternarize(const float* w, int8_t* codes, size_t n, bool exact, float floor, uint32_t* largest) {
+PQ_SIMD bool ternarize_tensor(const float* w, int8_t* codes, size_t n, bool exact, float floor, uint32_t* largest) {
   uint32_t top = 0;
   for (size_t i = 0; i < n; ++i) top = std::max(top, std::bit_cast<uint32_t>(w[i]) & 0x7fffffffu);
   *largest = top;

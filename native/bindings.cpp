@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
@@ -9,10 +10,13 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "blocks.hpp"
 #include "gguf.hpp"
 #include "metrics.hpp"
+#include "ternary.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,7 +31,7 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const BlockKernel* find(std::string_view name) {
-  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels()})
+  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels(), plain_kernels(), fp4_kernels(), ternary_kernels()})
     for (const BlockKernel& k : family)
       if (name == k.name) return &k;
   return nullptr;
@@ -71,6 +75,104 @@ int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_end
   return gguf_skip_strings(buffer.data(), buffer.shape(0), offset, count, big_endian, wide, starts ? starts->data() : nullptr);
 }
 
+// ---------------------------------------------------------------- ternary layouts
+
+using Codes = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CodesOut = nb::ndarray<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FlatOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CountsOut = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Lanes lanes_of(size_t bytes, size_t weights, size_t width, bool high_first, bool zero_first) {
+  if (width == 0 || bytes % width || weights != 4 * bytes) throw nb::value_error("four weights a byte, whole blocks");
+  return {width, high_first, zero_first};
+}
+
+void unpack_lanes_py(Bytes src, CodesOut codes, size_t width, bool high_first, bool zero_first) {
+  const Lanes l = lanes_of(src.shape(0), codes.shape(0), width, high_first, zero_first);
+  nb::gil_scoped_release release;
+  unpack_lanes(src.data(), codes.data(), src.shape(0), l);
+}
+
+void dequantize_lanes_py(Bytes src, FloatsOut out, float scale, size_t width, bool high_first, bool zero_first) {
+  const Lanes l = lanes_of(src.shape(0), out.shape(0), width, high_first, zero_first);
+  nb::gil_scoped_release release;
+  dequantize_lanes(src.data(), out.data(), src.shape(0), l, scale);
+}
+
+bool pack_lanes_py(Codes codes, FlatOut dst, size_t width, bool high_first, bool zero_first) {
+  const Lanes l = lanes_of(dst.shape(0), codes.shape(0), width, high_first, zero_first);
+  nb::gil_scoped_release release;
+  return pack_lanes(codes.data(), dst.data(), dst.shape(0), l);
+}
+
+void relayout_lanes_py(Bytes src, FlatOut dst, size_t chunk, size_t width, bool high_first, bool zero_first, size_t to_width,
+                       bool to_high_first, bool to_zero_first) {
+  const size_t bytes = src.shape(0);
+  if (dst.shape(0) != bytes || chunk == 0 || width == 0 || to_width == 0 || chunk % width || chunk % to_width ||
+      bytes % width || bytes % to_width)
+    throw nb::value_error("chunks of whole blocks of both layouts needed");
+  nb::gil_scoped_release release;
+  std::vector<int8_t> scratch(4 * chunk);
+  relayout_lanes(src.data(), dst.data(), bytes, {width, high_first, zero_first}, {to_width, to_high_first, to_zero_first},
+                 scratch.data(), chunk);
+}
+
+void count_symbols_py(Bytes src, CountsOut counts) {
+  if (counts.shape(0) != 4) throw nb::value_error("four counters needed");
+  nb::gil_scoped_release release;
+  count_symbols(src.data(), src.shape(0), counts.data());
+}
+
+std::pair<bool, uint32_t> ternarize_py(Vector w, CodesOut codes, bool exact, float floor) {
+  if (w.shape(0) != codes.shape(0)) throw nb::value_error("one code a weight");
+  nb::gil_scoped_release release;
+  uint32_t largest = 0;
+  const bool good = ternarize(w.data(), codes.data(), w.shape(0), exact, floor, &largest);
+  return {good, largest};
+}
+
+using Codes = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CodesOut = nb::ndarray<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const TernaryKernel* find_ternary(std::string_view name) {
+  for (const TernaryKernel& k : ternary_layouts())
+    if (name == k.name) return &k;
+  return nullptr;
+}
+
+void check_ternary(const TernaryKernel& k, size_t blocks, size_t codes, size_t bytes) {
+  if (codes != blocks * size_t(k.weights) || bytes != blocks * size_t(k.bytes))
+    throw nb::value_error("codes, scales and blocks do not fit");
+}
+
+bool pack_ternary(const std::string& codec, Codes codes, Vector scale, FlatBytesOut dst) {
+  const TernaryKernel* k = find_ternary(codec);
+  if (!k) return false;
+  const size_t blocks = scale.shape(0);
+  check_ternary(*k, blocks, codes.shape(0), dst.shape(0));
+  nb::gil_scoped_release release;
+  k->pack(codes.data(), scale.data(), dst.data(), blocks);
+  return true;
+}
+
+bool unpack_ternary(const std::string& codec, Bytes src, CodesOut codes, FloatsOut scale) {
+  const TernaryKernel* k = find_ternary(codec);
+  if (!k) return false;
+  const size_t blocks = scale.shape(0);
+  check_ternary(*k, blocks, codes.shape(0), src.shape(0));
+  nb::gil_scoped_release release;
+  k->unpack(src.data(), codes.data(), scale.data(), blocks);
+  return true;
+}
+
+void ternarize_blocks(Vector w, CodesOut codes, FloatsOut scale) {
+  const size_t blocks = scale.shape(0);
+  if (w.shape(0) != 256 * blocks || codes.shape(0) != w.shape(0)) throw nb::value_error("blocks of 256 weights needed");
+  nb::gil_scoped_release release;
+  ternarize(w.data(), codes.data(), scale.data(), blocks);
+}
+
 const char* instruction_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512vnni")) return "AVX-512 VNNI";
@@ -94,5 +196,14 @@ NB_MODULE(_native, m) {
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a, "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
   m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.none());
+  m.def("unpack_lanes", &unpack_lanes_py);
+  m.def("dequantize_lanes", &dequantize_lanes_py);
+  m.def("pack_lanes", &pack_lanes_py);
+  m.def("relayout_lanes", &relayout_lanes_py);
+  m.def("count_symbols", &count_symbols_py);
+  m.def("ternarize", &ternarize_py);
+  m.def("pack_ternary", &pack_ternary, "codec"_a, "codes"_a, "scale"_a, "out"_a);
+  m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
+  m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);
   m.def("instruction_set", &instruction_set);
 }

@@ -19,8 +19,25 @@ struct BlockKernel {
 using KernelTable = std::span<const BlockKernel>;
 
 // one per family file
+KernelTable plain_kernels();
 KernelTable legacy_kernels();
 KernelTable k_kernels();
 KernelTable iq_kernels();
+KernelTable fp4_kernels();
+KernelTable ternary_kernels();
+
+// Block types whose codes are -1, 0, +1: codes int8 [blocks * weights], scale float32 [blocks].
+struct TernaryKernel {
+  const char* name;
+  int weights;
+  int bytes;
+  void (*pack)(const int8_t* codes, const float* scale, uint8_t* dst, size_t blocks);
+  void (*unpack)(const uint8_t* src, int8_t* codes, float* scale, size_t blocks);
+};
+
+std::span<const TernaryKernel> ternary_layouts();
+
+// Blocks of 256: scale = greatest magnitude, codes = round(weight / scale), halves away from zero.
+void ternarize(const float* src, int8_t* codes, float* scale, size_t blocks);
 
 }  // namespace polyquant

@@ -2,6 +2,7 @@
 // Each kernel makes 256 signed bytes from the codebook and the signs, then multiplies them in one loop that the compiler vectorizes.
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "blocks.hpp"
 #include "half.hpp"
@@ -41,9 +42,9 @@ PQ_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t mask) {
 
 PQ_INLINE uint64_t pair(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
-// iq1: 8 * (grid +- 1/8)
-PQ_INLINE uint64_t shifted(unsigned index, bool minus) {
-  return (grid1[index] + (minus ? 0 : 0x0202020202020202u)) ^ 0x8080808080808080u;
+// iq1: 8 * (grid +- 1/8); minus is 0 or 1, and no branch, which would be guessed wrong every other time.
+PQ_INLINE uint64_t shifted(unsigned index, unsigned minus) {
+  return (grid1[index] + ((minus - uint64_t(1)) & 0x0202020202020202u)) ^ 0x8080808080808080u;
 }
 
 PQ_SIMD void dequantize_iq2_xxs(const uint8_t* src, float* dst, size_t blocks) {
@@ -136,7 +137,7 @@ PQ_SIMD void dequantize_iq1_s(const uint8_t* src, float* dst, size_t blocks) {
     for (int ib = 0; ib < 8; ++ib) {
       const uint8_t* index = src + 2 + 4 * ib;
       const unsigned high = load<uint16_t>(src + 34 + 2 * ib);
-      for (int l = 0; l < 4; ++l) v.set(4 * ib + l, shifted(index[l] | (high >> (3 * l) & 7) << 8, high & 0x8000));
+      for (int l = 0; l < 4; ++l) v.set(4 * ib + l, shifted(index[l] | (high >> (3 * l) & 7) << 8, high >> 15));
       const float scale = d * float(2 * (high >> 12 & 7) + 1) * 0.125f;
       v.set_scales(ib, scale, scale);
     }
@@ -154,7 +155,7 @@ PQ_SIMD void dequantize_iq1_m(const uint8_t* src, float* dst, size_t blocks) {
       const uint8_t* index = src + 4 * ib;
       const unsigned high = load<uint16_t>(src + 32 + 2 * ib);
       for (int l = 0; l < 4; ++l)
-        v.set(4 * ib + l, shifted(index[l] | (high >> (4 * l) & 7) << 8, high >> (4 * l) & 8));
+        v.set(4 * ib + l, shifted(index[l] | (high >> (4 * l) & 7) << 8, high >> (4 * l + 3) & 1));
       const unsigned s = load<uint16_t>(src + 48 + 2 * (ib / 2)) >> (6 * (ib & 1));
       v.set_scales(ib, d * float(2 * (s & 7) + 1) * 0.125f, d * float(2 * (s >> 3 & 7) + 1) * 0.125f);
     }
@@ -223,30 +224,35 @@ PQ_INLINE T tree(T* x) {
   if constexpr (N == 1) {
     return x[0];
   } else {
+#pragma GCC unroll 1  // as in Values::write
     for (size_t j = 0; j < N / 2; ++j) x[j] += x[j + N / 2];
     return tree<N / 2>(x);
   }
 }
 
+constexpr float between(int k) { return float(levels[k] + levels[k + 1]) / 2; }
+constexpr float step(int k) { return float(levels[k + 1] - levels[k]); }
+
 // The level nearest to each x * inverse: a sum of steps instead of a search, so that 32 run side by side.
+template <size_t... k>
+PQ_INLINE float level_of(float t, std::index_sequence<k...>) {
+  float level = levels[0];
+  ((level += t <= between(int(k)) ? 0.0f : step(int(k))), ...);
+  return level;
+}
+
+template <size_t... k>
+PQ_INLINE int code_of(float t, std::index_sequence<k...>) {
+  return ((t <= between(int(k)) ? 0 : 1) + ...);
+}
+
 PQ_INLINE void nearest(const float* x, float inverse, float* level) {
-  float t[32];
-  for (int j = 0; j < 32; ++j) t[j] = x[j] * inverse;
-  for (int j = 0; j < 32; ++j) level[j] = levels[0];
-  for (int k = 0; k < 15; ++k) {
-    const float between = float(levels[k] + levels[k + 1]) / 2, step = float(levels[k + 1] - levels[k]);
-    for (int j = 0; j < 32; ++j) level[j] += t[j] <= between ? 0.0f : step;
-  }
+  for (int j = 0; j < 32; ++j) level[j] = level_of(x[j] * inverse, std::make_index_sequence<15>());
 }
 
 PQ_INLINE void nearest_codes(const float* x, float inverse, uint8_t* packed) {
-  float t[32];
-  int code[32] = {};
-  for (int j = 0; j < 32; ++j) t[j] = x[j] * inverse;
-  for (int k = 0; k < 15; ++k) {
-    const float between = float(levels[k] + levels[k + 1]) / 2;
-    for (int j = 0; j < 32; ++j) code[j] += t[j] <= between ? 0 : 1;
-  }
+  int code[32];
+  for (int j = 0; j < 32; ++j) code[j] = code_of(x[j] * inverse, std::make_index_sequence<15>());
   for (int j = 0; j < 16; ++j) packed[j] = uint8_t(code[j] | code[16 + j] << 4);
 }
 

@@ -1,33 +1,221 @@
-// Blocks of 32 with an fp16 scale. The bytes are drawn in src/polyquant/codecs/ggml_legacy.py.
-#include <cmath>
-
+// ggml's first types: small blocks with fp16 scales. The bytes are drawn in src/polyquant/codecs/ggml_legacy.py.
 #include "blocks.hpp"
 #include "half.hpp"
+#include "round.hpp"
+#include "weighted_search.hpp"
 
 namespace polyquant {
 namespace {
 
-PQ_SIMD void dequantize_q8_0(const uint8_t* src, float* dst, size_t blocks) {
-  for (size_t i = 0; i < blocks; ++i, src += 34, dst += 32) {
+// ---------------------------------------------------------------- 4 and 5 bits: low nibbles, then high nibbles, then bit 4
+
+template <bool fifth>
+PQ_INLINE void unpack_codes(const uint8_t* high, const uint8_t* nibbles, int8_t* q) {
+  for (int j = 0; j < 16; ++j) q[j] = int8_t(nibbles[j] & 15);
+  for (int j = 0; j < 16; ++j) q[j + 16] = int8_t(nibbles[j] >> 4);
+  if constexpr (fifth) {
+    const uint32_t bits = load<uint32_t>(high);
+    for (int j = 0; j < 32; ++j) q[j] = int8_t(q[j] | ((bits >> j & 1u) << 4));
+  }
+}
+
+template <bool fifth>
+PQ_INLINE void pack_codes(const uint8_t* q, uint8_t* high, uint8_t* nibbles) {
+  for (int j = 0; j < 16; ++j) nibbles[j] = uint8_t((q[j] & 15) | (q[j + 16] << 4));
+  if constexpr (fifth) {
+    uint32_t bits = 0;
+    for (int j = 0; j < 32; ++j) bits |= uint32_t(q[j] >> 4) << j;
+    store(high, bits);
+  }
+}
+
+// [d] [m if affine] [high bits if fifth] [nibbles]
+template <bool affine, bool fifth>
+struct Nibbles {
+  static constexpr int high = affine ? 4 : 2;
+  static constexpr int nibbles = high + (fifth ? 4 : 0);
+  static constexpr int bytes = nibbles + 16;
+  static constexpr int levels = fifth ? 32 : 16;
+};
+
+template <bool affine, bool fifth>
+PQ_INLINE void dequantize_nibbles(const uint8_t* src, float* dst, size_t blocks) {
+  using B = Nibbles<affine, fifth>;
+  for (size_t i = 0; i < blocks; ++i, src += B::bytes, dst += 32) {
+    int8_t q[32];
+    unpack_codes<fifth>(src + B::high, src + B::nibbles, q);
     const float d = load_half(src);
-    const auto* q = reinterpret_cast<const int8_t*>(src + 2);
+    if constexpr (affine) {
+      const float m = load_half(src + 2);
+      for (int j = 0; j < 32; ++j) dst[j] = float(q[j]) * d + m;
+    } else {
+      for (int j = 0; j < 32; ++j) dst[j] = float(q[j] - B::levels / 2) * d;
+    }
+  }
+}
+
+template <bool affine, bool fifth>
+PQ_INLINE void quantize_nibbles(const float* src, uint8_t* dst, size_t blocks) {
+  using B = Nibbles<affine, fifth>;
+  for (size_t i = 0; i < blocks; ++i, src += 32, dst += B::bytes) {
+    uint8_t q[32];
+    if constexpr (affine) {
+      const Range r = range<32>(src);
+      const float d = (r.max - r.min) / (B::levels - 1), id = inverse(d);
+      store_half(dst, d);
+      store_half(dst + 2, r.min);
+      for (int j = 0; j < 32; ++j) q[j] = uint8_t(int(clamp((src[j] - r.min) * id + 0.5f, 0, B::levels - 1)));
+    } else {
+      const float d = first_extreme<32>(src) / -(B::levels / 2), id = inverse(d);
+      store_half(dst, d);
+      for (int j = 0; j < 32; ++j) q[j] = uint8_t(int(clamp(src[j] * id + (B::levels / 2 + 0.5f), 0, B::levels - 1)));
+    }
+    pack_codes<fifth>(q, dst + B::high, dst + B::nibbles);
+  }
+}
+
+template <bool affine, bool fifth>
+PQ_INLINE void search_nibbles(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* importance) {
+  using B = Nibbles<affine, fifth>;
+  SearchBlocks s;
+  for (size_t row = 0; row < rows; ++row, src += cols) {
+    float square = 0;
+    for (size_t j = 0; j < cols; ++j) square += src[j] * src[j];
+    for (size_t block = 0; block < cols / 32; block += search_lanes) {
+      const size_t left = cols / 32 - block;
+      const int here = left < search_lanes ? int(left) : search_lanes;
+      load_search(s, src + 32 * block, importance + 32 * block, square / float(cols), here);
+      if constexpr (affine)
+        search_affine(s, B::levels - 1);
+      else
+        search_symmetric(s, B::levels / 2);
+      for (int t = 0; t < here; ++t, dst += B::bytes) {
+        uint8_t q[32];
+        for (int j = 0; j < 32; ++j) q[j] = uint8_t(int(s.codes[j][t]));
+        store_half(dst, s.scale[t]);
+        if constexpr (affine) store_half(dst + 2, s.offset[t]);
+        pack_codes<fifth>(q, dst + B::high, dst + B::nibbles);
+      }
+    }
+  }
+}
+
+#define PQ_NIBBLES(name, affine, fifth)                                                                      \
+  PQ_SIMD void dequantize_##name(const uint8_t* src, float* dst, size_t blocks) {                            \
+    dequantize_nibbles<affine, fifth>(src, dst, blocks);                                                     \
+  }                                                                                                          \
+  PQ_SIMD void round_##name(const float* src, uint8_t* dst, size_t blocks) {                                 \
+    quantize_nibbles<affine, fifth>(src, dst, blocks);                                                       \
+  }                                                                                                          \
+  PQ_SIMD void search_##name(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* weights) { \
+    search_nibbles<affine, fifth>(src, dst, rows, cols, weights);                                            \
+  }                                                                                                          \
+  void quantize_##name(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* weights) {     \
+    if (weights)                                                                                             \
+      search_##name(src, dst, rows, cols, weights);                                                          \
+    else                                                                                                     \
+      round_##name(src, dst, rows * cols / 32);                                                              \
+  }
+
+PQ_NIBBLES(q4_0, false, false)
+PQ_NIBBLES(q4_1, true, false)
+PQ_NIBBLES(q5_0, false, true)
+PQ_NIBBLES(q5_1, true, true)
+#undef PQ_NIBBLES
+
+// ---------------------------------------------------------------- 8 bits
+
+template <int head>
+PQ_INLINE void dequantize_bytes(const uint8_t* src, float* dst, size_t blocks) {
+  for (size_t i = 0; i < blocks; ++i, src += head + 32, dst += 32) {
+    const float d = load_half(src);
+    const auto* q = reinterpret_cast<const int8_t*>(src + head);
     for (int j = 0; j < 32; ++j) dst[j] = float(q[j]) * d;
   }
 }
 
+PQ_SIMD void dequantize_q8_0(const uint8_t* src, float* dst, size_t blocks) { dequantize_bytes<2>(src, dst, blocks); }
+PQ_SIMD void dequantize_q8_1(const uint8_t* src, float* dst, size_t blocks) { dequantize_bytes<4>(src, dst, blocks); }
+
+PQ_INLINE float quantize_bytes(const float* src, int8_t* q) {
+  const float d = abs_max<32>(src) / 127, id = inverse(d);
+  for (int j = 0; j < 32; ++j) q[j] = int8_t(round_half_away(clamp(src[j] * id, -127, 127)));
+  return d;
+}
+
 PQ_SIMD void quantize_q8_0(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
   for (size_t i = 0; i < rows * cols / 32; ++i, src += 32, dst += 34) {
-    float amax = 0;
-    for (int j = 0; j < 32; ++j) amax = std::fabs(src[j]) > amax ? std::fabs(src[j]) : amax;
-    const float d = amax / 127;
-    const float inverse = d != 0 ? 1.0f / d : 0.0f;
+    int8_t q[32];
+    store_half(dst, quantize_bytes(src, q));
+    std::memcpy(dst + 2, q, 32);
+  }
+}
+
+PQ_SIMD void quantize_q8_1(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  for (size_t i = 0; i < rows * cols / 32; ++i, src += 32, dst += 36) {
+    int8_t q[32];
+    const float d = quantize_bytes(src, q);
+    int sum = 0;
+    for (int j = 0; j < 32; ++j) sum += q[j];
     store_half(dst, d);
-    for (int j = 0; j < 32; ++j) dst[2 + j] = uint8_t(int8_t(std::round(src[j] * inverse)));
+    store_half(dst + 2, float(sum) * d);
+    std::memcpy(dst + 4, q, 32);
+  }
+}
+
+// ---------------------------------------------------------------- 1 and 2 bits
+
+PQ_SIMD void dequantize_q1_0(const uint8_t* src, float* dst, size_t blocks) {
+  for (size_t i = 0; i < blocks; ++i, src += 18, dst += 128) {
+    const uint32_t d = std::bit_cast<uint32_t>(load_half(src));
+    for (int b = 0; b < 16; b += 4) {
+      const uint32_t minus = ~load<uint32_t>(src + 2 + b);
+      for (int j = 0; j < 32; ++j) dst[8 * b + j] = std::bit_cast<float>(d ^ (minus >> j << 31));
+    }
+  }
+}
+
+PQ_SIMD void quantize_q1_0(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  for (size_t i = 0; i < rows * cols / 128; ++i, src += 128, dst += 18) {
+    float sum = 0;  // in ggml's order: another one would move the scale by an ulp
+    for (int j = 0; j < 128; ++j) sum += std::fabs(src[j]);
+    store_half(dst, sum / 128);
+    for (int b = 0; b < 16; b += 4) {
+      uint32_t bits = 0;
+      for (int j = 0; j < 32; ++j) bits |= uint32_t(src[8 * b + j] >= 0) << j;
+      store(dst + 2 + b, bits);
+    }
+  }
+}
+
+PQ_SIMD void dequantize_q2_0(const uint8_t* src, float* dst, size_t blocks) {
+  for (size_t i = 0; i < blocks; ++i, src += 18, dst += 64) {
+    const float d = load_half(src);
+    for (int b = 0; b < 16; b += 4) {
+      const uint32_t bits = load<uint32_t>(src + 2 + b);
+      for (int j = 0; j < 16; ++j) dst[4 * b + j] = float(int(bits >> (2 * j) & 3u) - 1) * d;
+    }
+  }
+}
+
+PQ_SIMD void quantize_q2_0(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  for (size_t i = 0; i < rows * cols / 64; ++i, src += 64, dst += 18) {
+    const float d = abs_max<64>(src), id = inverse(d);
+    store_half(dst, d);
+    for (int b = 0; b < 16; b += 4) {
+      uint32_t bits = 0;
+      for (int j = 0; j < 16; ++j)
+        bits |= uint32_t(round_half_away(clamp(src[4 * b + j] * id, -1, 2)) + 1) << (2 * j);
+      store(dst + 2 + b, bits);
+    }
   }
 }
 
 constexpr BlockKernel table[] = {
-    {"q8_0", 32, 34, dequantize_q8_0, quantize_q8_0},
+    {"q4_0", 32, 18, dequantize_q4_0, quantize_q4_0},   {"q4_1", 32, 20, dequantize_q4_1, quantize_q4_1},
+    {"q5_0", 32, 22, dequantize_q5_0, quantize_q5_0},   {"q5_1", 32, 24, dequantize_q5_1, quantize_q5_1},
+    {"q8_0", 32, 34, dequantize_q8_0, quantize_q8_0},   {"q8_1", 32, 36, dequantize_q8_1, quantize_q8_1},
+    {"q1_0", 128, 18, dequantize_q1_0, quantize_q1_0},  {"q2_0", 64, 18, dequantize_q2_0, quantize_q2_0},
 };
 
 }  // namespace

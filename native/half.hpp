@@ -48,6 +48,14 @@ PQ_INLINE uint16_t float_to_half(float f) {
 
 PQ_INLINE float bfloat_to_float(uint16_t b) { return std::bit_cast<float>(uint32_t(b) << 16); }
 
+// binary32 -> bfloat16, round half to even; NaN keeps its upper payload and becomes quiet, as in ggml.
+PQ_INLINE uint16_t float_to_bfloat(float f) {
+  const uint32_t bits = std::bit_cast<uint32_t>(f);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t quiet = (bits >> 16) | 0x40u;
+  return uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
 PQ_INLINE float load_half(const uint8_t* p) { return half_to_float(load<uint16_t>(p)); }
 PQ_INLINE void store_half(uint8_t* p, float f) { store(p, float_to_half(f)); }
 

@@ -17,12 +17,14 @@ from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
 
-__all__ = ["BlockCodec", "Decode", "Encode", "Field", "check_columns"]
+__all__ = ["BlockCodec", "Decode", "Encode", "Field", "Search", "check_columns"]
 
 Decode = Callable[[U8], F32]
 """uint8 [n, type_size] -> float32 [n, block]"""
 Encode = Callable[[F32, F32 | None], U8]
 """float32 [n, block], importance [n, block] or None -> uint8 [n, type_size]"""
+Search = Callable[[F32, F32], U8]
+"""Rows float32 [rows, K], importance [K] -> uint8 [n, type_size]: for searches that look at a whole row"""
 Field = tuple[int, int, int]
 """A multi-byte number inside a block: (offset, item size, count). Big-endian files store these swapped."""
 
@@ -52,6 +54,7 @@ class BlockCodec:
     decode: Decode
     encode: Encode | None = None
     fields: tuple[Field, ...] = ()
+    search: Search | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -91,14 +94,23 @@ class BlockCodec:
         flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
         out = np.empty((rows, k // self.block * self.type_size), np.uint8)
         if not native.quantize_blocks(self.name, flat, out, importance):
-            step = max(1, _CHUNK // max(1, k))
-            for a in range(0, rows, step):
-                part = flat[a : a + step]
-                weights = (
-                    None if importance is None else np.broadcast_to(importance, part.shape).reshape(-1, self.block)
-                )
-                out[a : a + step] = self.encode(part.reshape(-1, self.block), weights).reshape(len(part), -1)
+            with np.errstate(all="ignore"):  # infinity and NaN are somebody else's finding; a reference never warns
+                self._encode_rows(self.encode, flat, importance, out)
         return Blocks(self.name, out)
+
+    def _encode_rows(self, encode: Encode, flat: F32, importance: F32 | None, out: U8) -> None:
+        """The numpy reference on rows [rows, K], some rows at a time."""
+        step = max(1, _CHUNK // max(1, flat.shape[1]))
+        for a in range(0, len(flat), step):
+            part = flat[a : a + step]
+            if importance is not None and self.search is not None:
+                coded = self.search(part, importance)
+            else:
+                weights = None if importance is None else np.broadcast_to(importance, part.shape)
+                coded = encode(
+                    part.reshape(-1, self.block), None if weights is None else weights.reshape(-1, self.block)
+                )
+            out[a : a + step] = coded.reshape(len(part), -1)
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
         """The blocks are the codes."""
@@ -133,6 +145,7 @@ class BlockCodec:
         if not native.dequantize_blocks(self.name, blocks, out):
             flat, whole = blocks.reshape(-1, self.type_size), out.reshape(-1, self.block)
             step = max(1, _CHUNK // self.block)
-            for a in range(0, len(flat), step):
-                whole[a : a + step] = self.decode(flat[a : a + step])
+            with np.errstate(all="ignore"):
+                for a in range(0, len(flat), step):
+                    whole[a : a + step] = self.decode(flat[a : a + step])
         return out

@@ -1,43 +1,219 @@
-"""ggml's first types: blocks of 32 weights with one fp16 scale, some with a minimum.
+"""ggml's first types: blocks of 32 weights with fp16 scale d, some with fp16 minimum m; and two young ones of 1 and 2 bits.
 
-    Q8_0   34 bytes  8.5 bpw   [d f16][q i8 x 32]                     w = q * d
-    (byte 0 at the left)
+    Q4_0   18 bytes  4.5 bpw    [d][qs 16]             w = (q - 8) * d
+    Q4_1   20 bytes  5.0 bpw    [d][m][qs 16]          w = q * d + m
+    Q5_0   22 bytes  5.5 bpw    [d][qh u32][qs 16]     w = (q - 16) * d
+    Q5_1   24 bytes  6.0 bpw    [d][m][qh u32][qs 16]  w = q * d + m
+    Q8_0   34 bytes  8.5 bpw    [d][qs i8 x 32]        w = q * d
+    Q8_1   36 bytes  9.0 bpw    [d][s][qs i8 x 32]     w = q * d; s = d * sum of q (an activation type: llama.cpp never decodes it)
+    Q1_0   18 bytes  1.125 bpw  [d][bits 16]           blocks of 128; w = +d where the bit is set, else -d
+    Q2_0   18 bytes  2.25 bpw   [d][qs 16]             blocks of 64; w = (q - 1) * d; q = 3 is legal and means 2 * d
+    (byte 0 at the left; fields little-endian)
 
-d is amax / 127, rounded to fp16 only when stored; codes use the unrounded 1/d (ggml-quants.c, quantize_row_q8_0_ref), rounded
-half away from zero. Source: ggml-quants.c of llama.cpp 0c1e570.
+Low nibble of qs[j] = weight j, high nibble = weight j + 16; bit j of qh = bit 4 of weight j. Q1_0 and Q2_0: weight j from the
+lowest bits up. d is rounded to fp16 only when stored; codes come from the unrounded 1/d. Q4_0 and Q5_0 map the first weight of
+greatest magnitude to code 0, so d carries the opposite sign and a block of zeros stores d = -0.
+
+With an importance vector ggml's quantizer searches Q4_0, Q4_1, Q5_0, Q5_1 (twin: native/weighted_search.hpp); the other types ignore it.
+Where 1/d is no finite number ggml's C code is undefined; here such a block stores codes of zero.
+Source: ggml-quants.c of llama.cpp 0c1e570. Disagreement: a fork (PrismML) writes Q2_0 with blocks of 128; that is not this codec.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.codecs.blocks import BlockCodec
+from polyquant.ops.rounding import clamp, from_half, half_away, inverse, sequential_sum, to_half
 from polyquant.types import F32, U8
 
+__all__ = ["Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1"]
 
-def _f16(x: U8) -> F32:
-    """fp16 field uint8 [n, 2] -> float32 [n, 1]."""
-    return x.copy().view(np.float16).astype(np.float32)
+_BITS = np.arange(32, dtype=np.uint32)
 
 
-def _half_away(x: F32) -> F32:
-    """Round half away from zero, as C's roundf does."""
-    whole = np.trunc(x)
-    return whole + np.where(np.abs(x - whole) >= 0.5, np.copysign(np.float32(1), x), np.float32(0))
+def _codes(b: U8, fifth: bool) -> NDArray[np.int32]:
+    """[n, (4 +) 16] -> codes [n, 32]"""
+    qs = b[:, -16:]
+    q = np.concatenate([qs & 15, qs >> 4], axis=1).astype(np.int32)
+    if fifth:
+        q |= (b[:, :4].copy().view("<u4") >> _BITS & 1).astype(np.int32) << 4
+    return q
+
+
+def _fields(q: U8, fifth: bool) -> U8:
+    """Codes [n, 32] -> [n, (4 +) 16]"""
+    qs = q[:, :16] & np.uint8(15) | q[:, 16:] << np.uint8(4)
+    if not fifth:
+        return qs
+    qh: NDArray[np.uint32] = (q.astype(np.uint32) >> 4 << _BITS).sum(axis=1, keepdims=True, dtype=np.uint32)
+    return np.concatenate([qh.astype("<u4").view(np.uint8), qs], axis=1)
+
+
+def _first_min(w: F32) -> F32:
+    """[n, 32] -> [n, 1]: of equal zeros the first, for its sign is stored."""
+    return np.take_along_axis(w, w.argmin(axis=1)[:, None], axis=1)
+
+
+def _decode_symmetric(b: U8, *, fifth: bool) -> F32:
+    """[n, 18 or 22] -> [n, 32]"""
+    return (_codes(b[:, 2:], fifth) - (16 if fifth else 8)).astype(np.float32) * from_half(b[:, :2])
+
+
+def _decode_affine(b: U8, *, fifth: bool) -> F32:
+    """[n, 20 or 24] -> [n, 32]"""
+    return _codes(b[:, 4:], fifth).astype(np.float32) * from_half(b[:, :2]) + from_half(b[:, 2:4])
+
+
+def _encode_symmetric(w: F32, importance: F32 | None, *, fifth: bool) -> U8:
+    """[n, 32] -> [n, 18 or 22], importance aside."""
+    half = 16 if fifth else 8
+    extreme = np.take_along_axis(w, np.abs(w).argmax(axis=1)[:, None], axis=1)
+    d = np.where(extreme == 0, np.float32(0), extreme) * np.float32(-1 / half)  # [n, 1]
+    q = clamp(w * inverse(d) + np.float32(half + 0.5), 0, 2 * half - 1).astype(np.uint8)
+    return np.concatenate([to_half(d), _fields(q, fifth)], axis=1)
+
+
+def _encode_affine(w: F32, importance: F32 | None, *, fifth: bool) -> U8:
+    """[n, 32] -> [n, 20 or 24], importance aside."""
+    levels = 31 if fifth else 15
+    m = _first_min(w)
+    d = (w.max(axis=1, keepdims=True) - m) / np.float32(levels)
+    d = np.where(d == 0, np.float32(0), d)
+    q = clamp((w - m) * inverse(d) + np.float32(0.5), 0, levels).astype(np.uint8)
+    return np.concatenate([to_half(d), to_half(m), _fields(q, fifth)], axis=1)
+
+
+# ---------------------------------------------------------------- searches under importance
+
+
+def _blocks_of_rows(w: F32, importance: F32) -> tuple[F32, F32]:
+    """Rows [rows, K], importance [K] -> blocks [n, 32] and their weights importance * sqrt(mean square of the row + x^2)."""
+    square = sequential_sum(w * w) / np.float32(w.shape[1])  # [rows, 1]
+    return w.reshape(-1, 32), (importance * np.sqrt(square + w * w)).reshape(-1, 32)
+
+
+def _search_symmetric(rows: F32, importance: F32, *, fifth: bool) -> U8:
+    """Among 19 scales around extreme / -n the one whose best fit leaves the least weighted error."""
+    n = 16 if fifth else 8
+    x, w = _blocks_of_rows(rows, importance)
+    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    pick = scale = best = np.zeros_like(extreme)
+    for shift in (0, *range(-9, 0), *range(1, 10)):
+        trial = -(np.float32(n) + np.float32(0.1) * np.float32(shift)) / extreme
+        q = clamp(np.rint(trial * x), -n, n - 1)
+        xl, ll = sequential_sum(w * x * q), sequential_sum(w * q * q)
+        better = (ll > 0) & (xl * xl > best * ll) if shift else np.ones_like(ll, bool)
+        fit = np.where(ll != 0, xl / ll, np.float32(0))
+        pick, scale = np.where(better, trial, pick), np.where(better, fit, scale)
+        best = np.where(better, fit * xl, best)
+    zero = np.abs(extreme) < np.float32(1e-15)
+    q = np.where(zero, np.float32(0), clamp(np.rint(pick * x), -n, n - 1) + np.float32(n))
+    return np.concatenate([to_half(np.where(zero, np.float32(0), scale)), _fields(q.astype(np.uint8), fifth)], axis=1)
+
+
+def _search_affine(rows: F32, importance: F32, *, fifth: bool) -> U8:
+    """Among 38 steps the one whose least-squares scale and minimum (at most 0) leave the least weighted error."""
+    n = 31 if fifth else 15
+    x, w = _blocks_of_rows(rows, importance)
+    low, high = _first_min(x), x.max(axis=1, keepdims=True)
+    low = np.where(low > 0, np.float32(0), low)
+    flat = high <= low
+    sum_w, sum_x = sequential_sum(w), sequential_sum(w * x)
+    step = np.float32(n) / (high - low)
+    q, scale = np.rint(clamp(step * (x - low), 0, n)), np.float32(1) / step
+    best = sequential_sum(w * np.square(scale * q + low - x))
+    for trial in range(37):
+        step = (np.float32(-0.9) + np.float32(0.05) * np.float32(trial) + np.float32(n)) / (high - low)
+        t = np.rint(clamp(step * (x - low), 0, n))
+        sum_l, sum_ll, sum_xl = sequential_sum(w * t), sequential_sum(w * t * t), sequential_sum(w * t * x)
+        det = sum_w * sum_ll - sum_l * sum_l
+        base = (sum_ll * sum_x - sum_l * sum_xl) / det
+        fit = np.where(base > 0, sum_xl / sum_ll, (sum_w * sum_xl - sum_x * sum_l) / det)
+        base = np.where(base > 0, np.float32(0), base)
+        error = sequential_sum(w * np.square(fit * t + base - x))
+        better = (det > 0) & (error < best)
+        q, scale, low = np.where(better, t, q), np.where(better, fit, scale), np.where(better, base, low)
+        best = np.where(better, error, best)
+    q, scale = np.where(flat, np.float32(0), q), np.where(flat, np.float32(0), scale)
+    return np.concatenate([to_half(scale), to_half(low), _fields(q.astype(np.uint8), fifth)], axis=1)
+
+
+# ---------------------------------------------------------------- 8, 1 and 2 bits
 
 
 def decode_q8_0(b: U8) -> F32:
     """[n, 34] -> [n, 32]"""
-    return b[:, 2:].view(np.int8).astype(np.float32) * _f16(b[:, :2])
+    return b[:, 2:].view(np.int8).astype(np.float32) * from_half(b[:, :2])
 
 
 def encode_q8_0(w: F32, importance: F32 | None) -> U8:
-    """[n, 32] -> [n, 34]; importance changes nothing: there is nothing to search."""
+    """[n, 32] -> [n, 34]"""
     d = np.abs(w).max(axis=1, keepdims=True) / np.float32(127)  # [n, 1]
-    with np.errstate(divide="ignore"):
-        inverse = np.where(d > 0, np.float32(1) / d, np.float32(0))
-    q = _half_away(w * inverse).astype(np.int8)
-    return np.concatenate([d.astype(np.float16).view(np.uint8), q.view(np.uint8)], axis=1)
+    q = half_away(clamp(w * inverse(d), -127, 127)).astype(np.int8)
+    return np.concatenate([to_half(d), q.view(np.uint8)], axis=1)
 
 
+def decode_q8_1(b: U8) -> F32:
+    """[n, 36] -> [n, 32]"""
+    return b[:, 4:].view(np.int8).astype(np.float32) * from_half(b[:, :2])
+
+
+def encode_q8_1(w: F32, importance: F32 | None) -> U8:
+    """[n, 32] -> [n, 36]"""
+    b = encode_q8_0(w, None)
+    d = np.abs(w).max(axis=1, keepdims=True) / np.float32(127)
+    total = b[:, 2:].view(np.int8).sum(axis=1, keepdims=True, dtype=np.int32).astype(np.float32)
+    return np.concatenate([b[:, :2], to_half(total * d), b[:, 2:]], axis=1)
+
+
+def decode_q1_0(b: U8) -> F32:
+    """[n, 18] -> [n, 128]"""
+    d = from_half(b[:, :2])
+    return np.where(np.unpackbits(b[:, 2:], axis=1, bitorder="little") == 1, d, -d)
+
+
+def encode_q1_0(w: F32, importance: F32 | None) -> U8:
+    """[n, 128] -> [n, 18]"""
+    d = sequential_sum(np.abs(w)) / np.float32(128)
+    return np.concatenate([to_half(d), np.packbits(w >= 0, axis=1, bitorder="little")], axis=1)
+
+
+def decode_q2_0(b: U8) -> F32:
+    """[n, 18] -> [n, 64]"""
+    q = (b[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(len(b), 64)
+    return (q.astype(np.float32) - np.float32(1)) * from_half(b[:, :2])
+
+
+def encode_q2_0(w: F32, importance: F32 | None) -> U8:
+    """[n, 64] -> [n, 18]"""
+    d = np.abs(w).max(axis=1, keepdims=True)
+    q = (half_away(clamp(w * inverse(d), -1, 2)) + 1).astype(np.uint8)
+    qs = (q.reshape(len(w), 16, 4) << np.arange(0, 8, 2, dtype=np.uint8)).sum(axis=2, dtype=np.uint8)
+    return np.concatenate([to_half(d), qs], axis=1)
+
+
+def _nibbles(name: str, type_id: int, type_size: int, *, affine: bool, fifth: bool) -> BlockCodec:
+    high = ((4 if affine else 2, 4, 1),) if fifth else ()
+    decode, encode, search = (
+        (_decode_affine, _encode_affine, _search_affine)
+        if affine
+        else (_decode_symmetric, _encode_symmetric, _search_symmetric)
+    )
+    return BlockCodec(
+        name, type_id, 32, type_size, partial(decode, fifth=fifth), partial(encode, fifth=fifth),
+        fields=((0, 2, 2 if affine else 1), *high), search=partial(search, fifth=fifth),
+    )  # fmt: skip
+
+
+Q4_0 = _nibbles("q4_0", 2, 18, affine=False, fifth=False)
+Q4_1 = _nibbles("q4_1", 3, 20, affine=True, fifth=False)
+Q5_0 = _nibbles("q5_0", 6, 22, affine=False, fifth=True)
+Q5_1 = _nibbles("q5_1", 7, 24, affine=True, fifth=True)
 Q8_0 = BlockCodec("q8_0", 8, 32, 34, decode_q8_0, encode_q8_0, fields=((0, 2, 1),))
+Q8_1 = BlockCodec("q8_1", 9, 32, 36, decode_q8_1, encode_q8_1, fields=((0, 2, 2),))
+Q1_0 = BlockCodec("q1_0", 41, 128, 18, decode_q1_0, encode_q1_0, fields=((0, 2, 1),))
+Q2_0 = BlockCodec("q2_0", 42, 64, 18, decode_q2_0, encode_q2_0, fields=((0, 2, 1),))

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from polyquant.types import F32, U8
+from polyquant.types import F32, I8, U8
 
 _native: ModuleType | None
 try:
@@ -23,7 +23,10 @@ except ImportError:  # the pure package: `doctor` says so
 
 _enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0"
 
-__all__ = ["available", "dequantize_blocks", "engine", "instruction_set", "lib", "quantize_blocks"]
+__all__ = [
+    "available", "dequantize_blocks", "engine", "instruction_set", "lib", "pack_ternary", "quantize_blocks", "ternarize",
+    "unpack_ternary",
+]  # fmt: skip
 
 
 def available() -> bool:
@@ -66,3 +69,26 @@ def quantize_blocks(codec: str, w: F32, out: U8, importance: F32 | None) -> bool
         return False
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
     return bool(found.quantize(codec, w, out, weights))
+
+
+def pack_ternary(codec: str, codes: I8, scale: F32, out: U8) -> bool:
+    """Codes of whole blocks and one scale each into out. All C-contiguous. False if there is no native kernel."""
+    found = lib()
+    return found is not None and bool(found.pack_ternary(codec, codes.reshape(-1), scale.reshape(-1), out.reshape(-1)))
+
+
+def unpack_ternary(codec: str, blocks: U8, codes: I8, scale: F32) -> bool:
+    """Whole blocks into codes and scales. All C-contiguous. False if there is no native kernel."""
+    found = lib()
+    return found is not None and bool(
+        found.unpack_ternary(codec, blocks.reshape(-1), codes.reshape(-1), scale.reshape(-1))
+    )
+
+
+def ternarize(w: F32, codes: I8, scale: F32) -> bool:
+    """Blocks of 256 floats into codes and scales. All C-contiguous. False if there is no native kernel."""
+    found = lib()
+    if found is None:
+        return False
+    found.ternarize(w.reshape(-1), codes.reshape(-1), scale.reshape(-1))
+    return True

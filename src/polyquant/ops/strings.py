@@ -29,7 +29,7 @@ def skip_strings(
     if found is not None:
         return int(found.gguf_skip_strings(buffer, offset, count, big_endian, wide, starts))
     length = Struct((">" if big_endian else "<") + ("Q" if wide else "I"))
-    width, take, view, size, at = length.size, length.unpack_from, memoryview(buffer), len(buffer), offset
+    width, take, view, size, at = length.size, length.unpack_from, buffer.data, len(buffer), offset
     try:
         for i in range(count):
             if starts is not None:

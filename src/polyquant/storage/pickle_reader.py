@@ -8,7 +8,7 @@ ids must be storages:
     torch._utils._rebuild_tensor_v2(storage, offset, size, stride, ...)  -> TensorRef
 
 Values are only compared, keyed or printed if they are strings or integers, so that a value that contains itself a billion
-times costs nothing. Work is bounded by the bytes: at most 16 MB, 3,000,000 opcodes. Source: Python's pickletools.
+times costs nothing. Work is bounded by the bytes: at most 16 MB, 1,000,000 opcodes. Source: Python's pickletools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyquant.types import Shape
 __all__ = ["MAX_PICKLE", "Storage", "TensorRef", "state_dict"]
 
 MAX_PICKLE = 16_000_000
-_MAX_OPCODES = 3_000_000
+_MAX_OPCODES = 1_000_000  # a tensor takes about 45
 _MAX_DIMENSIONS = 32
 
 _STORAGES = {
@@ -109,8 +109,12 @@ class _Walker:
 
     def run(self) -> Any:
         """The object that STOP leaves."""
+        data, size = self.data, len(self.data)
         for _ in range(_MAX_OPCODES):
-            code = self.take(1)[0]
+            if self.at >= size:
+                self.refuse("pickle ends too early")
+            code = data[self.at]
+            self.at += 1
             if code == 0x2E:  # STOP
                 value = self.pop()
                 if self.stack or self.at != len(self.data):
@@ -171,8 +175,10 @@ class _Walker:
         self.refuse("pickle lacks a mark")
 
     def tuple_of(self, n: int) -> None:
-        items = [self.pop() for _ in range(n)]
-        self.stack.append(tuple(items[::-1]))
+        items = tuple(self.stack[-n:])
+        if len(items) < n or _MARK in items:
+            self.refuse("pickle takes from an empty stack")
+        self.stack[-n:] = [items]
 
     def put(self, key: int) -> None:
         if not self.stack or self.stack[-1] is _MARK:

@@ -64,7 +64,7 @@ class Source:
 
     def read_into(self, offset: int, out: NDArray[Any]) -> None:
         """Fill a C-contiguous array from `offset` by positioned reads. Raises InputError if the file ends before."""
-        view = memoryview(out.reshape(-1).view(np.uint8))
+        view = out.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
             try:

@@ -28,6 +28,8 @@ from polyquant.types import ArraySpec, Shape, StoredArray, as_matrix
 
 __all__ = ["StridedArray", "TorchTensor", "plausible", "read_torch"]
 
+_GATHER = 1 << 20  # elements gathered at once: each needs an index of 8 bytes
+
 
 @dataclass(frozen=True, slots=True)
 class TorchTensor:
@@ -65,16 +67,20 @@ class StridedArray:
 
     def view(self) -> NDArray[Any]:
         """The whole array, gathered into fresh memory."""
-        rows, _ = as_matrix(self.tensor.shape)
-        return self._gather(0, rows).view(self.spec.dtype).reshape(self.spec.shape)
+        rows, k = as_matrix(self.tensor.shape)
+        step = max(1, _GATHER // max(1, k))
+        pieces = [self._gather(a, min(rows, a + step)) for a in range(0, rows, step)]
+        raw = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        return raw.view(self.spec.dtype).reshape(self.spec.shape)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Entries [start, stop) of the first axis of `spec`."""
         rows, _ = as_matrix(self.tensor.shape)
-        tail = self.spec.shape[1:]
-        if self.spec.shape[:1] == (rows,):
-            return self._gather(start, stop).view(self.spec.dtype).reshape(stop - start, *tail)
-        return self.view()[start:stop]
+        if self.spec.shape[:1] != (rows,):
+            return self.view()[start:stop]
+        start, stop, _ = slice(start, stop).indices(rows)
+        stop = max(start, stop)
+        return self._gather(start, stop).view(self.spec.dtype).reshape(stop - start, *self.spec.shape[1:])
 
     def _gather(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Rows [start, stop) as bytes; reads the span of the file in which they lie."""

@@ -112,6 +112,7 @@ WRITTEN_AS: Mapping[str, int] = {
 """Codec name -> the type number that we write."""
 
 _IK_ONLY = frozenset({*range(97, 100), *range(133, 159), *range(202, 400)})
+_CONTESTED = frozenset(range(34, 43))
 _BITNET_FILE_TYPES = {38, 39, 40}  # TL1, TL2, I2_S
 
 
@@ -124,18 +125,20 @@ def chain(header: Header) -> list[int | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Score:
-    """How well one dialect's arithmetic explains a file; compared field by field, more is better."""
+    """How well one dialect's arithmetic explains a file: tensors whose space contradicts it, has no meaning in it, is explained."""
 
     contradicted: int
+    unknown: int
     explained: int
 
 
 def _score(header: Header, gaps: list[int | None], types: Mapping[int, GgufType]) -> _Score:
-    contradicted = explained = 0
+    contradicted = unknown = explained = 0
     last = len(gaps) - 1
     for i, (info, gap) in enumerate(zip(header.tensors, gaps, strict=True)):
         meaning = types.get(info.type_id)
         if meaning is None:
+            unknown += 1
             continue
         size = meaning.size(info) if meaning.fits(info) else -1
         if size is None:
@@ -146,7 +149,7 @@ def _score(header: Header, gaps: list[int | None], types: Mapping[int, GgufType]
             explained += 1
         else:
             contradicted += 1
-    return _Score(contradicted, explained)
+    return _Score(contradicted, unknown, explained)
 
 
 def _text(header: Header, key: str) -> str:
@@ -161,21 +164,25 @@ def _number(header: Header, key: str) -> int | None:
     return int(header.typed(key).value) if entry is not None and entry.kind in (Kind.UINT32, Kind.INT32) else None
 
 
-def _hint(header: Header, candidates: list[str]) -> tuple[str, str]:
-    """Among dialects whose arithmetic fits equally well: which, and why."""
-    if len(candidates) == 1:
-        return candidates[0], "the tensors' sizes fit no other dialect as well"
-    architecture = _text(header, "general.architecture")
-    if architecture.startswith("bitnet") and "bitnet" in candidates:
-        return "bitnet", f"the architecture is {architecture}"
-    ids = {t.type_id for t in header.tensors}
+def _choose(header: Header, candidates: list[str], ids: set[int]) -> Evidence:
+    """Among dialects whose arithmetic fits equally well."""
     if ids & _IK_ONLY and "ik_llama" in candidates:
-        return "ik_llama", f"only ik_llama.cpp has type {min(ids & _IK_ONLY)}"
-    if ids & {37, 38} and "bitnet" in candidates:
-        return "bitnet", f"only bitnet.cpp has type {min(ids & {37, 38})}"
-    if "bitnet" in candidates and _number(header, "general.file_type") in _BITNET_FILE_TYPES and 36 in ids:
-        return "bitnet", "general.file_type is one of bitnet.cpp's"
-    return candidates[0], "the tensors' sizes fit, and nothing speaks for another dialect"
+        return Evidence("ik_llama", f"only ik_llama.cpp has type {min(ids & _IK_ONLY)}")
+    special = sorted(ids & _CONTESTED) or sorted(ids)
+    meanings: dict[tuple[GgufType | None, ...], str] = {}
+    for name in candidates:
+        meanings.setdefault(tuple(TYPES[name].get(i) for i in special), name)
+    distinct = list(meanings.values())
+    if len(distinct) == 1:
+        return Evidence(distinct[0], f"the space of its tensors of type {special[-1]} is what that type takes there")
+    if "bitnet" in distinct:
+        if (architecture := _text(header, "general.architecture")).startswith("bitnet"):
+            return Evidence("bitnet", f"the architecture is {architecture}")
+        if ids & {37, 38}:
+            return Evidence("bitnet", f"only bitnet.cpp has type {min(ids & {37, 38})}")
+        if 36 in ids and _number(header, "general.file_type") in _BITNET_FILE_TYPES:
+            return Evidence("bitnet", "general.file_type is one of bitnet.cpp's")
+    return Evidence(distinct[0], "the sizes fit several dialects, and nothing speaks for another one")
 
 
 def detect(header: Header, asked: str | None = None) -> Evidence:
@@ -185,9 +192,9 @@ def detect(header: Header, asked: str | None = None) -> Evidence:
             raise UnknownNameError("dialect", asked, DIALECTS)
         return Evidence(asked, "as asked for")
     ids = {t.type_id for t in header.tensors}
-    if ids <= TYPES["mainline"].keys() - {34, 35, 39, 40, 41, 42}:
-        return Evidence("mainline", "all type numbers mean the same everywhere")
+    if not ids & (_CONTESTED | _IK_ONLY):
+        return Evidence("mainline", "all its type numbers mean the same everywhere")
     gaps = chain(header)
     scores = {name: _score(header, gaps, types) for name, types in TYPES.items()}
-    best = max(scores.values(), key=lambda s: (-s.contradicted, s.explained))
-    return Evidence(*_hint(header, [name for name, s in scores.items() if s == best]))
+    best = min(scores.values(), key=lambda s: (s.contradicted, s.unknown, -s.explained))
+    return _choose(header, [name for name, s in scores.items() if s == best], ids)

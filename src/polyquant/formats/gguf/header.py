@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from polyquant.errors import InputError, printable
-from polyquant.formats.gguf.values import FORMATS, NumberArray, StringArray
+from polyquant.formats.gguf.values import FORMATS, NumberArray, Order, StringArray
 from polyquant.ops.strings import skip_strings
 from polyquant.storage import limits
 from polyquant.storage.source import Source
@@ -112,7 +112,7 @@ class Header:
 
     source: Source
     version: int
-    order: str
+    order: Order
     entries: dict[str, Entry]
     tensors: list[TensorInfo]
     alignment: int
@@ -189,7 +189,7 @@ def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
     if kind is Kind.BOOL:
         return bool(buffer[start])
     if kind is not Kind.ARRAY:
-        return Struct(order + FORMATS[kind]).unpack_from(buffer, start)[0]
+        return Struct(order + FORMATS[kind]).unpack_from(buffer.data, start)[0]
     cursor = _Cursor(buffer, start, order, wide, header.source)
     item, count = cursor.array_head(key)
     if item is Kind.ARRAY:
@@ -209,11 +209,11 @@ def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
 class _Cursor:
     """A place in the header. Every step checks the bytes that are left before it believes a count."""
 
-    __slots__ = ("_length", "_u32", "at", "big", "buffer", "nested", "order", "size", "source", "wide")
+    __slots__ = ("_length", "_u32", "at", "big", "buffer", "nested", "order", "size", "source", "view", "wide")
 
-    def __init__(self, buffer: U8, at: int, order: str, wide: bool, source: Source) -> None:
+    def __init__(self, buffer: U8, at: int, order: Order, wide: bool, source: Source) -> None:
         self.buffer, self.at, self.order, self.big, self.wide = buffer, at, order, order == ">", wide
-        self.size, self.source, self.nested = len(buffer), source, 0
+        self.size, self.source, self.nested, self.view = len(buffer), source, 0, buffer.data
         self._u32, self._length = Struct(order + "I"), Struct(order + ("Q" if wide else "I"))
 
     def fail(self, code: str, message: str, **detail: Any) -> NoReturn:
@@ -224,9 +224,12 @@ class _Cursor:
         """The next fixed-size fields."""
         if self.at + form.size > self.size:
             self.fail(
-                "GGUF003", f"the header ends inside {what}", found=f"a file of {self.size} bytes", hint="copy the file again"
+                "GGUF003",
+                f"the header ends inside {what}",
+                found=f"a file of {self.size} bytes",
+                hint="copy the file again",
             )
-        found = form.unpack_from(self.buffer, self.at)
+        found = form.unpack_from(self.view, self.at)
         self.at += form.size
         return found
 
@@ -282,18 +285,28 @@ class _Cursor:
     def skip_array(self, key: str, depth: int) -> None:
         """Move behind an array; those inside it count towards a limit."""
         if depth > limits.GGUF_ARRAY_DEPTH:
-            self.fail("GGUF010", f"'{printable(key)}' nests arrays too deep", expected=f"at most {limits.GGUF_ARRAY_DEPTH}")
+            self.fail(
+                "GGUF010", f"'{printable(key)}' nests arrays too deep", expected=f"at most {limits.GGUF_ARRAY_DEPTH}"
+            )
         item, count = self.array_head(key)
         if item is Kind.ARRAY:
             self.nested += count
             if self.nested > limits.GGUF_NESTED_ARRAYS:
-                self.fail("GGUF010", f"'{printable(key)}' holds too many arrays", expected=f"at most {limits.GGUF_NESTED_ARRAYS}")
+                self.fail(
+                    "GGUF010",
+                    f"'{printable(key)}' holds too many arrays",
+                    expected=f"at most {limits.GGUF_NESTED_ARRAYS}",
+                )
             for _ in range(count):
                 self.skip_value(Kind.ARRAY, key, depth + 1)
         elif item is Kind.STRING:
             end = skip_strings(self.buffer, self.at, count, big_endian=self.big, wide=self.wide)
             if end < 0:
-                self.fail("GGUF004", f"a string in '{printable(key)}' runs past the end of the file", hint="copy the file again")
+                self.fail(
+                    "GGUF004",
+                    f"a string in '{printable(key)}' runs past the end of the file",
+                    hint="copy the file again",
+                )
             self.at = end
         else:
             self.at += count * _width(item)
@@ -318,10 +331,13 @@ def read_header(source: Source) -> Header:
             expected="GGUF at the start",
             found=repr(buffer[:4].tobytes())[1:] if len(buffer) >= 16 else f"{len(buffer)} bytes",
         )
-    low, high = (int.from_bytes(buffer[4:8].tobytes(), order) for order in ("little", "big"))  # type: ignore[arg-type]
-    version, order = (low, "<") if low & 0xFFFF else (high, ">")
+    number = buffer[4:8].tobytes()
+    order: Order = "<" if int.from_bytes(number, "little") & 0xFFFF else ">"
+    version = int.from_bytes(number, "little" if order == "<" else "big")
     if not 1 <= version <= 3:
-        raise HeaderError("GGUF002", "has an unknown GGUF version", file=source.path, expected="1, 2 or 3", found=version)
+        raise HeaderError(
+            "GGUF002", "has an unknown GGUF version", file=source.path, expected="1, 2 or 3", found=version
+        )
     cursor = _Cursor(buffer, 8, order, version > 1, source)
     n_tensors, n_keys = cursor.length("the counts"), cursor.length("the counts")
     cursor.room(n_keys, 4 + (8 if cursor.wide else 4), "keys", limits.GGUF_KEYS)
@@ -369,7 +385,7 @@ def _alignment(cursor: _Cursor, entries: dict[str, Entry], findings: Findings) -
     if entry.kind is not Kind.UINT32:
         findings.error("GGUF012", "general.alignment is not a uint32", None)
         return 32
-    value = int(Struct(cursor.order + "I").unpack_from(cursor.buffer, entry.start)[0])
+    value = int(Struct(cursor.order + "I").unpack_from(cursor.view, entry.start)[0])
     least, most = limits.GGUF_ALIGNMENT
     if not least <= value <= most or value & (value - 1):
         findings.error("GGUF011", f"general.alignment is {value}, not a power of two from {least} to {most}")

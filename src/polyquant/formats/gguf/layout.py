@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from polyquant.codecs.opaque import OpaqueCodec
 from polyquant.errors import PlanError, printable
 from polyquant.formats.gguf.dialect import WRITTEN_AS
-from polyquant.formats.gguf.values import encode
+from polyquant.formats.gguf.values import Order, encode
 from polyquant.storage import limits
 from polyquant.types import ArraySpec, Codec, FilePlan, Kind, Layout, Meta, Slot, TensorSpec
 
@@ -34,12 +34,12 @@ def type_number(codec: Codec) -> int:
     return WRITTEN_AS[codec.name]
 
 
-def encode_entry(key: str, meta: Meta, order: str = "<") -> bytes:
+def encode_entry(key: str, meta: Meta, order: Order = "<") -> bytes:
     """[length][key][kind][value]. Raises PlanError for keys and values that cannot be written."""
     return encode_key(key, order) + encode(key, meta, order)
 
 
-def encode_key(key: str, order: str = "<") -> bytes:
+def encode_key(key: str, order: Order = "<") -> bytes:
     """[length][key]. Raises PlanError for keys that are empty, too long or not text."""
     raw = _text(key, "key", key)
     if not 0 < len(raw) <= limits.GGUF_KEY_BYTES:
@@ -47,7 +47,7 @@ def encode_key(key: str, order: str = "<") -> bytes:
     return struct.pack(order + "Q", len(raw)) + raw
 
 
-def encode_tensor(name: str, shape: Sequence[int], type_id: int, offset: int, order: str = "<") -> bytes:
+def encode_tensor(name: str, shape: Sequence[int], type_id: int, offset: int, order: Order = "<") -> bytes:
     """One tensor's entry. Raises PlanError for names and shapes that llama.cpp would refuse."""
     raw = _text(name, "tensor name", name)
     if not 0 < len(raw) <= limits.GGUF_NAME_BYTES:
@@ -58,7 +58,7 @@ def encode_tensor(name: str, shape: Sequence[int], type_id: int, offset: int, or
     return struct.pack(f"{order}Q{len(raw)}sI{len(dims)}QIQ", len(raw), raw, len(dims), *dims, type_id, offset)
 
 
-def encode_header(tensors: Sequence[bytes], entries: Sequence[bytes], alignment: int, order: str = "<") -> bytes:
+def encode_header(tensors: Sequence[bytes], entries: Sequence[bytes], alignment: int, order: Order = "<") -> bytes:
     """The whole header, padded to where the data starts if there are tensors."""
     raw = b"".join([b"GGUF", struct.pack(f"{order}IQQ", 3, len(tensors), len(entries)), *entries, *tensors])
     return raw + bytes(-len(raw) % alignment) if tensors else raw
@@ -83,7 +83,9 @@ class _Sized:
 
 def _size(spec: TensorSpec) -> _Sized:
     if 0 in spec.shape:
-        raise PlanError("holds no weights, which llama.cpp does not read", tensor=spec.name, found=f"shape {list(spec.shape)}")
+        raise PlanError(
+            "holds no weights, which llama.cpp does not read", tensor=spec.name, found=f"shape {list(spec.shape)}"
+        )
     if math.prod(spec.shape) >= 1 << 63:
         raise PlanError("has more elements than 63 bits count", tensor=spec.name)
     rows, columns = spec.codec.granule
@@ -107,11 +109,18 @@ def _refuse_mixtures(sized: Sequence[_Sized]) -> None:
     for s in sized:
         name = s.spec.codec.name
         if meanings.setdefault(s.type_id, name) != name:
-            raise PlanError(f"{meanings[s.type_id]} and {name} have the same type number in GGUF", tensor=s.spec.name, hint="use one of them")
+            raise PlanError(
+                f"{meanings[s.type_id]} and {name} have the same type number in GGUF",
+                tensor=s.spec.name,
+                hint="use one of them",
+            )
     names = set(meanings.values())
-    if (bitnet := {n for i, n in meanings.items() if i in _BITNET_IDS} - {"mxfp4"}) and (mainline := names & _MAINLINE_ONLY):
+    if (bitnet := {n for i, n in meanings.items() if i in _BITNET_IDS} - {"mxfp4"}) and (
+        mainline := names & _MAINLINE_ONLY
+    ):
         raise PlanError(
-            f"no program reads {min(bitnet)} and {min(mainline)} from one file", hint="use tq2_0 with the types of llama.cpp"
+            f"no program reads {min(bitnet)} and {min(mainline)} from one file",
+            hint="use tq2_0 with the types of llama.cpp",
         )
 
 
@@ -171,7 +180,12 @@ def lay_out(
 
 def _split_keys(no: int, count: int, tensors: int) -> dict[str, Meta]:
     if count > limits.GGUF_SPLIT_FILES:
-        raise PlanError("too many split files", expected=f"at most {limits.GGUF_SPLIT_FILES}", found=count, hint="split into larger files")
+        raise PlanError(
+            "too many split files",
+            expected=f"at most {limits.GGUF_SPLIT_FILES}",
+            found=count,
+            hint="split into larger files",
+        )
     return {
         "split.no": Meta(Kind.UINT16, no),
         "split.count": Meta(Kind.UINT16, count),

@@ -41,11 +41,15 @@ def place(header: Header, dialect: str) -> list[Placed]:
             size = gap if gap is not None else 0
         if info.offset != expected:
             code = "GGUF019" if info.offset < expected else "GGUF018"
-            what = "overlaps the tensor before it" if info.offset < expected else "is not where the tensor before it ends"
+            what = (
+                "overlaps the tensor before it" if info.offset < expected else "is not where the tensor before it ends"
+            )
             findings.error(code, f"data at offset {info.offset} {what} (expected {expected})", info.name)
         if info.offset + size > room:
             findings.error(
-                "GGUF020", f"data of {size} bytes at offset {info.offset}, but the file holds {max(0, room)} bytes of data", info.name
+                "GGUF020",
+                f"data of {size} bytes at offset {info.offset}, but the file holds {max(0, room)} bytes of data",
+                info.name,
             )
         placed.append(Placed(info, meaning, size))
         expected = max(expected, -(-(info.offset + size) // align) * align)

@@ -80,7 +80,10 @@ def headers(path: str | Path) -> Iterator[Header]:
     paths = members(first)
     for no, member in enumerate(paths):
         header = first if member == first.source.path else read_header(Source(member))
-        if len(paths) > 1 and (split_number(header, "split.no"), split_number(header, "split.count")) != (no, len(paths)):
+        if len(paths) > 1 and (split_number(header, "split.no"), split_number(header, "split.count")) != (
+            no,
+            len(paths),
+        ):
             raise InputError("split.no contradicts the name of this member", file=member, expected=no)
         yield header
 
@@ -103,17 +106,25 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
     for header in all_headers:
         placed = place(header, evidence.name)
         if (error := header.findings.first_error()) is not None:
-            raise InputError(error.message, file=header.source.path, tensor=error.tensor, hint=f"`polyquant explain {error.code}`")
+            raise InputError(
+                error.message, file=header.source.path, tensor=error.tensor, hint=f"`polyquant explain {error.code}`"
+            )
         for p in placed:
             if p.info.name in weights:
-                raise InputError("two members of this split model hold the same tensor", file=header.source.path, tensor=p.info.name)
+                raise InputError(
+                    "two members of this split model hold the same tensor", file=header.source.path, tensor=p.info.name
+                )
             weights[p.info.name] = _weight(header, p, ternary_layout)
-        notes += [f"{f.code} {f.message}" for f in header.findings if f.code in ("GGUF009", "GGUF021", "GGUF022", "GGUF024")]
+        notes += [
+            f"{f.code} {f.message}" for f in header.findings if f.code in ("GGUF009", "GGUF021", "GGUF022", "GGUF024")
+        ]
     notes += _unknown(weights)
     first = all_headers[0]
     expected = split_number(first, "split.tensors.count") if len(all_headers) > 1 else None
     if expected is not None and expected != len(weights):
-        raise InputError("the members of this split model lack tensors", file=path, expected=expected, found=len(weights))
+        raise InputError(
+            "the members of this split model lack tensors", file=path, expected=expected, found=len(weights)
+        )
     return Checkpoint("gguf", Path(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes))
 
 
@@ -137,7 +148,9 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
         fields = getattr(codec, "fields", None)
         if fields is not None or not foreign(header.order):
             swap = Swap(meaning.nbytes, fields) if foreign(header.order) and fields else None
-            return Weight(info.name, shape, codec, {"blocks": FileArray(source, offset, _spec(source, placed, codec), swap)})
+            return Weight(
+                info.name, shape, codec, {"blocks": FileArray(source, offset, _spec(source, placed, codec), swap)}
+            )
         why = f"{name} has no big-endian form"
     opaque = OpaqueCodec(info.type_id, placed.nbytes, why)
     return Weight(info.name, shape, opaque, {"bytes": FileArray(source, offset, opaque.specs(shape)["bytes"])})
@@ -150,7 +163,9 @@ def _spec(source: Source, placed: Placed, codec: Codec) -> ArraySpec:
     try:
         spec = codec.specs(placed.info.shape)["blocks"]
     except CodecError as e:
-        raise InputError(e.message, file=source.path, tensor=placed.info.name, expected=e.expected, found=e.found) from e
+        raise InputError(
+            e.message, file=source.path, tensor=placed.info.name, expected=e.expected, found=e.found
+        ) from e
     if spec.nbytes != placed.nbytes:
         message = f"the space for this tensor is not what {codec.name} needs"
         raise InputError(message, file=source.path, tensor=placed.info.name, expected=spec.nbytes, found=placed.nbytes)

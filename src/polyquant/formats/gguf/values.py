@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,16 @@ from polyquant.errors import InputError, PlanError, printable
 from polyquant.ops.strings import skip_strings
 from polyquant.types import U8, Kind, Meta
 
-__all__ = ["FORMATS", "ArrayValue", "NumberArray", "StringArray", "encode", "plain"]
+__all__ = ["FORMATS", "ArrayValue", "NumberArray", "Order", "StringArray", "encode", "plain"]
 
 FORMATS: dict[Kind, str] = {
     Kind.UINT8: "B", Kind.INT8: "b", Kind.UINT16: "H", Kind.INT16: "h", Kind.UINT32: "I", Kind.INT32: "i", Kind.FLOAT32: "f",
     Kind.BOOL: "?", Kind.UINT64: "Q", Kind.INT64: "q", Kind.FLOAT64: "d",
 }  # fmt: skip
 """struct's letters of the scalar kinds."""
+
+Order: TypeAlias = Literal["<", ">"]
+"""Byte order, as struct and numpy write it."""
 
 
 class NumberArray(Sequence[Any]):
@@ -41,7 +45,11 @@ class NumberArray(Sequence[Any]):
 
     def numpy(self) -> NDArray[Any]:
         """Read-only [n] in native byte order; bools as bool."""
-        return self._raw != 0 if self.kind is Kind.BOOL else self._raw.astype(self._raw.dtype.newbyteorder("="), copy=False)
+        return (
+            self._raw != 0
+            if self.kind is Kind.BOOL
+            else self._raw.astype(self._raw.dtype.newbyteorder("="), copy=False)
+        )
 
     def raw(self) -> NDArray[Any]:
         """[n] as it lies in the file."""
@@ -76,28 +84,33 @@ class NumberArray(Sequence[Any]):
 class StringArray(Sequence[str]):
     """An array of strings in the file, indexed on first use and decoded when asked for."""
 
-    __slots__ = ("_big", "_buffer", "_starts", "_wide", "count", "end", "name", "start")
+    __slots__ = ("_big", "_buffer", "_count", "_starts", "_wide", "end", "name", "start")
 
     def __init__(self, buffer: U8, start: int, end: int, count: int, *, big: bool, wide: bool, name: str) -> None:
         """The strings fill buffer[start:end] (checked by the header's reader); name: the key, for messages."""
-        self._buffer, self.start, self.end, self.count = buffer, start, end, count
+        self._buffer, self.start, self.end, self._count = buffer, start, end, count
         self._big, self._wide, self.name = big, wide, name
         self._starts: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return self.count
+        return self._count
 
-    def encoded(self, order: str) -> bytes | None:
+    def encoded(self, order: Order) -> bytes | None:
         """All items as version 3 stores them, if they lie so in the file already: writing copies them in one piece."""
         return self._buffer[self.start : self.end].tobytes() if self._wide and self._big == (order == ">") else None
 
     def _bounds(self) -> NDArray[np.int64]:
         """int64 [count + 1]: offset of each length field, and the end."""
         if self._starts is None:
-            starts = np.empty(self.count + 1, np.int64)
+            starts = np.empty(self._count + 1, np.int64)
             starts[-1] = self.end
             skip_strings(
-                self._buffer, self.start, self.count, big_endian=self._big, wide=self._wide, starts=starts[: self.count]
+                self._buffer,
+                self.start,
+                self._count,
+                big_endian=self._big,
+                wide=self._wide,
+                starts=starts[: self._count],
             )
             self._starts = starts
         return self._starts
@@ -111,7 +124,7 @@ class StringArray(Sequence[str]):
         """The bytes of every item, in order."""
         bounds = (self._bounds() - self.start).tolist()
         blob, width = self._buffer[self.start : self.end].tobytes(), 8 if self._wide else 4
-        return (blob[a + width : b] for a, b in zip(bounds, bounds[1:], strict=False))
+        return (blob[a + width : b] for a, b in pairwise(bounds))
 
     def tolist(self) -> list[str]:
         """All items decoded. Raises InputError at the first that is not UTF-8."""
@@ -122,10 +135,10 @@ class StringArray(Sequence[str]):
 
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(self.count))]
-        i = i + self.count if i < 0 else i
-        if not 0 <= i < self.count:
-            raise IndexError(f"{self.count} strings, none at {i}")
+            return [self[j] for j in range(*i.indices(self._count))]
+        i = i + self._count if i < 0 else i
+        if not 0 <= i < self._count:
+            raise IndexError(f"{self._count} strings, none at {i}")
         try:
             return self.item_bytes(i).decode()
         except UnicodeDecodeError as e:
@@ -140,7 +153,7 @@ class StringArray(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<{self.count} x string>"
+        return f"<{self._count} x string>"
 
 
 ArrayValue: TypeAlias = NumberArray | StringArray | tuple[Any, ...]
@@ -148,7 +161,8 @@ ArrayValue: TypeAlias = NumberArray | StringArray | tuple[Any, ...]
 
 def _not_utf8(key: str) -> InputError:
     return InputError(
-        f"the value of '{printable(key)}' is not UTF-8", hint="`polyquant validate` says more; `polyquant edit` can replace it"
+        f"the value of '{printable(key)}' is not UTF-8",
+        hint="`polyquant validate` says more; `polyquant edit` can replace it",
     )
 
 
@@ -159,12 +173,12 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _string(text: Any, order: str) -> bytes:
+def _string(text: Any, order: Order) -> bytes:
     raw = text.encode()
     return struct.pack(f"{order}Q", len(raw)) + bytes(raw)
 
 
-def _items(value: Any, item: Kind, order: str) -> bytes:
+def _items(value: Any, item: Kind, order: Order) -> bytes:
     if isinstance(value, StringArray) and item is Kind.STRING and (done := value.encoded(order)) is not None:
         return done
     if isinstance(value, NumberArray) and value.kind is item:
@@ -175,7 +189,7 @@ def _items(value: Any, item: Kind, order: str) -> bytes:
     return struct.pack(f"{order}{len(value)}{FORMATS[item]}", *value)
 
 
-def encode(key: str, meta: Meta, order: str = "<") -> bytes:
+def encode(key: str, meta: Meta, order: Order = "<") -> bytes:
     """[kind u32][value] of version 3. Raises PlanError for what GGUF cannot hold: numbers out of range, nested arrays."""
     head = struct.pack(f"{order}I", meta.kind)
     try:
@@ -191,5 +205,3 @@ def encode(key: str, meta: Meta, order: str = "<") -> bytes:
     except (struct.error, OverflowError, TypeError, ValueError, AttributeError) as e:
         kind = meta.kind.name if meta.item is None else f"array of {meta.item.name}"
         raise PlanError(f"the value of '{printable(key)}' does not fit its type", expected=kind.lower(), found=e) from e
-
-

@@ -65,7 +65,14 @@ def _member(folder: Path, name: str) -> Iterator[Finding]:
     try:
         folders.member(folder, name)
     except InputError as e:
-        yield _say("HF040" if (folder / name).is_symlink() else "HF041", ERROR, e, folder / name)
+        yield _say(_code(e, "HF041"), ERROR, e, folder / name)
+
+
+def _code(e: PolyquantError, otherwise: str) -> str:
+    """A file that leaves the folder has a code of its own, wherever it is met."""
+    if not isinstance(e, folders.LeavesFolder):
+        return otherwise
+    return "HF040" if isinstance(e.file, Path) and e.file.is_symlink() else "HF011"
 
 
 # ---------------------------------------------------------------- config and the files beside it
@@ -75,7 +82,7 @@ def _config(folder: Path) -> Generator[Finding, None, dict[str, Any] | None]:
     try:
         config = folders.read_config(folder)
     except InputError as e:
-        yield _say("HF021", ERROR, e, folder / "config.json")
+        yield _say(_code(e, "HF021"), ERROR, e, folder / "config.json")
         return None
     if config is None:
         yield Finding("HF020", WARNING, "config.json is missing", file=folder.name)
@@ -114,9 +121,8 @@ def _weight_files(folder: Path, found: _Found) -> Iterator[Finding]:
         chosen = folders.choose(folder)
     except (InputError, UnsupportedError) as e:
         found.whole = False
-        escapes = "outside the folder" in e.message
         index = e.file if isinstance(e.file, Path) and e.file != folder else None
-        yield _say("HF011" if escapes else "HF010" if index else "HF019", ERROR, e, index or folder)
+        yield _say(_code(e, "HF010" if index else "HF019"), ERROR, e, index or folder)
         return
     for note in chosen.notes:
         yield Finding("HF018", WARNING, note, file=folder.name)

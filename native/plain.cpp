@@ -1,0 +1,42 @@
+// Numbers that stand alone: conversions between float32 and the 16-bit floats. Drawn in src/polyquant/codecs/plain.py.
+#include <cstring>
+
+#include "blocks.hpp"
+#include "half.hpp"
+
+namespace polyquant {
+namespace {
+
+void copy_out(const uint8_t* src, float* dst, size_t n) { std::memcpy(dst, src, 4 * n); }
+
+void copy_in(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) { std::memcpy(dst, src, 4 * rows * cols); }
+
+PQ_SIMD void dequantize_f16(const uint8_t* src, float* dst, size_t n) {
+  for (size_t i = 0; i < n; ++i) dst[i] = half_to_float(load<uint16_t>(src + 2 * i));
+}
+
+PQ_SIMD void quantize_f16(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  const size_t n = rows * cols;
+  for (size_t i = 0; i < n; ++i) store(dst + 2 * i, float_to_half(src[i]));
+}
+
+PQ_SIMD void dequantize_bf16(const uint8_t* src, float* dst, size_t n) {
+  for (size_t i = 0; i < n; ++i) dst[i] = bfloat_to_float(load<uint16_t>(src + 2 * i));
+}
+
+PQ_SIMD void quantize_bf16(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  const size_t n = rows * cols;
+  for (size_t i = 0; i < n; ++i) store(dst + 2 * i, float_to_bfloat(src[i]));
+}
+
+constexpr BlockKernel table[] = {
+    {"f32", 1, 4, copy_out, copy_in},
+    {"f16", 1, 2, dequantize_f16, quantize_f16},
+    {"bf16", 1, 2, dequantize_bf16, quantize_bf16},
+};
+
+}  // namespace
+
+KernelTable plain_kernels() { return table; }
+
+}  // namespace polyquant

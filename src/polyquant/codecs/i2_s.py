@@ -92,7 +92,6 @@ class I2S:
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
         """Ternary floats [..., K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
-        self.payload_bytes(w.shape)
         codes = ternarize(self.name, w, self.lossy)
         if self.trinity and not self.lossy and codes.scale[0] not in (0, 1):
             raise CodecError(
@@ -111,13 +110,13 @@ class I2S:
             rows, k = shape
             padded = np.zeros((rows, _padded(k)), np.int8)
             padded[:, :k] = codes.codes
-            return self.assemble(Lanes(1, False, True).pack(padded), np.float32(1))
+            return self.assemble(Lanes(1, False, True).pack(padded), np.float32(1), shape)
         scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
         payload = lanes.pack(codes.codes)
         assert payload.size == size
-        return self.assemble(payload, scale)
+        return self.assemble(payload, scale, shape)
 
-    def assemble(self, payload: U8, scale: np.float32) -> dict[str, NDArray[np.uint8]]:
+    def assemble(self, payload: U8, scale: np.float32, shape: Shape) -> dict[str, NDArray[np.uint8]]:
         """Payload and scale to parts."""
         if self.trinity:
             return {"blocks": payload}
@@ -209,3 +208,10 @@ I2_S_X86 = I2S("i2_s.x86", 32, (1, 128))
 I2_S_ARM = I2S("i2_s.arm", 16, (1, 64))
 I2_S_X4 = I2S("i2_s.x4", 0, (4, 1))
 TRINITY_I2_S = I2S("trinity.i2_s", 1, (1, 1), trinity=True)
+
+
+def symbol_histogram(parts: Parts, shape: Shape) -> NDArray[np.uint64]:
+    """How often the symbols 0..3 occur, uint64 [4], whatever the layout: only Trinity's size differs. Raises CodecError."""
+    bare = np.asarray(parts["blocks"]).nbytes == TRINITY_I2_S.payload_bytes(shape)
+    codec = TRINITY_I2_S if bare else replace(I2_S_X86, width=1)
+    return codec.symbol_histogram(parts, shape)

@@ -2,13 +2,21 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "blocks.hpp"
+#include "gguf.hpp"
+#include "metrics.hpp"
+#include "ternary.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,7 +31,7 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const BlockKernel* find(std::string_view name) {
-  for (KernelTable family : {plain_kernels(), legacy_kernels(), fp4_kernels(), ternary_kernels()})
+  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels(), plain_kernels(), fp4_kernels(), ternary_kernels()})
     for (const BlockKernel& k : family)
       if (name == k.name) return &k;
   return nullptr;
@@ -52,9 +60,104 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   return true;
 }
 
+std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
+  if (a.shape(0) != b.shape(0)) throw nb::value_error("arrays of equal length needed");
+  nb::gil_scoped_release release;
+  const ErrorSums s = error_sums(a.data(), b.data(), a.shape(0));
+  return {s.aa, s.bb, s.ab, s.dd, s.worst};
+}
+
+using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide, std::optional<Starts> starts) {
+  if (starts && starts->shape(0) != count) throw nb::value_error("starts needs one entry per string");
+  nb::gil_scoped_release release;
+  return gguf_skip_strings(buffer.data(), buffer.shape(0), offset, count, big_endian, wide, starts ? starts->data() : nullptr);
+}
+
+// ---------------------------------------------------------------- ternary layouts
+
 using Codes = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using CodesOut = nb::ndarray<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CountsOut = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Lanes lanes_of(size_t bytes, size_t weights, size_t width, bool high_first, bool zero_first) {
+  if (width == 0 || bytes % width || weights != 4 * bytes) throw nb::value_error("four weights a byte, whole blocks");
+  return {width, high_first, zero_first};
+}
+
+void unpack_lanes_py(Bytes src, CodesOut codes, size_t width, bool high_first, bool zero_first) {
+  const Lanes l = lanes_of(src.shape(0), codes.shape(0), width, high_first, zero_first);
+  nb::gil_scoped_release release;
+  unpack_lanes(src.data(), codes.data(), src.shape(0), l);
+}
+
+void dequantize_lanes_py(Bytes src, FloatsOut out, float scale, size_t width, bool high_first, bool zero_first) {
+  const Lanes l = lanes_of(src.shape(0), out.shape(0), width, high_first, zero_first);
+  nb::gil_scoped_release release;
+  dequantize_lanes(src.data(), out.data(), src.shape(0), l, scale);
+}
+
+bool pack_lanes_py(Codes codes, FlatBytesOut dst, size_t width, bool high_first, bool zero_first) {
+  const Lanes l = lanes_of(dst.shape(0), codes.shape(0), width, high_first, zero_first);
+  nb::gil_scoped_release release;
+  return pack_lanes(codes.data(), dst.data(), dst.shape(0), l);
+}
+
+void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, bool high_first, bool zero_first, size_t to_width,
+                       bool to_high_first, bool to_zero_first) {
+  const size_t bytes = src.shape(0);
+  if (dst.shape(0) != bytes || chunk == 0 || width == 0 || to_width == 0 || chunk % width || chunk % to_width ||
+      bytes % width || bytes % to_width)
+    throw nb::value_error("chunks of whole blocks of both layouts needed");
+  nb::gil_scoped_release release;
+  std::vector<int8_t> scratch(4 * chunk);
+  relayout_lanes(src.data(), dst.data(), bytes, {width, high_first, zero_first}, {to_width, to_high_first, to_zero_first},
+                 scratch.data(), chunk);
+}
+
+void count_symbols_py(Bytes src, CountsOut counts) {
+  if (counts.shape(0) != 4) throw nb::value_error("four counters needed");
+  nb::gil_scoped_release release;
+  count_symbols(src.data(), src.shape(0), counts.data());
+}
+
+std::pair<bool, uint32_t> ternarize_tensor_py(Vector w, CodesOut codes, bool exact, float floor) {
+  if (w.shape(0) != codes.shape(0)) throw nb::value_error("one code a weight");
+  nb::gil_scoped_release release;
+  uint32_t largest = 0;
+  const bool good = ternarize_tensor(w.data(), codes.data(), w.shape(0), exact, floor, &largest);
+  return {good, largest};
+}
+
+// TL1 with three = 0, TL2 else; payload as long as its sections. bm_outer, bk, bm: BM, BK, bm of bitnet.cpp's kernel configuration.
+Tile tile_of(size_t bytes, size_t weights, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const size_t groups = three ? 32 : 16;
+  if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || weights != rows * cols || three > cols ||
+      (three ? bm != 32 || three % bk || bk % 24 || (cols - three) % 32 : cols % bk || bk % (256 / bm) || (256 / bm) % 4) ||
+      bytes != rows * (three ? three / 24 * 5 + (cols - three) / 4 : cols / 4))
+    throw nb::value_error("the tile does not divide the matrix");
+  return {outer, bk, bm};
+}
+
+void unpack_tl_py(Bytes src, CodesOut codes, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const Tile tile = tile_of(src.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
+  nb::gil_scoped_release release;
+  if (three)
+    unpack_tl2(src.data(), codes.data(), rows, cols, three, tile);
+  else
+    unpack_tl1(src.data(), codes.data(), rows, cols, tile);
+}
+
+void pack_tl_py(Codes codes, FlatBytesOut dst, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const Tile tile = tile_of(dst.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
+  nb::gil_scoped_release release;
+  if (three)
+    pack_tl2(codes.data(), dst.data(), rows, cols, three, tile);
+  else
+    pack_tl1(codes.data(), dst.data(), rows, cols, tile);
+}
 
 const TernaryKernel* find_ternary(std::string_view name) {
   for (const TernaryKernel& k : ternary_layouts())
@@ -115,6 +218,16 @@ NB_MODULE(_native, m) {
   m.doc() = "Native twins of polyquant's numpy references. Private: use polyquant.ops.native.";
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a);
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a, "importance"_a.none());
+  m.def("error_sums", &sums, "a"_a, "b"_a);
+  m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.none());
+  m.def("unpack_lanes", &unpack_lanes_py);
+  m.def("dequantize_lanes", &dequantize_lanes_py);
+  m.def("pack_lanes", &pack_lanes_py);
+  m.def("relayout_lanes", &relayout_lanes_py);
+  m.def("count_symbols", &count_symbols_py);
+  m.def("ternarize_tensor", &ternarize_tensor_py);
+  m.def("unpack_tl", &unpack_tl_py);
+  m.def("pack_tl", &pack_tl_py);
   m.def("pack_ternary", &pack_ternary, "codec"_a, "codes"_a, "scale"_a, "out"_a);
   m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
   m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);

@@ -21,6 +21,8 @@ using KernelTable = std::span<const BlockKernel>;
 // one per family file
 KernelTable plain_kernels();
 KernelTable legacy_kernels();
+KernelTable k_kernels();
+KernelTable iq_kernels();
 KernelTable fp4_kernels();
 KernelTable ternary_kernels();
 

@@ -14,21 +14,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyquant.errors import PolyquantError as PolyquantError
+    from polyquant.formats.gguf import edit as edit
+    from polyquant.pipeline.compare import compare as compare
+    from polyquant.pipeline.convert import convert as convert
+    from polyquant.pipeline.convert import plan as plan
+    from polyquant.pipeline.convert import quantize as quantize
+    from polyquant.pipeline.detect import open_checkpoint as open
+    from polyquant.pipeline.doctor import doctor as doctor
+    from polyquant.pipeline.inspect import inspect as inspect
+    from polyquant.pipeline.validate import explain as explain
+    from polyquant.pipeline.validate import validate as validate
     from polyquant.registry import codec as codec
 
 __version__ = "0.1.0"
 
 _VERBS = {
-    "codec": "polyquant.registry",
+    "PolyquantError": "polyquant.errors:PolyquantError",
+    "codec": "polyquant.registry:codec",
+    "compare": "polyquant.pipeline.compare:compare",
+    "convert": "polyquant.pipeline.convert:convert",
+    "doctor": "polyquant.pipeline.doctor:doctor",
+    "edit": "polyquant.formats.gguf:edit",
+    "explain": "polyquant.pipeline.validate:explain",
+    "inspect": "polyquant.pipeline.inspect:inspect",
+    "open": "polyquant.pipeline.detect:open_checkpoint",
+    "plan": "polyquant.pipeline.convert:plan",
+    "quantize": "polyquant.pipeline.convert:quantize",
+    "validate": "polyquant.pipeline.validate:validate",
 }
 
-__all__ = ["__version__", "codec"]
+__all__ = [
+    "PolyquantError", "__version__", "codec", "compare", "convert", "doctor", "edit", "explain", "inspect", "open", "plan", "quantize", "validate",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _VERBS:
-        return getattr(import_module(_VERBS[name]), name)
-    raise AttributeError(f"module 'polyquant' has no attribute '{name}'")
+    if name not in _VERBS:
+        raise AttributeError(f"module 'polyquant' has no attribute '{name}'")
+    module, attribute = _VERBS[name].split(":")
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

@@ -286,11 +286,16 @@ class Finding:
 
 
 class Action(Enum):
-    """What a conversion step does to a weight; decided in one place, printed before the work."""
+    """What a conversion step does to a weight; decided in one place, printed before the work.
+
+    copy: same codec, the bytes move. transcode: same form, equal codes (a rounded scale is reported). quantize: from floats.
+    dequantize: to floats. requantize: lossy from one quantization to another, only on request.
+    """
 
     COPY = "copy"
     TRANSCODE = "transcode"
     QUANTIZE = "quantize"
+    DEQUANTIZE = "dequantize"
     REQUANTIZE = "requantize"
 
 
@@ -322,13 +327,17 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The meaning of one checkpoint said in another format's words (made by `models`, used by `pipeline`)."""
+    """The meaning of one checkpoint said in another format's words (made by `models`, used by `pipeline`).
+
+    constants: tensors that no source holds but the target's runtime wants (RoPE factors), float32, by target name.
+    """
 
     architecture: str
     tensors: tuple[TensorMap, ...]
     metadata: Mapping[str, Meta] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, F32] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 

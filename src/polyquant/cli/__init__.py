@@ -1,1 +1,93 @@
-"""Parse, call one verb, print: one file per verb."""
+"""The command line: parse, call one verb, print. One file per verb; a command's module is imported only when it runs.
+
+Exit codes: 0 done (validate: clean), 1 findings or the machine failed (disk full), 2 input that cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import click
+
+from polyquant.errors import PolyquantError, printable
+
+COMMANDS = {
+    "inspect": "What is in it: types, layers, sizes, metadata.",
+    "validate": "Is it sound? Findings with codes; exit 1 if any.",
+    "explain": "What a finding's code means and what to do.",
+    "compare": "How far is B from A, tensor by tensor.",
+    "convert": "Turn it into another format.",
+    "quantize": "Make it smaller, by a recipe such as q4_k_m.",
+    "edit": "Change GGUF metadata; tensor data stays untouched.",
+    "doctor": "Is this installation sound and fast?",
+    "demo": "The main job on an embedded model, in a minute.",
+}
+
+
+class _Lazy(click.Group):
+    """Names and one-line help from the table above; the module only when its command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = getattr(import_module(f"polyquant.cli.{cmd_name}_command"), cmd_name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from difflib import get_close_matches
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"no command '{printable(args[0])}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Examples:  polyquant inspect model.gguf  |  polyquant quantize hf-folder/ model.gguf --recipe q4_k_m",
+)
+@click.version_option(package_name="polyquant", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Open, check, compare, convert and quantize LLM weights: GGUF, I2_S and the other ternaries, Hugging Face folders."""
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Entry point of the `polyquant` command. Every expected failure is one line on stderr, never a traceback."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return cli.main(args=args, prog_name="polyquant", standalone_mode=False)
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(2)
+    except PolyquantError as problem:
+        click.echo(f"polyquant: {problem}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("polyquant: interrupted; nothing was left at the target, the same command resumes", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as problem:
+        where = f"{printable(problem.filename)}: " if problem.filename else ""
+        click.echo(f"polyquant: {where}{problem.strerror or problem}", err=True)
+        sys.exit(1)

@@ -1,0 +1,62 @@
+"""Blocks to float32 on one thread, against gguf-py's numpy code, for every quantized type that both know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+import polyquant
+from measure import Row, Section, in_turn
+from polyquant.codecs.blocks import BlockCodec
+from polyquant.registry import CODECS
+
+SHAPE = (1024, 4096)
+BAR = 10.0
+
+
+def peer_types() -> dict[str, Any]:
+    """Our codec name -> gguf-py's type, where gguf-py has code for it; None for all of ours if it is not installed."""
+    ours = [n for n in CODECS if isinstance(polyquant.codec(n), BlockCodec)]
+    if find_spec("gguf") is None:
+        return dict.fromkeys(ours)
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    found = {}
+    for name in ours:
+        kind = getattr(GGMLQuantizationType, name.upper(), None)
+        if kind is not None:
+            try:
+                dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+            except NotImplementedError:
+                continue
+            found[name] = kind
+    return found
+
+
+def rows() -> Iterator[Row]:
+    """Both return a fresh array. `of fill`: our speed as a share of writing the same floats with a constant."""
+    rng = np.random.default_rng(0)
+    for name, kind in peer_types().items():
+        codec = polyquant.codec(name)
+        spec = codec.specs(SHAPE)["blocks"]
+        blocks = rng.integers(0, 256, spec.shape, np.uint8)
+        runs = [lambda c=codec, b=blocks: c.dequantize({"blocks": b}, SHAPE), lambda: np.full(SHAPE, 1, np.float32)]
+        if kind is not None:
+            from gguf.quants import dequantize
+
+            runs.append(lambda b=blocks, k=kind: dequantize(b, k))
+        with np.errstate(all="ignore"):  # random bytes make infinite scales, of which the peer warns
+            if kind is not None and not np.array_equal(runs[0](), runs[2](), equal_nan=True):
+                raise SystemExit(f"{name}: ours and gguf-py's floats differ; a time would mean nothing")
+            ours, fill, *peer = in_turn(*runs, clock=time.thread_time)
+        moved = spec.nbytes + 4 * SHAPE[0] * SHAPE[1]
+        extra = {"GB/s": moved / ours / 1e9, "of fill": fill / ours}
+        yield Row(name, "ms", 1e3 * ours, 1e3 * peer[0] if peer else None, BAR, extra=extra)
+
+
+SECTION = Section(f"dequantize {SHAPE[0]} x {SHAPE[1]} to float32, one thread, against gguf-py", rows, peers=("gguf",))

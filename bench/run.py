@@ -1,0 +1,110 @@
+"""Side by side with peers: `python bench/run.py [SECTION ...] [--json bench/results.json]`.
+
+Every file bench/bench_<section>.py is a section (see measure.py). Exit status 1 if a bar was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from measure import Row, Section, keep_memory
+
+HERE = Path(__file__).resolve().parent
+NAMES = sorted(p.stem.removeprefix("bench_") for p in HERE.glob("bench_*.py"))
+
+
+def release(package: str) -> str | None:
+    """The installed version of a peer, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def machine() -> dict[str, object]:
+    """What the figures depend on."""
+    from polyquant.ops import native
+
+    return {
+        "polyquant": release("polyquant"),
+        "engine": native.instruction_set(),
+        "python": platform.python_version(),
+        "numpy": release("numpy"),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
+def number(x: float | None) -> str:
+    """Three significant digits, a dash for none."""
+    return "-" if x is None else f"{x:#.3g}".rstrip(".") if abs(x) < 1000 else f"{x:,.0f}"
+
+
+def table(section: Section, rows: list[Row]) -> Table:
+    """The section as printed."""
+    extra = list(dict.fromkeys(key for row in rows for key in row.extra))
+    out = Table("", "unit", "ours", "peer", "times", "bar", "met", *extra, title=section.title, title_justify="left")
+    for column in out.columns[2:]:
+        column.justify = "right"
+    for row in rows:
+        met = {None: "", True: "yes", False: "[bold red]NO[/]"}[row.met]
+        numbers = [number(x) for x in (row.ours, row.peer, row.ratio, row.bar)]
+        out.add_row(row.name, row.unit, *numbers, met, *(number(row.extra.get(key)) for key in extra))
+    return out
+
+
+def main() -> int:
+    """Measure the sections asked for, print them, write them."""
+    parser = argparse.ArgumentParser(description="polyquant side by side with its peers")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"default: all of {', '.join(NAMES)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, e.g. to bench/results.json")
+    args = parser.parse_args()
+    if unknown := set(args.sections) - set(NAMES):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")  # read when numpy is imported, by the sections below
+
+    kept = keep_memory()
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    results = {"machine": machine(), "sections": {}}
+    results["machine"]["freed memory kept"] = kept
+    console.print(", ".join(f"{key} {value}" for key, value in results["machine"].items()))
+    missed = False
+    for name in args.sections or NAMES:
+        section: Section = import_module(f"bench_{name}").SECTION
+        peers = {peer: release(peer) for peer in section.peers}
+        rows = list(section.rows())
+        missed |= any(row.met is False for row in rows)
+        console.print(table(section, rows))
+        for peer, found in peers.items():
+            console.print(
+                f"{peer} {found}" if found else f"{peer} is missing: nothing to compare with (pip install {peer})"
+            )
+        results["sections"][name] = {
+            "title": section.title,
+            "peers": peers,
+            "rows": [
+                {"name": r.name, "unit": r.unit, "ours": r.ours, "peer": r.peer, "ratio": r.ratio, "bar": r.bar,
+                 "met": r.met, **r.extra} for r in rows
+            ],
+        }  # fmt: skip
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""polyquant compare"""
+
+from __future__ import annotations
+
+import click
+
+from polyquant.cli.console import (
+    as_json,
+    decibel,
+    json_option,
+    layout_option,
+    out,
+    progress,
+    table,
+    tensor_name,
+    watcher,
+)
+from polyquant.errors import printable
+from polyquant.pipeline.compare import Comparison
+from polyquant.pipeline.compare import compare as run
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  polyquant compare hf-folder/ model.gguf
+  polyquant compare a.gguf b.gguf --sort error --format json""",
+)
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option(
+    "--sort",
+    type=click.Choice(["file", "error"]),
+    default="file",
+    show_default=True,
+    help="Order of the tensors: as in the file, or worst first.",
+)
+@click.option("--limit", type=click.IntRange(0), default=0, help="Show only so many tensors; 0: all.")
+@layout_option
+@json_option
+def compare(a: str, b: str, sort: str, limit: int, ternary_layout: str | None, style: str) -> None:
+    """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals."""
+    options = {"ternary_layout": ternary_layout} if ternary_layout else {}
+    with progress("comparing") as tell:
+        found = run(a, b, on_progress=watcher(tell), **options)
+    if style == "json":
+        as_json(found.to_json())
+        return
+    _print(found, sort, limit)
+
+
+def _print(found: Comparison, sort: str, limit: int) -> None:
+    tensors = sorted(found.tensors, key=lambda t: t.error.snr) if sort == "error" else list(found.tensors)
+    t = table("tensor", "a", "b", ">SNR dB", ">cosine", ">max err", ">codes =")
+    for x in tensors[: limit or None]:
+        share = "" if x.equal_codes is None else f"{x.equal_codes:.2%}"
+        t.add_row(
+            tensor_name(x.name, 26),
+            x.a,
+            x.b,
+            decibel(x.error.snr),
+            f"{x.error.cosine:.5f}",
+            f"{x.error.worst:.2g}",
+            share,
+        )
+    out.print(t)
+    e = found.error
+    out.print(
+        f"\n{len(found.tensors)} tensors, {found.bpw:.3f} effective bits per weight in B; total SNR {decibel(e.snr)} dB, relative RMSE {e.rrmse:.5f}, cosine {e.cosine:.6f}"
+    )
+    for side, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            out.print(f"only in {side}: {', '.join(printable(n) for n in names[:3])}{more}", markup=False)

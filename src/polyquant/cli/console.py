@@ -1,0 +1,121 @@
+"""How things look: sizes, tables that fit 80 columns, progress on a terminal and silence in a pipe, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from polyquant.errors import printable
+from polyquant.pipeline.execute import Progress as Told
+
+__all__ = [
+    "as_json",
+    "decibel",
+    "json_option",
+    "layout_option",
+    "out",
+    "progress",
+    "size",
+    "table",
+    "tensor_name",
+    "watcher",
+]
+
+out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False)
+
+
+def size(n: float) -> str:
+    """Bytes for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.2f} TiB"
+
+
+def decibel(x: float) -> str:
+    """A signal to noise ratio; equal arrays have none."""
+    return "equal" if math.isinf(x) and x > 0 else "-" if math.isinf(x) else f"{x:.1f}"
+
+
+def tensor_name(name: str, width: int = 34) -> str:
+    """A name from a file, made safe and cut in the middle."""
+    shown = printable(name)
+    return shown if len(shown) <= width else f"{shown[: width // 2 - 1]}…{shown[-(width // 2) :]}"
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table; a column that starts with '>' is right-aligned."""
+    t = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", width=None)
+    for c in columns:
+        t.add_column(c.lstrip(">"), justify="right" if c.startswith(">") else "left", no_wrap=True)
+    return t
+
+
+def as_json(value: Any) -> None:
+    """Strict JSON on stdout: infinities become null."""
+
+    def clean(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {str(k): clean(v) for k, v in x.items()}
+        if isinstance(x, list | tuple):
+            return [clean(v) for v in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    click.echo(json.dumps(clean(value), indent=1, ensure_ascii=True))
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar with rate and remaining time on a terminal; nothing in a pipe. The block gets tell(done, total, name)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[name]}"),
+    )
+    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bar:
+        task = bar.add_task(what, total=None, rate="", name="")
+
+        def tell(done: int, total: int, name: str) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(
+                task,
+                completed=done,
+                total=total,
+                name=tensor_name(name, 24),
+                rate=f"{speed / 1e6:,.0f} M/s" if speed else "",
+            )
+
+        yield tell
+
+
+def watcher(tell: Callable[[int, int, str], None]) -> Callable[[Told], None]:
+    """A progress callback for the verbs."""
+    return lambda event: tell(event.done, event.total, event.tensor)
+
+
+json_option = click.option(
+    "--format",
+    "style",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    show_default=True,
+    help="Output for people or programs.",
+)
+layout_option = click.option(
+    "--ternary-layout",
+    type=click.Choice(["i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"]),
+    help="How the ternary bytes of a GGUF lie; the file cannot tell.  [default: i2_s.x86]",
+)

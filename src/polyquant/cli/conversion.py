@@ -1,0 +1,194 @@
+"""What `convert` and `quantize` share: their options, the printed plan, the run, the printed report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from polyquant.cli.console import (
+    as_json,
+    decibel,
+    json_option,
+    layout_option,
+    out,
+    progress,
+    size,
+    table,
+    tensor_name,
+    watcher,
+)
+from polyquant.errors import printable
+from polyquant.pipeline.convert import convert, guess_format, plan
+from polyquant.pipeline.execute import Report
+from polyquant.pipeline.plan import Plan
+from polyquant.storage.staging import refuse_target
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.argument("src", type=click.Path()),
+    click.argument("dst", type=click.Path()),
+    click.option(
+        "--to",
+        type=click.Choice(["gguf", "hf"]),
+        help="Target format.  [default: by DST's name: gguf for *.gguf, else hf]",
+    ),
+    click.option("--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, ..."),
+    click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
+    click.option(
+        "--rule",
+        "rules",
+        multiple=True,
+        metavar="GLOB=CODEC",
+        help="Tried before the recipe; repeatable, first match wins.",
+    ),
+    click.option("--importance", type=click.Path(), metavar="FILE", help="Importance matrix (imatrix in GGUF form)."),
+    click.option("--requantize", is_flag=True, help="Allow quantizing what is quantized already (loses more)."),
+    click.option(
+        "--architecture", metavar="NAME", help="GGUF architecture to write where a model has two names (bitnet)."
+    ),
+    layout_option,
+    click.option("--shard-size", metavar="SIZE", help="Largest shard of an hf folder, e.g. 2GB.  [default: 5GB]"),
+    click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
+    click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
+    click.option(
+        "--resume",
+        type=click.Choice(["auto", "required", "never"]),
+        default="auto",
+        show_default=True,
+        help="Take up an unfinished run of the same job.",
+    ),
+    click.option("--threads", type=click.IntRange(1, 256), help="Worker threads.  [default: all cores]"),
+    click.option("--no-measure", is_flag=True, help="Do not measure the error of each tensor."),
+    json_option,
+)
+
+
+def conversion_options(command: F) -> F:
+    """All options of a conversion."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def parse_size(text: str) -> int:
+    """'2GB' -> bytes (powers of 1000, as hubs count). Raises click.BadParameter."""
+    units = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "GIB": 1 << 30, "MIB": 1 << 20, "KIB": 1 << 10, "": 1}
+    digits = text.strip().rstrip("GMKIBgmkib")
+    unit = text.strip()[len(digits) :].upper()
+    try:
+        return max(1, int(float(digits) * units[unit]))
+    except (ValueError, KeyError, OverflowError):
+        raise click.BadParameter(
+            f"'{printable(text)}' is no size; write 2GB or 500MB", param_hint="--shard-size"
+        ) from None
+
+
+def run_conversion(
+    *, src: str, dst: str, to: str | None, rules: tuple[str, ...], shard_size: str | None, dry_run: bool, overwrite: bool, resume: Any,
+    threads: int | None, no_measure: bool, style: str, **options: Any,
+) -> None:  # fmt: skip
+    """Plan, print, and unless it is a dry run, do."""
+    target = Path(dst)
+    refuse_target(target, Path(src), overwrite=overwrite)
+    if shard_size is not None:
+        options["shard_bytes"] = parse_size(shard_size)
+    made = plan(src, to or guess_format(target), rules=rules, **options)
+    if style == "human":
+        print_plan(made, whole=dry_run)
+    if dry_run:
+        if style == "json":
+            as_json(plan_json(made))
+        return
+    with progress("converting") as tell:
+        report = convert(
+            made,
+            target,
+            resume=resume,
+            overwrite=overwrite,
+            threads=threads,
+            measure=not no_measure,
+            on_progress=watcher(tell),
+        )
+    if style == "json":
+        as_json(report.to_json())
+    else:
+        print_report(report)
+
+
+def plan_json(made: Plan) -> dict[str, Any]:
+    """A plan in plain values."""
+    return {
+        "to": made.format,
+        "recipe": made.recipe.name,
+        "bytes": made.nbytes,
+        "bpw": made.bpw,
+        "peak_memory": made.peak_memory,
+        "warnings": list(made.warnings),
+        "files": {f.name: f.size for f in made.layout.files},
+        "dropped": dict(made.translation.dropped),
+        "steps": [
+            {
+                "source": s.map.source,
+                "target": s.map.target,
+                "shape": list(s.map.shape),
+                "action": s.action.value,
+                "from": str(s.source),
+                "to": str(s.target),
+                "bytes": s.nbytes,
+                "why": s.why,
+            }
+            for s in made.steps
+        ],
+    }
+
+
+def print_plan(made: Plan, *, whole: bool) -> None:
+    """Every tensor with its type and action (dry run), or the summary only."""
+    if whole:
+        t = table("tensor", "from", "to", "action", ">size", "why")
+        for s in made.steps:
+            t.add_row(
+                tensor_name(s.map.target, 26),
+                str(s.source or "-"),
+                str(s.target),
+                s.action.value,
+                size(s.nbytes),
+                printable(s.why, 22),
+            )
+        out.print(t)
+    actions = ", ".join(f"{n} {a.value}" for a, n in made.actions.items())
+    out.print(
+        f"plan: {made.format}, {printable(made.recipe.name)}; {actions}; exactly {made.nbytes:,} bytes ({size(made.nbytes)}), {made.bpw:.3f} bits per weight; working memory about {size(made.peak_memory)}",
+        markup=False,
+    )
+    for name, why in list(made.translation.dropped.items())[:5]:
+        out.print(f"left out: {printable(name)}: {printable(why)}", markup=False)
+    for warning in made.warnings:
+        out.print(f"warning: {printable(warning, 400)}", markup=False)
+
+
+def print_report(report: Report) -> None:
+    """Per codec: tensors, bytes, error; then the total."""
+    t = table("action", "from", "to", ">tensors", ">size", ">SNR dB", ">rel. RMSE", ">max err")
+    groups: dict[tuple[str, str, str], list[Any]] = {}
+    for s in report.steps:
+        groups.setdefault((s.action, s.source, s.target), []).append(s)
+    for (action, source, target), steps in groups.items():
+        measured = [s.error for s in steps if s.error is not None]
+        row = ["", "", ""]
+        if measured:
+            e = sum(measured[1:], measured[0])
+            row = [decibel(e.snr), f"{e.rrmse:.5f}", f"{e.worst:.2g}"]
+        t.add_row(action, source, target, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
+    out.print(t)
+    for note in dict.fromkeys(s.note for s in report.steps if s.note):
+        out.print(f"scale: {printable(note)}", markup=False)
+    rate = report.nbytes / max(report.seconds, 1e-9)
+    out.print(
+        f"wrote {printable(report.path)}: {report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)",
+        markup=False,
+    )

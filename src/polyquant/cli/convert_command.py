@@ -1,0 +1,23 @@
+"""polyquant convert"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from polyquant.cli.conversion import conversion_options, run_conversion
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  polyquant convert hf-folder/ model.gguf                   # same precision, GGUF
+  polyquant convert hf-folder/ model.gguf --codec q8_0
+  polyquant convert model.gguf hf-folder/ --to hf
+  polyquant convert bitnet-hf/ bitnet.gguf --codec i2_s.x86 --dry-run""",
+)
+@conversion_options
+def convert(**options: Any) -> None:
+    """Turn SRC (GGUF file or Hugging Face folder) into DST. Without --codec or --recipe the weights keep their types."""
+    run_conversion(**options)

@@ -1,0 +1,61 @@
+"""polyquant demo"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from polyquant.cli.console import decibel, out, size, table
+from polyquant.pipeline.demo import LADDER, demo_model
+from polyquant.pipeline.demo import demo as run
+from polyquant.pipeline.inspect import inspect as look
+
+
+@click.command(epilog="Example:  polyquant demo --out demo-out")
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False),
+    default="demo-out",
+    show_default=True,
+    help="Where the converted files go.",
+)
+def demo(folder: str) -> None:
+    """Inspect two embedded models, convert them to eleven formats, validate and compare each."""
+    for name, what in (("llama", "a Llama, bfloat16"), ("bitnet", "a BitNet b1.58, packed ternary")):
+        found = look(demo_model(name))
+        out.print(
+            f"[bold]{name:7}[/bold] {what}: {found.weights:,} weights, {size(found.nbytes)}, {found.bpw:.2f} bits per weight"
+        )
+    out.print("\nEach file below is written, validated against its source, and compared with it:\n")
+    t = table("model", "format", ">bytes", ">bits/weight", ">SNR dB", ">rel. RMSE", "findings")
+    bad = 0
+    for o in run(Path(folder)):
+        codes = f", codes {o.equal_codes:.0%} equal" if o.equal_codes is not None else ""
+        out.print(f"  {o.path}  {o.seconds:.2f} s{codes}", markup=False)
+        t.add_row(
+            o.model,
+            f"GGUF {o.recipe}",
+            f"{o.nbytes:,}",
+            f"{o.bpw:.2f}",
+            decibel(o.error.snr),
+            f"{o.error.rrmse:.4f}",
+            str(o.findings or "none"),
+        )
+        bad += o.findings
+    out.print()
+    out.print(t)
+    last = f"{folder}/demo-llama-{LADDER[4][1]}.gguf"
+    out.print(
+        f"""
+Where to look next:
+  polyquant inspect {last}
+  polyquant compare {demo_model("llama")} {last} --sort error
+  polyquant edit {last} --set general.name='my model' --dry-run
+  polyquant quantize YOUR-HF-FOLDER/ model.gguf --recipe q4_k_m --dry-run""",
+        markup=False,
+    )
+    if bad:
+        sys.exit(1)

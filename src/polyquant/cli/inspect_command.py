@@ -1,0 +1,81 @@
+"""polyquant inspect"""
+
+from __future__ import annotations
+
+import click
+
+from polyquant.cli.console import as_json, json_option, layout_option, out, size, table, tensor_name
+from polyquant.errors import printable
+from polyquant.pipeline.inspect import Inspection, shown
+from polyquant.pipeline.inspect import inspect as run
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  polyquant inspect model.gguf
+  polyquant inspect hf-folder/ --tensors '*attn_q*'
+  polyquant inspect model.gguf --format json | jq .bpw""",
+)
+@click.argument("path", type=click.Path())
+@click.option("--tensors", metavar="GLOB", help="List tensors whose names match, one a line.")
+@click.option("--metadata/--no-metadata", default=True, help="Show the key/value metadata too.")
+@layout_option
+@json_option
+def inspect(path: str, tensors: str | None, metadata: bool, ternary_layout: str | None, style: str) -> None:
+    """What is in PATH (a GGUF file or a Hugging Face folder). Reads headers only."""
+    found = run(path, tensors=tensors, ternary_layout=ternary_layout)
+    if style == "json":
+        as_json(found.to_json())
+        return
+    _summary(found)
+    if metadata and tensors is None and found.metadata:
+        _metadata(found)
+    if tensors is None:
+        _tree(found)
+    else:
+        _list(found)
+    for note in found.notes:
+        out.print(f"note: {printable(note)}", markup=False)
+
+
+def _summary(found: Inspection) -> None:
+    lines = {
+        "file": printable(found.path),
+        "format": f"{found.format} ({printable(found.why)})",
+        "dialect": printable(found.dialect),
+        "model": printable(found.architecture),
+        "weights": f"{found.weights:,} in {len(found.tensors)} tensors",
+        "size": f"{size(found.nbytes)} of tensors, {found.bpw:.3f} effective bits per weight",
+        "types": ", ".join(f"{c} {n / max(1, found.weights):.1%}" for c, n in found.codecs.items()),
+    }
+    for key, text in lines.items():
+        if text:
+            out.print(f"[bold]{key:8}[/bold] ", end="")
+            out.print(text, markup=False)
+
+
+def _metadata(found: Inspection) -> None:
+    out.print()
+    for key in found.metadata:
+        value = shown(found.metadata[key], 4)
+        text = f"{value['length']:,} entries, {value['first']}…" if isinstance(value, dict) else str(value)
+        line = f"  {printable(key, 44):44} {printable(text, 400)}"
+        out.print(line if len(line) <= 79 else line[:78] + "…", markup=False)
+
+
+def _tree(found: Inspection) -> None:
+    out.print()
+    t = table("tensor", ">n", "shape", "codec", ">bpw", ">size")
+    for g in found.groups:
+        shape = "x".join(map(str, g.shapes[0])) + ("…" if len(g.shapes) > 1 else "")
+        t.add_row(tensor_name(g.pattern, 30), str(g.count), shape, g.codec, f"{g.bpw:.2f}", size(g.nbytes))
+    out.print(t)
+
+
+def _list(found: Inspection) -> None:
+    out.print()
+    t = table("tensor", "shape", "codec", ">bpw", ">size")
+    for w in found.tensors:
+        t.add_row(tensor_name(w.name), "x".join(map(str, w.shape)), str(w.codec), f"{w.bpw:.2f}", size(w.nbytes))
+    out.print(t)

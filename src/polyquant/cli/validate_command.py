@@ -1,0 +1,63 @@
+"""polyquant validate"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from polyquant.cli.console import as_json, json_option, layout_option, out, progress, watcher
+from polyquant.errors import printable
+from polyquant.pipeline.validate import validate as run
+from polyquant.types import Finding, Severity
+
+_COLOUR = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  polyquant validate model.gguf
+  polyquant validate model.gguf --against hf-folder/
+  polyquant validate model.gguf --format json; echo $?""",
+)
+@click.argument("path", type=click.Path())
+@click.option("--against", type=click.Path(), metavar="SRC", help="Compare with the model that it was made from.")
+@layout_option
+@json_option
+def validate(path: str, against: str | None, ternary_layout: str | None, style: str) -> None:
+    """Is PATH sound? Exit 0: clean (notes allowed), 1: findings, 2: cannot be read."""
+    with progress("checking") as tell:
+        found = run(path, against=against, ternary_layout=ternary_layout, on_progress=watcher(tell))
+    serious = [f for f in found if f.severity is not Severity.NOTE]
+    if style == "json":
+        as_json(
+            [
+                {"code": f.code, "severity": f.severity.value, "tensor": f.tensor, "file": f.file, "message": f.message}
+                for f in found
+            ]
+        )
+    else:
+        _print(found)
+        if serious:
+            out.print(
+                f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}", markup=False
+            )
+        else:
+            out.print(f"[green]sound[/green]: {printable(path)}")
+    if serious:
+        sys.exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    """The same finding on many tensors is shown a few times and counted."""
+    seen: dict[str, int] = {}
+    for f in findings:
+        seen[f.code] = seen.get(f.code, 0) + 1
+        if seen[f.code] <= 5:
+            where = "".join(f" {printable(x)}:" for x in (f.file, f.tensor) if x)
+            out.print(f"[{_COLOUR[f.severity]}]{f.code} {f.severity.value}[/]", end="")
+            out.print(f"{where} {printable(f.message, 400)}", markup=False)
+    for code, n in seen.items():
+        if n > 5:
+            out.print(f"{code}: {n - 5} more", markup=False)

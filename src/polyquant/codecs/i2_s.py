@@ -1,0 +1,217 @@
+"""I2_S: ternary weights of bitnet.cpp, four to a byte, one float32 scale for the tensor. 2 bits per weight plus 32 bytes.
+
+    [payload u8 x n/4][scale f32][28 zero bytes]                     w = (symbol - 1) * scale,   n = rows * K
+    (byte 0 at the left; four 2-bit symbols a byte as drawn in ternary.py, over the flattened matrix)
+
+    i2_s.x86       blocks of 128 weights in 32 bytes    every published file
+    i2_s.arm       blocks of  64 weights in 16 bytes    written by ARM builds
+    i2_s.x4        byte r * K + c: column c of the rows 4r .. 4r + 3    written by x86 builds without ACT_PARALLEL
+    trinity.i2_s   rows of ceil(K / 4) bytes, low bits first, other symbol order, no scale and no tail
+
+Nothing in the bytes tells the first three apart: a wrong guess decodes to legal symbols. Trinity's order shows in the symbol counts
+(`likely_zero_symbol`). The scale is max|w| of a weight that must be ternary already. Where n is no multiple of the block bitnet.cpp
+writes -1 into the remainder; we refuse.
+Source: src/ggml-bitnet-mad.cpp (quantize_i2_s) and docs of microsoft/BitNet 16da220; Trinity's GGUF documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, ternarize
+from polyquant.errors import CodecError
+from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
+
+__all__ = ["I2S", "I2_S_ARM", "I2_S_X4", "I2_S_X86", "TRINITY_I2_S"]
+
+_TAIL = 32
+
+
+def _padded(k: int) -> int:
+    """Weights that a row of Trinity's bytes has room for."""
+    return -(-k // 4) * 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class I2S:
+    """An I2_S layout. width: bytes per block, 0 for K (a block is then four rows). lossy: ternarize any weight by its sign."""
+
+    name: str
+    width: int
+    granule: tuple[int, int]
+    trinity: bool = False
+    lossy: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def form(self) -> type[Ternary]:
+        """Ternary codes with one scale."""
+        return Ternary
+
+    @property
+    def row_sliced(self) -> bool:
+        """The scale stands at the end, once."""
+        return False
+
+    def configure(self, *, lossy: bool) -> I2S:
+        """lossy=True: quantize takes weights that are not ternary, as bitnet.cpp does."""
+        return replace(self, lossy=lossy)
+
+    def lanes(self, shape: Shape) -> Lanes | None:
+        """The layout of the payload; None where Trinity pads its rows, so that rows and blocks part."""
+        k = as_matrix(shape)[1]
+        if self.trinity:
+            return Lanes(1, high_first=False, zero_first=True) if k % 4 == 0 else None
+        return Lanes(self.width or max(1, k))
+
+    def payload_bytes(self, shape: Shape) -> int:
+        """Bytes of symbols. Raises CodecError if the shape does not fill whole blocks."""
+        rows, k = as_matrix(shape)
+        if self.trinity:
+            return rows * _padded(k) // 4
+        block = 4 * (self.width or max(1, k))
+        if rows * k % block:
+            whole = f"a multiple of {block} weights" if self.width else "a multiple of 4 rows"
+            raise CodecError(
+                f"{self.name} needs {whole}",
+                found=f"shape {list(shape)}",
+                hint="keep this tensor in another type, e.g. f16 or tq2_0",
+            )
+        return rows * k // 4
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """{"blocks": u8 [payload + 32]}, for Trinity u8 [payload]. Raises CodecError."""
+        size = self.payload_bytes(shape) + (0 if self.trinity else _TAIL)
+        return {"blocks": ArraySpec((size,), np.dtype(np.uint8))}
+
+    def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
+        """Ternary floats [..., K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
+        codes = ternarize(self.name, w, self.lossy)
+        if self.trinity and not self.lossy and codes.scale[0] not in (0, 1):
+            raise CodecError(
+                f"{self.name} has no place for a scale",
+                expected="weights -1, 0, +1",
+                found=f"scale {codes.scale[0]:.6g}",
+                hint="choose i2_s.x86, or drop the scale: lossy=True",
+            )
+        return codes
+
+    def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
+        """Codes to bytes. Trinity drops the scale. Raises CodecError if there are several scales."""
+        shape = codes.codes.shape
+        size, lanes = self.payload_bytes(shape), self.lanes(shape)
+        if lanes is None:
+            rows, k = shape
+            padded = np.zeros((rows, _padded(k)), np.int8)
+            padded[:, :k] = codes.codes
+            return self.assemble(Lanes(1, False, True).pack(padded), np.float32(1), shape)
+        scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
+        payload = lanes.pack(codes.codes)
+        assert payload.size == size
+        return self.assemble(payload, scale, shape)
+
+    def assemble(self, payload: U8, scale: np.float32, shape: Shape) -> dict[str, NDArray[np.uint8]]:
+        """Payload and scale to parts."""
+        if self.trinity:
+            return {"blocks": payload}
+        tail = np.zeros(_TAIL, np.uint8)
+        tail[:4] = np.array([scale], "<f4").view(np.uint8)
+        return {"blocks": np.concatenate([payload, tail])}
+
+    def payload(self, parts: Parts, shape: Shape) -> U8:
+        """The symbols, uint8 [payload_bytes]. Raises CodecError if the size contradicts the shape."""
+        spec = self.specs(shape)["blocks"]
+        blocks = np.asarray(parts["blocks"])
+        if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
+            raise CodecError(
+                f"blocks of {self.name} do not fit shape {list(shape)}",
+                expected=f"{spec.nbytes} bytes",
+                found=f"{blocks.nbytes} of {blocks.dtype}",
+            )
+        return np.ascontiguousarray(blocks).reshape(-1)[: self.payload_bytes(shape)]
+
+    def scale(self, parts: Parts, shape: Shape) -> F32:
+        """float32 [1]: the scale after the payload; 1 for Trinity."""
+        if self.trinity:
+            return np.ones(1, np.float32)
+        at = self.payload_bytes(shape)
+        return np.asarray(parts["blocks"]).reshape(-1)[at : at + 4].copy().view("<f4").astype(np.float32)
+
+    def unpack(self, parts: Parts, shape: Shape) -> Ternary:
+        """Bytes to codes [rows, K]. Raises CodecError if the size contradicts the shape."""
+        rows, k = as_matrix(shape)
+        payload, lanes = self.payload(parts, shape), self.lanes(shape)
+        if lanes is None:
+            codes = np.ascontiguousarray(Lanes(1, False, True).unpack(payload).reshape(rows, _padded(k))[:, :k])
+        else:
+            codes = lanes.unpack(payload).reshape(rows, k)
+        return Ternary(codes, self.scale(parts, shape))
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """codes * scale. `rows` decodes whole blocks around them only."""
+        count, k = as_matrix(shape)
+        target = shape
+        first, last = 0, count
+        if rows is not None:
+            first, last, step = rows.indices(count)
+            if step != 1:
+                raise CodecError("rows must be a slice without step", found=rows)
+            last = max(first, last)
+            target = (last - first, k)
+        if out is None:
+            out = np.empty(target, np.float32)
+        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        payload, lanes = self.payload(parts, shape), self.lanes(shape)
+        scale = float(self.scale(parts, shape)[0])
+        if lanes is None:
+            stride = _padded(k)
+            whole = np.empty((last - first, stride), np.float32)
+            Lanes(1, False, True).dequantize(
+                payload[first * stride // 4 : last * stride // 4], scale, whole.reshape(-1)
+            )
+            out.reshape(last - first, k)[:] = whole[:, :k]
+            return out
+        block = 4 * lanes.width
+        start, stop = first * k // block, -(-last * k // block)  # blocks that touch the rows
+        if (start * block, stop * block) == (first * k, last * k):
+            lanes.dequantize(payload[start * lanes.width : stop * lanes.width], scale, out.reshape(-1))
+            return out
+        around = np.empty((stop - start) * block, np.float32)
+        lanes.dequantize(payload[start * lanes.width : stop * lanes.width], scale, around)
+        out.reshape(-1)[:] = around[first * k - start * block :][: out.size]
+        return out
+
+    def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
+        """How often the symbols 0..3 stand in the payload, without Trinity's padding: uint64 [4]."""
+        payload = self.payload(parts, shape)
+        counts = count_symbols(payload)
+        k = as_matrix(shape)[1]
+        if self.trinity and k % 4:
+            ends = payload[k // 4 :: _padded(k) // 4]  # the last byte of each row
+            for lane in range(k % 4, 4):
+                counts -= np.bincount(ends >> 2 * lane & 3, minlength=4).astype(np.uint64)
+        return counts
+
+    def count_undefined(self, parts: Parts, shape: Shape) -> int:
+        """Symbols 3, which no quantizer writes."""
+        return int(self.symbol_histogram(parts, shape)[3])
+
+
+I2_S_X86 = I2S("i2_s.x86", 32, (1, 128))
+I2_S_ARM = I2S("i2_s.arm", 16, (1, 64))
+I2_S_X4 = I2S("i2_s.x4", 0, (4, 1))
+TRINITY_I2_S = I2S("trinity.i2_s", 1, (1, 1), trinity=True)
+
+
+def symbol_histogram(parts: Parts, shape: Shape) -> NDArray[np.uint64]:
+    """How often the symbols 0..3 occur, uint64 [4], whatever the layout: only Trinity's size differs. Raises CodecError."""
+    bare = np.asarray(parts["blocks"]).nbytes == TRINITY_I2_S.payload_bytes(shape)
+    codec = TRINITY_I2_S if bare else replace(I2_S_X86, width=1)
+    return codec.symbol_histogram(parts, shape)

@@ -1,0 +1,78 @@
+"""Types that we do not know: the bytes are carried, never read.
+
+    ggml.type_N   [whatever type number N means to its own program]   size from the next tensor's offset
+
+One instance per tensor, since only the file knows the size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from polyquant.errors import CodecError, UnsupportedError
+from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape
+
+__all__ = ["OpaqueCodec"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueCodec:
+    """The bytes of one tensor of an unknown GGUF type. why: what is known about the type, for people."""
+
+    type_id: int
+    nbytes: int
+    why: str = "polyquant does not know this type"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """ggml.type_<number>."""
+        return f"ggml.type_{self.type_id}"
+
+    @property
+    def form(self) -> type[Blocks]:
+        """Bytes that mean nothing outside this type."""
+        return Blocks
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """Nothing is known, so nothing is demanded."""
+        return 1, 1
+
+    @property
+    def row_sliced(self) -> bool:
+        """Rows cannot be told apart."""
+        return False
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """{"bytes": u8 [nbytes]}, whatever the shape."""
+        return {"bytes": ArraySpec((self.nbytes,), np.dtype(np.uint8))}
+
+    def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(f"type number {self.type_id} cannot be written: {self.why}", hint="choose another codec")
+
+    def pack(self, codes: Blocks) -> dict[str, U8]:
+        """The bytes as they came. Raises CodecError for codes of another type or size."""
+        if codes.codec != self.name or codes.blocks.nbytes != self.nbytes:
+            raise CodecError("bytes of another type cannot be packed", expected=self.name, found=codes.codec)
+        return {"bytes": codes.blocks}
+
+    def unpack(self, parts: Parts, shape: Shape) -> Blocks:
+        """The bytes as they came. Raises CodecError if their number is wrong."""
+        found = np.asarray(parts["bytes"])
+        if found.dtype != np.uint8 or found.nbytes != self.nbytes:
+            raise CodecError(f"bytes of {self.name} do not fit", expected=self.nbytes, found=found.nbytes)
+        return Blocks(self.name, found.reshape(-1))
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> NoReturn:
+        """Raises UnsupportedError naming the type number."""
+        raise UnsupportedError(
+            f"type number {self.type_id} cannot be decoded: {self.why}",
+            hint="the tensor can be copied into another GGUF file as it is",
+        )

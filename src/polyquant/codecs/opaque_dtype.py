@@ -1,0 +1,37 @@
+"""safetensors dtypes that we do not decode (F4, F6, F8_E8M0, C64, new ones): the bytes are carried, never read.
+
+safetensors.<dtype>   [whatever the dtype means to the program that wrote it]   size from the header
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from polyquant.codecs.opaque import OpaqueCodec
+from polyquant.errors import UnsupportedError
+from polyquant.types import F32, Parts, Shape
+
+__all__ = ["OpaqueDtype"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueDtype(OpaqueCodec):
+    """The bytes of one tensor of a dtype that polyquant cannot decode. dtype: its name in the safetensors header."""
+
+    dtype: str = ""
+
+    @property
+    def name(self) -> str:
+        """safetensors.<dtype in lower case>."""
+        return f"safetensors.{self.dtype.lower()}"
+
+    def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(f"safetensors dtype {self.dtype} cannot be written", hint="choose another codec")
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> NoReturn:
+        """Raises UnsupportedError naming the dtype."""
+        raise UnsupportedError(
+            f"safetensors dtype {self.dtype} cannot be decoded", hint="it can be copied into another HF folder as it is"
+        )

@@ -1,0 +1,197 @@
+"""What the ternary codecs share: exact ternarization, one scale a tensor, and layouts of four 2-bit symbols a byte.
+
+    byte p of a block of `width` bytes      bits 7-6   5-4         3-2          1-0
+    high_first                              w[p]       w[width+p]  w[2width+p]  w[3width+p]      I2_S
+    not high_first                          w[3width+p] ...                     w[p]             HF, Trinity
+
+Symbols 0, 1, 2 are -1, 0, +1 (bitnet.cpp, HF) or 0, +1, -1 (Trinity: `zero_first`). Symbol 3 is never written; sources disagree on
+it (ik_llama.cpp reads +2, bitnet.cpp 0): it reads as 0 here and `validate` counts it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import CodecError
+from polyquant.ops import native
+from polyquant.types import F32, I8, U8, Ternary, as_matrix
+
+__all__ = [
+    "Lanes",
+    "check_codes",
+    "count_bytes",
+    "count_symbols",
+    "likely_zero_symbol",
+    "one_scale",
+    "scaled",
+    "ternarize",
+]
+
+_CHUNK = 1 << 22  # bytes or weights per step of a numpy reference: bounds its temporaries
+_FLOOR = np.float32(1e-6)  # bitnet.cpp writes 0 for anything below 1e-6 (compared in double: this float32 lies below)
+
+
+class Lanes(NamedTuple):
+    """A layout of four 2-bit symbols a byte (see above). width: bytes per block."""
+
+    width: int
+    high_first: bool = True
+    zero_first: bool = False
+
+    def shift(self, lane: int) -> int:
+        """How far to the left lane 0..3 stands in its byte."""
+        return 6 - 2 * lane if self.high_first else 2 * lane
+
+    def unpack(self, payload: U8) -> I8:
+        """uint8 [n / 4] -> codes int8 [n]."""
+        payload = np.ascontiguousarray(payload)
+        codes = np.empty(4 * payload.size, np.int8)
+        lib = native.lib()
+        if lib is not None:
+            lib.unpack_lanes(payload, codes, *self)
+            return codes
+        code_of = np.array([0, 1, -1, 0] if self.zero_first else [-1, 0, 1, 0], np.int8)
+        blocks, out = payload.reshape(-1, self.width), codes.reshape(-1, 4, self.width)
+        for lane in range(4):
+            out[:, lane] = code_of[(blocks >> self.shift(lane)) & 3]
+        return codes
+
+    def pack(self, codes: I8) -> U8:
+        """codes int8 [n] -> uint8 [n / 4]. Raises CodecError on a code outside -1..1."""
+        codes = np.ascontiguousarray(codes, np.int8).reshape(-1)
+        payload = np.empty(codes.size // 4, np.uint8)
+        lib = native.lib()
+        if lib is not None:
+            good = bool(lib.pack_lanes(codes, payload, *self))
+        else:
+            good = bool(((codes >= -1) & (codes <= 1)).all())
+            blocks, out = codes.reshape(-1, 4, self.width), payload.reshape(-1, self.width)
+            out[:] = 0
+            for lane in range(4):
+                symbol = blocks[:, lane] % 3 if self.zero_first else blocks[:, lane] + 1
+                out |= symbol.astype(np.uint8) << self.shift(lane)
+        if not good:
+            check_codes(codes)
+        return payload
+
+    def dequantize(self, payload: U8, scale: float, out: F32) -> None:
+        """uint8 [n / 4] -> out float32 [n] = codes * scale."""
+        lib = native.lib()
+        if lib is not None:
+            lib.dequantize_lanes(np.ascontiguousarray(payload), out, scale, *self)
+        else:
+            scaled(self.unpack(payload), np.array([scale], np.float32), out)
+
+
+def check_codes(codes: I8) -> None:
+    """Raises CodecError on a code outside -1..1."""
+    if codes.size and not -1 <= codes.min() <= codes.max() <= 1:
+        raise CodecError("ternary codes must be -1, 0 or +1", found=f"{codes.min()} to {codes.max()}")
+
+
+def scaled(codes: I8, scale: F32, out: F32) -> F32:
+    """codes * scale into out; a scale of infinity or NaN passes through without a warning."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.multiply(codes, scale, out=out, dtype=np.float32)
+
+
+def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
+    """Codes and the one scale max|w| of a weight that is ternary times a scale.
+
+    lossy: what bitnet.cpp does with any other weight: the sign is kept, magnitudes below 1e-6 become 0.
+    Raises CodecError on NaN and infinity, and on a weight that is not ternary unless lossy.
+    """
+    rows, k = as_matrix(w.shape)
+    flat = np.ascontiguousarray(w, np.float32).reshape(-1)
+    codes = np.empty(flat.size, np.int8)
+    floor = _FLOOR if lossy else np.float32(0)
+    lib = native.lib()
+    if lib is not None:
+        good, bits = lib.ternarize_tensor(flat, codes, not lossy, float(floor))
+        top = np.array([bits], np.uint32).view(np.float32)[0]
+    else:
+        top = max((np.abs(part).max() for part in _chunks(flat)), default=np.float32(0))
+        good = bool(np.isfinite(top))
+        for part, out in zip(_chunks(flat), _chunks(codes), strict=True):
+            size = np.abs(part)
+            out[:] = np.where(size > floor, np.where(np.signbit(part), -1, 1), 0)
+            good = good and (lossy or bool(((size == 0) | (size == top)).all()))
+    if not np.isfinite(top):
+        raise CodecError(f"{name} cannot hold NaN or infinity")
+    if not good:
+        raise CodecError(
+            f"{name} holds ternary weights: every weight -s, 0 or +s",
+            found=f"other magnitudes than max|w| = {top:.6g}",
+            hint="convert a BitNet model's master weights with their ternarization, or accept the loss: lossy=True",
+        )
+    return Ternary(codes.reshape(rows, k), np.array([top], np.float32))
+
+
+def _chunks(flat: NDArray[np.generic]) -> list[NDArray[np.generic]]:
+    return [flat[a : a + _CHUNK] for a in range(0, flat.size, _CHUNK)]
+
+
+def one_scale(name: str, codes: Ternary) -> np.float32:
+    """The tensor's one scale; equal scales of groups count as one, and groups that hold only zeros have no say.
+
+    Raises CodecError if the groups differ.
+    """
+    scale = codes.scale
+    if scale.size == 1:
+        return np.float32(scale.reshape(-1)[0])
+    if scale.size == 0:
+        return np.float32(0)
+    rows, k = codes.codes.shape
+    groups = codes.codes.reshape(rows, scale.shape[1], k // scale.shape[1])
+    used = scale[groups.any(axis=2)]  # [groups that matter]
+    if used.size == 0:
+        return np.float32(0)
+    if not (used == used[0]).all():
+        raise CodecError(
+            f"{name} has one scale for the tensor",
+            found=f"scales from {used.min():.6g} to {used.max():.6g}",
+            hint="requantize, or choose a type with scales of blocks: tq2_0, tq1_0",
+        )
+    return np.float32(used[0])
+
+
+def count_bytes(payload: U8) -> NDArray[np.int64]:
+    """How often each byte value occurs: int64 [256]."""
+    counts = np.zeros(256, np.int64)
+    for part in _chunks(payload):
+        counts += np.bincount(part, minlength=256)
+    return counts
+
+
+def count_symbols(payload: U8) -> NDArray[np.uint64]:
+    """How often each of the four 2-bit symbols occurs: uint64 [4]."""
+    payload = np.ascontiguousarray(payload).reshape(-1)
+    counts = np.zeros(4, np.uint64)
+    lib = native.lib()
+    if lib is not None:
+        lib.count_symbols(payload, counts)
+        return counts
+    seen = count_bytes(payload).astype(np.uint64)
+    for lane in range(4):
+        np.add.at(counts, np.arange(256) >> 2 * lane & 3, seen)
+    return counts
+
+
+def likely_zero_symbol(histogram: NDArray[np.integer]) -> int | None:
+    """Which of the symbols 0, 1, 2 means zero: 1 in bitnet.cpp's order, 0 in Trinity's; None if the counts do not tell.
+
+    In a trained weight -1 and +1 are about equally frequent, so the symbol whose count stands apart is zero. It must stand four
+    times further apart than the other two differ, and clear of sampling noise.
+    """
+    counts = [int(c) for c in histogram[:3]]
+    gaps = []
+    for zero in range(3):
+        a, b = (counts[i] for i in range(3) if i != zero)
+        gaps.append((abs(a - b), abs(counts[zero] - (a + b) / 2), zero))
+    between, apart, zero = min(gaps, key=lambda g: (g[0], -g[1]))
+    clear = apart > 4 * between and apart > 4 * math.sqrt(sum(counts))
+    return zero if clear else None

@@ -1,0 +1,427 @@
+"""The header of a GGUF file: read once, strictly, with every count checked against the bytes that are left.
+
+    [GGUF][version u32][tensors u64][keys u64]
+    keys    x ([length u64][key][kind u32][value, see values.py])
+    tensors x ([length u64][name][dimensions u32][u64 x dimensions, fastest first][type u32][offset u64])
+    [zeros to the alignment][data: offsets count from here]       padded only when there are tensors
+
+Version 1 has u32 counts, lengths and dimensions; version 2 equals 3; 3 may be big-endian (the version number tells). Values are not
+decoded here: an Entry knows where its value lies. What llama.cpp rejects becomes an error in `Header.findings`; what makes the rest
+unreadable raises HeaderError.
+Sources: ggml/docs/gguf.md, ggml/src/gguf.cpp of llama.cpp 0c1e570.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, NoReturn
+
+import numpy as np
+
+from polyquant.errors import InputError, printable
+from polyquant.formats.gguf.values import FORMATS, NumberArray, Order, StringArray
+from polyquant.ops.strings import skip_strings
+from polyquant.storage import limits
+from polyquant.storage.source import Source
+from polyquant.types import U8, Finding, Kind, Meta, Severity, Shape
+
+__all__ = ["Entry", "Header", "HeaderError", "Metadata", "TensorInfo", "read_header"]
+
+_KEPT_PER_CODE = 20  # a hostile file could have a million breaches
+
+
+class HeaderError(InputError):
+    """The header cannot be read past this point. code: of the finding it is."""
+
+    def __init__(self, code: str, message: str, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key's value: where its bytes lie, and for arrays what they hold."""
+
+    kind: Kind
+    start: int
+    end: int
+    item: Kind | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor's entry. offset counts from the start of the data."""
+
+    name: str
+    shape: Shape
+    type_id: int
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+
+@dataclass(slots=True)
+class Findings:
+    """Findings of one file; of each code only the first ones are kept, and how many there were."""
+
+    file: str
+    kept: list[Finding] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def add(self, severity: Severity, code: str, message: str, tensor: str | None = None) -> None:
+        """Note one finding."""
+        self.seen[code] += 1
+        if self.seen[code] <= _KEPT_PER_CODE:
+            shown = None if tensor is None else printable(tensor)
+            self.kept.append(Finding(code, severity, message, shown, self.file))
+
+    def error(self, code: str, message: str, tensor: str | None = None) -> None:
+        """A breach that llama.cpp rejects."""
+        self.add(Severity.ERROR, code, message, tensor)
+
+    def warning(self, code: str, message: str, tensor: str | None = None) -> None:
+        """A breach that some reader rejects."""
+        self.add(Severity.WARNING, code, message, tensor)
+
+    def note(self, code: str, message: str, tensor: str | None = None) -> None:
+        """Worth knowing."""
+        self.add(Severity.NOTE, code, message, tensor)
+
+    def first_error(self) -> Finding | None:
+        """What opening fails with."""
+        return next((f for f in self.kept if f.severity is Severity.ERROR), None)
+
+    def __iter__(self) -> Iterator[Finding]:
+        yield from self.kept
+        severities = {f.code: f.severity for f in self.kept}
+        for code, n in self.seen.items():
+            if n > _KEPT_PER_CODE:
+                yield Finding(code, severities[code], f"and {n - _KEPT_PER_CODE} more of these", None, self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header says. order: "<" or ">"; size: bytes of keys and tensor entries; data: where the data starts."""
+
+    source: Source
+    version: int
+    order: Order
+    entries: dict[str, Entry]
+    tensors: list[TensorInfo]
+    alignment: int
+    size: int
+    data: int
+    findings: Findings
+
+    @property
+    def wide(self) -> bool:
+        """64-bit counts and lengths."""
+        return self.version > 1
+
+    def value_bytes(self, key: str) -> bytes:
+        """A value as it lies in the file, without its kind (arrays: with item kind and count)."""
+        entry = self.entries[key]
+        return self.source.map()[entry.start : entry.end].tobytes()
+
+    def typed(self, key: str) -> Meta:
+        """The value of a key with its type on disk. Raises InputError if it is text but not UTF-8."""
+        entry = self.entries[key]
+        return Meta(entry.kind, _decode(self, key, entry.kind, entry.start, entry.end), entry.item)
+
+
+class Metadata(Mapping[str, Any]):
+    """Keys to Python values, decoded when asked for: numbers, bools, text, and sequences for arrays.
+
+    Sequences compare equal to lists and have `tolist()`; those of nested arrays are tuples. `typed(key)` keeps the type on disk.
+    """
+
+    __slots__ = ("_cache", "_header")
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._cache: dict[str, Meta] = {}
+
+    def typed(self, key: str) -> Meta:
+        """The value with its type on disk. Raises KeyError; InputError if it is text but not UTF-8."""
+        if key not in self._cache:
+            self._cache[key] = self._header.typed(key)
+        return self._cache[key]
+
+    def items_typed(self) -> Iterator[tuple[str, Meta]]:
+        """(key, Meta) in file order."""
+        return ((key, self.typed(key)) for key in self)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.typed(key).value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._header.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._header.entries)
+
+    def __len__(self) -> int:
+        return len(self._header.entries)
+
+    def __repr__(self) -> str:
+        return f"<metadata: {len(self)} keys>"
+
+
+def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
+    """One value; its bounds were checked when the header was read."""
+    buffer, order, wide = header.source.map(), header.order, header.wide
+    if kind is Kind.STRING:
+        try:
+            return buffer[start + (8 if wide else 4) : end].tobytes().decode()
+        except UnicodeDecodeError as e:
+            raise InputError(
+                f"the value of '{printable(key)}' is not UTF-8",
+                file=header.source.path,
+                hint="`polyquant edit` can replace it",
+            ) from e
+    if kind is Kind.BOOL:
+        return bool(buffer[start])
+    if kind is not Kind.ARRAY:
+        return Struct(order + FORMATS[kind]).unpack_from(buffer.data, start)[0]
+    cursor = _Cursor(buffer, start, order, wide, header.source)
+    item, count = cursor.array_head(key)
+    if item is Kind.ARRAY:
+        items = []
+        for _ in range(count):
+            a = cursor.at
+            cursor.skip_value(Kind.ARRAY, key)
+            items.append(_decode(header, key, Kind.ARRAY, a, cursor.at))
+        return tuple(items)
+    if item is Kind.STRING:
+        return StringArray(buffer, cursor.at, end, count, big=order == ">", wide=wide, name=key)
+    dtype = np.dtype("?" if item is Kind.BOOL else FORMATS[item]).newbyteorder(order)
+    raw = buffer[cursor.at : end]
+    return NumberArray(item, raw if item is Kind.BOOL else raw.view(dtype))
+
+
+class _Cursor:
+    """A place in the header. Every step checks the bytes that are left before it believes a count."""
+
+    __slots__ = ("_length", "_u32", "at", "big", "buffer", "nested", "order", "size", "source", "view", "wide")
+
+    def __init__(self, buffer: U8, at: int, order: Order, wide: bool, source: Source) -> None:
+        self.buffer, self.at, self.order, self.big, self.wide = buffer, at, order, order == ">", wide
+        self.size, self.source, self.nested, self.view = len(buffer), source, 0, buffer.data
+        self._u32, self._length = Struct(order + "I"), Struct(order + ("Q" if wide else "I"))
+
+    def fail(self, code: str, message: str, **detail: Any) -> NoReturn:
+        """Nothing behind this place can be read."""
+        raise HeaderError(code, message, file=self.source.path, **detail)
+
+    def take(self, form: Struct, what: str) -> tuple[Any, ...]:
+        """The next fixed-size fields."""
+        if self.at + form.size > self.size:
+            self.fail(
+                "GGUF003",
+                f"the header ends inside {what}",
+                found=f"a file of {self.size} bytes",
+                hint="copy the file again",
+            )
+        found = form.unpack_from(self.view, self.at)
+        self.at += form.size
+        return found
+
+    def u32(self, what: str) -> int:
+        """The next u32."""
+        return int(self.take(self._u32, what)[0])
+
+    def length(self, what: str) -> int:
+        """The next count or length: u64, or u32 in version 1."""
+        return int(self.take(self._length, what)[0])
+
+    def room(self, count: int, least: int, what: str, most: int | None = None) -> None:
+        """Refuse a count of items of at least `least` bytes that the rest of the file cannot hold."""
+        if count * least > self.size - self.at:
+            self.fail("GGUF004", f"the header claims more {what} than the file holds", found=count)
+        if most is not None and count > most:
+            self.fail("GGUF004", f"the header claims too many {what}", expected=f"at most {most}", found=count)
+
+    def text(self, what: str, most: int) -> bytes:
+        """The next length-prefixed string."""
+        n = self.length(what)
+        self.room(n, 1, f"bytes of {what}", most)
+        raw = self.buffer[self.at : self.at + n].tobytes()
+        self.at += n
+        return raw
+
+    def kind(self, key: str) -> Kind:
+        """The next value type."""
+        number = self.u32(f"the type of '{printable(key)}'")
+        if number > Kind.FLOAT64:
+            self.fail("GGUF008", f"'{printable(key)}' has an unknown value type", expected="0 to 12", found=number)
+        return Kind(number)
+
+    def array_head(self, key: str) -> tuple[Kind, int]:
+        """Item kind and count of the array that starts here, checked against the file."""
+        item, count = self.kind(key), self.length(f"the array '{printable(key)}'")
+        least = {Kind.STRING: self._length.size, Kind.ARRAY: 4 + self._length.size}.get(item) or _width(item)
+        self.room(count, least, f"items in '{printable(key)}'")
+        return item, count
+
+    def skip_value(self, kind: Kind, key: str, depth: int = 1) -> None:
+        """Move behind a value."""
+        if kind is Kind.STRING:
+            n = self.length(f"the value of '{printable(key)}'")
+            self.room(n, 1, f"bytes in '{printable(key)}'", limits.GGUF_STRING_BYTES)
+            self.at += n
+        elif kind is Kind.ARRAY:
+            self.skip_array(key, depth)
+        else:
+            self.room(1, _width(kind), f"bytes in '{printable(key)}'")
+            self.at += _width(kind)
+
+    def skip_array(self, key: str, depth: int) -> None:
+        """Move behind an array; those inside it count towards a limit."""
+        if depth > limits.GGUF_ARRAY_DEPTH:
+            self.fail(
+                "GGUF010", f"'{printable(key)}' nests arrays too deep", expected=f"at most {limits.GGUF_ARRAY_DEPTH}"
+            )
+        item, count = self.array_head(key)
+        if item is Kind.ARRAY:
+            self.nested += count
+            if self.nested > limits.GGUF_NESTED_ARRAYS:
+                self.fail(
+                    "GGUF010",
+                    f"'{printable(key)}' holds too many arrays",
+                    expected=f"at most {limits.GGUF_NESTED_ARRAYS}",
+                )
+            for _ in range(count):
+                self.skip_value(Kind.ARRAY, key, depth + 1)
+        elif item is Kind.STRING:
+            end = skip_strings(self.buffer, self.at, count, big_endian=self.big, wide=self.wide)
+            if end < 0:
+                self.fail(
+                    "GGUF004",
+                    f"a string in '{printable(key)}' runs past the end of the file",
+                    hint="copy the file again",
+                )
+            self.at = end
+        else:
+            self.at += count * _width(item)
+
+
+_WIDTHS = {kind: Struct("<" + letter).size for kind, letter in FORMATS.items()}
+
+
+def _width(kind: Kind) -> int:
+    return _WIDTHS[kind]
+
+
+def read_header(source: Source) -> Header:
+    """Read keys and tensor entries. Raises HeaderError where the file cannot be read on; lesser breaches are in `findings`."""
+    buffer = source.map()
+    findings = Findings(printable(source.path.name))
+    if len(buffer) < 16 or buffer[:4].tobytes() != b"GGUF":
+        raise HeaderError(
+            "GGUF001",
+            "is not a GGUF file",
+            file=source.path,
+            expected="GGUF at the start",
+            found=repr(buffer[:4].tobytes())[1:] if len(buffer) >= 16 else f"{len(buffer)} bytes",
+        )
+    number = buffer[4:8].tobytes()
+    order: Order = "<" if int.from_bytes(number, "little") & 0xFFFF else ">"
+    version = int.from_bytes(number, "little" if order == "<" else "big")
+    if not 1 <= version <= 3:
+        raise HeaderError(
+            "GGUF002", "has an unknown GGUF version", file=source.path, expected="1, 2 or 3", found=version
+        )
+    cursor = _Cursor(buffer, 8, order, version > 1, source)
+    n_tensors, n_keys = cursor.length("the counts"), cursor.length("the counts")
+    cursor.room(n_keys, 4 + (8 if cursor.wide else 4), "keys", limits.GGUF_KEYS)
+    cursor.room(n_tensors, 16 + (8 if cursor.wide else 4), "tensors", limits.GGUF_TENSORS)
+    entries = _read_entries(cursor, n_keys, findings)
+    alignment = _alignment(cursor, entries, findings)
+    tensors = _read_tensors(cursor, n_tensors, findings)
+    data = -(-cursor.at // alignment) * alignment if tensors else cursor.at
+    return Header(source, version, order, entries, tensors, alignment, cursor.at, data, findings)
+
+
+def _name(raw: bytes, what: str, findings: Findings) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        shown = raw.decode(errors="backslashreplace")
+        findings.error("GGUF007", f"a {what} is not UTF-8: '{printable(shown, 60)}'")
+        return shown
+
+
+def _read_entries(cursor: _Cursor, count: int, findings: Findings) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    for _ in range(count):
+        key = _name(cursor.text("a key", limits.GGUF_KEY_BYTES), "key", findings)
+        if not key:
+            findings.error("GGUF005", "a key is empty")
+        elif key in entries:
+            findings.error("GGUF006", f"the key '{printable(key)}' occurs twice")
+        kind, start = cursor.kind(key), cursor.at
+        item, items = None, 0
+        if kind is Kind.ARRAY:
+            item, items = cursor.array_head(key)
+            cursor.at = start
+            if item is Kind.ARRAY:
+                findings.warning("GGUF009", f"'{printable(key)}' is an array of arrays")
+        cursor.skip_value(kind, key)
+        entries.setdefault(key, Entry(kind, start, cursor.at, item, items))
+    return entries
+
+
+def _alignment(cursor: _Cursor, entries: dict[str, Entry], findings: Findings) -> int:
+    entry = entries.get("general.alignment")
+    if entry is None:
+        return 32
+    if entry.kind is not Kind.UINT32:
+        findings.error("GGUF012", "general.alignment is not a uint32", None)
+        return 32
+    value = int(Struct(cursor.order + "I").unpack_from(cursor.view, entry.start)[0])
+    least, most = limits.GGUF_ALIGNMENT
+    if not least <= value <= most or value & (value - 1):
+        findings.error("GGUF011", f"general.alignment is {value}, not a power of two from {least} to {most}")
+        return 32
+    return value
+
+
+def _read_tensors(cursor: _Cursor, count: int, findings: Findings) -> list[TensorInfo]:
+    tensors: list[TensorInfo] = []
+    seen: set[str] = set()
+    letter = "Q" if cursor.wide else "I"
+    shapes = [Struct(f"{cursor.order}{n}{letter}") for n in range(limits.GGUF_DIMENSIONS + 1)]
+    place = Struct(cursor.order + "IQ")
+    for _ in range(count):
+        raw = cursor.text("a tensor name", limits.GGUF_KEY_BYTES)
+        name = _name(raw, "tensor name", findings)
+        if len(raw) > limits.GGUF_NAME_BYTES:
+            findings.error("GGUF013", f"the name has {len(raw)} bytes, more than {limits.GGUF_NAME_BYTES}", name)
+        if not name:
+            findings.warning("GGUF035", "a tensor's name is empty")
+        if name in seen:
+            findings.error("GGUF014", "the name occurs twice", name)
+        seen.add(name)
+        rank = cursor.u32("a tensor's entry")
+        if rank < len(shapes):
+            dims = cursor.take(shapes[rank], "a tensor's shape")
+        else:
+            findings.error("GGUF015", f"{rank} dimensions, more than {limits.GGUF_DIMENSIONS}", name)
+            cursor.room(rank, 8 if cursor.wide else 4, "dimensions", 1024)
+            dims = cursor.take(Struct(f"{cursor.order}{rank}{letter}"), "a tensor's shape")
+        type_id, offset = cursor.take(place, "a tensor's place")
+        info = TensorInfo(name, dims[::-1], type_id, offset)
+        if info.elements >= 1 << 63 or max(dims, default=0) >= 1 << 63:
+            findings.error("GGUF016", "the number of elements overflows 64 bits", name)
+        elif 0 in dims:
+            findings.warning("GGUF031", f"shape {list(info.shape)} holds nothing", name)
+        tensors.append(info)
+    return tensors

@@ -1,0 +1,172 @@
+"""Opening GGUF files: header, dialect, one Weight per tensor. Split models open as one, whichever member is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from polyquant.codecs.opaque import OpaqueCodec
+from polyquant.errors import CodecError, InputError, PlanError, UnknownNameError
+from polyquant.formats.gguf.dialect import detect
+from polyquant.formats.gguf.header import Header, Metadata, read_header
+from polyquant.formats.gguf.place import Placed, place
+from polyquant.registry import codec as named_codec
+from polyquant.storage import limits
+from polyquant.storage.source import FileArray, Source, Swap, foreign
+from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Kind, Weight
+
+__all__ = ["LAYOUTS", "members", "open_gguf", "sniff", "split_number"]
+
+LAYOUTS = ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s")
+"""What type 36 can mean: only the user knows which (x86 unless said)."""
+
+_MEMBER = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
+
+
+def sniff(path: str | Path) -> Evidence | None:
+    """Evidence if the file starts as a GGUF file does, whatever its name; None for anything else, folders and missing files too."""
+    try:
+        source = Source(path)
+        head = source.pread(0, 8).tobytes() if source.size >= 8 else b""
+    except InputError:
+        return None
+    if head[:4] != b"GGUF":
+        return None
+    low = int.from_bytes(head[4:], "little")
+    big = not low & 0xFFFF
+    version = int.from_bytes(head[4:], "big") if big else low
+    return Evidence("gguf", f"starts with the bytes GGUF, version {version}{', big-endian' if big else ''}")
+
+
+def split_number(header: Header, key: str) -> int | None:
+    """`split.no`, `split.count` or `split.tensors.count`: whatever integer type it has; None if there is none."""
+    entry = header.entries.get(key)
+    if entry is None or entry.kind in (Kind.STRING, Kind.ARRAY, Kind.BOOL, Kind.FLOAT32, Kind.FLOAT64):
+        return None
+    return int(header.typed(key).value)
+
+
+def members(header: Header) -> list[Path]:
+    """The files of the model that this one belongs to, in order. Raises InputError if some are missing or the name tells none."""
+    path, count = header.source.path, split_number(header, "split.count")
+    if count is None or count <= 1:
+        return [path]
+    found = _MEMBER.fullmatch(path.name)
+    if found is None or int(found["count"]) != count or count > limits.GGUF_SPLIT_FILES:
+        raise InputError(
+            "is one member of a split model, but its name does not say which",
+            file=path,
+            expected=f"a name like model-00001-of-{count:05}.gguf",
+            hint="give the files their original names",
+        )
+    paths = [path.with_name(f"{found['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    missing = [p.name for p in paths if not p.exists()]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"members of this split model are missing: {', '.join(missing[:3])}{more}",
+            file=path,
+            hint="put all members into one folder",
+        )
+    return paths
+
+
+def headers(path: str | Path) -> Iterator[Header]:
+    """The header of every member, the first one first. Raises InputError where they do not fit together."""
+    first = read_header(Source(path))
+    paths = members(first)
+    for no, member in enumerate(paths):
+        header = first if member == first.source.path else read_header(Source(member))
+        if len(paths) > 1 and (split_number(header, "split.no"), split_number(header, "split.count")) != (
+            no,
+            len(paths),
+        ):
+            raise InputError("split.no contradicts the name of this member", file=member, expected=no)
+        yield header
+
+
+def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: str | None = None) -> Checkpoint:
+    """Open a GGUF file, or all members of a split model when any is given. Reads headers only.
+
+    dialect: one of DIALECTS instead of the one found; ternary_layout: what type 36 means (LAYOUTS), which no byte of the file tells.
+    Raises InputError for files that llama.cpp would reject as broken (`check` lists all breaches), UnknownNameError.
+    """
+    if ternary_layout is not None and ternary_layout not in LAYOUTS:
+        raise UnknownNameError("ternary layout", ternary_layout, LAYOUTS)
+    if ternary_layout == "trinity.i2_s" and dialect is None:
+        dialect = "trinity"
+    weights: dict[str, Weight] = {}
+    all_headers = list(headers(path))
+    found = [detect(h, dialect) for h in all_headers]
+    evidence = next((e for e in found if e.name != "mainline"), found[0])
+    notes = []
+    for header in all_headers:
+        placed = place(header, evidence.name)
+        if (error := header.findings.first_error()) is not None:
+            raise InputError(
+                error.message, file=header.source.path, tensor=error.tensor, hint=f"`polyquant explain {error.code}`"
+            )
+        for p in placed:
+            if p.info.name in weights:
+                raise InputError(
+                    "two members of this split model hold the same tensor", file=header.source.path, tensor=p.info.name
+                )
+            weights[p.info.name] = _weight(header, p, ternary_layout)
+        notes += [
+            f"{f.code} {f.message}" for f in header.findings if f.code in ("GGUF009", "GGUF021", "GGUF022", "GGUF024")
+        ]
+    notes += _unknown(weights)
+    first = all_headers[0]
+    expected = split_number(first, "split.tensors.count") if len(all_headers) > 1 else None
+    if expected is not None and expected != len(weights):
+        raise InputError(
+            "the members of this split model lack tensors", file=path, expected=expected, found=len(weights)
+        )
+    return Checkpoint("gguf", Path(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes))
+
+
+def _unknown(weights: dict[str, Weight]) -> list[str]:
+    ids = sorted({w.codec.type_id for w in weights.values() if isinstance(w.codec, OpaqueCodec)})
+    return [f"type {i} cannot be decoded, only copied" for i in ids]
+
+
+def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weight:
+    info, meaning, source = placed.info, placed.meaning, header.source
+    offset, shape = header.data + info.offset, info.shape
+    name = meaning.codec if meaning is not None else None
+    if name is not None and info.type_id == 36 and ternary_layout is not None:
+        if (name == "trinity.i2_s") != (ternary_layout == "trinity.i2_s"):
+            message = f"the sizes in this file are those of {name}, not of {ternary_layout}"
+            raise PlanError(message, file=source.path, tensor=info.name)
+        name = ternary_layout
+    why = "polyquant does not know this type"
+    if meaning is not None and name is not None:
+        codec = named_codec(name)
+        fields = getattr(codec, "fields", None)
+        if fields is not None or not foreign(header.order):
+            swap = Swap(meaning.nbytes, fields) if foreign(header.order) and fields else None
+            return Weight(
+                info.name, shape, codec, {"blocks": FileArray(source, offset, _spec(source, placed, codec), swap)}
+            )
+        why = f"{name} has no big-endian form"
+    opaque = OpaqueCodec(info.type_id, placed.nbytes, why)
+    return Weight(info.name, shape, opaque, {"bytes": FileArray(source, offset, opaque.specs(shape)["bytes"])})
+
+
+def _spec(source: Source, placed: Placed, codec: Codec) -> ArraySpec:
+    """The part's shape and dtype; of a type whose size only the offset chain knows (TL2): that many bytes."""
+    if placed.meaning is not None and not placed.meaning.nbytes:
+        return ArraySpec((placed.nbytes,), np.dtype(np.uint8))
+    try:
+        spec = codec.specs(placed.info.shape)["blocks"]
+    except CodecError as e:
+        raise InputError(
+            e.message, file=source.path, tensor=placed.info.name, expected=e.expected, found=e.found
+        ) from e
+    if spec.nbytes != placed.nbytes:
+        message = f"the space for this tensor is not what {codec.name} needs"
+        raise InputError(message, file=source.path, tensor=placed.info.name, expected=spec.nbytes, found=placed.nbytes)
+    return spec

@@ -1,0 +1,174 @@
+"""Opening Hugging Face folders and single weight files: headers only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from polyquant.errors import InputError
+from polyquant.formats.hf import folder as folders
+from polyquant.formats.hf.dtypes import NUMPY, bitnet_codec, codec_of
+from polyquant.storage import safetensors, torch_file
+from polyquant.storage.source import Source
+from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Weight
+
+__all__ = ["Shard", "Tensor", "check_pair", "open", "read_shard", "sniff"]
+
+_WEIGHTS = tuple(f"{name}{index}" for name in (folders.SAFETENSORS, folders.PICKLE) for index in ("", ".index.json"))
+
+
+class Tensor(Protocol):
+    """What both kinds of weight files say of a tensor."""
+
+    @property
+    def dtype(self) -> str:
+        """safetensors' name of the dtype."""
+
+    @property
+    def shape(self) -> Shape:
+        """Row-major."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+
+    def array(self, source: Source, spec: ArraySpec) -> StoredArray:
+        """The bytes as an array of `spec`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One weight file with its header read."""
+
+    source: Source
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+
+
+def sniff(path: str | os.PathLike[str]) -> Evidence | None:
+    """Evidence that this is a Hugging Face folder or a weight file of one, by content; None if not."""
+    path = Path(path)
+    if path.is_dir():
+        names = folders.entries(path)
+        for name in _WEIGHTS:
+            if name in names:
+                return Evidence("hf", f"folder with {name}")
+        if "config.json" in names and any(n.endswith(".safetensors") for n in names):
+            return Evidence("hf", "folder with config.json and safetensors files")
+    elif path.is_file():
+        source = Source(path)
+        if safetensors.plausible(source):
+            return Evidence("hf", "one safetensors file: a header size and a JSON object")
+        if torch_file.plausible(source):
+            return Evidence("hf", "one torch file: a zip that begins with data.pkl, or torch's old magic number")
+    return None
+
+
+def open(path: str | os.PathLike[str]) -> Checkpoint:
+    """A folder, or one .safetensors or .bin file. Reads headers only. Raises InputError, UnsupportedError."""
+    path = Path(path)
+    if not path.is_dir():
+        shard = read_shard(path)
+        weights, pairs = _weights({name: (shard, t) for name, t in shard.tensors.items()}, {})
+        return Checkpoint("hf", path, weights, shard.metadata, notes=("one file; config.json was not read", *pairs))
+    config = folders.read_config(path)
+    notes: tuple[str, ...] = () if config is not None else ("config.json is missing",)
+    chosen = folders.choose(path)
+    tensors, metadata, more = _gather(path, chosen)
+    weights, pairs = _weights(tensors, config or {})
+    files = {name: found for name in folders.SIDE_FILES if (found := folders.member(path, name)) is not None}
+    return Checkpoint("hf", path, weights, metadata, config or {}, files, notes=notes + chosen.notes + more + pairs)
+
+
+def read_shard(path: Path) -> Shard:
+    """The header of one weight file, by what it is and not by what it is called. Raises InputError, UnsupportedError."""
+    source = Source(path)
+    if torch_file.plausible(source) or (path.suffix == ".bin" and not safetensors.plausible(source)):
+        return Shard(source, torch_file.read_torch(source), {})
+    header = safetensors.read_header(source)
+    return Shard(source, header.entries, header.metadata)
+
+
+def _gather(
+    folder: Path, chosen: folders.WeightFiles
+) -> tuple[dict[str, tuple[Shard, Tensor]], Mapping[str, str], tuple[str, ...]]:
+    """Tensors of all shards, where the index says; those that it forgot too, with a note."""
+    tensors: dict[str, tuple[Shard, Tensor]] = {}
+    metadata: Mapping[str, str] = {}
+    forgotten = []
+    for name in chosen.names:
+        path = folders.member(folder, name)
+        if path is None:
+            raise InputError("shard is missing", file=folder / name, hint="finish the download")
+        shard = read_shard(path)
+        metadata = metadata or shard.metadata
+        for tensor, entry in shard.tensors.items():
+            home = name if chosen.weight_map is None else chosen.weight_map.get(tensor)
+            if home is None:
+                forgotten.append(tensor)
+            elif home != name:
+                continue
+            if tensor in tensors:
+                raise InputError("tensor lies in two shards", file=path, tensor=tensor)
+            tensors[tensor] = (shard, entry)
+    for tensor, name in (chosen.weight_map or {}).items():
+        if tensor not in tensors:
+            raise InputError("tensor is not in the shard that the index names", file=folder / name, tensor=tensor)
+    notes: tuple[str, ...] = ()
+    if forgotten:
+        notes = (f"{len(forgotten)} tensors are in no weight_map, e.g. {forgotten[0]}",)
+    return tensors, metadata, notes
+
+
+def _weights(
+    tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, Any]
+) -> tuple[dict[str, Weight], tuple[str, ...]]:
+    packed, notes = bitnet_codec(config), []
+    pairs = {
+        n for n, (_, t) in tensors.items() if t.dtype == "U8" and f"{n}_scale" in tensors and n.endswith(".weight")
+    }
+    if packed is None and pairs:
+        notes.append(f"{len(pairs)} uint8 weights have a scale, but config.json does not say BitNet: opened as stored")
+    method = _method(config)
+    if packed is None and method is not None:
+        notes.append(f"quantization method '{method}' is not understood: tensors are opened as stored")
+    out = {}
+    for name, (shard, tensor) in tensors.items():
+        if packed is not None and name.removesuffix("_scale") in pairs:
+            if name in pairs:
+                out[name] = _pair(name, (shard, tensor), tensors[f"{name}_scale"], packed)
+            continue
+        codec = codec_of(tensor.dtype, tensor.nbytes)
+        arrays = {part: tensor.array(shard.source, spec) for part, spec in codec.specs(tensor.shape).items()}
+        out[name] = Weight(name, tensor.shape, codec, arrays)
+    return out, tuple(notes)
+
+
+def _method(config: Mapping[str, Any]) -> object:
+    quantization = config.get("quantization_config")
+    return quantization.get("quant_method") if isinstance(quantization, dict) else None
+
+
+def check_pair(weight: Tensor, scale: Tensor) -> str | None:
+    """What is wrong with a packed BitNet weight and its scale; None if nothing."""
+    if len(weight.shape) != 2:
+        return f"packed weight must be [R / 4, C], found {list(weight.shape)}"
+    if scale.dtype not in ("BF16", "F16", "F32") or scale.shape not in ((), (1,)):
+        return f"weight_scale must be one float, found {scale.dtype} {list(scale.shape)}"
+    return None
+
+
+def _pair(name: str, weight: tuple[Shard, Tensor], scale: tuple[Shard, Tensor], codec: Codec) -> Weight:
+    (shard, packed), (scale_shard, one) = weight, scale
+    wrong = check_pair(packed, one)
+    if wrong is not None:
+        raise InputError(wrong, file=shard.source.path, tensor=name)
+    quarter, columns = packed.shape
+    arrays = {
+        "weight": packed.array(shard.source, ArraySpec(packed.shape, NUMPY["U8"])),
+        "weight_scale": one.array(scale_shard.source, ArraySpec((1,), NUMPY[one.dtype])),
+    }
+    return Weight(name, (4 * quarter, columns), codec, arrays)

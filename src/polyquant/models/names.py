@@ -1,0 +1,86 @@
+"""Tensor names, both directions.
+
+| Hugging Face | GGUF |
+|---|---|
+| model.embed_tokens.weight | token_embd.weight |
+| model.layers.7.self_attn.q_proj.weight | blk.7.attn_q.weight |
+| model.norm.weight | output_norm.weight |
+| lm_head.weight | output.weight |
+
+A name is prefix + layer + stem + suffix (`.weight`, `.bias`); only the stem is looked up, in the table of its family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyquant.types import Meta
+
+__all__ = ["ATTENTION", "LINEARS", "TOP", "Family", "to_gguf_name", "to_hf_name"]
+
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+ATTENTION = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+LINEARS = frozenset({"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+
+_HF_BLOCK = re.compile(r"model\.layers\.(\d{1,5})\.(.+)\.(weight|bias)")
+_GGUF_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Architectures that share names, and what else tells them apart.
+
+    architecture: general.architecture. model_type, class_name: of the config.json that is written. blocks: stem of a layer's tensor,
+    Hugging Face -> GGUF; also_read: further Hugging Face stems for the same. interleaved: llama.cpp rotates pairs (2i, 2i+1) for this
+    architecture where transformers rotates (i, i + d/2), so rows of q and k change places. says_sizes: the converter writes
+    vocab_size and rope.dimension_count. fixed: metadata that this architecture always has. settings: entries of config.json, from the
+    hyper-parameters and the set of GGUF tensor names.
+    """
+
+    architecture: str
+    model_type: str
+    class_name: str
+    blocks: Mapping[str, str]
+    also_read: Mapping[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    ternary: bool = False
+    says_sizes: bool = False
+    default_theta: float = 10000.0
+    fixed: Mapping[str, Meta] = field(default_factory=dict)
+    settings: Callable[[frozenset[str]], dict[str, Any]] = lambda tensors: {}
+
+
+def to_gguf_name(family: Family, name: str) -> str | None:
+    """The GGUF name of a Hugging Face tensor; None if the family has no such tensor."""
+    if not name.startswith(("model.", "lm_head.")):
+        name = f"model.{name}"  # checkpoints of the bare decoder, without its head
+    if block := _HF_BLOCK.fullmatch(name):
+        layer, stem, suffix = block.groups()
+        found = family.blocks.get(stem) or family.also_read.get(stem)
+        return f"blk.{int(layer)}.{found}.{suffix}" if found else None
+    stem, _, suffix = name.rpartition(".")
+    return f"{TOP[stem]}.{suffix}" if stem in TOP and suffix in ("weight", "bias") else None
+
+
+def to_hf_name(family: Family, name: str) -> str | None:
+    """The Hugging Face name of a GGUF tensor; None if the family has no such tensor."""
+    if block := _GGUF_BLOCK.fullmatch(name):
+        layer, stem, suffix = block.groups()
+        found = next((hf for hf, gguf in family.blocks.items() if gguf == stem), None)
+        return f"model.layers.{int(layer)}.{found}.{suffix}" if found else None
+    stem, _, suffix = name.rpartition(".")
+    found = next((hf for hf, gguf in TOP.items() if gguf == stem), None)
+    return f"{found}.{suffix}" if found and suffix in ("weight", "bias") else None

@@ -1,0 +1,104 @@
+"""The pieces of a SentencePiece `tokenizer.model`: our own reader of the few protobuf fields that matter.
+
+    ModelProto   1 pieces (repeated)   2 trainer_spec   3 normalizer_spec
+    piece        1 text (string)       2 score (float32)   3 type (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte)
+    trainer      3 model_type (1 unigram, 2 BPE, 3 word, 4 char)
+    normalizer   3 add_dummy_prefix (bool, default true)
+
+Each field is a varint key (number << 3 | wire type) and a value: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes. The type
+numbers are also those of `tokenizer.ggml.token_type`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from polyquant.errors import InputError
+
+__all__ = ["BPE", "MAX_TOKENS", "Model", "parse"]
+
+BPE = 2
+MAX_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """pieces: (text, score, type) by id. model_type: 2 is BPE. add_prefix: a space is put before the text."""
+
+    pieces: tuple[tuple[str, float, int], ...]
+    model_type: int
+    add_prefix: bool
+
+
+def parse(data: bytes, *, file: object = None) -> Model:
+    """The model in `data`. Raises InputError for anything that is no such file."""
+    pieces: list[tuple[str, float, int]] = []
+    model_type, add_prefix = 1, True
+    for number, value in _fields(data, file):
+        if number == 1 and isinstance(value, bytes):
+            if len(pieces) >= MAX_TOKENS:
+                raise InputError("too many pieces", file=file, expected=f"at most {MAX_TOKENS}")
+            pieces.append(_piece(value, file))
+        elif number == 2 and isinstance(value, bytes):
+            model_type = next((v for n, v in _fields(value, file) if n == 3 and isinstance(v, int)), model_type)
+        elif number == 3 and isinstance(value, bytes):
+            add_prefix = bool(next((v for n, v in _fields(value, file) if n == 3 and isinstance(v, int)), add_prefix))
+    if not pieces:
+        raise InputError("no pieces: not a SentencePiece model", file=file)
+    return Model(tuple(pieces), model_type, add_prefix)
+
+
+def _piece(data: bytes, file: object) -> tuple[str, float, int]:
+    text, score, kind = b"", 0.0, 1
+    for number, value in _fields(data, file):
+        if number == 1 and isinstance(value, bytes):
+            text = value
+        elif number == 2 and isinstance(value, bytes) and len(value) == 4:
+            score = struct.unpack("<f", value)[0]
+        elif number == 3 and isinstance(value, int):
+            kind = value
+    if not math.isfinite(score) or not 1 <= kind <= 6:
+        raise InputError("a piece with an impossible score or type", file=file, found=(score, kind))
+    try:
+        return text.decode(), score, kind
+    except UnicodeDecodeError:
+        raise InputError("a piece is not UTF-8", file=file, found=text[:40]) from None
+
+
+def _fields(data: bytes, file: object) -> Iterator[tuple[int, int | bytes]]:
+    """(field number, value) of one message; bytes for everything that is no varint."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at, file)
+        wire = key & 7
+        if wire == 0:
+            value, at = _varint(data, at, file)
+            yield key >> 3, value
+            continue
+        if wire == 2:
+            size, at = _varint(data, at, file)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise InputError("not a SentencePiece model", file=file, found=f"wire type {wire} at byte {at}")
+        if size > len(data) - at:
+            raise InputError(
+                "the SentencePiece model is cut off", file=file, expected=f"{size} bytes at {at}", found=len(data) - at
+            )
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int, file: object) -> tuple[int, int]:
+    value = 0
+    for i in range(10):
+        if at + i >= len(data):
+            break
+        byte = data[at + i]
+        value |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            return value, at + i + 1
+    raise InputError("the SentencePiece model is cut off", file=file, expected=f"a number at byte {at}")

@@ -1,0 +1,74 @@
+"""Error figures between two float arrays, as sums that add up over row blocks.
+
+SNR     10 log10(sum a^2 / sum (a-b)^2)      dB, infinite where equal
+rRMSE   sqrt(sum (a-b)^2 / sum a^2)          relative root mean squared error
+cosine  sum ab / sqrt(sum a^2 sum b^2)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyquant.ops import native
+from polyquant.types import F32
+
+__all__ = ["ErrorSums", "error_sums"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSums:
+    """Sums over `count` pairs (a: the truth, b: the approximation). `a + b` joins two row blocks."""
+
+    count: int = 0
+    aa: float = 0.0
+    bb: float = 0.0
+    ab: float = 0.0
+    dd: float = 0.0
+    worst: float = 0.0
+
+    def __add__(self, other: ErrorSums) -> ErrorSums:
+        return ErrorSums(
+            self.count + other.count,
+            self.aa + other.aa,
+            self.bb + other.bb,
+            self.ab + other.ab,
+            self.dd + other.dd,
+            max(self.worst, other.worst),
+        )
+
+    @property
+    def finite(self) -> bool:
+        """False if either side held a NaN or an infinity."""
+        return math.isfinite(self.aa + self.bb)
+
+    @property
+    def snr(self) -> float:
+        """Signal to noise ratio in dB."""
+        if self.dd == 0:
+            return math.inf
+        return 10 * math.log10(self.aa / self.dd) if self.aa > 0 else -math.inf
+
+    @property
+    def rrmse(self) -> float:
+        """Relative root mean squared error."""
+        return math.sqrt(self.dd / self.aa) if self.aa > 0 else (0.0 if self.dd == 0 else math.inf)
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the two; 1 where both are zero."""
+        norm = math.sqrt(self.aa) * math.sqrt(self.bb)
+        return self.ab / norm if norm > 0 else float(self.aa == self.bb)
+
+
+def error_sums(a: F32, b: F32) -> ErrorSums:
+    """Sums over two float32 arrays of equal size, accumulated in float64."""
+    x, y = np.ascontiguousarray(a, np.float32).reshape(-1), np.ascontiguousarray(b, np.float32).reshape(-1)
+    if (lib := native.lib()) is not None:
+        return ErrorSums(x.size, *lib.error_sums(x, y))
+    p, q = x.astype(np.float64), y.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        worst = float(np.abs(x - y).max(initial=0))
+        return ErrorSums(x.size, float(p @ p), float(q @ q), float(p @ q), float((p - q) @ (p - q)), worst)

@@ -1,0 +1,58 @@
+"""Which format is this, and open it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.registry import FORMATS, format_module
+from polyquant.types import Checkpoint, Evidence
+
+__all__ = ["detect", "open_checkpoint"]
+
+
+def detect(path: str | os.PathLike[str]) -> tuple[ModuleType, Evidence]:
+    """The module of the format and why. Raises InputError for what is missing or unknown; never judges by extension alone."""
+    where = Path(path)
+    if not os.path.lexists(where):
+        raise InputError("no such file or folder", file=where)
+    for name in FORMATS:
+        module = format_module(name)
+        if (evidence := module.sniff(where)) is not None:
+            return module, evidence
+    if where.is_file():
+        with where.open("rb") as f:
+            head = f.read(4)
+        if head in (b"3IRT", b"TRI3"):
+            raise UnsupportedError(
+                "a Trinity .tri file", file=where, hint="export it as GGUF with Trinity, then open that"
+            )
+        raise InputError(
+            "not a format that polyquant knows",
+            file=where,
+            found=f"first bytes {head!r}",
+            hint="expected GGUF, safetensors or a Hugging Face folder",
+        )
+    raise InputError(
+        "a folder without weights", file=where, hint="expected *.safetensors, pytorch_model.bin or an index of shards"
+    )
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str], *, ternary_layout: str | None = None, dialect: str | None = None
+) -> Checkpoint:
+    """Open a GGUF file or a Hugging Face folder as a mapping from tensor name to Weight. Reads headers only.
+
+    ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s") and dialect say what the bytes of a GGUF file cannot tell.
+    Raises InputError for broken input.
+    """
+    module, _ = detect(path)
+    options: dict[str, Any] = {
+        k: v for k, v in {"ternary_layout": ternary_layout, "dialect": dialect}.items() if v is not None
+    }
+    if options and module.__name__ != "polyquant.formats.gguf":
+        raise UnsupportedError(f"{' and '.join(options)} can be chosen for GGUF files only", file=path)
+    return cast(Checkpoint, module.open(Path(path), **options))

@@ -1,0 +1,211 @@
+"""safetensors: the header, read strictly and written.
+
+    0         8                8 + n            8 + n + size of all tensors = size of the file
+    | u64 n   | JSON, n bytes  | tensor | tensor | ... |
+
+    {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "BF16", "shape": [N, K], "data_offsets": [begin, end]}, ...}
+
+Offsets count from 8 + n, row-major, little-endian. The tensors cover the data without a hole or an overlap, and shape x dtype
+equals the byte range: both in unbounded integers, so that no claim costs memory. The JSON is padded with spaces to 8 bytes.
+Source: github.com/huggingface/safetensors (tensor.rs). We write what it writes, byte for byte: tensors by falling dtype rank,
+then by name. We read more: dtypes that we do not know pass as bytes, where the physical bound of 8 weights a byte must hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyquant.errors import InputError
+from polyquant.storage import strict_json
+from polyquant.storage.source import FileArray, Source
+from polyquant.types import ArraySpec, Shape, StoredArray
+
+__all__ = ["DTYPE_BITS", "Breach", "Entry", "Header", "header_bytes", "plausible", "read_header", "survey"]
+
+# Rank in a file rises with the position here; bits per element.
+DTYPE_BITS: dict[str, int] = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+_RANK = {name: i for i, name in enumerate(DTYPE_BITS)}
+_MAX_DIMENSIONS = 32
+_MAX_NAME = 65_535
+_MAX_EXTENT = 1 << 48  # of the non-zero dimensions: an empty tensor must not claim the address space
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: where its bytes lie in the file."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    offset: int
+    nbytes: int
+
+    def array(self, source: Source, spec: ArraySpec) -> StoredArray:
+        """The tensor's bytes as an array of `spec`, which has the same number of bytes."""
+        return FileArray(source, self.offset, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A sound header: tensors in file order, and `__metadata__`."""
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A rule that a file breaks. rule: size, json, entry, bytes, order, truncated, trailing, metadata."""
+
+    rule: str
+    message: str
+    tensor: str | None = None
+    expected: object = None
+    found: object = None
+
+    def error(self, file: object) -> InputError:
+        """The same as an exception."""
+        return InputError(self.message, file=file, tensor=self.tensor, expected=self.expected, found=self.found)
+
+
+def plausible(source: Source) -> bool:
+    """True if the first bytes look like a safetensors header, be it truncated or too large: reading says what is wrong."""
+    first = source.pread(0, min(source.size, 10)).tobytes()
+    return first[8:] in (b'{"', b"{}", b"{ ", b"{\n") and int.from_bytes(first[:8], "little") >= 2
+
+
+def read_header(source: Source) -> Header:
+    """The header of a sound file; no tensor is read. Raises InputError at the first breach."""
+    header, breaches = survey(source)
+    for breach in breaches:
+        raise breach.error(source.path)
+    return header
+
+
+def survey(source: Source) -> tuple[Header, list[Breach]]:
+    """All that can be read of a header, and every breach."""
+    try:
+        length, raw = _raw_header(source)
+    except InputError as e:
+        return Header({}, {}), [Breach("size", e.message, None, e.expected, e.found)]
+    try:
+        content = strict_json.typed(strict_json.parse(raw, strict_json.HEADER), dict, "safetensors header")
+    except InputError as e:
+        return Header({}, {}), [Breach("json", e.message, None, e.expected, e.found)]
+    breaches: list[Breach] = []
+    metadata = content.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        breaches.append(Breach("metadata", "__metadata__ must map strings to strings"))
+        metadata = {}
+    entries = []
+    for name, fields in content.items():
+        try:
+            entries.append(_entry(name, fields, 8 + length))
+        except InputError as e:
+            breaches.append(Breach("entry", e.message, name, e.expected, e.found))
+    entries.sort(key=lambda e: (e.offset, e.offset + e.nbytes))
+    for entry in entries:
+        breaches.extend(_size_breach(entry))
+    # A tensor that could not be understood leaves a hole that is not worth a second line.
+    if not any(b.rule == "entry" for b in breaches):
+        breaches.extend(_chain(entries, 8 + length, source.size))
+    return Header({e.name: e for e in entries}, metadata), breaches
+
+
+def _raw_header(source: Source) -> tuple[int, Any]:
+    if source.size < 8:
+        raise InputError("too short for a safetensors file", expected="at least 8 bytes", found=source.size)
+    length = int.from_bytes(source.pread(0, 8).tobytes(), "little")
+    if length > strict_json.HEADER.nbytes:
+        raise InputError(
+            "safetensors header is too large", expected=f"at most {strict_json.HEADER.nbytes}", found=length
+        )
+    if length > source.size - 8:
+        raise InputError("safetensors header runs past the end", expected=f"{8 + length} bytes", found=source.size)
+    raw = source.pread(8, length)
+    if length < 2 or raw[0] != 0x7B:
+        raise InputError("safetensors header does not begin with {")
+    return length, raw
+
+
+def _entry(name: str, fields: Any, start: int) -> Entry:
+    if len(name) > _MAX_NAME:
+        raise InputError("tensor name is too long", expected=f"at most {_MAX_NAME} characters", found=len(name))
+    fields = strict_json.typed(fields, dict, "tensor description")
+    for key in ("dtype", "shape", "data_offsets"):
+        if key not in fields:
+            raise InputError(f"tensor description lacks {key}")
+    dtype = strict_json.typed(fields["dtype"], str, "dtype")
+    rank = len(strict_json.typed(fields["shape"], list, "shape"))
+    if rank > _MAX_DIMENSIONS:
+        raise InputError("too many dimensions", expected=f"at most {_MAX_DIMENSIONS}", found=rank)
+    shape = strict_json.integers(fields["shape"], "shape")
+    if math.prod(d for d in shape if d) > _MAX_EXTENT:
+        raise InputError("shape is larger than any file", found=list(shape))
+    if len(strict_json.typed(fields["data_offsets"], list, "data_offsets")) != 2:
+        raise InputError("data_offsets must be [begin, end]", found=f"{len(fields['data_offsets'])} numbers")
+    offsets = strict_json.integers(fields["data_offsets"], "data_offsets")
+    if offsets[0] > offsets[1]:
+        raise InputError("data_offsets must be [begin, end]", found=list(offsets))
+    return Entry(name, dtype, shape, start + offsets[0], offsets[1] - offsets[0])
+
+
+def _size_breach(e: Entry) -> Iterator[Breach]:
+    count = math.prod(e.shape)
+    bits = DTYPE_BITS.get(e.dtype)
+    if bits is None:
+        if count > 8 * e.nbytes:
+            yield Breach("bytes", f"{e.nbytes} bytes cannot hold {count} elements of {e.dtype}", e.name)
+    elif count * bits != 8 * e.nbytes:
+        yield Breach(
+            "bytes",
+            f"byte range does not fit {e.dtype} {list(e.shape)}",
+            e.name,
+            expected=f"{count * bits / 8:.15g} bytes",
+            found=e.nbytes,
+        )
+
+
+def _chain(entries: list[Entry], start: int, size: int) -> Iterator[Breach]:
+    """Tensors must cover [start, size) without a hole or an overlap."""
+    at = start
+    for e in entries:
+        if e.offset != at:
+            what = "leaves a hole before its data" if e.offset > at else "overlaps the tensor before it"
+            yield Breach("order", what, e.name, expected=f"offset {at - start}", found=e.offset - start)
+        if e.offset + e.nbytes > size:
+            yield Breach("truncated", "data ends after the file does", e.name, f"{e.offset + e.nbytes} bytes", size)
+        at = max(at, e.offset + e.nbytes)
+    if at < size:
+        yield Breach("trailing", "bytes after the last tensor", None, expected=f"{at} bytes", found=size)
+
+
+def header_bytes(tensors: Iterable[tuple[str, str, Shape]], metadata: Mapping[str, str]) -> tuple[bytes, list[Entry]]:
+    """The start of a file that holds these (name, dtype, shape), and where each goes; the file ends where the last one does.
+
+    Raises InputError if a tensor has no whole number of bytes, KeyError for a dtype without a known size.
+    """
+    ordered = sorted(tensors, key=lambda t: (-_RANK[t[1]], t[0]))
+    content: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
+    spans, at = [], 0
+    for name, dtype, shape in ordered:
+        bits = math.prod(shape) * DTYPE_BITS[dtype]
+        if bits % 8:
+            raise InputError(f"{dtype} {list(shape)} fills no whole number of bytes", tensor=name)
+        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + bits // 8]}
+        spans.append((name, dtype, shape, at, bits // 8))
+        at += bits // 8
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    start = len(text) + 8
+    entries = [Entry(name, dtype, shape, start + begin, nbytes) for name, dtype, shape, begin, nbytes in spans]
+    return len(text).to_bytes(8, "little") + text, entries

@@ -1,0 +1,166 @@
+"""Files as byte sources: positioned reads, and one lazy map per file.
+
+Converting reads (`Source.read_into`): a file that shrinks underneath gives an error. Looking at a few weights maps (`Source.map`):
+nothing is copied, but a file that shrinks under a map kills the process, so long jobs do not use it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import sys
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import InputError
+from polyquant.types import U8, ArraySpec
+
+__all__ = ["FileArray", "Source", "Swap"]
+
+_READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
+
+
+class Source:
+    """A regular file opened for reading. Opening never blocks (FIFOs, devices and folders are refused); links are followed."""
+
+    __slots__ = ("__weakref__", "_close", "_fd", "_map", "path", "size")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises InputError if there is no readable regular file."""
+        self.path = Path(path)
+        self._map: U8 | None = None
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as e:  # ValueError: a NUL inside the name
+            why = e.strerror if isinstance(e, OSError) else str(e)
+            raise InputError(f"cannot be opened: {why}", file=self.path) from e
+        self._close = weakref.finalize(self, os.close, fd)
+        self._fd = fd
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+            raise InputError("is not a regular file", file=self.path, found=kind)
+        self.size = status.st_size
+
+    def fileno(self) -> int:
+        """The descriptor, for copies inside the kernel."""
+        return self._fd
+
+    def map(self) -> U8:
+        """The whole file as read-only uint8 [size]; made when first asked for, once."""
+        if self._map is None:
+            if self.size:
+                mapped = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
+                self._map = np.frombuffer(mapped, np.uint8)
+            else:
+                self._map = np.empty(0, np.uint8)
+        return self._map
+
+    def read_into(self, offset: int, out: NDArray[Any]) -> None:
+        """Fill a C-contiguous array from `offset` by positioned reads. Raises InputError if the file ends before."""
+        view = out.reshape(-1).view(np.uint8).data
+        done = 0
+        while done < len(view):
+            try:
+                n = os.preadv(self._fd, [view[done : done + _READ_AT_ONCE]], offset + done)
+            except OSError as e:
+                raise InputError(f"cannot be read: {e.strerror}", file=self.path) from e
+            if n == 0:
+                raise InputError(
+                    "ends before its data does",
+                    file=self.path,
+                    expected=f"{len(view)} bytes at {offset}",
+                    found=done,
+                    hint="the file is truncated or was cut while being read: copy it again",
+                )
+            done += n
+
+    def pread(self, offset: int, n: int) -> U8:
+        """n bytes at offset in fresh memory. Raises InputError if the file is too short; nothing is allocated then."""
+        if offset < 0 or n < 0 or offset + n > self.size:
+            raise InputError("ends too early", file=self.path, expected=f"{offset + n} bytes", found=self.size)
+        out = np.empty(n, np.uint8)
+        self.read_into(offset, out)
+        return out
+
+    def close(self) -> None:
+        """Give the file back; maps that are in use stay valid. Done by itself when the last user is gone."""
+        self._close()
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Multi-byte numbers inside blocks of `block` bytes: (offset, item size, count), to be turned around."""
+
+    block: int
+    fields: tuple[tuple[int, int, int], ...]
+
+    def apply(self, data: U8) -> None:
+        """Swap in place; data is uint8, C-contiguous, whole blocks."""
+        blocks = data.reshape(-1, self.block)  # [n, block]
+        for offset, size, count in self.fields:
+            field = blocks[:, offset : offset + size * count].reshape(len(blocks), count, size)
+            blocks[:, offset : offset + size * count] = field[:, :, ::-1].reshape(len(blocks), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class FileArray:
+    """One part of one weight in a file: a types.StoredArray. swap: given where the file's byte order is not the machine's."""
+
+    source: Source
+    offset: int
+    spec: ArraySpec
+    swap: Swap | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError if the array does not lie inside the file."""
+        if self.offset < 0 or self.offset + self.spec.nbytes > self.source.size:
+            raise InputError(
+                "data lies outside the file",
+                file=self.source.path,
+                expected=f"{self.spec.nbytes} bytes at {self.offset}",
+                found=f"a file of {self.source.size} bytes",
+                hint="the file is truncated: copy it again",
+            )
+
+    def view(self) -> NDArray[Any]:
+        """The whole array as a read-only map; a copy where bytes must be swapped or the offset is not aligned to the dtype."""
+        raw = self.source.map()[self.offset : self.offset + self.spec.nbytes]
+        if self.swap is None:
+            array = np.require(raw.view(self.spec.dtype), requirements="A").reshape(self.spec.shape)
+        else:
+            raw = raw.copy()
+            self._turn(raw)
+            array = raw.view(self.spec.dtype).reshape(self.spec.shape)
+        array.flags.writeable = False
+        return array
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Entries [start, stop) of the first axis into fresh memory. Raises InputError if the file ends before."""
+        if not self.spec.shape:
+            out = np.empty((), self.spec.dtype)
+            self.source.read_into(self.offset, out)
+            return out
+        length = self.spec.shape[0]
+        start, stop, _ = slice(start, stop).indices(length)
+        out = np.empty((max(0, stop - start), *self.spec.shape[1:]), self.spec.dtype)
+        row = self.spec.nbytes // length if length else 0
+        self.source.read_into(self.offset + start * row, out)
+        if self.swap is not None:
+            self._turn(out.reshape(-1).view(np.uint8))
+        return out
+
+    def _turn(self, raw: U8) -> None:
+        if self.swap is not None:
+            self.swap.apply(raw)
+
+
+def foreign(order: str) -> bool:
+    """True if numbers of that order ("<" or ">") must be swapped on this machine."""
+    return (order == ">") == (sys.byteorder == "little")

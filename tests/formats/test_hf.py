@@ -114,15 +114,14 @@ def test_sharded_bin(tmp_path):
         ("models/tiny-llama-tied/hf", "folder with model.safetensors"),
         ("models/tiny-llama-tied/hf/model.safetensors", "safetensors file"),
         ("hf_bin/views.bin", "torch file"),
+        ("hf_bin/old.bin", "torch file"),
     ],
 )
 def test_sniff_says_why(name, why):
     assert why in hf.sniff(VECTORS / name).why
 
 
-@pytest.mark.parametrize(
-    "name", ["ggml", "ggml/q8_0.npz", "models/tiny-llama-tied/hf/config.json", "nothing", "hf_bin/old.bin"]
-)
+@pytest.mark.parametrize("name", ["ggml", "ggml/q8_0.npz", "models/tiny-llama-tied/hf/config.json", "nothing"])
 def test_sniff_says_no(name):
     assert hf.sniff(VECTORS / name) is None
 

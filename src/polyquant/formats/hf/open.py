@@ -63,7 +63,7 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
         if safetensors.plausible(source):
             return Evidence("hf", "one safetensors file: a header size and a JSON object")
         if torch_file.plausible(source):
-            return Evidence("hf", "one torch file: a zip that begins with data.pkl")
+            return Evidence("hf", "one torch file: a zip that begins with data.pkl, or torch's old magic number")
     return None
 
 

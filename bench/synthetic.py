@@ -1,6 +1,6 @@
 """Models of real shape with random weights, and GGUF headers of real size, for measurements. Nothing is kept in memory whole.
 
-    python bench/synthetic.py llama-1b FOLDER      2.2 GB, bf16, one safetensors file (TinyLlama's shape)
+python bench/synthetic.py llama-1b FOLDER      2.2 GB, bf16, one safetensors file (TinyLlama's shape)
 """
 
 from __future__ import annotations
@@ -86,9 +86,19 @@ def write_large_header_gguf(path: Path, tokens: int = 150_000, merges: int = 280
         return struct.pack("<Q", len(raw)) + raw
 
     keys = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
-    keys.append(text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + b"".join(text(f"token{i:x}") for i in range(tokens)))
-    keys.append(text("tokenizer.ggml.merges") + struct.pack("<IIQ", 9, 8, merges) + b"".join(text(f"a{i:x} b{i:x}") for i in range(merges)))
-    keys.append(text("tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, tokens) + np.ones(tokens, "<i4").tobytes())
+    keys.append(
+        text("tokenizer.ggml.tokens")
+        + struct.pack("<IIQ", 9, 8, tokens)
+        + b"".join(text(f"token{i:x}") for i in range(tokens))
+    )
+    keys.append(
+        text("tokenizer.ggml.merges")
+        + struct.pack("<IIQ", 9, 8, merges)
+        + b"".join(text(f"a{i:x} b{i:x}") for i in range(merges))
+    )
+    keys.append(
+        text("tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, tokens) + np.ones(tokens, "<i4").tobytes()
+    )
     infos = [text(f"blk.{i}.w.weight") + struct.pack("<IQIQ", 1, 32, 8, 64 * i) for i in range(tensors)]
     head = b"GGUF" + struct.pack("<IQQ", 3, tensors, len(keys)) + b"".join(keys) + b"".join(infos)
     path.write_bytes(head + bytes(-len(head) % 32) + bytes(64 * tensors))

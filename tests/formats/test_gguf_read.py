@@ -10,7 +10,15 @@ from polyquant.errors import UnknownNameError, UnsupportedError
 from polyquant.formats import gguf
 from polyquant.types import Kind
 
-PLAIN = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}
+PLAIN = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "f64": np.float64,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+}
 
 
 @pytest.mark.parametrize("path", GGUF_VECTORS, ids=lambda p: p.stem)

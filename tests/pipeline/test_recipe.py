@@ -1,7 +1,7 @@
 import pytest
-from golden import VECTORS
 from gguf import GGUFReader
 
+from golden import VECTORS
 from polyquant.errors import PlanError, PolyquantError, UnknownNameError
 from polyquant.pipeline.recipe import LAYERS, Facts, builtin_recipes, load_recipe, parse_rule
 

@@ -13,7 +13,10 @@ U8 = np.dtype(np.uint8)
 
 
 def layout(folder: bool = False) -> Layout:
-    slots = {("a", "blocks"): Slot("out", 8, ArraySpec((4,), U8)), ("b", "blocks"): Slot("out", 16, ArraySpec((4,), U8))}
+    slots = {
+        ("a", "blocks"): Slot("out", 8, ArraySpec((4,), U8)),
+        ("b", "blocks"): Slot("out", 16, ArraySpec((4,), U8)),
+    }
     return Layout((FilePlan("out", 24, ((0, b"HEAD"),)),), slots, folder)
 
 
@@ -65,7 +68,10 @@ def test_the_journal_of_another_job_is_not_resumed(tmp_path):
     with pytest.raises(KeyboardInterrupt), staged(tmp_path / "out", layout(), "job") as s:
         fill(s, "a")
         raise KeyboardInterrupt
-    with pytest.raises(PlanError, match="nothing to resume"), staged(tmp_path / "out", layout(), "other", resume="required"):
+    with (
+        pytest.raises(PlanError, match="nothing to resume"),
+        staged(tmp_path / "out", layout(), "other", resume="required"),
+    ):
         pass
     with staged(tmp_path / "out", layout(), "other") as s:
         assert s.done == {}

@@ -88,7 +88,12 @@ def convert(
 
 
 def quantize(
-    src: str | os.PathLike[str], dst: str | os.PathLike[str], *, recipe: str | None = None, codec: str | None = None, **options: Any
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    recipe: str | None = None,
+    codec: str | None = None,
+    **options: Any,
 ) -> Report:
     """`convert` for the case that the point is to make it smaller: the recipe q4_k_m unless told otherwise; options as there."""
     return convert(src, dst, recipe=recipe if recipe or codec else "q4_k_m", codec=codec, **options)

@@ -22,11 +22,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, ternarize
+from polyquant.codecs.ternary import Lanes, count_symbols, likely_zero_symbol, one_scale, ternarize
 from polyquant.errors import CodecError
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
-__all__ = ["I2S", "I2_S_ARM", "I2_S_X4", "I2_S_X86", "TRINITY_I2_S"]
+__all__ = [
+    "I2S",
+    "I2_S_ARM",
+    "I2_S_X4",
+    "I2_S_X86",
+    "TRINITY_I2_S",
+    "likely_zero_symbol",
+    "symbol_histogram",
+]
 
 _TAIL = 32
 

@@ -34,10 +34,7 @@ def text(key: str, value: str | bytes) -> bytes:
 
 
 def array(key: str, item: int, values: list) -> bytes:
-    if item == 8:
-        body = b"".join(string(v) for v in values)
-    else:
-        body = struct.pack(f"<{len(values)}{_LETTERS[item]}", *values)
+    body = b"".join(map(string, values)) if item == 8 else struct.pack(f"<{len(values)}{_LETTERS[item]}", *values)
     return entry(key, 9, struct.pack("<IQ", item, len(values)) + body)
 
 

@@ -80,7 +80,8 @@ class Findings:
         """Note one finding."""
         self.seen[code] += 1
         if self.seen[code] <= _KEPT_PER_CODE:
-            self.kept.append(Finding(code, severity, message, tensor, self.file))
+            shown = None if tensor is None else printable(tensor)
+            self.kept.append(Finding(code, severity, message, shown, self.file))
 
     def error(self, code: str, message: str, tensor: str | None = None) -> None:
         """A breach that llama.cpp rejects."""
@@ -322,7 +323,7 @@ def _width(kind: Kind) -> int:
 def read_header(source: Source) -> Header:
     """Read keys and tensor entries. Raises HeaderError where the file cannot be read on; lesser breaches are in `findings`."""
     buffer = source.map()
-    findings = Findings(source.path.name)
+    findings = Findings(printable(source.path.name))
     if len(buffer) < 16 or buffer[:4].tobytes() != b"GGUF":
         raise HeaderError(
             "GGUF001",

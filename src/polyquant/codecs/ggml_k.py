@@ -19,9 +19,9 @@ their high bit pairs at the top of bytes 0..3 (scales) and 4..7 (minima).
 Multiplication order is ggml's, sub-scale first: any other order differs by one ulp. Source: ggml-quants.c, ggml-common.h of
 llama.cpp 0c1e570.
 
-Where programs differ: d and dmin may be negative, in Q8_K whenever the largest weight is positive, in ours also for Q2_K, Q4_K and
-Q5_K blocks that lie above zero (ggml's own encoder never does that; every decoder multiplies, so none minds). ggml encodes by its own
-weighting, importance * sqrt(sigma^2 + w^2), even without importance; ours minimises the plain error, times importance where given.
+Where encoders differ: super-scales may be negative, d in ggml's Q3_K, Q6_K and Q8_K too, in ours also d and dmin of Q2_K, Q4_K and
+Q5_K blocks that lie above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2) and without importance by |w|, w^2 or
+their like; ours minimises the plain squared error, times importance where given.
 """
 
 from __future__ import annotations

@@ -17,8 +17,11 @@ scales 0..3 and minima 0..3 in the low 6 bits of bytes 0..7; numbers 4..7 in the
 their high bit pairs at the top of bytes 0..3 (scales) and 4..7 (minima).
 
 Multiplication order is ggml's, sub-scale first: any other order differs by one ulp. Source: ggml-quants.c, ggml-common.h of
-llama.cpp 0c1e570. Sources disagree on nothing but Q8_K's sign convention: codes reach -127 at the largest magnitude whatever its
-sign, so d is negative when that weight is positive.
+llama.cpp 0c1e570.
+
+Where encoders differ: super-scales may be negative, d in ggml's Q3_K, Q6_K and Q8_K too, in ours also d and dmin of Q2_K, Q4_K and
+Q5_K blocks that lie above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2) and without importance by |w|, w^2 or
+their like; ours minimises the plain squared error, times importance where given.
 """
 
 from __future__ import annotations

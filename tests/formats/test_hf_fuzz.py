@@ -66,7 +66,7 @@ def mutate(data, rng):
     data = bytearray(data)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(data) + 1)
-        match rng.randrange(4):
+        match rng.randrange(2):
             case 0:
                 data[at : at + 1] = bytes([rng.randrange(256)])
             case 1:
@@ -105,7 +105,7 @@ def test_mutated_folders(make, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("make", [sharded, torch_folder])
 def test_mutated_folders_for_longer(make, seed, tmp_path):
-    assert fuzz(make(tmp_path / "m"), 10_000, 100 + seed)
+    assert fuzz(make(tmp_path / "m"), 2_000, 100 + seed)

@@ -174,3 +174,15 @@ def test_refusals(engine):
         transcode(parts, (1, 64), codec("i2_s.arm"), codec("q8_0"))
     with pytest.raises(UnknownNameError):
         codec("i2_s.mips")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shape_of_a_trillion_is_refused_before_any_allocation(name, engine):
+    parts = packed(name, [1])
+    for call in (
+        codec(name).unpack,
+        codec(name).dequantize,
+        lambda p, s: transcode(p, s, codec(name), codec("i2_s.arm")),
+    ):
+        with pytest.raises(CodecError):
+            call(parts, (64 << 24, 1536))

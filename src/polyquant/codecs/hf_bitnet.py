@@ -77,11 +77,16 @@ class HFBitNet:
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.generic]]:
         """Codes to parts; the scale (or 1 / scale) is rounded to bf16. Raises CodecError if there are several, or none to write."""
         shape = codes.codes.shape
-        self.specs(shape)
-        return self.assemble(self.lanes(shape).pack(codes.codes), one_scale(self.name, codes), shape)
+        parts, payload = self.frame(shape, one_scale(self.name, codes))
+        self.lanes(shape).pack(codes.codes, payload)
+        return parts
 
-    def assemble(self, payload: U8, scale: np.float32, shape: Shape) -> dict[str, NDArray[np.generic]]:
-        """Packed bytes and scale to parts. A scale of 0 (all weights are 0) is written as 1 where it divides."""
+    def frame(self, shape: Shape, scale: np.float32) -> tuple[dict[str, NDArray[np.generic]], U8]:
+        """Parts with the scale in place, and the view of them that the payload is to fill. Raises CodecError.
+
+        A scale of 0 (all weights are 0) is written as 1 where it divides.
+        """
+        specs = self.specs(shape)
         factor = np.float32(scale)
         if self.inverse:
             with np.errstate(over="ignore", divide="ignore"):
@@ -89,8 +94,8 @@ class HFBitNet:
         stored = np.array([factor], np.float32).astype(_BF16)
         if not np.isfinite([scale, stored[0]]).all() or (factor and not stored[0]):
             raise CodecError(f"{self.name} cannot hold the scale {scale:.6g} as bf16")
-        rows, k = as_matrix(shape)
-        return {"weight": payload.reshape(rows // 4, k), "weight_scale": stored}
+        weight = np.empty(specs["weight"].shape, np.uint8)
+        return {"weight": weight, "weight_scale": stored}, weight.reshape(-1)
 
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """The packed bytes, flat. Raises CodecError if their shape contradicts that of the weight."""

@@ -112,25 +112,26 @@ class I2S:
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
         """Codes to bytes. Trinity drops the scale. Raises CodecError if there are several scales."""
-        shape = codes.codes.shape
-        size, lanes = self.payload_bytes(shape), self.lanes(shape)
+        rows, k = codes.codes.shape
+        lanes = self.lanes((rows, k))
+        scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
+        parts, payload = self.frame((rows, k), scale)
         if lanes is None:
-            rows, k = shape
             padded = np.zeros((rows, _padded(k)), np.int8)
             padded[:, :k] = codes.codes
-            return self.assemble(Lanes(1, False, True).pack(padded), np.float32(1), shape)
-        scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
-        payload = lanes.pack(codes.codes)
-        assert payload.size == size
-        return self.assemble(payload, scale, shape)
+            Lanes(1, False, True).pack(padded, payload)
+        else:
+            lanes.pack(codes.codes, payload)
+        return parts
 
-    def assemble(self, payload: U8, scale: np.float32, shape: Shape) -> dict[str, NDArray[np.uint8]]:
-        """Payload and scale to parts."""
-        if self.trinity:
-            return {"blocks": payload}
-        tail = np.zeros(_TAIL, np.uint8)
-        tail[:4] = np.array([scale], "<f4").view(np.uint8)
-        return {"blocks": np.concatenate([payload, tail])}
+    def frame(self, shape: Shape, scale: np.float32) -> tuple[dict[str, NDArray[np.uint8]], U8]:
+        """Parts with the scale in place, and the view of them that the payload is to fill. Raises CodecError."""
+        size = self.payload_bytes(shape)
+        blocks = np.empty(self.specs(shape)["blocks"].shape, np.uint8)
+        if not self.trinity:
+            blocks[size:] = 0
+            blocks[size : size + 4] = np.array([scale], "<f4").view(np.uint8)
+        return {"blocks": blocks}, blocks[:size]
 
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """The symbols, uint8 [payload_bytes]. Raises CodecError if the size contradicts the shape."""
@@ -163,6 +164,8 @@ class I2S:
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """codes * scale. `rows` decodes whole blocks around them only."""
+        payload, lanes = self.payload(parts, shape), self.lanes(shape)
+        scale = float(self.scale(parts, shape)[0])
         count, k = as_matrix(shape)
         target = shape
         first, last = 0, count
@@ -176,8 +179,6 @@ class I2S:
             out = np.empty(target, np.float32)
         elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
-        payload, lanes = self.payload(parts, shape), self.lanes(shape)
-        scale = float(self.scale(parts, shape)[0])
         if lanes is None:
             stride = _padded(k)
             whole = np.empty((last - first, stride), np.float32)

@@ -60,10 +60,9 @@ class Lanes(NamedTuple):
             out[:, lane] = code_of[(blocks >> self.shift(lane)) & 3]
         return codes
 
-    def pack(self, codes: I8) -> U8:
-        """codes int8 [n] -> uint8 [n / 4]. Raises CodecError on a code outside -1..1."""
+    def pack(self, codes: I8, payload: U8) -> None:
+        """codes int8 [n] -> payload uint8 [n / 4], C-contiguous. Raises CodecError on a code outside -1..1."""
         codes = np.ascontiguousarray(codes, np.int8).reshape(-1)
-        payload = np.empty(codes.size // 4, np.uint8)
         lib = native.lib()
         if lib is not None:
             good = bool(lib.pack_lanes(codes, payload, *self))
@@ -76,7 +75,6 @@ class Lanes(NamedTuple):
                 out |= symbol.astype(np.uint8) << self.shift(lane)
         if not good:
             check_codes(codes)
-        return payload
 
     def dequantize(self, payload: U8, scale: float, out: F32) -> None:
         """uint8 [n / 4] -> out float32 [n] = codes * scale."""

@@ -23,7 +23,7 @@ from polyquant.codecs.i2_s import I2S
 from polyquant.codecs.tl import TL
 from polyquant.errors import UnsupportedError
 from polyquant.ops import native
-from polyquant.types import F32, I8, U8, Codec, Parts, Shape, Ternary
+from polyquant.types import F32, I8, Codec, Parts, Shape, Ternary
 
 __all__ = ["ScaleChange", "ScaleFate", "transcode"]
 
@@ -74,32 +74,27 @@ def transcode(parts: Parts, shape: Shape, src: Codec, dst: Codec) -> tuple[dict[
     """
     if src.form is not Ternary or dst.form is not Ternary:
         raise UnsupportedError(f"{src} and {dst} do not share ternary codes", hint="requantize")
-    payload = _by_bytes(parts, shape, src, dst)
-    if payload is not None and isinstance(src, _LANES) and isinstance(dst, _LANES):
-        before = src.scale(parts, shape)
-        out: dict[str, NDArray[Any]] = dict(dst.assemble(payload, before[0], shape))
-        return out, _compare(src, dst, before, dst.scale(out, shape), None)
+    if isinstance(src, _LANES) and isinstance(dst, _LANES):
+        moved = _by_bytes(parts, shape, src, dst)
+        if moved is not None:
+            return moved, _compare(src, dst, src.scale(parts, shape), dst.scale(moved, shape), None)
     form: Ternary = src.unpack(parts, shape)
     out = dst.pack(Ternary(form.codes, _coarsest(form)))
     return out, _compare(src, dst, form.scale, _scale(dst, out, shape), form.codes)
 
 
-def _by_bytes(parts: Parts, shape: Shape, src: Codec, dst: Codec) -> U8 | None:
-    """The payload in the other layout without int8 codes of the whole weight, where both are whole blocks of four symbols a byte."""
-    lib = native.lib()
-    if lib is None or not isinstance(src, _LANES) or not isinstance(dst, _LANES):
-        return None
-    dst.specs(shape)  # raises before any work
-    a, b = src.lanes(shape), dst.lanes(shape)
-    if a is None or b is None:
+def _by_bytes(parts: Parts, shape: Shape, src: I2S | HFBitNet, dst: I2S | HFBitNet) -> dict[str, NDArray[Any]] | None:
+    """Parts in the other layout without int8 codes of the whole weight; None where that is not to be had."""
+    lib, a, b = native.lib(), src.lanes(shape), dst.lanes(shape)
+    if lib is None or a is None or b is None:
         return None
     unit = math.lcm(a.width, b.width)
     if unit > _SCRATCH:
         return None
-    payload = src.payload(parts, shape)
-    moved = np.empty_like(payload)
-    lib.relayout_lanes(payload, moved, -(-_STEP // unit) * unit, *a, *b)
-    return moved
+    source = src.payload(parts, shape)
+    out, payload = dst.frame(shape, src.scale(parts, shape)[0])
+    lib.relayout_lanes(source, payload, -(-_STEP // unit) * unit, *a, *b)
+    return dict(out)
 
 
 def _scaleless(codec: Codec) -> bool:

@@ -84,7 +84,9 @@ class TrinityTQ2:
             )
         blocks = np.empty((rows, groups, 10), np.uint8)
         blocks[:, :, :2] = d.astype("<f2").reshape(rows, groups, 1).view(np.uint8)
-        blocks[:, :, 2:] = _LANES.pack(codes.codes).reshape(rows, groups, 8)
+        packed = np.empty(rows * k // 4, np.uint8)
+        _LANES.pack(codes.codes, packed)
+        blocks[:, :, 2:] = packed.reshape(rows, groups, 8)
         return {"blocks": blocks.reshape(rows, groups * 10)}
 
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:

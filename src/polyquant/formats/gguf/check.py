@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyquant.errors import InputError, printable
+from polyquant.formats.gguf.cursor import HeaderError
 from polyquant.formats.gguf.dialect import TYPES, detect
-from polyquant.formats.gguf.header import Header, HeaderError, read_header
+from polyquant.formats.gguf.header import Header, read_header
 from polyquant.formats.gguf.place import place
 from polyquant.formats.gguf.reading import members, split_number
 from polyquant.formats.gguf.values import StringArray

@@ -14,32 +14,22 @@ Sources: ggml/docs/gguf.md, ggml/src/gguf.cpp of llama.cpp 0c1e570.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from struct import Struct
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from polyquant.errors import InputError, printable
+from polyquant.formats.gguf.cursor import Cursor, HeaderError
+from polyquant.formats.gguf.findings import Findings
 from polyquant.formats.gguf.values import FORMATS, NumberArray, Order, StringArray
-from polyquant.ops.strings import skip_strings
 from polyquant.storage import limits
 from polyquant.storage.source import Source
-from polyquant.types import U8, Finding, Kind, Meta, Severity, Shape
+from polyquant.types import Kind, Meta, Shape
 
-__all__ = ["Entry", "Header", "HeaderError", "Metadata", "TensorInfo", "read_header"]
-
-_KEPT_PER_CODE = 20  # a hostile file could have a million breaches
-
-
-class HeaderError(InputError):
-    """The header cannot be read past this point. code: of the finding it is."""
-
-    def __init__(self, code: str, message: str, **where: Any) -> None:
-        super().__init__(message, **where)
-        self.code = code
+__all__ = ["Entry", "Header", "Metadata", "TensorInfo", "read_header"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,45 +56,6 @@ class TensorInfo:
     def elements(self) -> int:
         """Number of weights."""
         return math.prod(self.shape)
-
-
-@dataclass(slots=True)
-class Findings:
-    """Findings of one file; of each code only the first ones are kept, and how many there were."""
-
-    file: str
-    kept: list[Finding] = field(default_factory=list)
-    seen: Counter[str] = field(default_factory=Counter)
-
-    def add(self, severity: Severity, code: str, message: str, tensor: str | None = None) -> None:
-        """Note one finding."""
-        self.seen[code] += 1
-        if self.seen[code] <= _KEPT_PER_CODE:
-            shown = None if tensor is None else printable(tensor)
-            self.kept.append(Finding(code, severity, message, shown, self.file))
-
-    def error(self, code: str, message: str, tensor: str | None = None) -> None:
-        """A breach that llama.cpp rejects."""
-        self.add(Severity.ERROR, code, message, tensor)
-
-    def warning(self, code: str, message: str, tensor: str | None = None) -> None:
-        """A breach that some reader rejects."""
-        self.add(Severity.WARNING, code, message, tensor)
-
-    def note(self, code: str, message: str, tensor: str | None = None) -> None:
-        """Worth knowing."""
-        self.add(Severity.NOTE, code, message, tensor)
-
-    def first_error(self) -> Finding | None:
-        """What opening fails with."""
-        return next((f for f in self.kept if f.severity is Severity.ERROR), None)
-
-    def __iter__(self) -> Iterator[Finding]:
-        yield from self.kept
-        severities = {f.code: f.severity for f in self.kept}
-        for code, n in self.seen.items():
-            if n > _KEPT_PER_CODE:
-                yield Finding(code, severities[code], f"and {n - _KEPT_PER_CODE} more of these", None, self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +142,7 @@ def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
         return bool(buffer[start])
     if kind is not Kind.ARRAY:
         return Struct(order + FORMATS[kind]).unpack_from(buffer.data, start)[0]
-    cursor = _Cursor(buffer, start, order, wide, header.source)
+    cursor = Cursor(buffer, start, order, wide, header.source)
     item, count = cursor.array_head(key)
     if item is Kind.ARRAY:
         items = []
@@ -205,119 +156,6 @@ def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
     dtype = np.dtype("?" if item is Kind.BOOL else FORMATS[item]).newbyteorder(order)
     raw = buffer[cursor.at : end]
     return NumberArray(item, raw if item is Kind.BOOL else raw.view(dtype))
-
-
-class _Cursor:
-    """A place in the header. Every step checks the bytes that are left before it believes a count."""
-
-    __slots__ = ("_length", "_u32", "at", "big", "buffer", "nested", "order", "size", "source", "view", "wide")
-
-    def __init__(self, buffer: U8, at: int, order: Order, wide: bool, source: Source) -> None:
-        self.buffer, self.at, self.order, self.big, self.wide = buffer, at, order, order == ">", wide
-        self.size, self.source, self.nested, self.view = len(buffer), source, 0, buffer.data
-        self._u32, self._length = Struct(order + "I"), Struct(order + ("Q" if wide else "I"))
-
-    def fail(self, code: str, message: str, **detail: Any) -> NoReturn:
-        """Nothing behind this place can be read."""
-        raise HeaderError(code, message, file=self.source.path, **detail)
-
-    def take(self, form: Struct, what: str) -> tuple[Any, ...]:
-        """The next fixed-size fields."""
-        if self.at + form.size > self.size:
-            self.fail(
-                "GGUF003",
-                f"the header ends inside {what}",
-                found=f"a file of {self.size} bytes",
-                hint="copy the file again",
-            )
-        found = form.unpack_from(self.view, self.at)
-        self.at += form.size
-        return found
-
-    def u32(self, what: str) -> int:
-        """The next u32."""
-        return int(self.take(self._u32, what)[0])
-
-    def length(self, what: str) -> int:
-        """The next count or length: u64, or u32 in version 1."""
-        return int(self.take(self._length, what)[0])
-
-    def room(self, count: int, least: int, what: str, most: int | None = None) -> None:
-        """Refuse a count of items of at least `least` bytes that the rest of the file cannot hold."""
-        if count * least > self.size - self.at:
-            self.fail("GGUF004", f"the header claims more {what} than the file holds", found=count)
-        if most is not None and count > most:
-            self.fail("GGUF004", f"the header claims too many {what}", expected=f"at most {most}", found=count)
-
-    def text(self, what: str, most: int) -> bytes:
-        """The next length-prefixed string."""
-        n = self.length(what)
-        self.room(n, 1, f"bytes of {what}", most)
-        raw = self.buffer[self.at : self.at + n].tobytes()
-        self.at += n
-        return raw
-
-    def kind(self, key: str) -> Kind:
-        """The next value type."""
-        number = self.u32(f"the type of '{printable(key)}'")
-        if number > Kind.FLOAT64:
-            self.fail("GGUF008", f"'{printable(key)}' has an unknown value type", expected="0 to 12", found=number)
-        return Kind(number)
-
-    def array_head(self, key: str) -> tuple[Kind, int]:
-        """Item kind and count of the array that starts here, checked against the file."""
-        item, count = self.kind(key), self.length(f"the array '{printable(key)}'")
-        least = {Kind.STRING: self._length.size, Kind.ARRAY: 4 + self._length.size}.get(item) or _width(item)
-        self.room(count, least, f"items in '{printable(key)}'")
-        return item, count
-
-    def skip_value(self, kind: Kind, key: str, depth: int = 1) -> None:
-        """Move behind a value."""
-        if kind is Kind.STRING:
-            n = self.length(f"the value of '{printable(key)}'")
-            self.room(n, 1, f"bytes in '{printable(key)}'", limits.GGUF_STRING_BYTES)
-            self.at += n
-        elif kind is Kind.ARRAY:
-            self.skip_array(key, depth)
-        else:
-            self.room(1, _width(kind), f"bytes in '{printable(key)}'")
-            self.at += _width(kind)
-
-    def skip_array(self, key: str, depth: int) -> None:
-        """Move behind an array; those inside it count towards a limit."""
-        if depth > limits.GGUF_ARRAY_DEPTH:
-            self.fail(
-                "GGUF010", f"'{printable(key)}' nests arrays too deep", expected=f"at most {limits.GGUF_ARRAY_DEPTH}"
-            )
-        item, count = self.array_head(key)
-        if item is Kind.ARRAY:
-            self.nested += count
-            if self.nested > limits.GGUF_NESTED_ARRAYS:
-                self.fail(
-                    "GGUF010",
-                    f"'{printable(key)}' holds too many arrays",
-                    expected=f"at most {limits.GGUF_NESTED_ARRAYS}",
-                )
-            for _ in range(count):
-                self.skip_value(Kind.ARRAY, key, depth + 1)
-        elif item is Kind.STRING:
-            end = skip_strings(self.buffer, self.at, count, big_endian=self.big, wide=self.wide)
-            if end < 0:
-                self.fail(
-                    "GGUF004",
-                    f"a string in '{printable(key)}' runs past the end of the file",
-                    hint="copy the file again",
-                )
-            self.at = end
-        else:
-            self.at += count * _width(item)
-
-
-_WIDTHS = {kind: Struct("<" + letter).size for kind, letter in FORMATS.items()}
-
-
-def _width(kind: Kind) -> int:
-    return _WIDTHS[kind]
 
 
 def read_header(source: Source) -> Header:
@@ -339,7 +177,7 @@ def read_header(source: Source) -> Header:
         raise HeaderError(
             "GGUF002", "has an unknown GGUF version", file=source.path, expected="1, 2 or 3", found=version
         )
-    cursor = _Cursor(buffer, 8, order, version > 1, source)
+    cursor = Cursor(buffer, 8, order, version > 1, source)
     n_tensors, n_keys = cursor.length("the counts"), cursor.length("the counts")
     cursor.room(n_keys, 4 + (8 if cursor.wide else 4), "keys", limits.GGUF_KEYS)
     cursor.room(n_tensors, 16 + (8 if cursor.wide else 4), "tensors", limits.GGUF_TENSORS)
@@ -359,7 +197,7 @@ def _name(raw: bytes, what: str, findings: Findings) -> str:
         return shown
 
 
-def _read_entries(cursor: _Cursor, count: int, findings: Findings) -> dict[str, Entry]:
+def _read_entries(cursor: Cursor, count: int, findings: Findings) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for _ in range(count):
         key = _name(cursor.text("a key", limits.GGUF_KEY_BYTES), "key", findings)
@@ -379,7 +217,7 @@ def _read_entries(cursor: _Cursor, count: int, findings: Findings) -> dict[str, 
     return entries
 
 
-def _alignment(cursor: _Cursor, entries: dict[str, Entry], findings: Findings) -> int:
+def _alignment(cursor: Cursor, entries: dict[str, Entry], findings: Findings) -> int:
     entry = entries.get("general.alignment")
     if entry is None:
         return 32
@@ -394,7 +232,7 @@ def _alignment(cursor: _Cursor, entries: dict[str, Entry], findings: Findings) -
     return value
 
 
-def _read_tensors(cursor: _Cursor, count: int, findings: Findings) -> list[TensorInfo]:
+def _read_tensors(cursor: Cursor, count: int, findings: Findings) -> list[TensorInfo]:
     tensors: list[TensorInfo] = []
     seen: set[str] = set()
     letter = "Q" if cursor.wide else "I"

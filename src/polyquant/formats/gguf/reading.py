@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from polyquant.codecs.opaque import OpaqueCodec
-from polyquant.errors import CodecError, InputError, PlanError, UnknownNameError
+from polyquant.errors import InputError, PlanError, UnknownNameError
 from polyquant.formats.gguf.dialect import detect
 from polyquant.formats.gguf.header import Header, Metadata, read_header
 from polyquant.formats.gguf.place import Placed, place
 from polyquant.registry import codec as named_codec
 from polyquant.storage import limits
 from polyquant.storage.source import FileArray, Source, Swap, foreign
-from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Kind, Weight
+from polyquant.types import ArraySpec, Checkpoint, Evidence, Kind, Weight
 
 __all__ = ["LAYOUTS", "members", "open_gguf", "sniff", "split_number"]
 
@@ -148,25 +148,9 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
         fields = getattr(codec, "fields", None)
         if fields is not None or not foreign(header.order):
             swap = Swap(meaning.nbytes, fields) if foreign(header.order) and fields else None
-            return Weight(
-                info.name, shape, codec, {"blocks": FileArray(source, offset, _spec(source, placed, codec), swap)}
-            )
+            # Of whole-tensor types the codec may need what the file does not say (a tiling): the file's own size counts.
+            spec = ArraySpec((placed.nbytes,), np.dtype(np.uint8)) if meaning.whole else codec.specs(shape)["blocks"]
+            return Weight(info.name, shape, codec, {"blocks": FileArray(source, offset, spec, swap)})
         why = f"{name} has no big-endian form"
     opaque = OpaqueCodec(info.type_id, placed.nbytes, why)
     return Weight(info.name, shape, opaque, {"bytes": FileArray(source, offset, opaque.specs(shape)["bytes"])})
-
-
-def _spec(source: Source, placed: Placed, codec: Codec) -> ArraySpec:
-    """The part's shape and dtype; of a type whose size only the offset chain knows (TL2): that many bytes."""
-    if placed.meaning is not None and not placed.meaning.nbytes:
-        return ArraySpec((placed.nbytes,), np.dtype(np.uint8))
-    try:
-        spec = codec.specs(placed.info.shape)["blocks"]
-    except CodecError as e:
-        raise InputError(
-            e.message, file=source.path, tensor=placed.info.name, expected=e.expected, found=e.found
-        ) from e
-    if spec.nbytes != placed.nbytes:
-        message = f"the space for this tensor is not what {codec.name} needs"
-        raise InputError(message, file=source.path, tensor=placed.info.name, expected=spec.nbytes, found=placed.nbytes)
-    return spec

@@ -19,7 +19,11 @@ BAR = 10.0
 
 def peer_types() -> dict[str, Any]:
     """Our codec name -> gguf-py's type, where gguf-py has code for it; None for all of ours if it is not installed."""
-    ours = [n for n in CODECS if hasattr(polyquant.codec(n), "type_size") and polyquant.codec(n).type_id is not None and n != "f32"]
+    ours = [
+        n
+        for n in CODECS
+        if hasattr(polyquant.codec(n), "type_size") and polyquant.codec(n).type_id is not None and n != "f32"
+    ]
     if find_spec("gguf") is None:
         return dict.fromkeys(ours)
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

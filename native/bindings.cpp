@@ -79,7 +79,7 @@ int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_end
 
 using Codes = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using CodesOut = nb::ndarray<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using FlatOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using CountsOut = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Lanes lanes_of(size_t bytes, size_t weights, size_t width, bool high_first, bool zero_first) {
@@ -99,13 +99,13 @@ void dequantize_lanes_py(Bytes src, FloatsOut out, float scale, size_t width, bo
   dequantize_lanes(src.data(), out.data(), src.shape(0), l, scale);
 }
 
-bool pack_lanes_py(Codes codes, FlatOut dst, size_t width, bool high_first, bool zero_first) {
+bool pack_lanes_py(Codes codes, FlatBytesOut dst, size_t width, bool high_first, bool zero_first) {
   const Lanes l = lanes_of(dst.shape(0), codes.shape(0), width, high_first, zero_first);
   nb::gil_scoped_release release;
   return pack_lanes(codes.data(), dst.data(), dst.shape(0), l);
 }
 
-void relayout_lanes_py(Bytes src, FlatOut dst, size_t chunk, size_t width, bool high_first, bool zero_first, size_t to_width,
+void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, bool high_first, bool zero_first, size_t to_width,
                        bool to_high_first, bool to_zero_first) {
   const size_t bytes = src.shape(0);
   if (dst.shape(0) != bytes || chunk == 0 || width == 0 || to_width == 0 || chunk % width || chunk % to_width ||
@@ -123,17 +123,41 @@ void count_symbols_py(Bytes src, CountsOut counts) {
   count_symbols(src.data(), src.shape(0), counts.data());
 }
 
-std::pair<bool, uint32_t> ternarize_py(Vector w, CodesOut codes, bool exact, float floor) {
+std::pair<bool, uint32_t> ternarize_tensor_py(Vector w, CodesOut codes, bool exact, float floor) {
   if (w.shape(0) != codes.shape(0)) throw nb::value_error("one code a weight");
   nb::gil_scoped_release release;
   uint32_t largest = 0;
-  const bool good = ternarize(w.data(), codes.data(), w.shape(0), exact, floor, &largest);
+  const bool good = ternarize_tensor(w.data(), codes.data(), w.shape(0), exact, floor, &largest);
   return {good, largest};
 }
 
-using Codes = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CodesOut = nb::ndarray<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// TL1 with three = 0, TL2 else; payload as long as its sections. bm_outer, bk, bm: BM, BK, bm of bitnet.cpp's kernel configuration.
+Tile tile_of(size_t bytes, size_t weights, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const size_t groups = three ? 32 : 16;
+  if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || weights != rows * cols || three > cols ||
+      (three ? bm != 32 || three % bk || bk % 24 || (cols - three) % 32 : cols % bk || bk % (256 / bm) || (256 / bm) % 4) ||
+      bytes != rows * (three ? three / 24 * 5 + (cols - three) / 4 : cols / 4))
+    throw nb::value_error("the tile does not divide the matrix");
+  return {outer, bk, bm};
+}
+
+void unpack_tl_py(Bytes src, CodesOut codes, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const Tile tile = tile_of(src.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
+  nb::gil_scoped_release release;
+  if (three)
+    unpack_tl2(src.data(), codes.data(), rows, cols, three, tile);
+  else
+    unpack_tl1(src.data(), codes.data(), rows, cols, tile);
+}
+
+void pack_tl_py(Codes codes, FlatBytesOut dst, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+  const Tile tile = tile_of(dst.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
+  nb::gil_scoped_release release;
+  if (three)
+    pack_tl2(codes.data(), dst.data(), rows, cols, three, tile);
+  else
+    pack_tl1(codes.data(), dst.data(), rows, cols, tile);
+}
 
 const TernaryKernel* find_ternary(std::string_view name) {
   for (const TernaryKernel& k : ternary_layouts())
@@ -201,7 +225,9 @@ NB_MODULE(_native, m) {
   m.def("pack_lanes", &pack_lanes_py);
   m.def("relayout_lanes", &relayout_lanes_py);
   m.def("count_symbols", &count_symbols_py);
-  m.def("ternarize", &ternarize_py);
+  m.def("ternarize_tensor", &ternarize_tensor_py);
+  m.def("unpack_tl", &unpack_tl_py);
+  m.def("pack_tl", &pack_tl_py);
   m.def("pack_ternary", &pack_ternary, "codec"_a, "codes"_a, "scale"_a, "out"_a);
   m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
   m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);

@@ -8,11 +8,21 @@
 namespace polyquant {
 namespace {
 
-// Twice the E2M1 value of 4 bits: 0 1 2 3 4 6 8 12, then their negatives. In byte arithmetic, which vectorizes without a table.
-PQ_INLINE int8_t twice_e2m1(uint8_t code) {
-  const uint8_t m = code & 7, minus = uint8_t(-(code >> 3));
-  const uint8_t v = uint8_t(m + uint8_t(m > 4) + uint8_t(m > 5) + 3 * uint8_t(m > 6));
-  return int8_t(uint8_t((v ^ minus) - minus));
+using Bytes16 = uint8_t __attribute__((vector_size(16)));
+
+// Twice the E2M1 value of 4 bits: 0 1 2 3 4 6 8 12, then their negatives (a comparison of vectors gives 0 or -1).
+PQ_INLINE void twice_e2m1(const Bytes16& codes, int8_t* values) {
+  const Bytes16 m = codes & 7, minus = Bytes16(codes > 7);
+  const Bytes16 v = m - Bytes16(m > 4) - Bytes16(m > 5) + (Bytes16(m > 6) & 3);
+  const Bytes16 signed_v = (v ^ minus) - minus;
+  std::memcpy(values, &signed_v, 16);
+}
+
+// 16 bytes of nibbles: all low ones, then all high ones.
+PQ_INLINE void unpack_nibbles(const uint8_t* src, int8_t* low, int8_t* high) {
+  const auto nibbles = load<Bytes16>(src);
+  twice_e2m1(nibbles & 15, low);
+  twice_e2m1(nibbles >> 4, high);
 }
 
 // The nearest of twice-E2M1 times d; of two equally near the one nearer to zero. d = 0 gives 0. The midpoints are exact.
@@ -25,17 +35,11 @@ PQ_INLINE uint8_t nearest_e2m1(float x, float d) {
 }
 
 template <int half>
-PQ_INLINE void decode(const uint8_t* nibbles, float d, float* dst) {
-  int8_t q[2 * half];
-  for (int j = 0; j < half; ++j) q[j] = twice_e2m1(nibbles[j] & 15);
-  for (int j = 0; j < half; ++j) q[j + half] = twice_e2m1(nibbles[j] >> 4);
-  for (int j = 0; j < 2 * half; ++j) dst[j] = float(q[j]) * d;
-}
-
-template <int half>
 PQ_INLINE void encode(const float* src, float d, uint8_t* nibbles) {
   uint8_t q[2 * half];
+  PQ_LOOP
   for (int j = 0; j < 2 * half; ++j) q[j] = nearest_e2m1(src[j], d);
+  PQ_LOOP
   for (int j = 0; j < half; ++j) nibbles[j] = uint8_t(q[j] | (q[j + half] << 4));
 }
 
@@ -52,8 +56,16 @@ PQ_INLINE uint8_t e8m0_for(float amax) {
   return uint8_t(floor_log2 < -125 ? 0 : floor_log2 > 127 ? 252 : floor_log2 + 125);
 }
 
-PQ_SIMD void dequantize_mxfp4(const uint8_t* src, float* dst, size_t blocks) {
-  for (size_t i = 0; i < blocks; ++i, src += 17, dst += 32) decode<16>(src + 1, half_e8m0(src[0]), dst);
+PQ_SIMD void dequantize_mxfp4(const uint8_t* __restrict src, float* __restrict dst, size_t blocks) {
+  for (size_t i = 0; i < blocks; ++i, src += 17, dst += 32) {
+    int8_t low[16], high[16];  // apart: a load across two fresh stores would wait for both
+    const float d = half_e8m0(src[0]);
+    unpack_nibbles(src + 1, low, high);
+    PQ_LOOP
+    for (int j = 0; j < 16; ++j) dst[j] = float(low[j]) * d;
+    PQ_LOOP
+    for (int j = 0; j < 16; ++j) dst[j + 16] = float(high[j]) * d;
+  }
 }
 
 PQ_SIMD void quantize_mxfp4(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
@@ -89,9 +101,19 @@ PQ_INLINE uint8_t ue4m3_for(float x) {
   return uint8_t(rounded < 0x78 ? rounded : 0x7e);
 }
 
-PQ_SIMD void dequantize_nvfp4(const uint8_t* src, float* dst, size_t blocks) {
-  for (size_t i = 0; i < blocks; ++i, src += 36)
-    for (int s = 0; s < 4; ++s, dst += 16) decode<8>(src + 4 + 8 * s, half_ue4m3[src[s]], dst);
+PQ_SIMD void dequantize_nvfp4(const uint8_t* __restrict src, float* __restrict dst, size_t blocks) {
+  for (size_t i = 0; i < blocks; ++i, src += 36) {
+    int8_t low[32], high[32];
+    unpack_nibbles(src + 4, low, high);
+    unpack_nibbles(src + 20, low + 16, high + 16);
+    for (int s = 0; s < 4; ++s, dst += 16) {
+      const float d = half_ue4m3[src[s]];
+      PQ_LOOP
+      for (int j = 0; j < 8; ++j) dst[j] = float(low[8 * s + j]) * d;
+      PQ_LOOP
+      for (int j = 0; j < 8; ++j) dst[j + 8] = float(high[8 * s + j]) * d;
+    }
+  }
 }
 
 PQ_SIMD void quantize_nvfp4(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {

@@ -1,79 +1,92 @@
 // K types, decoding: super-blocks of 256. The bytes are drawn in src/polyquant/codecs/ggml_k.py.
 // Products are taken in ggml's order, (d * sub-scale) first: any other order differs by one ulp.
 #include "blocks.hpp"
+#include "ggml_k.hpp"
 #include "half.hpp"
 
 namespace polyquant {
 namespace {
 
-struct ScaleMin {
-  uint8_t scale[8], min[8];
-};
-
-// 12 bytes hold 8 scales and 8 minima of 6 bits; the two high bits of numbers 4..7 sit above those of numbers 0..3.
-PQ_INLINE ScaleMin unpack_scale_min(const uint8_t* p) {
-  ScaleMin r;
+// Head of Q4_K and Q5_K: d, dmin, then 12 bytes of 8 scales and 8 minima of 6 bits, the two high bits of numbers 4..7 above those of 0..3.
+PQ_INLINE void scales_and_minima(const uint8_t* src, float* scale, float* min) {
+  const float d = load_half(src), dmin = load_half(src + 2);
+  const uint8_t* p = src + 4;
   for (int j = 0; j < 4; ++j) {
-    r.scale[j] = p[j] & 63;
-    r.min[j] = p[j + 4] & 63;
-    r.scale[j + 4] = uint8_t((p[j + 8] & 15) | (p[j] >> 6 << 4));
-    r.min[j + 4] = uint8_t((p[j + 8] >> 4) | (p[j + 4] >> 6 << 4));
+    scale[j] = d * float(p[j] & 63);
+    min[j] = dmin * float(p[j + 4] & 63);
+    scale[j + 4] = d * float((p[j + 8] & 15) | p[j] >> 6 << 4);
+    min[j + 4] = dmin * float(p[j + 8] >> 4 | p[j + 4] >> 6 << 4);
   }
-  return r;
+}
+
+// Field f of `width` bytes comes before field f + 1; q |= field << to.
+template <int Width, int Fields, int Bits>
+PQ_INLINE void split(const uint8_t* __restrict src, uint8_t* __restrict q, int bytes, int to) {
+  for (int g = 0; g < bytes; g += Width)
+    for (int f = 0; f < Fields; ++f)
+      for (int i = 0; i < Width; ++i)
+        q[g * Fields + f * Width + i] |= uint8_t((src[g + i] >> (f * Bits) & ((1 << Bits) - 1)) << to);
+}
+
+// Codes -> weights of sub-blocks of W; the codes are those stored, `zero` the one that means zero.
+template <int W>
+PQ_INLINE void spread(const uint8_t* __restrict q, int zero, const float* scale, const float* min, float* __restrict dst) {
+  for (int s = 0; s < 256 / W; ++s, q += W, dst += W) {
+    const float a = scale[s], b = min ? min[s] : 0.0f;
+    if (min) {
+#pragma GCC unroll 1  // unrolled first, sixteen steps would not be vectorized
+      for (int j = 0; j < W; ++j) dst[j] = a * float(int(q[j])) - b;
+    } else {
+#pragma GCC unroll 1
+      for (int j = 0; j < W; ++j) dst[j] = a * float(int(q[j]) - zero);
+    }
+  }
 }
 
 PQ_SIMD void dequantize_q2_k(const uint8_t* src, float* dst, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i, src += 84, dst += 256) {
     const float d = load_half(src + 80), dmin = load_half(src + 82);
-    for (int s = 0; s < 16; ++s) {  // sub-block s: half s % 2 of bit pair s / 2 % 4 of the 32 bytes s / 8
-      const uint8_t* q = src + 16 + s / 8 * 32 + s % 2 * 16;
-      const int shift = s / 2 % 4 * 2;
-      const float scale = d * float(src[s] & 15), min = dmin * float(src[s] >> 4);
-      for (int j = 0; j < 16; ++j) dst[16 * s + j] = scale * float(q[j] >> shift & 3) - min;
-    }
+    float scale[16], min[16];
+    for (int s = 0; s < 16; ++s) scale[s] = d * float(src[s] & 15), min[s] = dmin * float(src[s] >> 4);
+    alignas(64) uint8_t q[256] = {};
+    split<32, 4, 2>(src + 16, q, 64, 0);
+    spread<16>(q, 0, scale, min, dst);
   }
 }
 
 PQ_SIMD void dequantize_q3_k(const uint8_t* src, float* dst, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i, src += 110, dst += 256) {
     const float d = load_half(src + 108);
-    const uint8_t* packed = src + 96;
-    for (int s = 0; s < 16; ++s) {
-      const uint8_t* q = src + 32 + s / 8 * 32 + s % 2 * 16;
-      const uint8_t* high = src + s % 2 * 16;
-      const int shift = s / 2 % 4 * 2, bit = s / 2;
-      const int sub = (packed[s % 8] >> (s / 8 * 4) & 15) | (packed[8 + s % 4] >> (s / 4 * 2) & 3) << 4;
-      const float scale = d * float(sub - 32);
-      for (int j = 0; j < 16; ++j) dst[16 * s + j] = scale * float((q[j] >> shift & 3) + (high[j] >> bit & 1) * 4 - 4);
-    }
+    uint8_t sub[16] = {};
+    split<8, 2, 4>(src + 96, sub, 8, 0);
+    split<4, 4, 2>(src + 104, sub, 4, 4);
+    float scale[16];
+    for (int s = 0; s < 16; ++s) scale[s] = d * float(int(sub[s]) - 32);
+    alignas(64) uint8_t q[256] = {};
+    split<32, 4, 2>(src + 32, q, 64, 0);
+    split<32, 8, 1>(src, q, 32, 2);
+    spread<16>(q, 4, scale, nullptr, dst);
   }
 }
 
 PQ_SIMD void dequantize_q4_k(const uint8_t* src, float* dst, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i, src += 144, dst += 256) {
-    const float d = load_half(src), dmin = load_half(src + 2);
-    const ScaleMin sm = unpack_scale_min(src + 4);
-    for (int s = 0; s < 8; ++s) {
-      const uint8_t* q = src + 16 + s / 2 * 32;
-      const int shift = s % 2 * 4;
-      const float scale = d * float(sm.scale[s]), min = dmin * float(sm.min[s]);
-      for (int j = 0; j < 32; ++j) dst[32 * s + j] = scale * float(q[j] >> shift & 15) - min;
-    }
+    float scale[8], min[8];
+    scales_and_minima(src, scale, min);
+    alignas(64) uint8_t q[256] = {};
+    split<32, 2, 4>(src + 16, q, 128, 0);
+    spread<32>(q, 0, scale, min, dst);
   }
 }
 
 PQ_SIMD void dequantize_q5_k(const uint8_t* src, float* dst, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i, src += 176, dst += 256) {
-    const float d = load_half(src), dmin = load_half(src + 2);
-    const ScaleMin sm = unpack_scale_min(src + 4);
-    const uint8_t* high = src + 16;
-    for (int s = 0; s < 8; ++s) {
-      const uint8_t* q = src + 48 + s / 2 * 32;
-      const int shift = s % 2 * 4;
-      const float scale = d * float(sm.scale[s]), min = dmin * float(sm.min[s]);
-      for (int j = 0; j < 32; ++j)
-        dst[32 * s + j] = scale * float((q[j] >> shift & 15) + (high[j] >> s & 1) * 16) - min;
-    }
+    float scale[8], min[8];
+    scales_and_minima(src, scale, min);
+    alignas(64) uint8_t q[256] = {};
+    split<32, 2, 4>(src + 48, q, 128, 0);
+    split<32, 8, 1>(src + 16, q, 32, 4);
+    spread<32>(q, 0, scale, min, dst);
   }
 }
 
@@ -81,15 +94,12 @@ PQ_SIMD void dequantize_q6_k(const uint8_t* src, float* dst, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i, src += 210, dst += 256) {
     const float d = load_half(src + 208);
     const auto* sub = reinterpret_cast<const int8_t*>(src + 192);
-    for (int s = 0; s < 16; ++s) {
-      const int half = s / 8, quarter = s / 2 % 4;
-      const uint8_t* low = src + half * 64 + quarter % 2 * 32 + s % 2 * 16;
-      const uint8_t* high = src + 128 + half * 32 + s % 2 * 16;
-      const int low_shift = quarter / 2 * 4, high_shift = quarter * 2;
-      const float scale = d * float(sub[s]);
-      for (int j = 0; j < 16; ++j)
-        dst[16 * s + j] = scale * float((low[j] >> low_shift & 15) + (high[j] >> high_shift & 3) * 16 - 32);
-    }
+    float scale[16];
+    for (int s = 0; s < 16; ++s) scale[s] = d * float(sub[s]);
+    alignas(64) uint8_t q[256] = {};
+    split<64, 2, 4>(src, q, 128, 0);
+    split<32, 4, 2>(src + 128, q, 64, 4);
+    spread<16>(q, 32, scale, nullptr, dst);
   }
 }
 
@@ -102,9 +112,9 @@ PQ_SIMD void dequantize_q8_k(const uint8_t* src, float* dst, size_t blocks) {
 }
 
 constexpr BlockKernel table[] = {
-    {"q2_k", 256, 84, dequantize_q2_k, nullptr},  {"q3_k", 256, 110, dequantize_q3_k, nullptr},
-    {"q4_k", 256, 144, dequantize_q4_k, nullptr}, {"q5_k", 256, 176, dequantize_q5_k, nullptr},
-    {"q6_k", 256, 210, dequantize_q6_k, nullptr}, {"q8_k", 256, 292, dequantize_q8_k, nullptr},
+    {"q2_k", 256, 84, dequantize_q2_k, quantize_q2_k},  {"q3_k", 256, 110, dequantize_q3_k, quantize_q3_k},
+    {"q4_k", 256, 144, dequantize_q4_k, quantize_q4_k}, {"q5_k", 256, 176, dequantize_q5_k, quantize_q5_k},
+    {"q6_k", 256, 210, dequantize_q6_k, quantize_q6_k}, {"q8_k", 256, 292, dequantize_q8_k, quantize_q8_k},
 };
 
 }  // namespace

@@ -10,17 +10,8 @@ namespace {
 // ---------------------------------------------------------------- 4 and 5 bits: low nibbles, then high nibbles, then bit 4
 
 template <bool fifth>
-PQ_INLINE void unpack_codes(const uint8_t* high, const uint8_t* nibbles, int8_t* q) {
-  for (int j = 0; j < 16; ++j) q[j] = int8_t(nibbles[j] & 15);
-  for (int j = 0; j < 16; ++j) q[j + 16] = int8_t(nibbles[j] >> 4);
-  if constexpr (fifth) {
-    const uint32_t bits = load<uint32_t>(high);
-    for (int j = 0; j < 32; ++j) q[j] = int8_t(q[j] | ((bits >> j & 1u) << 4));
-  }
-}
-
-template <bool fifth>
 PQ_INLINE void pack_codes(const uint8_t* q, uint8_t* high, uint8_t* nibbles) {
+  PQ_LOOP
   for (int j = 0; j < 16; ++j) nibbles[j] = uint8_t((q[j] & 15) | (q[j + 16] << 4));
   if constexpr (fifth) {
     uint32_t bits = 0;
@@ -39,17 +30,22 @@ struct Nibbles {
 };
 
 template <bool affine, bool fifth>
-PQ_INLINE void dequantize_nibbles(const uint8_t* src, float* dst, size_t blocks) {
+PQ_INLINE void dequantize_nibbles(const uint8_t* __restrict src, float* __restrict dst, size_t blocks) {
   using B = Nibbles<affine, fifth>;
   for (size_t i = 0; i < blocks; ++i, src += B::bytes, dst += 32) {
-    int8_t q[32];
-    unpack_codes<fifth>(src + B::high, src + B::nibbles, q);
-    const float d = load_half(src);
-    if constexpr (affine) {
-      const float m = load_half(src + 2);
-      for (int j = 0; j < 32; ++j) dst[j] = float(q[j]) * d + m;
-    } else {
-      for (int j = 0; j < 32; ++j) dst[j] = float(q[j] - B::levels / 2) * d;
+    const uint8_t* __restrict q = src + B::nibbles;
+    const uint32_t bits = fifth ? load<uint32_t>(src + B::high) : 0;
+    const float d = load_half(src), m = affine ? load_half(src + 2) : 0;
+    const int zero = affine ? 0 : B::levels / 2;
+    PQ_LOOP
+    for (int j = 0; j < 16; ++j) {
+      const float v = float(int((q[j] & 15) | (bits >> j << 4 & 16)) - zero) * d;
+      dst[j] = affine ? v + m : v;
+    }
+    PQ_LOOP
+    for (int j = 0; j < 16; ++j) {
+      const float v = float(int((q[j] >> 4) | (bits >> (j + 16) << 4 & 16)) - zero) * d;
+      dst[j + 16] = affine ? v + m : v;
     }
   }
 }
@@ -178,6 +174,7 @@ PQ_SIMD void dequantize_q1_0(const uint8_t* src, float* dst, size_t blocks) {
 PQ_SIMD void quantize_q1_0(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
   for (size_t i = 0; i < rows * cols / 128; ++i, src += 128, dst += 18) {
     float sum = 0;  // in ggml's order: another one would move the scale by an ulp
+    PQ_LOOP
     for (int j = 0; j < 128; ++j) sum += std::fabs(src[j]);
     store_half(dst, sum / 128);
     for (int b = 0; b < 16; b += 4) {
@@ -193,6 +190,7 @@ PQ_SIMD void dequantize_q2_0(const uint8_t* src, float* dst, size_t blocks) {
     const float d = load_half(src);
     for (int b = 0; b < 16; b += 4) {
       const uint32_t bits = load<uint32_t>(src + 2 + b);
+      PQ_LOOP
       for (int j = 0; j < 16; ++j) dst[4 * b + j] = float(int(bits >> (2 * j) & 3u) - 1) * d;
     }
   }
@@ -204,6 +202,7 @@ PQ_SIMD void quantize_q2_0(const float* src, uint8_t* dst, size_t rows, size_t c
     store_half(dst, d);
     for (int b = 0; b < 16; b += 4) {
       uint32_t bits = 0;
+      PQ_LOOP
       for (int j = 0; j < 16; ++j)
         bits |= uint32_t(round_half_away(clamp(src[4 * b + j] * id, -1, 2)) + 1) << (2 * j);
       store(dst + 2 + b, bits);

@@ -11,6 +11,7 @@ namespace {
 template <int width, int digits>
 PQ_INLINE void take_digits(const uint8_t* bytes, int8_t* codes) {
   for (int n = 0, power = 1; n < digits; ++n, power *= 3)
+    PQ_LOOP
     for (int m = 0; m < width; ++m) {
       const uint8_t rest = uint8_t(bytes[m] * power);
       codes[n * width + m] = int8_t(((uint16_t(rest) * 3) >> 8) - 1);
@@ -19,6 +20,7 @@ PQ_INLINE void take_digits(const uint8_t* bytes, int8_t* codes) {
 
 template <int width, int digits>
 PQ_INLINE void put_digits(const int8_t* codes, uint8_t* bytes) {
+  PQ_LOOP
   for (int m = 0; m < width; ++m) {
     uint16_t number = 0;
     for (int n = 0; n < 5; ++n) number = uint16_t(3 * number + (n < digits ? codes[n * width + m] + 1 : 0));

@@ -9,3 +9,10 @@
 #endif
 
 #define PQ_INLINE inline __attribute__((always_inline))
+
+// Before a loop of 16 turns or fewer: GCC would unroll it before the vectorizer sees it, and then mostly fail to find the vectors again.
+#if defined(__GNUC__) && !defined(__clang__)
+#define PQ_LOOP _Pragma("GCC unroll 1")
+#else
+#define PQ_LOOP
+#endif

@@ -21,7 +21,7 @@ void count_symbols(const uint8_t* src, size_t bytes, uint64_t counts[4]);
 
 // Sign of every weight, magnitudes up to `floor` to 0; *largest gets the bits of max |w|. False: NaN or infinity, or with
 // `exact` a magnitude that is neither 0 nor the largest.
-bool ternarize(const float* w, int8_t* codes, size_t n, bool exact, float floor, uint32_t* largest);
+bool ternarize_tensor(const float* w, int8_t* codes, size_t n, bool exact, float floor, uint32_t* largest);
 
 struct Tile {
   size_t bm_outer, bk, bm;  // BM, BK, bm of bitnet.cpp's kernel configuration

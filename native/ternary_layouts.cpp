@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "half.hpp"
 #include "simd.hpp"
@@ -40,33 +41,32 @@ PQ_INLINE void unpack_block(const uint8_t* src, size_t width, Put put) {
   for (size_t p = 0; p < width; ++p) put(3 * width + p, int8_t((to_plain<Z>(src[p]) >> shift_of<H>(3) & 3) - 1));
 }
 
-// Constant widths let the compiler keep a block in registers; every other width is long enough to loop over.
-template <bool H, bool Z, class T, class Make>
-PQ_INLINE void unpack_all(const uint8_t* src, T* dst, size_t bytes, size_t width, Make make) {
-  const auto run = [&](auto w) {
-    for (size_t b = 0; b < bytes; b += w, dst += 4 * w)
-      unpack_block<H, Z>(src + b, w, [&](size_t i, int8_t code) { dst[i] = make(code); });
-  };
-  if (width == 32)
-    run(std::integral_constant<size_t, 32>{});
-  else if (width == 16)
-    run(std::integral_constant<size_t, 16>{});
-  else if (width == 1)
-    run(std::integral_constant<size_t, 1>{});
+template <size_t N>
+using Width = std::integral_constant<size_t, N>;
+
+// Only the combinations that formats have are compiled, each once per instruction set: high bits first with 0 = -1 (bitnet.cpp: blocks of
+// 32 and 16 kept in registers; any other width is a row), low bits first (Hugging Face: a quarter of the matrix), zero first (Trinity).
+template <class Run>
+PQ_INLINE void by_layout(Lanes l, Run run) {
+  using std::bool_constant;
+  if (l.zero_first)
+    run(bool_constant<false>{}, bool_constant<true>{}, Width<1>{});
+  else if (!l.high_first)
+    run(bool_constant<false>{}, bool_constant<false>{}, l.width);
+  else if (l.width == 32)
+    run(bool_constant<true>{}, bool_constant<false>{}, Width<32>{});
+  else if (l.width == 16)
+    run(bool_constant<true>{}, bool_constant<false>{}, Width<16>{});
   else
-    run(width);
+    run(bool_constant<true>{}, bool_constant<false>{}, l.width);
 }
 
 template <class T, class Make>
 PQ_INLINE void unpack_any(const uint8_t* src, T* dst, size_t bytes, Lanes l, Make make) {
-  if (l.high_first && l.zero_first)
-    unpack_all<true, true>(src, dst, bytes, l.width, make);
-  else if (l.high_first)
-    unpack_all<true, false>(src, dst, bytes, l.width, make);
-  else if (l.zero_first)
-    unpack_all<false, true>(src, dst, bytes, l.width, make);
-  else
-    unpack_all<false, false>(src, dst, bytes, l.width, make);
+  by_layout(l, [&](auto high_first, auto zero_first, auto width) {
+    for (size_t b = 0; b < bytes; b += width, dst += 4 * width)
+      unpack_block<high_first, zero_first>(src + b, width, [&](size_t i, int8_t code) { dst[i] = make(code); });
+  });
 }
 
 template <bool H, bool Z>
@@ -79,23 +79,6 @@ PQ_INLINE uint8_t pack_block(const int8_t* codes, uint8_t* dst, size_t width) {
     dst[p] = from_plain<Z>(uint8_t(a << shift_of<H>(0) | b << shift_of<H>(1) | c << shift_of<H>(2) | d << shift_of<H>(3)));
   }
   return bad;
-}
-
-template <bool H, bool Z>
-PQ_INLINE bool pack_all(const int8_t* codes, uint8_t* dst, size_t bytes, size_t width) {
-  uint8_t bad = 0;
-  const auto run = [&](auto w) {
-    for (size_t b = 0; b < bytes; b += w, codes += 4 * w) bad |= pack_block<H, Z>(codes, dst + b, w);
-  };
-  if (width == 32)
-    run(std::integral_constant<size_t, 32>{});
-  else if (width == 16)
-    run(std::integral_constant<size_t, 16>{});
-  else if (width == 1)
-    run(std::integral_constant<size_t, 1>{});
-  else
-    run(width);
-  return bad == 0;
 }
 
 // x86 <-> ARM of bitnet.cpp: bytes p and 16 + p of a block of 128 hold the same weights as bytes p of two blocks of 64.
@@ -130,8 +113,11 @@ PQ_SIMD void dequantize_lanes(const uint8_t* src, float* dst, size_t bytes, Lane
 }
 
 PQ_SIMD bool pack_lanes(const int8_t* codes, uint8_t* dst, size_t bytes, Lanes l) {
-  if (l.high_first) return l.zero_first ? pack_all<true, true>(codes, dst, bytes, l.width) : pack_all<true, false>(codes, dst, bytes, l.width);
-  return l.zero_first ? pack_all<false, true>(codes, dst, bytes, l.width) : pack_all<false, false>(codes, dst, bytes, l.width);
+  uint8_t bad = 0;
+  by_layout(l, [&](auto high_first, auto zero_first, auto width) {
+    for (size_t b = 0; b < bytes; b += width, codes += 4 * width) bad |= pack_block<high_first, zero_first>(codes, dst + b, width);
+  });
+  return bad == 0;
 }
 
 void relayout_lanes(const uint8_t* src, uint8_t* dst, size_t bytes, Lanes from, Lanes to, int8_t* scratch, size_t chunk) {
@@ -160,7 +146,7 @@ PQ_SIMD void count_symbols(const uint8_t* src, size_t bytes, uint64_t counts[4])
   counts[0] = 4 * uint64_t(bytes) - low - high + both;
 }
 
-PQ_SIMD bool ternarize(const float* w, int8_t* codes, size_t n, bool exact, float floor, uint32_t* largest) {
+PQ_SIMD bool ternarize_tensor(const float* w, int8_t* codes, size_t n, bool exact, float floor, uint32_t* largest) {
   uint32_t top = 0;
   for (size_t i = 0; i < n; ++i) top = std::max(top, std::bit_cast<uint32_t>(w[i]) & 0x7fffffffu);
   *largest = top;

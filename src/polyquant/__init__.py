@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyquant.errors import PolyquantError as PolyquantError
-    from polyquant.formats.gguf import edit as edit
+    from polyquant.formats.gguf.edit import edit as edit
     from polyquant.pipeline.compare import compare as compare
     from polyquant.pipeline.convert import convert as convert
     from polyquant.pipeline.convert import plan as plan

@@ -29,7 +29,8 @@ __all__ = [
 def printable(text: object, limit: int = 200) -> str:
     """Text from a file made safe for a terminal: control characters escaped, overlong names cut."""
     shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text)
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in str(text)[: limit + 1]
     )
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 

@@ -29,6 +29,7 @@ CODECS: dict[str, str] = {
     **_family("ggml_fp4", "mxfp4 nvfp4"),
     **_family("ggml_ternary", "tq1_0 tq2_0"),
     **_family("i2_s", "i2_s.x86 i2_s.arm i2_s.x4 trinity.i2_s"),
+    **_family("trinity", "trinity.tq2_0"),
     **_family("tl", "tl1 tl2"),
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
 }

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.errors import printable
+
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 I8: TypeAlias = NDArray[np.int8]
@@ -278,8 +280,8 @@ class Finding:
     file: str | None = None
 
     def __str__(self) -> str:
-        where = "".join(f" {x}:" for x in (self.file, self.tensor) if x)
-        return f"{self.code} {self.severity.value}{where} {self.message}"
+        where = "".join(f" {printable(x)}:" for x in (self.file, self.tensor) if x)
+        return f"{self.code} {self.severity.value}{where} {printable(self.message, 600)}"
 
 
 # ---------------------------------------------------------------- from one checkpoint to another

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import polyquant
 from contract import same_floats
 from golden import VECTORS, arrays
-from polyquant.codecs.ternary import likely_zero_symbol
+from polyquant.codecs.i2_s import likely_zero_symbol, symbol_histogram
 from polyquant.errors import CodecError
 from polyquant.types import Ternary
 
@@ -110,6 +110,7 @@ def test_native_equals_numpy_on_random_bytes(name, data):
             same_floats(floats, codes.codes * codes.scale if np.isfinite(codes.scale).all() else floats)
     assert results[0] == results[1]
     assert sum(results[0][2]) == rows * k
+    assert symbol_histogram(parts, (rows, k)).tolist() == results[0][2]
 
 
 def test_trinity_reads_as_its_own_kernel(engine):
@@ -153,7 +154,7 @@ def test_trinity_has_no_scale():
 )
 def test_shapes_that_do_not_fill_blocks(name, shape, message):
     codec = polyquant.codec(name)
-    for call in (codec.specs, lambda s: codec.quantize(np.zeros(s, np.float32))):
+    for call in (codec.specs, lambda s: codec.pack(codec.quantize(np.zeros(s, np.float32)))):
         with pytest.raises(CodecError, match=message):
             call(shape)
 

@@ -114,15 +114,14 @@ def test_sharded_bin(tmp_path):
         ("models/tiny-llama-tied/hf", "folder with model.safetensors"),
         ("models/tiny-llama-tied/hf/model.safetensors", "safetensors file"),
         ("hf_bin/views.bin", "torch file"),
+        ("hf_bin/old.bin", "torch file"),
     ],
 )
 def test_sniff_says_why(name, why):
     assert why in hf.sniff(VECTORS / name).why
 
 
-@pytest.mark.parametrize(
-    "name", ["ggml", "ggml/q8_0.npz", "models/tiny-llama-tied/hf/config.json", "nothing", "hf_bin/old.bin"]
-)
+@pytest.mark.parametrize("name", ["ggml", "ggml/q8_0.npz", "models/tiny-llama-tied/hf/config.json", "nothing"])
 def test_sniff_says_no(name):
     assert hf.sniff(VECTORS / name) is None
 
@@ -203,6 +202,37 @@ def test_unknown_dtypes_are_written_as_they_came(tmp_path):
     assert by_name(out / "model.safetensors") == data
 
 
+def test_config_says_what_packed_weights_mean():
+    plain = TensorSpec("model.embed_tokens.weight", (8, 4), codec("bf16"))
+    float_linear = TensorSpec("model.layers.0.mlp.gate.weight", (4, 4), codec("bf16"))
+
+    def packed(kind):
+        return TensorSpec("model.layers.0.mlp.up_proj.weight", (8, 4), codec(f"hf_bitnet.{kind}"))
+
+    def config_of(tensors, config):
+        layout = hf.lay_out(tensors, {"config.json": config})
+        return next(f.pieces[0][1] for f in layout.files if f.name == "config.json")
+
+    auto = b'{"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}'
+    assert config_of([plain, packed("autobitlinear")], auto) == auto
+    assert config_of([plain], b'{"x":1}') == b'{"x":1}'
+    assert json.loads(config_of([plain], auto)) == {}
+    said = json.loads(config_of([plain, float_linear, packed("bitlinear")], b'{"x": "\xc3\xa9"}'))
+    assert said["x"] == "é"
+    assert said["quantization_config"] == {
+        "quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "offline",
+        "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+    }  # fmt: skip
+    assert json.loads(config_of([packed("bitlinear")], auto))["quantization_config"]["linear_class"] == "bitlinear"
+    with pytest.raises(PlanError, match="both kinds"):
+        hf.lay_out(
+            [packed("bitlinear"), TensorSpec("b.weight", (8, 4), codec("hf_bitnet.autobitlinear"))],
+            {"config.json": auto},
+        )
+    with pytest.raises(PlanError, match=r"need a config\.json"):
+        hf.lay_out([packed("bitlinear")], {})
+
+
 def test_what_a_folder_cannot_hold_is_refused():
     f32, q8 = codec("f32"), codec("q8_0")
     with pytest.raises(PlanError, match="cannot hold q8_0"):
@@ -212,7 +242,7 @@ def test_what_a_folder_cannot_hold_is_refused():
     with pytest.raises(PlanError, match="share a name"):
         hf.lay_out([TensorSpec("__metadata__", (2,), f32)], {})
     with pytest.raises(PlanError, match=r"\*\.weight"):
-        hf.lay_out([TensorSpec("a", (4, 4), codec("hf_bitnet.bitlinear"))], {})
+        hf.lay_out([TensorSpec("a", (4, 4), codec("hf_bitnet.bitlinear"))], {"config.json": b"{}"})
     for name in ("model.safetensors", "../x", "a/b", ""):
         with pytest.raises(PlanError, match="plain name"):
             hf.lay_out([TensorSpec("a", (2,), f32)], {name: b""})

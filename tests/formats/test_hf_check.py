@@ -141,6 +141,14 @@ def test_model_findings(name, tmp_path):
     assert codes(folder) == expected
 
 
+def test_names_from_files_are_escaped(tmp_path):
+    name = "a\x1b[2J\n\u202e"
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({name: ("Q9", [1], b"x")}))
+    (found,) = [f for f in hf.check(tmp_path) if f.code == "HF008"]
+    assert found.tensor == name
+    assert str(found).isprintable()
+
+
 def test_severity_of_a_stored_head_depends_on_its_bytes(tmp_path):
     (equal,) = hf.check(model(tmp_path / "a", head(bytes(range(16)))))
     (other,) = hf.check(model(tmp_path / "b", head(bytes(16))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from golden import VECTORS
-from polyquant.errors import InputError, UnknownNameError
+from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError
 from polyquant.models import translate
 from polyquant.types import Checkpoint, Kind
 
@@ -403,6 +406,7 @@ def test_aliases_of_other_writers():
         {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 4.0}},
         {"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}},
         {"rope_scaling": {"rope_type": 7}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": "8k"}},
     ],
 )
 def test_configurations_that_cannot_be_right(wrong):
@@ -421,6 +425,84 @@ def test_two_tensors_for_one_name():
 def test_unknown_target_architecture_says_what_is_near():
     with pytest.raises(UnknownNameError, match=r"bitnet-b1\.58"):
         translate.to_gguf(decoder({"model_type": "bitnet"}), architecture="bitnet-b158")
+
+
+def test_a_family_cannot_become_another():
+    with pytest.raises(PlanError, match="qwen2"):
+        translate.to_gguf(decoder({"model_type": "llama"}), architecture="qwen2")
+
+
+@pytest.mark.parametrize(
+    ("codec", "dtype"), [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"), ("q4_k", "bfloat16")]
+)
+def test_dtype_of_the_configuration(codec, dtype):
+    source = back(
+        translate.to_gguf(decoder({"model_type": "llama"}), with_tokenizer=False), decoder({"model_type": "llama"})
+    )
+    weights = {n: weight(n, *w.shape, codec=codec) for n, w in source.items()}
+    found = translate.to_hf(
+        Checkpoint("gguf", source.path, weights, metadata=source.metadata), quantization_config={"a": 1}
+    )
+    config = json.loads(found.files["config.json"])
+    assert (config["dtype"], config["torch_dtype"], config["quantization_config"]) == (dtype, dtype, {"a": 1})
+
+
+def test_gguf_names_that_meet():
+    source = decoder({"model_type": "llama"})
+    there = back(translate.to_gguf(source, with_tokenizer=False), source)
+    there.weights["blk.00.attn_norm.weight"] = weight("blk.00.attn_norm.weight", 64)
+    with pytest.raises(InputError, match="two tensors"):
+        translate.to_hf(there)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=8),
+    lambda x: (
+        st.lists(x, max_size=3)
+        | st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta", "x"]), x, max_size=3)
+    ),
+    max_leaves=8,
+)
+KEYS = [
+    "architectures", "model_type", "head_dim", "hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
+    "rope_scaling", "rope_parameters", "rope_theta", "rms_norm_eps", "sliding_window", "tie_word_embeddings", "vocab_size",
+    "original_max_position_embeddings", "quantization_config", "_name_or_path", "bos_token_id", "eos_token_id",
+]  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_any_configuration_gives_a_translation_or_one_line(wrong):
+    source = decoder({"model_type": "llama"})
+    try:
+        there = translate.to_gguf(Checkpoint("hf", source.path, source.weights, config={**source.config, **wrong}))
+        translate.to_hf(back(there, source))
+    except PolyquantError as e:
+        assert "\n" not in str(e)
+
+
+@cache
+def tied_gguf() -> Checkpoint:
+    source = folder(MODELS / "tiny-llama-tied/hf")
+    return back(translate.to_gguf(source), source)
+
+
+META = [
+    "general.architecture", "llama.block_count", "llama.attention.head_count", "llama.attention.key_length", "llama.rope.freq_base",
+    "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length", "llama.vocab_size",
+    "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type",
+    "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.chat_template",
+]  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(META), JSON, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_any_metadata_gives_a_translation_or_one_line(wrong):
+    there = tied_gguf()
+    try:
+        translate.to_hf(Checkpoint("gguf", there.path, there.weights, metadata={**there.metadata, **wrong}))
+    except PolyquantError as e:
+        assert "\n" not in str(e)
 
 
 def test_gguf_without_architecture():

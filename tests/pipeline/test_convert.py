@@ -5,9 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from golden import VECTORS
 
 import polyquant as pq
+from golden import VECTORS
 from polyquant.errors import InputError, PlanError
 from polyquant.ops.metrics import error_sums
 
@@ -91,7 +91,15 @@ def test_to_gguf_and_back_loses_nothing(tmp_path, model):
     for name in a:
         np.testing.assert_array_equal(a[name].dequantize(), b[name].dequantize(), err_msg=name)
     config = json.loads((tmp_path / "back" / "config.json").read_text())
-    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "vocab_size", "tie_word_embeddings"):
+    for key in (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "vocab_size",
+        "tie_word_embeddings",
+    ):
         assert config[key] == a.config[key], key
 
 
@@ -156,7 +164,9 @@ def test_importance_changes_the_codes(tmp_path):
     source = MODELS / "tiny-llama-untied" / "hf"
     shapes = {w.name: w.shape for w in pq.open(MODELS / "tiny-llama-untied" / "tiny-llama-untied-f16.gguf").values()}
     rng = np.random.default_rng(0)
-    importance = {n: rng.gamma(0.3, 1.0, s[-1]).astype(np.float32) + np.float32(1e-3) for n, s in shapes.items() if len(s) == 2}
+    importance = {
+        n: rng.gamma(0.3, 1.0, s[-1]).astype(np.float32) + np.float32(1e-3) for n, s in shapes.items() if len(s) == 2
+    }
     plain, weighted = made(tmp_path, "tiny-llama-untied", codec="q4_k"), {}
     truth = {n: plain[n].dequantize().copy() for n in importance}
     weighted = made(tmp_path / ".", "tiny-llama-untied", codec="q4_k", importance=importance, overwrite=True)

@@ -215,7 +215,7 @@ def test_hostile_pickles_are_refused_and_nothing_runs(name, tmp_path):
     start = time.perf_counter()
     with pytest.raises(PolyquantError) as e:
         state_dict(data, "x.bin")
-    assert time.perf_counter() - start < 5  # under 1 on an idle machine
+    assert time.process_time() - start < 5
     assert not flag.exists()
     assert "\n" not in str(e.value)
     assert len(str(e.value)) < 400

@@ -13,6 +13,7 @@ from polyquant.cli.console import (
     progress,
     table,
     tensor_name,
+    tile_option,
     watcher,
 )
 from polyquant.errors import printable
@@ -37,10 +38,13 @@ Examples:
 )
 @click.option("--limit", type=click.IntRange(0), default=0, help="Show only so many tensors; 0: all.")
 @layout_option
+@tile_option
 @json_option
-def compare(a: str, b: str, sort: str, limit: int, ternary_layout: str | None, style: str) -> None:
+def compare(
+    a: str, b: str, sort: str, limit: int, ternary_layout: str | None, tile: tuple[int, int, int] | None, style: str
+) -> None:
     """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals."""
-    options = {"ternary_layout": ternary_layout} if ternary_layout else {}
+    options = {"ternary_layout": ternary_layout, "tile": tile}
     with progress("comparing") as tell:
         found = run(a, b, on_progress=watcher(tell), **options)
     if style == "json":

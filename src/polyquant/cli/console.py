@@ -26,6 +26,7 @@ __all__ = [
     "size",
     "table",
     "tensor_name",
+    "tile_option",
     "watcher",
 ]
 
@@ -106,6 +107,21 @@ def watcher(tell: Callable[[int, int, str], None]) -> Callable[[Told], None]:
     return lambda event: tell(event.done, event.total, event.tensor)
 
 
+class _TileType(click.ParamType[tuple[int, int, int]]):
+    name = "BM,BK,bm"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
+        numbers = [int(x) for x in str(value).split(",") if x.isdigit() and len(x) < 6]
+        if len(numbers) != 3 or 0 in numbers:
+            self.fail(f"'{printable(value)}' is no tile; write three numbers, e.g. 128,64,32", param, ctx)
+        return numbers[0], numbers[1], numbers[2]
+
+
+tile_option = click.option(
+    "--tile",
+    type=_TileType(),
+    help="Kernel configuration of TL1/TL2 tensors, which no file holds; known models need none.",
+)
 json_option = click.option(
     "--format",
     "style",

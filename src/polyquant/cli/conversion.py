@@ -18,11 +18,13 @@ from polyquant.cli.console import (
     size,
     table,
     tensor_name,
+    tile_option,
     watcher,
 )
 from polyquant.errors import printable
+from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline.convert import convert, guess_format, plan
-from polyquant.pipeline.execute import Report
+from polyquant.pipeline.execute import Report, StepReport
 from polyquant.pipeline.plan import Plan
 from polyquant.storage.staging import refuse_target
 
@@ -51,6 +53,7 @@ _OPTIONS = (
         "--architecture", metavar="NAME", help="GGUF architecture to write where a model has two names (bitnet)."
     ),
     layout_option,
+    tile_option,
     click.option("--shard-size", metavar="SIZE", help="Largest shard of an hf folder, e.g. 2GB.  [default: 5GB]"),
     click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
     click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
@@ -173,20 +176,19 @@ def print_plan(made: Plan, *, whole: bool) -> None:
 
 def print_report(report: Report) -> None:
     """Per codec: tensors, bytes, error; then the total."""
-    t = table("action", "from", "to", ">tensors", ">size", ">SNR dB", ">rel. RMSE", ">max err")
-    groups: dict[tuple[str, str, str], list[Any]] = {}
+    t = table("what happened", ">tensors", ">size", ">SNR dB", ">rel. RMSE")
+    groups: dict[tuple[str, str, str], list[StepReport]] = {}
     for s in report.steps:
         groups.setdefault((s.action, s.source, s.target), []).append(s)
     for (action, source, target), steps in groups.items():
+        what = f"copy {source}" if action == "copy" else f"{action} {source} > {target}"
         measured = [s.error for s in steps if s.error is not None]
-        row = ["", "", ""]
-        if measured:
-            e = sum(measured[1:], measured[0])
-            row = [decibel(e.snr), f"{e.rrmse:.5f}", f"{e.worst:.2g}"]
-        t.add_row(action, source, target, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
+        e = sum(measured, ErrorSums())
+        row = [decibel(e.snr), f"{e.rrmse:.5f}"] if measured else ["", ""]
+        t.add_row(what, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
     out.print(t)
     for note in dict.fromkeys(s.note for s in report.steps if s.note):
-        out.print(f"scale: {printable(note)}", markup=False)
+        out.print(printable(note), markup=False)
     rate = report.nbytes / max(report.seconds, 1e-9)
     out.print(
         f"wrote {printable(report.path)}: {report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)",

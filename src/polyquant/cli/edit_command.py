@@ -20,7 +20,13 @@ Examples:
   polyquant edit model.gguf --rename general.nmae=general.name""",
 )
 @click.argument("file", type=click.Path())
-@click.option("--set", "settings", multiple=True, metavar="KEY[:TYPE]=VALUE", help="Set a key; an existing key keeps its type, a new one needs one (str, u32, f32, bool, ...).")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY[:TYPE]=VALUE",
+    help="Set a key; an existing key keeps its type, a new one needs one (str, u32, f32, bool, ...).",
+)
 @click.option("--remove", multiple=True, metavar="KEY", help="Remove a key.")
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a key; its value stays.")
 @click.option("--rename-tensor", multiple=True, metavar="OLD=NEW", help="Rename a tensor; its data stay.")
@@ -33,7 +39,15 @@ def edit(
     if not (settings or remove or rename or rename_tensor):
         raise click.UsageError("nothing to do: give --set, --remove, --rename or --rename-tensor")
     changes: dict[str, Meta | str] = dict(parse_setting(s) for s in settings)
-    done = run(file, output, set=changes, remove=remove, rename=_pairs(rename), rename_tensor=_pairs(rename_tensor), overwrite=overwrite)
+    done = run(
+        file,
+        output,
+        set=changes,
+        remove=remove,
+        rename=_pairs(rename),
+        rename_tensor=_pairs(rename_tensor),
+        overwrite=overwrite,
+    )
     out.print(f"{printable(done.path)}: {done.how}, {done.nbytes:,} bytes", markup=False)
 
 

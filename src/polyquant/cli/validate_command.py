@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from polyquant.cli.console import as_json, json_option, layout_option, out, progress, watcher
+from polyquant.cli.console import as_json, json_option, layout_option, out, progress, tile_option, watcher
 from polyquant.errors import printable
 from polyquant.pipeline.validate import validate as run
 from polyquant.types import Finding, Severity
@@ -24,11 +24,14 @@ Examples:
 @click.argument("path", type=click.Path())
 @click.option("--against", type=click.Path(), metavar="SRC", help="Compare with the model that it was made from.")
 @layout_option
+@tile_option
 @json_option
-def validate(path: str, against: str | None, ternary_layout: str | None, style: str) -> None:
+def validate(
+    path: str, against: str | None, ternary_layout: str | None, tile: tuple[int, int, int] | None, style: str
+) -> None:
     """Is PATH sound? Exit 0: clean (notes allowed), 1: findings, 2: cannot be read."""
     with progress("checking") as tell:
-        found = run(path, against=against, ternary_layout=ternary_layout, on_progress=watcher(tell))
+        found = run(path, against=against, ternary_layout=ternary_layout, tile=tile, on_progress=watcher(tell))
     serious = [f for f in found if f.severity is not Severity.NOTE]
     if style == "json":
         as_json(

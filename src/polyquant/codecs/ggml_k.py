@@ -17,15 +17,21 @@ scales 0..3 and minima 0..3 in the low 6 bits of bytes 0..7; numbers 4..7 in the
 their high bit pairs at the top of bytes 0..3 (scales) and 4..7 (minima).
 
 Multiplication order is ggml's, sub-scale first: any other order differs by one ulp. Source: ggml-quants.c, ggml-common.h of
-llama.cpp 0c1e570. Sources disagree on nothing but Q8_K's sign convention: codes reach -127 at the largest magnitude whatever its
-sign, so d is negative when that weight is positive.
+llama.cpp 0c1e570.
+
+Where encoders differ: super-scales may be negative, d in ggml's Q3_K, Q6_K and Q8_K too, in ours also d and dmin of Q2_K, Q4_K and
+Q5_K blocks that lie above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2) and without importance by |w|, w^2 or
+their like; ours minimises the plain squared error, times importance where given.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs import ggml_k_search as search
 from polyquant.codecs.blocks import BlockCodec
 from polyquant.types import F32, U8
 
@@ -33,13 +39,19 @@ _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 _NIBBLES = np.array([0, 4], np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
 
+_Q2 = search.Grid(width=16, lo=0, hi=3, subs=15, second=13)
+_Q3 = search.Grid(width=16, lo=-4, hi=3, subs=32, second=24)
+_Q4 = search.Grid(width=32, lo=0, hi=15, subs=63, second=55)
+_Q5 = search.Grid(width=32, lo=0, hi=31, subs=63, second=55)
+_Q6 = search.Grid(width=16, lo=-32, hi=31, subs=128, second=122, window=6)
+
 
 def _half(x: U8) -> F32:
     """fp16 fields uint8 [n, 2] -> float32 [n, 1]."""
     return x.copy().view(np.float16).astype(np.float32)
 
 
-def _affine(scale: F32, q: U8, minimum: F32) -> F32:
+def _affine(scale: F32, q: NDArray[Any], minimum: F32) -> F32:
     """scale, minimum [n, S], codes of S sub-blocks -> weights [n, 256]; random bytes hold infinities, which give NaN here as in C."""
     n, s = scale.shape
     with np.errstate(invalid="ignore", over="ignore"):
@@ -108,9 +120,73 @@ def decode_q8_k(b: U8) -> F32:
     return _times(b[:, :4].copy().view(np.float32), b[:, 4:260].view(np.int8))
 
 
-Q2_K = BlockCodec("q2_k", 10, 256, 84, decode_q2_k, None, fields=((80, 2, 2),))
-Q3_K = BlockCodec("q3_k", 11, 256, 110, decode_q3_k, None, fields=((108, 2, 1),))
-Q4_K = BlockCodec("q4_k", 12, 256, 144, decode_q4_k, None, fields=((0, 2, 2),))
-Q5_K = BlockCodec("q5_k", 13, 256, 176, decode_q5_k, None, fields=((0, 2, 2),))
-Q6_K = BlockCodec("q6_k", 14, 256, 210, decode_q6_k, None, fields=((208, 2, 1),))
-Q8_K = BlockCodec("q8_k", 15, 256, 292, decode_q8_k, None, fields=((0, 4, 1), (260, 2, 16)))
+def _fp16(d: F32) -> U8:
+    """float32 [n, 1] -> fp16 field uint8 [n, 2]."""
+    return d.astype(np.float16).view(np.uint8)
+
+
+def _join(q: NDArray[Any], width: int, shifts: U8) -> U8:
+    """The inverse of _split: small numbers [n, m * fields] -> bytes [n, m]."""
+    fields = q.reshape(len(q), -1, len(shifts), width) << shifts
+    joined: U8 = np.bitwise_or.reduce(fields, axis=2).reshape(len(q), -1)
+    return joined
+
+
+def pack_scale_min(sub: U8, minimum: U8) -> U8:
+    """6-bit scales [n, 8] and minima [n, 8] -> twelve bytes [n, 12]."""
+    (a, b), (m, n) = np.hsplit(sub, 2), np.hsplit(minimum, 2)
+    return np.hstack([a | b >> 4 << 6, m | n >> 4 << 6, b & 15 | (n & 15) << 4])
+
+
+def encode_q2_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 84]"""
+    d, dmin, sub, minimum, q = search.affine(w, importance, _Q2)
+    return np.hstack([sub | minimum << 4, _join(q, 32, _PAIRS), _fp16(d), _fp16(dmin)])
+
+
+def encode_q3_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 110]"""
+    d, signed, q = search.symmetric(w, importance, _Q3)
+    sub = (signed + np.int8(32)).view(np.uint8)
+    packed = [_join(sub & 15, 8, _NIBBLES), _join(sub >> 4, 4, _PAIRS)]
+    return np.hstack([_join(q >> 2, 32, _BITS), _join(q & 3, 32, _PAIRS), *packed, _fp16(d)])
+
+
+def encode_q4_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 144]"""
+    d, dmin, sub, minimum, q = search.affine(w, importance, _Q4)
+    return np.hstack([_fp16(d), _fp16(dmin), pack_scale_min(sub, minimum), _join(q, 32, _NIBBLES)])
+
+
+def encode_q5_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 176]"""
+    d, dmin, sub, minimum, q = search.affine(w, importance, _Q5)
+    codes = [_join(q >> 4, 32, _BITS), _join(q & 15, 32, _NIBBLES)]
+    return np.hstack([_fp16(d), _fp16(dmin), pack_scale_min(sub, minimum), *codes])
+
+
+def encode_q6_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 210]"""
+    d, sub, q = search.symmetric(w, importance, _Q6)
+    return np.hstack([_join(q & 15, 64, _NIBBLES), _join(q >> 4, 32, _PAIRS), sub.view(np.uint8), _fp16(d)])
+
+
+def encode_q8_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 292]; bytes equal to ggml's. Nothing to search: the largest magnitude falls on -127."""
+    with np.errstate(all="ignore"):
+        magnitude = np.where(np.isnan(w), np.float32(0), np.abs(w))
+        peak = np.take_along_axis(w, magnitude.argmax(axis=1)[:, None], axis=1)  # [n, 1]
+        factor = np.where(magnitude.max(axis=1, keepdims=True) > 0, np.float32(-127) / peak, np.float32(0))
+        d = np.where(factor != 0, np.float32(1) / factor, np.float32(0))
+        v = w * factor
+        q = np.rint(np.where(v > -128, np.minimum(v, np.float32(127)), np.float32(-128))).astype(np.int8)
+    sums = q.reshape(len(q), 16, 16).sum(axis=2, dtype=np.int16)
+    return np.hstack([d.view(np.uint8), q.view(np.uint8), sums.view(np.uint8)])
+
+
+Q2_K = BlockCodec("q2_k", 10, 256, 84, decode_q2_k, encode_q2_k, fields=((80, 2, 2),))
+Q3_K = BlockCodec("q3_k", 11, 256, 110, decode_q3_k, encode_q3_k, fields=((108, 2, 1),))
+Q4_K = BlockCodec("q4_k", 12, 256, 144, decode_q4_k, encode_q4_k, fields=((0, 2, 2),))
+Q5_K = BlockCodec("q5_k", 13, 256, 176, decode_q5_k, encode_q5_k, fields=((0, 2, 2),))
+Q6_K = BlockCodec("q6_k", 14, 256, 210, decode_q6_k, encode_q6_k, fields=((208, 2, 1),))
+Q8_K = BlockCodec("q8_k", 15, 256, 292, decode_q8_k, encode_q8_k, fields=((0, 4, 1), (260, 2, 16)))

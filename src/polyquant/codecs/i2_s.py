@@ -22,11 +22,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, ternarize
+from polyquant.codecs.ternary import Lanes, count_symbols, likely_zero_symbol, one_scale, ternarize
 from polyquant.errors import CodecError
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
-__all__ = ["I2S", "I2_S_ARM", "I2_S_X4", "I2_S_X86", "TRINITY_I2_S"]
+__all__ = [
+    "I2S",
+    "I2_S_ARM",
+    "I2_S_X4",
+    "I2_S_X86",
+    "TRINITY_I2_S",
+    "likely_zero_symbol",
+    "symbol_histogram",
+]
 
 _TAIL = 32
 
@@ -92,7 +100,6 @@ class I2S:
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
         """Ternary floats [..., K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
-        self.payload_bytes(w.shape)
         codes = ternarize(self.name, w, self.lossy)
         if self.trinity and not self.lossy and codes.scale[0] not in (0, 1):
             raise CodecError(
@@ -105,25 +112,26 @@ class I2S:
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
         """Codes to bytes. Trinity drops the scale. Raises CodecError if there are several scales."""
-        shape = codes.codes.shape
-        size, lanes = self.payload_bytes(shape), self.lanes(shape)
+        rows, k = codes.codes.shape
+        lanes = self.lanes((rows, k))
+        scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
+        parts, payload = self.frame((rows, k), scale)
         if lanes is None:
-            rows, k = shape
             padded = np.zeros((rows, _padded(k)), np.int8)
             padded[:, :k] = codes.codes
-            return self.assemble(Lanes(1, False, True).pack(padded), np.float32(1))
-        scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
-        payload = lanes.pack(codes.codes)
-        assert payload.size == size
-        return self.assemble(payload, scale)
+            Lanes(1, False, True).pack(padded, payload)
+        else:
+            lanes.pack(codes.codes, payload)
+        return parts
 
-    def assemble(self, payload: U8, scale: np.float32) -> dict[str, NDArray[np.uint8]]:
-        """Payload and scale to parts."""
-        if self.trinity:
-            return {"blocks": payload}
-        tail = np.zeros(_TAIL, np.uint8)
-        tail[:4] = np.array([scale], "<f4").view(np.uint8)
-        return {"blocks": np.concatenate([payload, tail])}
+    def frame(self, shape: Shape, scale: np.float32) -> tuple[dict[str, NDArray[np.uint8]], U8]:
+        """Parts with the scale in place, and the view of them that the payload is to fill. Raises CodecError."""
+        size = self.payload_bytes(shape)
+        blocks = np.empty(self.specs(shape)["blocks"].shape, np.uint8)
+        if not self.trinity:
+            blocks[size:] = 0
+            blocks[size : size + 4] = np.array([scale], "<f4").view(np.uint8)
+        return {"blocks": blocks}, blocks[:size]
 
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """The symbols, uint8 [payload_bytes]. Raises CodecError if the size contradicts the shape."""
@@ -156,6 +164,8 @@ class I2S:
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """codes * scale. `rows` decodes whole blocks around them only."""
+        payload, lanes = self.payload(parts, shape), self.lanes(shape)
+        scale = float(self.scale(parts, shape)[0])
         count, k = as_matrix(shape)
         target = shape
         first, last = 0, count
@@ -169,8 +179,6 @@ class I2S:
             out = np.empty(target, np.float32)
         elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
-        payload, lanes = self.payload(parts, shape), self.lanes(shape)
-        scale = float(self.scale(parts, shape)[0])
         if lanes is None:
             stride = _padded(k)
             whole = np.empty((last - first, stride), np.float32)
@@ -209,3 +217,10 @@ I2_S_X86 = I2S("i2_s.x86", 32, (1, 128))
 I2_S_ARM = I2S("i2_s.arm", 16, (1, 64))
 I2_S_X4 = I2S("i2_s.x4", 0, (4, 1))
 TRINITY_I2_S = I2S("trinity.i2_s", 1, (1, 1), trinity=True)
+
+
+def symbol_histogram(parts: Parts, shape: Shape) -> NDArray[np.uint64]:
+    """How often the symbols 0..3 occur, uint64 [4], whatever the layout: only Trinity's size differs. Raises CodecError."""
+    bare = np.asarray(parts["blocks"]).nbytes == TRINITY_I2_S.payload_bytes(shape)
+    codec = TRINITY_I2_S if bare else replace(I2_S_X86, width=1)
+    return codec.symbol_histogram(parts, shape)

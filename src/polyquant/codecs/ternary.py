@@ -20,7 +20,16 @@ from polyquant.errors import CodecError
 from polyquant.ops import native
 from polyquant.types import F32, I8, U8, Ternary, as_matrix
 
-__all__ = ["Lanes", "count_symbols", "likely_zero_symbol", "one_scale", "scaled", "ternarize"]
+__all__ = [
+    "Lanes",
+    "check_codes",
+    "count_bytes",
+    "count_symbols",
+    "likely_zero_symbol",
+    "one_scale",
+    "scaled",
+    "ternarize",
+]
 
 _CHUNK = 1 << 22  # bytes or weights per step of a numpy reference: bounds its temporaries
 _FLOOR = np.float32(1e-6)  # bitnet.cpp writes 0 for anything below 1e-6 (compared in double: this float32 lies below)
@@ -51,10 +60,9 @@ class Lanes(NamedTuple):
             out[:, lane] = code_of[(blocks >> self.shift(lane)) & 3]
         return codes
 
-    def pack(self, codes: I8) -> U8:
-        """codes int8 [n] -> uint8 [n / 4]. Raises CodecError on a code outside -1..1."""
+    def pack(self, codes: I8, payload: U8) -> None:
+        """codes int8 [n] -> payload uint8 [n / 4], C-contiguous. Raises CodecError on a code outside -1..1."""
         codes = np.ascontiguousarray(codes, np.int8).reshape(-1)
-        payload = np.empty(codes.size // 4, np.uint8)
         lib = native.lib()
         if lib is not None:
             good = bool(lib.pack_lanes(codes, payload, *self))
@@ -66,8 +74,7 @@ class Lanes(NamedTuple):
                 symbol = blocks[:, lane] % 3 if self.zero_first else blocks[:, lane] + 1
                 out |= symbol.astype(np.uint8) << self.shift(lane)
         if not good:
-            raise CodecError("ternary codes must be -1, 0 or +1")
-        return payload
+            check_codes(codes)
 
     def dequantize(self, payload: U8, scale: float, out: F32) -> None:
         """uint8 [n / 4] -> out float32 [n] = codes * scale."""
@@ -76,6 +83,12 @@ class Lanes(NamedTuple):
             lib.dequantize_lanes(np.ascontiguousarray(payload), out, scale, *self)
         else:
             scaled(self.unpack(payload), np.array([scale], np.float32), out)
+
+
+def check_codes(codes: I8) -> None:
+    """Raises CodecError on a code outside -1..1."""
+    if codes.size and not -1 <= codes.min() <= codes.max() <= 1:
+        raise CodecError("ternary codes must be -1, 0 or +1", found=f"{codes.min()} to {codes.max()}")
 
 
 def scaled(codes: I8, scale: F32, out: F32) -> F32:
@@ -96,7 +109,7 @@ def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
     floor = _FLOOR if lossy else np.float32(0)
     lib = native.lib()
     if lib is not None:
-        good, bits = lib.ternarize(flat, codes, not lossy, float(floor))
+        good, bits = lib.ternarize_tensor(flat, codes, not lossy, float(floor))
         top = np.array([bits], np.uint32).view(np.float32)[0]
     else:
         top = max((np.abs(part).max() for part in _chunks(flat)), default=np.float32(0))
@@ -128,6 +141,8 @@ def one_scale(name: str, codes: Ternary) -> np.float32:
     scale = codes.scale
     if scale.size == 1:
         return np.float32(scale.reshape(-1)[0])
+    if scale.size == 0:
+        return np.float32(0)
     rows, k = codes.codes.shape
     groups = codes.codes.reshape(rows, scale.shape[1], k // scale.shape[1])
     used = scale[groups.any(axis=2)]  # [groups that matter]
@@ -142,6 +157,14 @@ def one_scale(name: str, codes: Ternary) -> np.float32:
     return np.float32(used[0])
 
 
+def count_bytes(payload: U8) -> NDArray[np.int64]:
+    """How often each byte value occurs: int64 [256]."""
+    counts = np.zeros(256, np.int64)
+    for part in _chunks(payload):
+        counts += np.bincount(part, minlength=256)
+    return counts
+
+
 def count_symbols(payload: U8) -> NDArray[np.uint64]:
     """How often each of the four 2-bit symbols occurs: uint64 [4]."""
     payload = np.ascontiguousarray(payload).reshape(-1)
@@ -150,10 +173,9 @@ def count_symbols(payload: U8) -> NDArray[np.uint64]:
     if lib is not None:
         lib.count_symbols(payload, counts)
         return counts
-    for a in range(0, payload.size, _CHUNK):
-        seen = np.bincount(payload[a : a + _CHUNK], minlength=256).astype(np.uint64)
-        for lane in range(4):
-            np.add.at(counts, np.arange(256) >> 2 * lane & 3, seen)
+    seen = count_bytes(payload).astype(np.uint64)
+    for lane in range(4):
+        np.add.at(counts, np.arange(256) >> 2 * lane & 3, seen)
     return counts
 
 

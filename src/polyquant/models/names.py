@@ -35,8 +35,8 @@ ATTENTION = {
 }
 LINEARS = frozenset({"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
 
-_HF_BLOCK = re.compile(r"model\.layers\.(\d{1,5})\.(.+)\.(weight|bias)")
-_GGUF_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias)")
+_HF_BLOCK = re.compile(r"model\.layers\.([0-9]{1,5})\.(.+)\.(weight|bias)")
+_GGUF_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.(.+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _SEED = rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
 _CJK_OLD = "[一-龥ࠀ-一가-\ud7ff]+"
-_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ FREQS = "rope_freqs.weight"
 
 
 def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
-    """(keys after `{arch}.`, warning) for the scaling of `hyper`."""
+    """(keys after `{arch}.`, warning) for the scaling of `hyper`. Raises InputError."""
     rope = hyper.rope
     kind = rope.get("rope_type")
     if kind is None or kind == "llama3":
@@ -32,9 +32,12 @@ def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
         return {}, f"RoPE scaling '{kind}' has no counterpart in GGUF: long contexts will behave as if there were none"
     out = {"rope.scaling.type": string(kind), "rope.scaling.factor": f32(float(rope["factor"]))}
     if kind == "yarn":
-        out["rope.scaling.original_context_length"] = u32(
-            int(rope.get("original_max_position_embeddings", hyper.context))
-        )
+        original = rope.get("original_max_position_embeddings", hyper.context)
+        if not _number(original) or not 1 <= original < 1 << 32:
+            raise InputError(
+                "original_max_position_embeddings cannot be right", expected="a context length", found=original
+            )
+        out["rope.scaling.original_context_length"] = u32(int(original))
         keys = {
             "yarn_ext_factor": ("extrapolation_factor",),
             "yarn_attn_factor": ("attention_factor", "attn_factor"),

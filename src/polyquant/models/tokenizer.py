@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from polyquant.errors import InputError, printable
 from polyquant.models import pretokenizers, sentencepiece
+from polyquant.models.token_table import Added, Table, lay_out, read_added, read_merges, read_vocab
 from polyquant.models.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Vocabulary
 from polyquant.storage import strict_json
 from polyquant.storage.source import Source
@@ -27,23 +28,6 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _MAX_MODEL = 64_000_000
 _MAX_TEMPLATE = 1_000_000
 _ADDED_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Added:
-    id: int
-    text: str
-    special: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """tokens and types by id; ids: text -> id, of what was kept."""
-
-    tokens: list[str]
-    types: list[int]
-    ids: dict[str, int]
-    warnings: list[str]
 
 
 def from_files(files: Mapping[str, Path], config: Mapping[str, Any], *, rows: int | None = None) -> Vocabulary:
@@ -83,15 +67,15 @@ def _from_json(
         return Vocabulary(
             warnings=(f"tokenizer type '{printable(kind)}' has no counterpart here: no tokenizer is written",)
         )
-    added = _added(body.get("added_tokens") or [], file)
+    added = read_added(body.get("added_tokens") or [], file)
     vocab = typed(model.get("vocab"), dict, "vocab", file=file)
-    merges = _merges(model.get("merges") or [], file)
+    merges = read_merges(model.get("merges") or [], file)
     if _is_byte_level(body):
-        table = _table(_vocab_items(vocab, file), added, rows, file)
+        table = lay_out(read_vocab(vocab, file), added, rows, file)
         return _byte_level(body, model, table, merges, settings)
     if not model.get("byte_fallback"):
         return Vocabulary(warnings=("this BPE works neither on bytes nor with byte fallback: no tokenizer is written",))
-    table = _table(_vocab_items(vocab, file), added, rows, file)
+    table = lay_out(read_vocab(vocab, file), added, rows, file)
     return _with_scores(body, model, table, merges, files, settings)
 
 
@@ -111,76 +95,10 @@ def _nodes(node: Any) -> Iterable[Mapping[str, Any]]:
                 yield from _nodes(child)
 
 
-def _added(items: Any, file: Path) -> list[_Added]:
-    out = []
-    for item in typed(items, list, "added_tokens", file=file):
-        entry = typed(item, dict, "an added token", file=file)
-        out.append(
-            _Added(
-                strict_json.integer(entry.get("id"), "id of an added token", file=file),
-                typed(entry.get("content"), str, "content of an added token", file=file),
-                bool(entry.get("special")),
-            )
-        )
-    return out
-
-
-def _vocab_items(vocab: Mapping[str, Any], file: Path) -> list[tuple[str, int]]:
-    return [(text, strict_json.integer(i, "id of a token", file=file)) for text, i in vocab.items()]
-
-
-def _merges(items: Any, file: Path) -> list[tuple[str, str]]:
-    """Merges by rank; both spellings: "a b" and ["a", "b"]."""
-    out = []
-    for item in typed(items, list, "merges", file=file):
-        pair = item.split(" ", 1) if isinstance(item, str) else item
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(p, str) and p for p in pair):
-            raise InputError("a merge is no pair of pieces", file=file, found=item)
-        out.append((pair[0], pair[1]))
-    return out
-
-
-def _looks_special(text: str) -> bool:
-    """Tokens that some files forget to mark: llama.cpp's converter takes them as control tokens."""
-    return (
-        text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
-        or (text.startswith("<|") and text.endswith("|>"))
-        or (text.startswith("<｜") and text.endswith("｜>"))
-        or (text.startswith("<unused") and text.endswith(">"))
-    )
-
-
-def _table(items: Iterable[tuple[str, int]], added: Iterable[_Added], rows: int | None, file: Path) -> _Table:
-    """Tokens by id, holes filled. Raises InputError if an id is taken twice or absurd."""
-    items, added = list(items), list(added)
-    top = max((i for i in (*(i for _, i in items), *(a.id for a in added))), default=-1) + 1
-    size = rows if rows is not None else top
-    if size > sentencepiece.MAX_TOKENS:
-        raise InputError("token ids are too large", file=file, expected=f"below {sentencepiece.MAX_TOKENS}", found=size)
-    tokens: list[str | None] = [None] * size
-    types = [UNUSED] * size
-    for text, i in items:
-        if i < size:
-            if tokens[i] is not None:
-                raise InputError("two tokens have the same id", file=file, found=f"{i}: {tokens[i]!r} and {text!r}")
-            tokens[i], types[i] = text, NORMAL
-    for a in added:
-        if a.id < size:
-            special = a.special or _looks_special(a.text)
-            types[a.id] = CONTROL if special else USER
-            tokens[a.id] = a.text if special else a.text.replace("▁", " ")
-    warnings = []
-    if top > size:
-        beyond = sum(i >= size for _, i in items) + sum(a.id >= size for a in added)
-        warnings.append(f"{beyond} tokens have no row in the embedding ({size} rows) and are left out")
-    full = [f"[PAD{i}]" if t is None else t for i, t in enumerate(tokens)]
-    return _Table(full, types, {t: i for i, t in enumerate(full)}, warnings)
-
-
 def _byte_level(
     body: Mapping[str, Any],
     model: Mapping[str, Any],
-    table: _Table,
+    table: Table,
     merges: list[tuple[str, str]],
     settings: Mapping[str, Any],
 ) -> Vocabulary:
@@ -249,7 +167,7 @@ def _content(entry: Any) -> str | None:
 def _with_scores(
     body: Mapping[str, Any],
     model: Mapping[str, Any],
-    table: _Table,
+    table: Table,
     merges: list[tuple[str, str]],
     files: Mapping[str, Path],
     settings: Mapping[str, Any],
@@ -302,7 +220,7 @@ def _scores(tokens: list[str], types: list[int], rank: Mapping[str, int]) -> lis
     return [fixed.get(t, -float(rank.get(x, last))) for x, t in zip(tokens, types, strict=True)]
 
 
-def _scores_of_model(files: Mapping[str, Path], table: _Table, types: list[int]) -> list[float] | None:
+def _scores_of_model(files: Mapping[str, Path], table: Table, types: list[int]) -> list[float] | None:
     """The scores of tokenizer.model if it has the same pieces under the same ids: fine-tuned folders often keep a stale one."""
     if "tokenizer.model" not in files:
         return None
@@ -349,17 +267,17 @@ def _from_sentencepiece(files: Mapping[str, Path], settings: Mapping[str, Any], 
     model = _read_model(file)
     if model.model_type != sentencepiece.BPE:
         return Vocabulary(warnings=("tokenizer.model is no BPE: no tokenizer is written",))
-    added = [_Added(strict_json.integer(i, "id of an added token", file=file), text, False)
+    added = [Added(strict_json.integer(i, "id of an added token", file=file), text, False)
              for text, i in _json(files, "added_tokens.json").items()]  # fmt: skip
     decoder = settings.get("added_tokens_decoder")
     for key, entry in decoder.items() if isinstance(decoder, Mapping) else ():
         text = _content(entry)
         # The first ids repeat the pieces of the model, with their types.
         if text is not None and key.isdecimal() and len(key) < 10 and int(key) >= len(model.pieces):
-            added.append(_Added(int(key), text, bool(entry.get("special"))))
+            added.append(Added(int(key), text, bool(entry.get("special"))))
     items = [(text, i) for i, (text, _, _) in enumerate(model.pieces)]
     size = rows if rows is not None else max([len(items), *(a.id + 1 for a in added)])
-    table = _table(items, added, size, file)
+    table = lay_out(items, added, size, file)
     types, scores = list(table.types), _scores(table.tokens, table.types, {})
     for i, (_, score, kind) in enumerate(model.pieces[:size]):
         types[i], scores[i] = kind, score

@@ -45,13 +45,11 @@ def files(vocabulary: Vocabulary) -> tuple[dict[str, bytes], list[str]]:
             "add_eos_token": vocabulary.added("eos"),
         }
         settings |= {f"{k}_token": text[i] for k, i in vocabulary.special.items() if k not in ("eot", "eom")}
-        out["tokenizer.json"] = _encode(_tokenizer(vocabulary, warnings))
-        out["tokenizer_config.json"] = _encode(settings | _template_entry(vocabulary.templates))
+        # No indentation: a vocabulary of 150,000 would take seconds more and a third more bytes.
+        out["tokenizer.json"] = json.dumps(_tokenizer(vocabulary, warnings), ensure_ascii=False).encode()
+        settings |= _template_entry(vocabulary.templates)
+        out["tokenizer_config.json"] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
     return out, warnings
-
-
-def _encode(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _template_entry(templates: Mapping[str, str]) -> dict[str, Any]:

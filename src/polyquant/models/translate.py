@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import InputError, UnknownNameError, printable
+from polyquant.errors import InputError, PlanError, UnknownNameError, printable
 from polyquant.models import bitnet, llama, qwen, rope, tokenizer, tokenizer_files, vocabulary
 from polyquant.models.config import Hyper, from_config, from_metadata, to_config
 from polyquant.models.names import LINEARS, Family, to_gguf_name, to_hf_name
@@ -55,13 +55,18 @@ def to_gguf(
     """GGUF names and metadata of a Hugging Face checkpoint.
 
     architecture: another of our GGUF architectures than the usual one (`bitnet` for llama.cpp's BitNet). name: general.name, else made
-    from the folder's. Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError.
+    from the folder's. Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError, PlanError.
     """
     config = checkpoint.config
     family = _family(config)
     if architecture is not None:
         if architecture not in FAMILIES:
             raise UnknownNameError("architecture", architecture, FAMILIES)
+        if family is not None and FAMILIES[architecture].model_type != family.model_type:
+            raise PlanError(
+                f"a model of type '{family.model_type}' cannot become architecture '{architecture}'",
+                file=checkpoint.path,
+            )
         family = FAMILIES[architecture]
     warnings: list[str] = []
     dropped: dict[str, str] = {}
@@ -245,11 +250,12 @@ def _sizes(family: Family, hyper: Hyper, config: Mapping[str, Any], warnings: li
 
 
 def to_hf(
-    checkpoint: Checkpoint, *, dtype: str = "bfloat16", quantization_config: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint, *, dtype: str | None = None, quantization_config: Mapping[str, Any] | None = None
 ) -> Translation:
     """Hugging Face names and the small files (config.json, generation_config.json, tokenizer) of a GGUF checkpoint.
 
-    dtype: of the float tensors that will be written, as config.json calls it. quantization_config: goes into config.json. Unknown
+    dtype: of the matrices that will be written, as config.json calls it; None: the source's if they are floats of one type, else
+    bfloat16. quantization_config: goes into config.json. Unknown
     architectures keep their tensor names, with a warning. Raises InputError.
     """
     metadata = checkpoint.metadata
@@ -284,6 +290,7 @@ def to_hf(
             **family.settings(frozenset(checkpoint.weights)),
         }
         _restore_rope(checkpoint, hyper, config, dropped, warnings)
+    dtype = dtype or _dtype(checkpoint)
     config |= tokenizer_files.special_ids(words) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
     if quantization_config:
         config["quantization_config"] = dict(quantization_config)
@@ -295,6 +302,11 @@ def to_hf(
     return Translation(
         label, tensors, files=files | written, dropped=dropped, warnings=(*warnings, *words.warnings, *doubts)
     )
+
+
+def _dtype(checkpoint: Checkpoint) -> str:
+    kinds = {w.codec.name for w in checkpoint.values() if len(w.shape) > 1}
+    return {"f16": "float16", "f32": "float32"}.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
 def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
@@ -312,12 +324,18 @@ def _hf_tensors(
 ) -> tuple[TensorMap, ...]:
     out: list[TensorMap] = []
     strange: list[str] = []
+    seen: set[str] = set()
     for weight in checkpoint.values():
         if weight.name == rope.FREQS:
             continue
         target = to_hf_name(family, weight.name)
         if target is None:
             strange.append(weight.name)
+        if (target or weight.name) in seen:
+            raise InputError(
+                f"two tensors would become '{target or weight.name}'", file=checkpoint.path, tensor=weight.name
+            )
+        seen.add(target or weight.name)
         stem = weight.name.split(".")[2] if target and weight.name.startswith("blk.") else ""
         order = _row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path)
         out.append(

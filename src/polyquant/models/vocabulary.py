@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 import string as letters
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,15 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
             raise InputError(f"tokenizer.ggml.{key} has the wrong type", file=file, found=type(value).__name__)
         return value
 
+    def listed(key: str, kind: type) -> list[Any] | None:
+        value = get(key, Sequence)
+        items = value if value is None or isinstance(value, str) else list(value)
+        if items is not None and not (isinstance(items, list) and all(type(x) is kind for x in items)):
+            raise InputError(
+                f"tokenizer.ggml.{key} has the wrong type", file=file, expected=f"an array of {kind.__name__}"
+            )
+        return items
+
     templates = _templates(metadata)
     model, tokens = get("model", str), get("tokens", Sequence)
     if model not in ("gpt2", "llama") or not tokens:
@@ -112,12 +122,13 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
     n = len(tokens)
     if n > MAX_TOKENS:
         raise InputError("too many tokens", file=file, expected=f"at most {MAX_TOKENS}", found=n)
-    types, scores = get("token_type", Sequence), get("scores", Sequence)
+    tokens, types, scores = listed("tokens", str), listed("token_type", int), listed("scores", float)
+    assert tokens is not None
     for key, values in (("token_type", types), ("scores", scores)):
         if values is not None and len(values) != n:
             raise InputError(f"tokenizer.ggml.{key} does not fit the tokens", file=file, expected=n, found=len(values))
-    if model == "llama" and scores is None:
-        raise InputError("a llama tokenizer without scores", file=file, expected="tokenizer.ggml.scores")
+    if model == "llama" and (scores is None or not all(map(math.isfinite, scores))):
+        raise InputError("a llama tokenizer needs a finite score for every token", file=file)
     special = {k: v for k in _ID_KEYS if (v := get(_ID_KEYS[k], int)) is not None and 0 <= v < n}
     if model == "llama":
         special = {k: v for k, v in _SENTENCEPIECE_IDS.items() if v < n} | special
@@ -126,10 +137,10 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
     return Vocabulary(
         model=model,
         pre=get("pre", str) or "default",
-        tokens=list(tokens),
-        types=list(types) if types is not None else [NORMAL] * n,
-        scores=list(scores) if model == "llama" and scores is not None else (),
-        merges=list(get("merges", Sequence) or ()) if model == "gpt2" else (),
+        tokens=tokens,
+        types=types if types is not None else [NORMAL] * n,
+        scores=scores if model == "llama" and scores is not None else (),
+        merges=listed("merges", str) or () if model == "gpt2" else (),
         special=special,
         adds=adds,
         space_prefix=(prefix is None or prefix) if model == "llama" else None,

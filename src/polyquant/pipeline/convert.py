@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
-from polyquant.pipeline.detect import open_checkpoint
+from polyquant.pipeline.detect import open_checkpoint, with_tile
 from polyquant.pipeline.execute import Progress, Report, execute
 from polyquant.pipeline.importance import load_importance
 from polyquant.pipeline.plan import Plan, make_plan, with_name
@@ -31,15 +32,19 @@ def plan(
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
     architecture: str | None = None,
     ternary_layout: str | None = None,
+    tile: Tile | None = None,
     shard_bytes: int | None = None,
 ) -> Plan:
     """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf"). Nothing is written.
 
     codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
+    tile: (BM, BK, bm) of TL1 and TL2 tensors, in the source or the target; known models need none.
     importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K].
     Raises InputError, PlanError, UnknownNameError.
     """
     source = open_checkpoint(src, ternary_layout=ternary_layout)
+    if tile is not None and source.format == "gguf":
+        source = with_tile(source, tile)
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(
@@ -59,6 +64,7 @@ def convert(
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
     architecture: str | None = None,
     ternary_layout: str | None = None,
+    tile: Tile | None = None,
     shard_bytes: int | None = None,
     resume: Resume = "auto",
     overwrite: bool = False,
@@ -78,7 +84,7 @@ def convert(
         refuse_target(target, Path(src), overwrite=overwrite)
         made = plan(
             src, to or guess_format(target), codec=codec, recipe=recipe, rules=rules, requantize=requantize, importance=importance,
-            architecture=architecture, ternary_layout=ternary_layout, shard_bytes=shard_bytes,
+            architecture=architecture, ternary_layout=ternary_layout, tile=tile, shard_bytes=shard_bytes,
         )  # fmt: skip
     made = with_name(made, target)
     check_disk(made, target)

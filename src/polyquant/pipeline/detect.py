@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.registry import FORMATS, format_module
 from polyquant.types import Checkpoint, Evidence
 
-__all__ = ["detect", "open_checkpoint"]
+__all__ = ["detect", "open_checkpoint", "with_tile"]
 
 
 def detect(path: str | os.PathLike[str]) -> tuple[ModuleType, Evidence]:
@@ -42,17 +44,30 @@ def detect(path: str | os.PathLike[str]) -> tuple[ModuleType, Evidence]:
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str], *, ternary_layout: str | None = None, dialect: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    ternary_layout: str | None = None,
+    dialect: str | None = None,
+    tile: Tile | None = None,
 ) -> Checkpoint:
     """Open a GGUF file or a Hugging Face folder as a mapping from tensor name to Weight. Reads headers only.
 
-    ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s") and dialect say what the bytes of a GGUF file cannot tell.
-    Raises InputError for broken input.
+    ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"), dialect and tile (BM, BK, bm of TL1 and TL2 tensors) say what the
+    bytes of a GGUF file cannot tell. Raises InputError for broken input.
     """
     module, _ = detect(path)
-    options: dict[str, Any] = {
-        k: v for k, v in {"ternary_layout": ternary_layout, "dialect": dialect}.items() if v is not None
+    chosen = {"ternary_layout": ternary_layout, "dialect": dialect}
+    options: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
+    if (options or tile) and module.__name__ != "polyquant.formats.gguf":
+        raise UnsupportedError("layout, dialect and tile can be chosen for GGUF files only", file=path)
+    found = cast(Checkpoint, module.open(Path(path), **options))
+    return found if tile is None else with_tile(found, tile)
+
+
+def with_tile(checkpoint: Checkpoint, tile: Tile) -> Checkpoint:
+    """The same checkpoint with the tile configuration of its TL1 and TL2 tensors said."""
+    weights = {
+        w.name: replace(w, codec=w.codec.configure(tile=tile)) if isinstance(w.codec, TL) else w
+        for w in checkpoint.values()
     }
-    if options and module.__name__ != "polyquant.formats.gguf":
-        raise UnsupportedError(f"{' and '.join(options)} can be chosen for GGUF files only", file=path)
-    return cast(Checkpoint, module.open(Path(path), **options))
+    return replace(checkpoint, weights=weights)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
@@ -119,7 +120,8 @@ class Plan:
             stat = path.stat()
             h.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
         for s in self.steps:
-            h.update(f"{s.map.source} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target}\n".encode())
+            h.update(f"{s.map.source} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
+            h.update(f"{s.target.tile if isinstance(s.target, TL) else None}\n".encode())
         for f in self.layout.files:
             h.update(f"{f.name} {f.size}\n".encode())
             for offset, data in f.pieces:
@@ -139,6 +141,7 @@ def make_plan(
     requantize: bool = False,
     importance: Mapping[str, F32] | None = None,
     architecture: str | None = None,
+    tile: Tile | None = None,
     shard_bytes: int | None = None,
     name: str = "model.gguf",
 ) -> Plan:
@@ -153,7 +156,7 @@ def make_plan(
     translation = _translate(source, to, architecture)
     facts = _facts(source, translation, importance)
     steps = [
-        *(_step(source, tensor, to, chosen, facts) for tensor in translation.tensors),
+        *(_step(source, tensor, to, chosen, facts, tile) for tensor in translation.tensors),
         *(_constant(target, values) for target, values in translation.constants.items()),
     ]
     _refuse_lossy(steps, source, requantize=requantize)
@@ -175,7 +178,7 @@ def _translate(source: Checkpoint, to: str, architecture: str | None) -> Transla
             raise PlanError("an architecture can be chosen only when Hugging Face becomes GGUF")
         return _same_format(source)
     if to == "gguf":
-        return translate.to_gguf(source, **({"architecture": architecture} if architecture else {}))
+        return translate.to_gguf(source, architecture=architecture)
     return translate.to_hf(source)
 
 
@@ -210,9 +213,11 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
     )
 
 
-def _step(source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts) -> Step:
+def _step(source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, tile: Tile | None) -> Step:
     have = source[tensor.source].codec
     target, why = _choose(have, tensor, to, recipe, facts)
+    if tile is not None and isinstance(target, TL):
+        target = target.configure(tile=tile)
     try:
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
     except CodecError as problem:

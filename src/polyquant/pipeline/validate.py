@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from polyquant.codecs import i2_s
+from polyquant.codecs.i2_s import I2S
+from polyquant.codecs.ternary import likely_zero_symbol
+from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError
 from polyquant.pipeline.compare import compare_checkpoints
 from polyquant.pipeline.detect import detect, open_checkpoint
@@ -48,6 +50,7 @@ def validate(
     *,
     against: str | os.PathLike[str] | None = None,
     ternary_layout: str | None = None,
+    tile: Tile | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Finding]:
     """All findings about the checkpoint at `path`. An empty list means sound.
@@ -57,15 +60,24 @@ def validate(
     module, _ = detect(path)
     findings: list[Finding] = list(module.check(Path(path)))
     try:
-        checkpoint = open_checkpoint(path, ternary_layout=ternary_layout)
+        checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, tile=tile)
     except InputError:
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
         return findings
+    if ternary_layout is None and (blind := [w for w in checkpoint.values() if w.codec.name == "i2_s.x86"]):
+        findings.append(
+            Finding(
+                "TEN005",
+                Severity.NOTE,
+                f"{len(blind)} tensors read in the x86 layout; the bytes cannot tell",
+                blind[0].name,
+            )
+        )
     total = max(1, sum(w.nbytes for w in checkpoint.values()))
     done = 0
     for weight in checkpoint.values():
-        findings += _tensor_laws(weight, chosen=ternary_layout is not None)
+        findings += _tensor_laws(weight)
         done += weight.nbytes
         if on_progress is not None:
             on_progress(Progress(done, total, weight.name, 0.0))
@@ -84,14 +96,14 @@ def explain(code: str) -> str:
     return known[code.upper()]
 
 
-def _tensor_laws(weight: Weight, *, chosen: bool) -> Iterator[Finding]:
+def _tensor_laws(weight: Weight) -> Iterator[Finding]:
     """Finite numbers, legal symbols, a plausible symbol order."""
     name = weight.name
     if weight.codec.name.startswith("ggml."):
         yield Finding("TEN006", Severity.WARNING, f"type {weight.codec} is unknown", name)
         return
-    if "i2_s" in weight.codec.name:
-        yield from _symbols(weight, chosen=chosen)
+    if isinstance(weight.codec, I2S):
+        yield from _symbols(weight, weight.codec)
     rows, k = as_matrix(weight.shape)
     step = max(1, (1 << 20) // max(1, k)) if weight.codec.row_sliced else max(1, rows)
     bad, largest = 0, 0.0
@@ -114,17 +126,17 @@ def _tensor_laws(weight: Weight, *, chosen: bool) -> Iterator[Finding]:
         yield Finding("TEN004", Severity.WARNING, "every weight is zero", name)
 
 
-def _symbols(weight: Weight, *, chosen: bool) -> Iterator[Finding]:
-    counts = i2_s.symbol_histogram(weight.parts, weight.shape)
+def _symbols(weight: Weight, codec: I2S) -> Iterator[Finding]:
+    counts = codec.symbol_histogram(weight.read(), weight.shape)
     if counts[3]:
         yield Finding(
             "TEN002", Severity.ERROR, f"{int(counts[3]):,} symbols are 3, which stands for nothing", weight.name
         )
-    zero = i2_s.likely_zero_symbol(counts)
-    expected = 0 if weight.codec.name == "trinity.i2_s" else 1
+    zero = likely_zero_symbol(counts)
+    expected = 0 if codec.name == "trinity.i2_s" else 1
     if zero is not None and zero != expected:
         yield Finding(
-            "TEN003", Severity.ERROR, f"symbol {zero} looks like zero, {weight.codec} has it as {expected}", weight.name
+            "TEN003", Severity.ERROR, f"symbol {zero} looks like zero, {codec} has it as {expected}", weight.name
         )
 
 

@@ -34,6 +34,7 @@ DTYPE_BITS: dict[str, int] = {
 }  # fmt: skip
 _RANK = {name: i for i, name in enumerate(DTYPE_BITS)}
 _MAX_DIMENSIONS = 32
+_MAX_NAME = 65_535
 _MAX_EXTENT = 1 << 48  # of the non-zero dimensions: an empty tensor must not claim the address space
 _METADATA = "__metadata__"
 
@@ -77,12 +78,9 @@ class Breach:
 
 
 def plausible(source: Source) -> bool:
-    """True if the first bytes look like a safetensors header."""
-    if source.size < 10:
-        return False
-    first = source.pread(0, 9).tobytes()
-    n = int.from_bytes(first[:8], "little")
-    return 2 <= n <= min(strict_json.HEADER.nbytes, source.size - 8) and first[8:] == b"{"
+    """True if the first bytes look like a safetensors header, be it truncated or too large: reading says what is wrong."""
+    first = source.pread(0, min(source.size, 10)).tobytes()
+    return first[8:] in (b'{"', b"{}", b"{ ", b"{\n") and int.from_bytes(first[:8], "little") >= 2
 
 
 def read_header(source: Source) -> Header:
@@ -140,19 +138,24 @@ def _raw_header(source: Source) -> tuple[int, Any]:
 
 
 def _entry(name: str, fields: Any, start: int) -> Entry:
+    if len(name) > _MAX_NAME:
+        raise InputError("tensor name is too long", expected=f"at most {_MAX_NAME} characters", found=len(name))
     fields = strict_json.typed(fields, dict, "tensor description")
     for key in ("dtype", "shape", "data_offsets"):
         if key not in fields:
             raise InputError(f"tensor description lacks {key}")
     dtype = strict_json.typed(fields["dtype"], str, "dtype")
+    rank = len(strict_json.typed(fields["shape"], list, "shape"))
+    if rank > _MAX_DIMENSIONS:
+        raise InputError("too many dimensions", expected=f"at most {_MAX_DIMENSIONS}", found=rank)
     shape = strict_json.integers(fields["shape"], "shape")
-    if len(shape) > _MAX_DIMENSIONS:
-        raise InputError("too many dimensions", expected=f"at most {_MAX_DIMENSIONS}", found=len(shape))
     if math.prod(d for d in shape if d) > _MAX_EXTENT:
         raise InputError("shape is larger than any file", found=list(shape))
+    if len(strict_json.typed(fields["data_offsets"], list, "data_offsets")) != 2:
+        raise InputError("data_offsets must be [begin, end]", found=f"{len(fields['data_offsets'])} numbers")
     offsets = strict_json.integers(fields["data_offsets"], "data_offsets")
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise InputError("data_offsets must be [begin, end]", found=list(offsets[:3]))
+    if offsets[0] > offsets[1]:
+        raise InputError("data_offsets must be [begin, end]", found=list(offsets))
     return Entry(name, dtype, shape, start + offsets[0], offsets[1] - offsets[0])
 
 

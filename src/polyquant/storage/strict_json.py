@@ -66,7 +66,7 @@ def parse(data: Any, limit: Limit = OTHER, *, file: object = None) -> Any:
         raise InputError("JSON is too large", file=file, expected=f"at most {limit.nbytes} bytes", found=len(raw))
     _measure(raw, limit, file)
     try:
-        text = raw.tobytes().decode("utf-8")
+        text = str(raw.data, "utf-8")
     except UnicodeDecodeError as e:
         raise InputError(f"JSON is not UTF-8 (byte {e.start})", file=file) from None
     hooks = _Hooks(limit.digits, file)

@@ -96,10 +96,14 @@ class StridedArray:
         return np.ascontiguousarray(span[(first - low)[:, None] + columns]).view(np.uint8).reshape(-1)
 
 
+_OLD = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")
+"""Files from before torch 1.6 begin with this number, pickled: 0x1950a86a20f9469cfc6c."""
+
+
 def plausible(source: Source) -> bool:
-    """True if the file begins like a zip that torch wrote."""
+    """True if the file begins like one that torch wrote: a zip with its pickle in front, or the old format, which reading refuses."""
     head = source.pread(0, min(source.size, 300)).tobytes()
-    return head[:4] == b"PK\3\4" and b"/data.pkl" in head
+    return head.startswith(_OLD) or (head[:4] == b"PK\3\4" and b"/data.pkl" in head)
 
 
 def read_torch(source: Source) -> Mapping[str, TorchTensor]:

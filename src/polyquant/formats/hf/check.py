@@ -70,7 +70,7 @@ def _member(folder: Path, name: str) -> Iterator[Finding]:
 
 def _code(e: PolyquantError, otherwise: str) -> str:
     """A file that leaves the folder has a code of its own, wherever it is met."""
-    if not isinstance(e, folders.LeavesFolder):
+    if not isinstance(e, folders.LeavesFolderError):
         return otherwise
     return "HF040" if isinstance(e.file, Path) and e.file.is_symlink() else "HF011"
 

@@ -23,7 +23,7 @@ from polyquant.storage import strict_json
 
 __all__ = [
     "SIDE_FILES",
-    "LeavesFolder",
+    "LeavesFolderError",
     "WeightFiles",
     "base_name",
     "choose",
@@ -42,7 +42,7 @@ SIDE_FILES = (
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 
-class LeavesFolder(InputError):
+class LeavesFolderError(InputError):
     """A name or a link that points outside the folder."""
 
 
@@ -78,7 +78,7 @@ def entries(folder: Path) -> list[str]:
 def member(folder: Path, name: str) -> Path | None:
     """The regular file of that name, links followed; None if there is none. Raises InputError if it leaves the folder."""
     if not base_name(name):
-        raise LeavesFolder("name leaves the folder", file=folder, expected="a plain file name", found=name)
+        raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain file name", found=name)
     path = folder / name
     if not path.is_symlink() and not path.exists():
         return None
@@ -87,7 +87,7 @@ def member(folder: Path, name: str) -> Path | None:
     except (OSError, RuntimeError) as e:
         raise InputError("is a broken link", file=path, hint="finish the download, or copy the file here") from e
     if path.is_symlink() and not _allowed(folder.resolve(), target):
-        raise LeavesFolder("is a link that leaves the folder", file=path, found=target, hint="copy the file here")
+        raise LeavesFolderError("is a link that leaves the folder", file=path, found=target, hint="copy the file here")
     if not stat.S_ISREG(target.stat().st_mode):
         raise InputError("is not a regular file", file=path)
     return path
@@ -119,7 +119,7 @@ def read_index(folder: Path, name: str) -> tuple[dict[str, str], object]:
     weight_map = strict_json.typed(content.get("weight_map"), dict, "weight_map", file=path)
     for tensor, file in weight_map.items():
         if not base_name(file):
-            raise LeavesFolder(
+            raise LeavesFolderError(
                 "weight_map names a file outside the folder",
                 file=path,
                 tensor=tensor,

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polyquant.errors import PlanError
-from polyquant.formats.hf.dtypes import stored_tensors
+from polyquant.formats.hf.dtypes import PACKED, bitnet_codec, stored_tensors
 from polyquant.formats.hf.folder import base_name
+from polyquant.storage import strict_json
 from polyquant.storage.safetensors import header_bytes
 from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
@@ -28,9 +29,10 @@ def lay_out(
 ) -> Layout:
     """safetensors shards of at most shard_bytes (a larger tensor stands alone), the index, and `files` as they are.
 
-    metadata: `__metadata__` of every shard, {"format": "pt"} unless given. Raises PlanError for codecs that have no place in a
-    folder and for names that collide.
+    Only config.json is edited, where it would have packed BitNet weights misread. metadata: `__metadata__` of every shard,
+    {"format": "pt"} unless given. Raises PlanError for codecs that have no place in a folder and for names that collide.
     """
+    files = _agreeing(tensors, files)
     metadata = {"format": "pt"} if metadata is None else metadata
     shards = _split(list(_stored(tensors)), shard_bytes)
     plans, slots, weight_map = [], {}, {}
@@ -52,6 +54,31 @@ def lay_out(
             raise PlanError("a file beside the weights needs a plain name of its own", file=name)
         plans.append(_whole(name, data))
     return Layout(tuple(plans), slots, folder=True)
+
+
+def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """files, with a config.json whose quantization_config says what the packed weights mean, and says nothing if there are none."""
+    kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
+    if len(kinds) > 1:
+        raise PlanError("one folder cannot hold both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))
+    if "config.json" not in files:
+        if kinds:
+            raise PlanError("packed BitNet weights need a config.json that says what their scale means")
+        return files
+    config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
+    said = bitnet_codec(config)
+    if (said.name.removeprefix(PACKED) if said else None) == next(iter(kinds), None):
+        return files
+    if kinds:
+        apart = [t.name for t in tensors if len(t.shape) == 2 and not t.codec.name.startswith(PACKED)]
+        modules = {n.removesuffix(".weight") for n in apart if n.endswith(".weight") and "embed" not in n} | {"lm_head"}
+        config["quantization_config"] = {
+            "quant_method": "bitnet", "linear_class": kinds.pop(), "quantization_mode": "offline",
+            "modules_to_not_convert": sorted(modules),
+        }  # fmt: skip
+    else:
+        del config["quantization_config"]
+    return {**files, "config.json": (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
 def _stored(tensors: Sequence[TensorSpec]) -> Iterator[_Stored]:

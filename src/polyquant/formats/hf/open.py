@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from polyquant.errors import InputError
+from polyquant.errors import InputError, printable
 from polyquant.formats.hf import folder as folders
 from polyquant.formats.hf.dtypes import NUMPY, bitnet_codec, codec_of
 from polyquant.storage import safetensors, torch_file
@@ -63,7 +63,7 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
         if safetensors.plausible(source):
             return Evidence("hf", "one safetensors file: a header size and a JSON object")
         if torch_file.plausible(source):
-            return Evidence("hf", "one torch file: a zip that begins with data.pkl")
+            return Evidence("hf", "one torch file: a zip that begins with data.pkl, or torch's old magic number")
     return None
 
 
@@ -119,7 +119,7 @@ def _gather(
             raise InputError("tensor is not in the shard that the index names", file=folder / name, tensor=tensor)
     notes: tuple[str, ...] = ()
     if forgotten:
-        notes = (f"{len(forgotten)} tensors are in no weight_map, e.g. {forgotten[0]}",)
+        notes = (f"{len(forgotten)} tensors are in no weight_map, e.g. {printable(forgotten[0])}",)
     return tensors, metadata, notes
 
 
@@ -134,7 +134,7 @@ def _weights(
         notes.append(f"{len(pairs)} uint8 weights have a scale, but config.json does not say BitNet: opened as stored")
     method = _method(config)
     if packed is None and method is not None:
-        notes.append(f"quantization method '{method}' is not understood: tensors are opened as stored")
+        notes.append(f"quantization method '{printable(method, 40)}' is not understood: tensors are opened as stored")
     out = {}
     for name, (shard, tensor) in tensors.items():
         if packed is not None and name.removesuffix("_scale") in pairs:

@@ -1,0 +1,158 @@
+"""Hugging Face's packed BitNet linears: four ternary weights a byte and one scale. 2 bits per weight.
+
+    weight u8 [R/4, K]        byte [p, c]: bits 1-0 row p, 3-2 row R/4 + p, 5-4 row R/2 + p, 7-6 row 3R/4 + p; code = bits - 1
+    weight_scale bf16 [1]
+
+    hf_bitnet.autobitlinear   w = code * weight_scale     quantization_config.linear_class = "autobitlinear": microsoft/bitnet-b1.58-2B-4T
+    hf_bitnet.bitlinear       w = code / weight_scale     "bitlinear", or no linear_class: HF1BitLLM, Falcon 1.58
+
+Which of the two only config.json says; other converters read one of them wrong. Bytes are those of transformers' pack_weights (5.23).
+Published files also carry weight_scale as float16 or float32: read as stored, written as bf16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, scaled, ternarize
+from polyquant.errors import CodecError
+from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
+
+__all__ = ["HF_BITNET_AUTOBITLINEAR", "HF_BITNET_BITLINEAR", "HFBitNet"]
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HFBitNet:
+    """inverse: weight_scale divides. lossy: ternarize any weight by its sign."""
+
+    name: str
+    inverse: bool
+    lossy: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def form(self) -> type[Ternary]:
+        """Ternary codes with one scale."""
+        return Ternary
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """Four rows share a byte."""
+        return 4, 1
+
+    @property
+    def row_sliced(self) -> bool:
+        """A packed row holds rows from all four quarters."""
+        return False
+
+    def configure(self, *, lossy: bool) -> HFBitNet:
+        """lossy=True: quantize takes weights that are not ternary: sign kept, scale max|w|."""
+        return replace(self, lossy=lossy)
+
+    def lanes(self, shape: Shape) -> Lanes:
+        """The whole matrix is one block."""
+        rows, k = as_matrix(shape)
+        return Lanes(max(1, rows * k // 4), high_first=False)
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """{"weight": u8 [R / 4, K], "weight_scale": bf16 [1]}. Raises CodecError if R is no multiple of 4."""
+        rows, k = as_matrix(shape)
+        if rows % 4:
+            raise CodecError(f"{self.name} needs a multiple of 4 rows", found=f"shape {list(shape)}")
+        return {"weight": ArraySpec((rows // 4, k), np.dtype(np.uint8)), "weight_scale": ArraySpec((1,), _BF16)}
+
+    def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
+        """Ternary floats [R, K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
+        return ternarize(self.name, w, self.lossy)
+
+    def pack(self, codes: Ternary) -> dict[str, NDArray[np.generic]]:
+        """Codes to parts; the scale (or 1 / scale) is rounded to bf16. Raises CodecError if there are several, or none to write."""
+        shape = codes.codes.shape
+        parts, payload = self.frame(shape, one_scale(self.name, codes))
+        self.lanes(shape).pack(codes.codes, payload)
+        return parts
+
+    def frame(self, shape: Shape, scale: np.float32) -> tuple[dict[str, NDArray[np.generic]], U8]:
+        """Parts with the scale in place, and the view of them that the payload is to fill. Raises CodecError.
+
+        A scale of 0 (all weights are 0) is written as 1 where it divides.
+        """
+        specs = self.specs(shape)
+        factor = np.float32(scale)
+        if self.inverse:
+            with np.errstate(over="ignore", divide="ignore"):
+                factor = np.float32(1) / factor if factor else np.float32(1)
+        stored = np.array([factor], np.float32).astype(_BF16)
+        if not np.isfinite([scale, stored[0]]).all() or (factor and not stored[0]):
+            raise CodecError(f"{self.name} cannot hold the scale {scale:.6g} as bf16")
+        weight = np.empty(specs["weight"].shape, np.uint8)
+        return {"weight": weight, "weight_scale": stored}, weight.reshape(-1)
+
+    def payload(self, parts: Parts, shape: Shape) -> U8:
+        """The packed bytes, flat. Raises CodecError if their shape contradicts that of the weight."""
+        spec = self.specs(shape)["weight"]
+        weight = np.asarray(parts["weight"])
+        if weight.dtype != np.uint8 or weight.shape != spec.shape:
+            raise CodecError(
+                f"weight of {self.name} does not fit shape {list(shape)}",
+                expected=f"uint8 {list(spec.shape)}",
+                found=f"{weight.dtype} {list(weight.shape)}",
+            )
+        return np.ascontiguousarray(weight).reshape(-1)
+
+    def scale(self, parts: Parts, shape: Shape) -> F32:
+        """float32 [1]: what the codes are multiplied with. weight_scale may be bf16 (or its bits as uint16), float16 or float32."""
+        stored = np.asarray(parts["weight_scale"]).reshape(-1)
+        if stored.dtype == np.uint16:
+            stored = stored.view(_BF16)
+        if stored.size != 1 or stored.dtype not in (_BF16, np.float16, np.float32):
+            raise CodecError("weight_scale must be one bf16 number", found=f"{stored.size} of {stored.dtype}")
+        value = stored.astype(np.float32)
+        if self.inverse:
+            with np.errstate(divide="ignore", over="ignore"):
+                value = np.float32(1) / value
+        return value
+
+    def unpack(self, parts: Parts, shape: Shape) -> Ternary:
+        """Parts to codes [R, K]. Raises CodecError if a shape contradicts that of the weight."""
+        codes = self.lanes(shape).unpack(self.payload(parts, shape))
+        return Ternary(codes.reshape(as_matrix(shape)), self.scale(parts, shape))
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """codes * scale; of `rows` only these are decoded."""
+        payload, scale = self.payload(parts, shape), self.scale(parts, shape)
+        count, k = as_matrix(shape)
+        chosen = np.arange(count)[rows if rows is not None else slice(None)]
+        target = shape if rows is None else (len(chosen), k)
+        if out is None:
+            out = np.empty(target, np.float32)
+        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        if rows is None:
+            self.lanes(shape).dequantize(payload, float(scale[0]), out.reshape(-1))
+        elif len(chosen):
+            lane, packed = np.divmod(chosen, count // 4)
+            symbols = payload.reshape(-1, k)[packed] >> (2 * lane).astype(np.uint8)[:, None] & 3
+            scaled(np.array([-1, 0, 1, 0], np.int8)[symbols], scale, out.reshape(target))
+        return out
+
+    def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
+        """How often the symbols 0..3 occur: uint64 [4]."""
+        return count_symbols(self.payload(parts, shape))
+
+    def count_undefined(self, parts: Parts, shape: Shape) -> int:
+        """Symbols 3, which no quantizer writes."""
+        return int(self.symbol_histogram(parts, shape)[3])
+
+
+HF_BITNET_AUTOBITLINEAR = HFBitNet("hf_bitnet.autobitlinear", inverse=False)
+HF_BITNET_BITLINEAR = HFBitNet("hf_bitnet.bitlinear", inverse=True)

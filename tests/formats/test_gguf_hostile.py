@@ -51,7 +51,7 @@ def test_cut_at_every_byte(tmp_path):
     raw = SMALL.read_bytes()
     path = tmp_path / "x.gguf"
     for n in range(len(raw)):
-        path.write_bytes(raw[:n])
+        saved(tmp_path, raw[:n])
         found = [f.code for f in gguf.check(path) if f.severity is Severity.ERROR]
         try:
             gguf.open(path)

@@ -1,0 +1,24 @@
+"""docs/findings.md says what the code says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polyquant
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_findings_page_is_in_step():
+    source = str(Path(polyquant.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "list_findings.py", "--check"],
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

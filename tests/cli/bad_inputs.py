@@ -101,7 +101,9 @@ def cut(source: Path, at: float) -> Maker:
 
 
 def nested(depth: int) -> bytes:
-    return file([ARCH, string("x") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 4, 0)])
+    return file(
+        [ARCH, string("x") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 4, 0)]
+    )
 
 
 F32 = ("F32", [4], bytes(16))
@@ -174,7 +176,26 @@ UNUSABLE: dict[str, Maker] = {
     "pickle truncated": cut(VECTORS / "hf_bin/pytorch_model.bin", 0.5),
 }  # fmt: skip
 
-ODD = [0, -1, 1, 3, 10**9, 10**30, 2**63, "8", "x" * 1000, None, True, [], [1] * 100, {}, {"a": {"b": [{}]}}, 1.5, -0.0, 1e300]
+ODD = [
+    0,
+    -1,
+    1,
+    3,
+    10**9,
+    10**30,
+    2**63,
+    "8",
+    "x" * 1000,
+    None,
+    True,
+    [],
+    [1] * 100,
+    {},
+    {"a": {"b": [{}]}},
+    1.5,
+    -0.0,
+    1e300,
+]
 """What a number of a config.json may turn out to be."""
 NUMBERS = ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
            "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",

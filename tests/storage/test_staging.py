@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyquant.errors import PlanError
-from polyquant.storage.staging import refuse_target, staged, write_whole
+from polyquant.storage.staging import refuse_target, staged
 from polyquant.types import ArraySpec, FilePlan, Layout, Slot
 
 U8 = np.dtype(np.uint8)
@@ -91,11 +91,23 @@ def test_a_torn_journal_line_is_redone(tmp_path):
     assert dst.read_bytes() == WHOLE
 
 
-def test_two_runs_on_one_target_one_wins(tmp_path):
+def test_two_runs_on_one_target_one_wins_and_is_not_disturbed(tmp_path):
     with staged(tmp_path / "out", layout(), "job") as s:
-        fill(s, "a", "b")
         with pytest.raises(PlanError, match="another run"), staged(tmp_path / "out", layout(), "job"):
             pass
+        fill(s, "a", "b")
+    assert (tmp_path / "out").read_bytes() == WHOLE
+
+
+def test_a_run_killed_before_its_headers_were_written_starts_well(tmp_path):
+    with staged(tmp_path / "probe", layout(), "job") as s:
+        fill(s, "a", "b")
+    folder = tmp_path / ".out.partial"
+    folder.mkdir()
+    (folder / ".journal").write_text('{"job": "job"}\n')
+    with staged(tmp_path / "out", layout(), "job") as s:
+        fill(s, "a", "b")
+    assert (tmp_path / "out").read_bytes() == WHOLE
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -128,11 +140,9 @@ def test_modes_follow_the_umask(tmp_path):
     try:
         with staged(tmp_path / "out", layout(), "job") as s:
             fill(s, "a", "b")
-        write_whole(tmp_path / "small", b"x")
     finally:
         os.umask(before)
-    for name in ("out", "small"):
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o640
 
 
 def test_more_than_planned_is_a_bug_not_a_file(tmp_path: Path):

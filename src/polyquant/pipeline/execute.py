@@ -173,11 +173,10 @@ class _Run:
                         )
                 while pending:
                     settle(wait(pending, return_when=FIRST_COMPLETED).done)
-            except BaseException:
+            finally:  # after an error or an interrupt: what has begun ends early, the rest never starts
                 self.stop.set()
                 for future in pending:
                     future.cancel()
-                raise
         return [reports[s.map.target] for s in self.plan.steps]
 
     def _tell(self, name: str, weights: int) -> None:

@@ -40,6 +40,9 @@ from polyquant.types import (
 
 __all__ = ["Plan", "Step", "make_plan"]
 
+TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+"""What config.json calls the type of the matrices."""
+
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
 
@@ -153,7 +156,7 @@ def make_plan(
         raise PlanError("give a codec or a recipe, not both")
     chosen = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
     chosen = chosen.with_rules(rules)
-    translation = _translate(source, to, architecture)
+    translation = _translate(source, to, architecture, chosen)
     facts = _facts(source, translation, importance)
     steps = [
         *(_step(source, tensor, to, chosen, facts, tile) for tensor in translation.tensors),
@@ -172,14 +175,14 @@ def make_plan(
     return Plan(source, to, chosen, translation, tuple(steps), layout, warnings, importance or {})
 
 
-def _translate(source: Checkpoint, to: str, architecture: str | None) -> Translation:
+def _translate(source: Checkpoint, to: str, architecture: str | None, recipe: Recipe) -> Translation:
     if source.format == to:
         if architecture:
             raise PlanError("an architecture can be chosen only when Hugging Face becomes GGUF")
         return _same_format(source)
     if to == "gguf":
         return translate.to_gguf(source, architecture=architecture)
-    return translate.to_hf(source)
+    return translate.to_hf(source, dtype=TORCH_NAMES.get(recipe.base or ""))
 
 
 def _same_format(source: Checkpoint) -> Translation:

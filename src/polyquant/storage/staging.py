@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from polyquant.errors import PlanError
 from polyquant.types import Layout
 
-__all__ = ["Resume", "Staging", "refuse_target", "staged", "write_whole"]
+__all__ = ["Resume", "Staging", "refuse_target", "staged", "sync_folder"]
 
 Resume = Literal["auto", "required", "never"]
 
@@ -35,7 +35,8 @@ def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
         raise PlanError("the target's folder does not exist", file=dst, hint=f"mkdir -p {dst.absolute().parent}")
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make renames inside a folder last."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -119,43 +120,55 @@ def staged(
     dst = dst.absolute()
     folder = dst.parent / f".{dst.name}.partial"
     folder.mkdir(exist_ok=True)
+    with _locked(folder, dst):
+        published = False
+        try:
+            done = _read_journal(folder / ".journal", fingerprint) if resume != "never" else None
+            if done is None and resume == "required":
+                raise PlanError("nothing to resume: no unfinished run of this job", file=dst, hint="leave out --resume")
+            journal = _open_journal(folder, fingerprint, fresh=done is None)
+            try:
+                with closing(Staging(folder, layout, done or {}, journal)) as staging:
+                    staging.prepare()
+                    yield staging
+                    staging.sync()
+            finally:
+                os.close(journal)
+            _publish(folder, dst, layout, overwrite=overwrite)
+            published = True
+        finally:
+            if not published:
+                _drop_if_useless(folder)
+
+
+@contextmanager
+def _locked(folder: Path, dst: Path) -> Iterator[None]:
+    """Hold the staging folder alone. Raises PlanError if another run has it."""
+    taken = PlanError("another run is writing this target", file=dst, hint="wait for it, or end it")
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PlanError("another run is writing this target", file=dst, hint="wait for it, or end it") from None
-        journal_path = folder / ".journal"
-        done = _read_journal(journal_path, fingerprint) if resume != "never" else None
-        if done is None and resume == "required":
-            raise PlanError(
-                "nothing to resume: no unfinished run of this very job", file=dst, hint="leave out --resume"
-            )
-        fresh = done is None
-        if fresh:
-            for leftover in folder.iterdir():
-                if leftover.name != ".lock":
-                    leftover.unlink()
-        journal = os.open(journal_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            if fresh:
-                os.write(journal, (json.dumps({"job": fingerprint}) + "\n").encode())
-            staging = Staging(folder, layout, done or {}, journal)
-            try:
-                if fresh:
-                    staging.prepare()
-                yield staging
-                staging.sync()
-            finally:
-                staging.close()
-        finally:
-            os.close(journal)
-        _publish(folder, dst, layout, overwrite=overwrite)
-    except BaseException:
-        _drop_if_useless(folder)
-        raise
+            same = os.path.samestat(os.fstat(lock), (folder / ".lock").stat())
+        except (BlockingIOError, FileNotFoundError):
+            raise taken from None
+        if not same:
+            raise taken  # the run that had it finished between our two looks
+        yield
     finally:
         os.close(lock)
+
+
+def _open_journal(folder: Path, fingerprint: str, *, fresh: bool) -> int:
+    """The journal, to be appended to; a fresh one starts from an empty folder."""
+    if fresh:
+        for leftover in folder.iterdir():
+            if leftover.name != ".lock":
+                leftover.unlink()
+    journal = os.open(folder / ".journal", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    if fresh:
+        os.write(journal, (json.dumps({"job": fingerprint}) + "\n").encode())
+    return journal
 
 
 def _drop_if_useless(folder: Path) -> None:
@@ -167,24 +180,24 @@ def _drop_if_useless(folder: Path) -> None:
 
 def _publish(folder: Path, dst: Path, layout: Layout, *, overwrite: bool) -> None:
     """One rename makes the output visible."""
-    (folder / ".journal").unlink()
     if os.path.lexists(dst) and not overwrite:
         raise PlanError("target appeared while we worked", file=dst, hint="choose another name, or pass --overwrite")
+    if not layout.folder and dst.is_dir() and not dst.is_symlink():
+        raise PlanError("target is a folder; this format is one file", file=dst, hint="choose another name")
+    (folder / ".journal").unlink()
     if layout.folder:
         _swap_in(folder, dst)
-    elif dst.is_dir() and not dst.is_symlink():
-        raise PlanError("target is a folder; this format is one file", file=dst, hint="choose another name")
     else:
         (folder / layout.files[0].name).replace(dst)
         shutil.rmtree(folder)
-    _sync_folder(dst.parent)
+    sync_folder(dst.parent)
 
 
 def _swap_in(folder: Path, dst: Path) -> None:
     """Rename a finished folder to its name; an old target steps aside first and goes only after."""
     aside = dst.parent / f".{dst.name}.replaced"
     (folder / ".lock").unlink()
-    _sync_folder(folder)
+    sync_folder(folder)
     if os.path.lexists(dst):
         dst.rename(aside)
     folder.rename(dst)
@@ -192,15 +205,3 @@ def _swap_in(folder: Path, dst: Path) -> None:
         shutil.rmtree(aside)
     elif os.path.lexists(aside):
         aside.unlink()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """A small file that appears complete or not at all."""
-    temporary = path.with_name(f".{path.name}.partial")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        os.write(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.replace(path)

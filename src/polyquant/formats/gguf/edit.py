@@ -23,6 +23,7 @@ from polyquant.formats.gguf.layout import encode_entry, encode_header, encode_ke
 from polyquant.formats.gguf.place import place
 from polyquant.formats.gguf.settings import parse_value
 from polyquant.storage.source import Source
+from polyquant.storage.staging import sync_folder
 from polyquant.types import Kind, Meta
 
 __all__ = ["Edited", "edit"]
@@ -203,12 +204,10 @@ def _rewrite(header: Header, raw: bytes, target: Path, *, in_place: bool) -> int
         read_header(Source(temporary))  # what we wrote is what we meant to write
         Path(temporary).replace(target)
     except OSError as e:
-        Path(temporary).unlink(missing_ok=True)
         raise PlanError(f"cannot be written: {e.strerror}", file=target) from e
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(folder)
+    finally:
+        Path(temporary).unlink(missing_ok=True)  # there is none after the rename
+    sync_folder(folder)
     return size
 
 
@@ -236,11 +235,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -56,6 +56,7 @@ ERRORS = {
     "five dimensions": ("GGUF015", file([ARCH], [tensor("a", (1, 1, 1, 1, 8), 0, 0)], DATA)),
     "2^32 dimensions": ("GGUF004", file([ARCH], [string("a") + struct.pack("<I", 0xFFFFFFFF) + bytes(100)], DATA)),
     "elements overflow": ("GGUF016", file([ARCH], [tensor("a", (1 << 40, 1 << 40), 0, 0)], DATA)),
+    "elements overflow beside a zero": ("GGUF016", file([ARCH], [tensor("a", (0, 1 << 40, 1 << 40), 0, 0)])),
     "negative dimension": ("GGUF016", file([ARCH], [tensor("a", (2**64 - 1, 1), 0, 0)], DATA)),
     "rows no multiple of the block": ("GGUF017", file([ARCH], [tensor("a", (33, 2), 8, 0)], bytes(96))),
     "gap between tensors": ("GGUF018", file([ARCH], [T, tensor("b", (4, 2), 0, 64)], DATA * 3)),

@@ -29,7 +29,7 @@ CODES: dict[str, str] = {
     "`polyquant edit` can rename the tensor.",
     "GGUF014": "Two tensors have the same name. llama.cpp refuses the file; other readers lose one of the two.",
     "GGUF015": "A tensor has more than four dimensions. llama.cpp refuses the file.",
-    "GGUF016": "The number of elements of a tensor overflows a signed 64-bit integer. The file is damaged or hostile.",
+    "GGUF016": "The number of elements or bytes of a tensor overflows a signed 64-bit integer. The file is damaged or hostile.",
     "GGUF017": "The rows of a tensor are no multiple of its type's block size, so the type cannot store them. The shape or the type is wrong.",
     "GGUF018": "A tensor's data offset is not the sum of the padded sizes of the tensors before it. llama.cpp requires exactly that and "
     "refuses the file. Also seen when a reader takes the file for another program's dialect: see --dialect.",

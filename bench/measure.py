@@ -10,15 +10,13 @@ a busy machine slows both; where the peer is not installed it still yields its r
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["Row", "Section", "in_turn", "keep_memory"]
+__all__ = ["Row", "Section", "in_turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +56,6 @@ class Section:
     title: str
     rows: Callable[[], Iterable[Row]]
     peers: tuple[str, ...] = ()
-
-
-def keep_memory() -> bool:
-    """Let glibc keep freed memory, for us and for the peer: else runs that take turns measure, by chance, how the kernel zeroes pages.
-
-    False where the C library has no such switch.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt, trim_threshold, mmap_max = ctypes.CDLL(None).mallopt, -1, -4
-    return bool(mallopt(trim_threshold, 2**31 - 1) and mallopt(mmap_max, 0))
 
 
 def in_turn(*runs: Callable[[], Any], repeats: int = 9, clock: Callable[[], float] = time.perf_counter) -> list[float]:

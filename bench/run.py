@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from measure import Row, Section, keep_memory
+from measure import Row, Section
 
 HERE = Path(__file__).resolve().parent
 NAMES = sorted(p.stem.removeprefix("bench_") for p in HERE.glob("bench_*.py"))
@@ -74,13 +74,10 @@ def main() -> int:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")  # read when numpy is imported, by the sections below
 
-    kept = keep_memory()
-
     console = Console()
     if not console.is_terminal:
         console.width = 120
     results = {"machine": machine(), "sections": {}}
-    results["machine"]["freed memory kept"] = kept
     console.print(", ".join(f"{key} {value}" for key, value in results["machine"].items()))
     missed = False
     for name in args.sections or NAMES:

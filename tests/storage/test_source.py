@@ -99,4 +99,5 @@ def test_strings_are_skipped(engine, order, wide):
     assert skip_strings(buffer, 2, 0, **options) == 2
     for cut in range(2, len(raw)):
         assert skip_strings(buffer[:cut], 2, 3, **options) == -1
-    assert skip_strings(np.full(64, 255, np.uint8), 0, 1, **options) == -1
+    for count in (1, 2):
+        assert skip_strings(np.full(64, 255, np.uint8), 0, count, **options, starts=np.empty(count, np.int64)) == -1

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from polyquant import __version__
 from polyquant.errors import PolyquantError, printable
 
 COMMANDS = {
@@ -61,7 +62,7 @@ class _Lazy(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Examples:  polyquant inspect model.gguf  |  polyquant quantize hf-folder/ model.gguf --recipe q4_k_m",
 )
-@click.version_option(package_name="polyquant", message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
     """Open, check, compare, convert and quantize LLM weights: GGUF, I2_S and the other ternaries, Hugging Face folders."""
 

@@ -32,6 +32,8 @@ def skip_strings(
     width, take, view, size, at = length.size, length.unpack_from, buffer.data, len(buffer), offset
     try:
         for i in range(count):
+            if at > size:  # before the next step, since a hostile length may exceed what an offset can be
+                return -1
             if starts is not None:
                 starts[i] = at
             at += width + take(view, at)[0]

@@ -11,6 +11,7 @@ from typing import Any, cast
 from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.registry import FORMATS, format_module
+from polyquant.storage.source import Source
 from polyquant.types import Checkpoint, Evidence
 
 __all__ = ["detect", "open_checkpoint", "with_tile"]
@@ -19,28 +20,31 @@ __all__ = ["detect", "open_checkpoint", "with_tile"]
 def detect(path: str | os.PathLike[str]) -> tuple[ModuleType, Evidence]:
     """The module of the format and why. Raises InputError for what is missing or unknown; never judges by extension alone."""
     where = Path(path)
-    if not os.path.lexists(where):
-        raise InputError("no such file or folder", file=where)
+    head = b"" if where.is_dir() else _first_bytes(where)
     for name in FORMATS:
         module = format_module(name)
         if (evidence := module.sniff(where)) is not None:
             return module, evidence
-    if where.is_file():
-        with where.open("rb") as f:
-            head = f.read(4)
-        if head in (b"3IRT", b"TRI3"):
-            raise UnsupportedError(
-                "a Trinity .tri file", file=where, hint="export it as GGUF with Trinity, then open that"
-            )
+    if head in (b"3IRT", b"TRI3"):
+        raise UnsupportedError("a Trinity .tri file", file=where, hint="export it as GGUF with Trinity, then open that")
+    if not where.is_dir():
         raise InputError(
             "not a format that polyquant knows",
             file=where,
-            found=f"first bytes {head!r}",
+            found=f"first bytes {head!r}" if head else "an empty file",
             hint="expected GGUF, safetensors or a Hugging Face folder",
         )
     raise InputError(
         "a folder without weights", file=where, hint="expected *.safetensors, pytorch_model.bin or an index of shards"
     )
+
+
+def _first_bytes(path: Path) -> bytes:
+    """At most 4 bytes. Raises InputError for what is missing, a pipe or a device."""
+    source = Source(path)
+    head = source.pread(0, min(4, source.size)).tobytes()
+    source.close()
+    return head
 
 
 def open_checkpoint(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 GGUF_KEYS = 65_536
 """Metadata entries of one GGUF file (real ones: under 100)."""
-GGUF_TENSORS = 131_072
+GGUF_TENSORS = 65_536
 """Tensors of one GGUF file (real ones: under 60,000, with each expert on its own)."""
 GGUF_KEY_BYTES = 65_535
 GGUF_STRING_BYTES = 64 << 20
 GGUF_ARRAY_DEPTH = 4
 """Arrays inside arrays; readers elsewhere know one level."""
-GGUF_NESTED_ARRAYS = 65_536
+GGUF_NESTED_ARRAYS = 16_384
 """Arrays inside arrays are walked in Python: their number is bounded."""
 GGUF_DIMENSIONS = 4
 GGUF_NAME_BYTES = 63

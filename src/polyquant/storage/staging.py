@@ -26,7 +26,7 @@ Resume = Literal["auto", "required", "never"]
 
 def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
     """PlanError if writing `dst` would destroy something: the source, a folder around it, or a target nobody offered."""
-    real, origin = dst.absolute().resolve(), source.absolute().resolve()
+    real, origin = Path(os.path.realpath(dst)), Path(os.path.realpath(source))  # never fails, on no loop of links
     if real == origin or origin in real.parents or real in origin.parents:
         raise PlanError("target is, holds or lies inside the source", file=dst, hint="choose another target")
     if os.path.lexists(dst) and not overwrite:

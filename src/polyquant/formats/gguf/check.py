@@ -79,20 +79,20 @@ def _check_values(header: Header) -> None:
             header.findings.warning("GGUF030", f"'{printable(key)}' is the bool {int(buffer[entry.start])}")
         if entry.item is Kind.BOOL and entry.count and (buffer[entry.end - entry.count : entry.end] > 1).any():
             header.findings.warning("GGUF030", f"'{printable(key)}' holds bools other than 0 and 1")
-        try:
-            if entry.kind is Kind.STRING or entry.item in (Kind.STRING, Kind.ARRAY):
-                _decode_all(header.typed(key).value)
-        except InputError:
-            header.findings.warning("GGUF029", f"the text of '{printable(key)}' is not UTF-8")
+        if entry.kind is Kind.STRING or entry.item in (Kind.STRING, Kind.ARRAY):
+            try:
+                sound = _is_text(header.typed(key).value)
+            except InputError:
+                sound = False
+            if not sound:
+                header.findings.warning("GGUF029", f"the text of '{printable(key)}' is not UTF-8")
 
 
-def _decode_all(value: object) -> None:
-    """Raises InputError if any text in a value is not UTF-8."""
+def _is_text(value: object) -> bool:
+    """True if all text in an array, and in arrays inside it, is UTF-8."""
     if isinstance(value, StringArray):
-        value.tolist()
-    elif isinstance(value, tuple):
-        for item in value:
-            _decode_all(item)
+        return value.is_text()
+    return not isinstance(value, tuple) or all(_is_text(item) for item in value)
 
 
 def _check_tokenizer(header: Header) -> None:

@@ -24,7 +24,7 @@ CODES: dict[str, str] = {
     "GGUF010": "Arrays are nested more than four deep, or there are tens of thousands of nested arrays. No model needs that; the file is refused.",
     "GGUF011": "general.alignment is not a power of two between 8 and 1 MiB. llama.cpp refuses alignments that are no power of two, "
     "and data offsets cannot be trusted.",
-    "GGUF012": "general.alignment is not stored as uint32. llama.cpp stops with an assertion on such a file. Rewrite the file.",
+    "GGUF012": "general.alignment is not stored as uint32. llama.cpp refuses the file. Rewrite it with the tool that made it.",
     "GGUF013": "A tensor name has 64 bytes or more. llama.cpp keeps names in 64 bytes including a final zero and refuses the file. "
     "`polyquant edit` can rename the tensor.",
     "GGUF014": "Two tensors have the same name. llama.cpp refuses the file; other readers lose one of the two.",

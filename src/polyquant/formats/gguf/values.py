@@ -30,6 +30,8 @@ FORMATS: dict[Kind, str] = {
 }  # fmt: skip
 """struct's letters of the scalar kinds."""
 
+_CHECKED_AT_ONCE = 1 << 16
+
 Order: TypeAlias = Literal["<", ">"]
 """Byte order, as struct and numpy write it."""
 
@@ -125,6 +127,23 @@ class StringArray(Sequence[str]):
         bounds = (self._bounds() - self.start).tolist()
         blob, width = self._buffer[self.start : self.end].tobytes(), 8 if self._wide else 4
         return (blob[a + width : b] for a, b in pairwise(bounds))
+
+    def is_text(self) -> bool:
+        """True if every item is UTF-8. Nothing is turned into Python objects: 10 million items take about a second."""
+        at, width = self.start, 8 if self._wide else 4
+        for done in range(0, self._count, _CHECKED_AT_ONCE):
+            starts = np.empty(min(_CHECKED_AT_ONCE, self._count - done), np.int64)
+            end = skip_strings(self._buffer, at, len(starts), big_endian=self._big, wide=self._wide, starts=starts)
+            text = self._buffer[at:end].copy()
+            # A line feed is part of no longer character: with one in place of every length byte, the whole is UTF-8 if and
+            # only if each item is.
+            text[(starts - at)[:, None] + np.arange(width)] = 0x0A
+            try:
+                text.tobytes().decode()
+            except UnicodeDecodeError:
+                return False
+            at = end
+        return True
 
     def tolist(self) -> list[str]:
         """All items decoded. Raises InputError at the first that is not UTF-8."""

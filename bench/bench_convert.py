@@ -1,0 +1,80 @@
+"""A 1B Llama from a Hugging Face folder (bf16) to GGUF, two threads, against reading the source and writing as many bytes as the target.
+
+Each side is a process of its own, so that peak memory is its own; they take turns. The folder is made once, in a temporary place.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from measure import Row, Section
+from synthetic import write_llama
+
+BAR_TIMES = 1.5
+BAR_MB = 500.0
+REPEATS = 3
+
+CONVERT = """
+import sys, polyquant
+polyquant.convert(sys.argv[1], sys.argv[2], codec=sys.argv[3], threads=2)
+"""
+READ_WRITE = """
+import os, sys
+block, left = 1 << 22, int(sys.argv[3])
+with open(sys.argv[1] + "/model.safetensors", "rb", buffering=0) as source, open(sys.argv[2], "wb", buffering=0) as target:
+    buffer = bytearray(block)
+    while source.readinto(buffer):
+        if left > 0:
+            left -= target.write(memoryview(buffer)[: min(left, block)])
+    while left > 0:
+        left -= target.write(memoryview(buffer)[: min(left, block)])
+    os.fsync(target.fileno())
+"""
+
+
+def timed(code: str, *args: str) -> tuple[float, float]:
+    """(wall seconds, peak MB) of a Python process; the target file is removed before."""
+    Path(args[1]).unlink(missing_ok=True)
+    start = time.perf_counter()
+    child = subprocess.Popen([sys.executable, "-c", code, *args], env={**os.environ})
+    _, status, usage = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise SystemExit(f"the measured process failed: {code}")
+    assert isinstance(usage, resource.struct_rusage)
+    return seconds, usage.ru_maxrss / 1e3
+
+
+def rows() -> Iterator[Row]:
+    """Seconds against plain read and write; peak memory against 500 MB. `weights`: million weights a second."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("POLYQUANT_BENCH_DIR")) as place:
+        source, target = Path(place) / "llama-1b", str(Path(place) / "out.gguf")
+        nbytes = write_llama(source)
+        for codec, bar in (("q8_0", BAR_TIMES), ("q4_k", None)):
+            ours, plain, memory = [], [], 0.0
+            timed(CONVERT, str(source), target, codec)
+            size = Path(target).stat().st_size
+            for _ in range(REPEATS):
+                seconds, peak = timed(CONVERT, str(source), target, codec)
+                ours.append(seconds)
+                memory = max(memory, peak)
+                plain.append(timed(READ_WRITE, str(source), target, str(size))[0])
+            a, b = median(ours), median(plain)
+            # As a ratio to the bar: 1.5 times of read-and-write is 1.0
+            yield Row(
+                f"bf16 > {codec}", "s", a, b, 1 / bar if bar else None, extra={"M weights/s": nbytes / 2 / a / 1e6}
+            )
+            yield Row(f"bf16 > {codec}, peak memory", "MB", memory, BAR_MB, 1.0)
+
+
+SECTION = Section(
+    "convert a 1B Llama, two threads, against plain reading and writing (bar: 1.5 times their time)", rows
+)

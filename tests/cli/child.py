@@ -1,0 +1,112 @@
+"""The `polyquant` command in processes of its own, cheaply: one server imports the program once and forks for every call.
+
+Each call tells its exit code, what it printed, the processor time and the peak memory that it took alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+    cpu: float
+    """Seconds of processor time."""
+    rss: int
+    """Peak memory in bytes, the interpreter and all imports counted."""
+
+    @property
+    def line(self) -> str:
+        """The one line on stderr; fails where there are more, or a traceback."""
+        assert self.err.count("\n") == 1 and "Traceback" not in self.err, self.err
+        return self.err.strip()
+
+
+class Server:
+    """`run` is one call of the command; close() ends the server."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+        self._child = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
+
+    def run(self, *args: object, file_limit: int | None = None, columns: int = 80) -> Outcome:
+        """file_limit: no file may grow beyond so many bytes, as on a full disk."""
+        call = {"args": [os.fspath(a) if isinstance(a, Path) else str(a) for a in args]}
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write(json.dumps({**call, "file_limit": file_limit, "columns": columns}) + "\n")
+        self._child.stdin.flush()
+        return Outcome(**json.loads(self._child.stdout.readline()))
+
+    def close(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait()
+
+
+def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: int) -> None:
+    """In the forked child: never returns."""
+    from polyquant.cli import main
+
+    code = 70
+    try:
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.environ["COLUMNS"] = str(columns)
+        if file_limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+        main(args)
+        code = 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
+    except BaseException:  # noqa: BLE001 - the test sees it: code 70 and the traceback
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve() -> None:
+    import polyquant.cli
+    from polyquant.registry import CODECS, codec
+
+    for name in CODECS:
+        codec(name)
+    for command in polyquant.cli.COMMANDS:
+        polyquant.cli.cli.get_command(None, command)  # type: ignore[arg-type]
+    for line in sys.stdin:
+        call = json.loads(line)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            pid = os.fork()
+            if pid == 0:
+                _call(call["args"], call["file_limit"], call["columns"], out.fileno(), err.fileno())
+            _, status, used = os.wait4(pid, 0)
+            texts = []
+            for f in (out, err):
+                f.seek(0)
+                texts.append(f.read().decode())
+        answer = {
+            "code": os.waitstatus_to_exitcode(status),
+            "out": texts[0],
+            "err": texts[1],
+            "cpu": used.ru_utime + used.ru_stime,
+            "rss": used.ru_maxrss * 1024,
+        }
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,76 @@
+"""The numbers in docs/ are those of the code, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polyquant import codec
+from polyquant.cli import COMMANDS
+from polyquant.codecs.tl import TILES
+from polyquant.formats.gguf.dialect import TYPES
+from polyquant.storage import limits
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GGUF = (DOCS / "formats" / "gguf.md").read_text(encoding="utf-8")
+TERNARY = (DOCS / "formats" / "ternary.md").read_text(encoding="utf-8")
+
+
+def test_table_of_types_is_the_code_s():
+    rows = re.findall(
+        r"^\| (\d+) \| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \| [^|]+ \| (yes|no) \| ([^|]+) \|$", GGUF, re.M
+    )
+    said = {int(i): (name, int(block), int(size)) for i, name, block, size, *_ in rows}
+    assert said == {i: (t.codec, t.block, t.nbytes) for i, t in TYPES["mainline"].items()}
+    for _, name, block, size, bpw, written, swapped in rows:
+        assert float(bpw) == 8 * int(size) / int(block)
+        found = codec(name)
+        assert (written == "yes") == (getattr(found, "encode", True) is not None), name
+        assert (swapped == "none") == (not found.fields), name
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("metadata keys | {}", limits.GGUF_KEYS),
+        ("bytes of a key | {}", limits.GGUF_KEY_BYTES),
+        ("tensors | {}", limits.GGUF_TENSORS),
+        ("bytes of a tensor name | {}", limits.GGUF_NAME_BYTES),
+        ("dimensions | {}", limits.GGUF_DIMENSIONS),
+        ("files of a split model | {}", limits.GGUF_SPLIT_FILES),
+        ("arrays inside arrays | 4; {}", limits.GGUF_NESTED_ARRAYS),
+        ("string value | {} MiB", limits.GGUF_STRING_BYTES >> 20),
+    ],
+)
+def test_limits_of_gguf(text, value):
+    assert text.format(f"{value:,}") in GGUF
+
+
+def test_sizes_of_ternary_layouts():
+    rows = re.findall(r"^\| `([\w.]+)` \| .* \| ([\d,]+) \|$", TERNARY, re.M)
+    assert len(rows) == 11
+    for name, size in rows:
+        assert int(size.replace(",", "")) == sum(a.nbytes for a in codec(name).specs((4096, 4096)).values()), name
+
+
+def test_tiles_of_known_models():
+    rows = re.findall(r"^\| (\d+) x (\d+) \| (\d+), (\d+), (\d+) \| (\d+), (\d+), (\d+) \|", TERNARY, re.M)
+    numbers = [tuple(map(int, r)) for r in rows]
+    assert {n[:2]: (n[2:5], n[5:]) for n in numbers} == TILES
+
+
+def test_every_verb_has_its_section():
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## (\w+)$", page, re.M)) == set(COMMANDS)
+
+
+def test_links_lead_somewhere():
+    dead = [
+        f"{page.name}: {target}"
+        for page in DOCS.rglob("*.md")
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert not dead

@@ -23,7 +23,7 @@ Use::
     python scripts/train_demo_models.py bitnet --minutes 60
     python scripts/train_demo_models.py llama --export-only    # write the folder again from the checkpoint, evaluate
 
-Needs torch, numpy, tokenizers, safetensors; transformers for the last check only. With ``--steps`` a run is a function
+Needs torch, numpy, tokenizers, safetensors; transformers (with accelerate) for the last check only. With ``--steps`` a run is a function
 of the seed and the machine's arithmetic; with ``--minutes`` also of its speed, because the learning rate follows the clock.
 """
 

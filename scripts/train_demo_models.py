@@ -14,8 +14,8 @@ Text: the King James Bible of 1611, out of copyright (in the United Kingdom the 
 printing). By default it is read from the ``bible`` program (Debian: ``apt install bible-kjv``); ``--text`` names a file
 instead. Both are lines of the form ``Ge1:1 In the beginning ...``, as ``echo gen1:1-rev22:21 | bible -f`` prints them.
 They become one verse per line without references, with a blank line between chapters. ``HELD_OUT`` lists the chapters
-that neither the tokenizer nor the models see; they were chosen without near-duplicates elsewhere (no synoptic
-parallels, no Kings/Chronicles pairs).
+that neither the tokenizer nor the models see. They repeat little of the rest: 34 of their 12379 ten-word sequences
+occur in a training chapter.
 
 Use::
 
@@ -23,7 +23,7 @@ Use::
     python scripts/train_demo_models.py bitnet --minutes 60
     python scripts/train_demo_models.py llama --export-only    # write the folder again from the checkpoint, evaluate
 
-Needs torch, numpy, tokenizers, safetensors; transformers for the last check only. With ``--steps`` a run is a function
+Needs torch, numpy, tokenizers, safetensors; transformers (with accelerate) for the last check only. With ``--steps`` a run is a function
 of the seed and the machine's arithmetic; with ``--minutes`` also of its speed, because the learning rate follows the clock.
 """
 

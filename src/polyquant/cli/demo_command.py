@@ -53,7 +53,7 @@ def demo(folder: str) -> None:
 Where to look next:
   polyquant inspect {last}
   polyquant compare {demo_model("llama")} {last} --sort error
-  polyquant edit {last} --set general.name='my model' --dry-run
+  polyquant edit {last} --set general.name='my model' --output copy.gguf
   polyquant quantize YOUR-HF-FOLDER/ model.gguf --recipe q4_k_m --dry-run""",
         markup=False,
     )

@@ -17,6 +17,7 @@ from polyquant.cli.console import (
     watcher,
 )
 from polyquant.errors import printable
+from polyquant.formats.gguf import LAYOUTS
 from polyquant.pipeline.compare import Comparison
 from polyquant.pipeline.compare import compare as run
 
@@ -38,15 +39,15 @@ Examples:
 )
 @click.option("--limit", type=click.IntRange(0), default=0, help="Show only so many tensors; 0: all.")
 @layout_option
+@click.option("--a-layout", type=click.Choice(LAYOUTS), help="The same for A.")
 @tile_option
 @json_option
 def compare(
-    a: str, b: str, sort: str, limit: int, ternary_layout: str | None, tile: tuple[int, int, int] | None, style: str
+    a: str, b: str, sort: str, limit: int, ternary_layout: str | None, a_layout: str | None, tile: tuple[int, int, int] | None, style: str
 ) -> None:
     """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals."""
-    options = {"ternary_layout": ternary_layout, "tile": tile}
-    with progress("comparing") as tell:
-        found = run(a, b, on_progress=watcher(tell), **options)
+        with progress("comparing") as tell:
+        found = run(a, b, on_progress=watcher(tell), ternary_layout=ternary_layout, a_layout=a_layout, tile=tile)
     if style == "json":
         as_json(found.to_json())
         return

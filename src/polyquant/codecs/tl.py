@@ -200,7 +200,7 @@ class TL:
         if tile is None:
             raise CodecError(
                 f"{self.name} of shape [{rows}, {k}] belongs to no known model, and its tile is not in the file",
-                hint="pass tile=(BM, BK, bm) as in the kernel_config.ini it was made with",
+                hint="say it: --tile BM,BK,bm (in Python tile=(BM, BK, bm)), as in the kernel_config.ini that it was made with",
             )
         outer, bk, bm = tile
         three = k - k % bk if second else 0

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
 from polyquant.models import translate
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.pipeline.detect import open_checkpoint
+from polyquant.pipeline.detect import open_checkpoint, with_tile
 from polyquant.pipeline.execute import Progress
 from polyquant.quantizers.absmean import absmean_floats
 from polyquant.types import F32, Checkpoint, Ternary, Weight, as_matrix
@@ -100,11 +101,19 @@ def compare(
     a: str | os.PathLike[str],
     b: str | os.PathLike[str],
     *,
+    ternary_layout: str | None = None,
+    a_layout: str | None = None,
+    tile: Tile | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    **options: Any,
 ) -> Comparison:
-    """Compare the checkpoint at `b` with the truth at `a`. options go to `open` for both (ternary_layout). Raises InputError."""
-    return compare_checkpoints(open_checkpoint(a), open_checkpoint(b, **options), on_progress=on_progress)
+    """Compare the checkpoint at `b` with the truth at `a`.
+
+    ternary_layout and a_layout say how I2_S lies in b and in a, tile (BM, BK, bm) how TL1 and TL2 lie in either. Raises InputError.
+    """
+    left, right = open_checkpoint(a, ternary_layout=a_layout), open_checkpoint(b, ternary_layout=ternary_layout)
+    if tile is not None:
+        left, right = with_tile(left, tile), with_tile(right, tile)
+    return compare_checkpoints(left, right, on_progress=on_progress)
 
 
 def compare_checkpoints(

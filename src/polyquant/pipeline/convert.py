@@ -48,7 +48,8 @@ def plan(
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(
-        source, to, codec=codec, recipe=recipe, rules=parsed, requantize=requantize, importance=weights, architecture=architecture, shard_bytes=shard_bytes
+        source, to, codec=codec, recipe=recipe, rules=parsed, requantize=requantize, importance=weights,
+        architecture=architecture, tile=tile, shard_bytes=shard_bytes,
     )  # fmt: skip
 
 

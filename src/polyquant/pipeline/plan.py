@@ -222,13 +222,15 @@ def _step(source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts:
     if tile is not None and isinstance(target, TL):
         target = target.configure(tile=tile)
     try:
+        if isinstance(target, TL):
+            target.fit(tensor.shape)  # its tile must be known now, not when the work gets there
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
     except CodecError as problem:
         raise PlanError(
             str(problem),
             file=source.path,
             tensor=tensor.source,
-            hint=f"give it another codec: --rule '{tensor.target}=f16'",
+            hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
         ) from None
     return Step(tensor, have, target, _action(have, target, tensor), why, nbytes)
 

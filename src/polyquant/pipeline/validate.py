@@ -37,7 +37,7 @@ CODES = {
     "TEN004": "Every weight of a matrix is zero. Pruned on purpose, or lost on the way; compare with the source.",
     "TEN005": "The bytes of a ternary tensor do not tell the x86 layout from the ARM layout; both decode to legal symbols and one of them is "
     "garbage. Published files are x86. If the model speaks nonsense, convert with --ternary-layout i2_s.arm.",
-    "TEN006": "This tensor's type is not known, so its numbers could not be checked. It can be copied, not decoded.",
+    "TEN006": "This tensor's type, or something that its layout depends on (the tile of TL1 and TL2), is not known, so its numbers could not be checked. It can be copied, not decoded.",
     "CMP001": "A tensor that the reference has is missing here.",
     "CMP002": f"The error against the reference is larger than any sound quantization leaves (SNR below {MIN_SNR:g} dB): a wrong layout, a wrong "
     "row permutation of q and k, a swapped scale convention, or another model altogether.",
@@ -118,7 +118,8 @@ def _tensor_laws(weight: Weight) -> Iterator[Finding]:
                 bad += int((~np.isfinite(w)).sum())
             largest = max(largest, block)
     except PolyquantError as problem:
-        yield Finding("TEN006", Severity.WARNING, problem.message, name)
+        hint = f"; {problem.hint}" if problem.hint else ""
+        yield Finding("TEN006", Severity.WARNING, problem.message + hint, name)
         return
     if bad:
         yield Finding("TEN001", Severity.ERROR, f"{bad:,} of {rows * k:,} weights are NaN or infinite", name)

@@ -16,6 +16,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polyquant.errors import PlanError
 from polyquant.types import Layout
 
@@ -67,12 +70,12 @@ class Staging:
             n = os.pwrite(fd, view, offset)
             view, offset = view[n:], offset + n
 
-    def write(self, tensor: str, part: str, offset: int, data: Any) -> None:
-        """Bytes of one part (a C-contiguous array) at `offset` inside its slot. Safe from several threads."""
+    def write(self, tensor: str, part: str, offset: int, data: NDArray[Any]) -> None:
+        """Bytes of one part (a C-contiguous array of any dtype) at `offset` inside its slot. Safe from several threads."""
         slot = self.layout.slots[tensor, part]
         assert offset + data.nbytes <= slot.spec.nbytes, f"{tensor}.{part}: the writer was given more than was planned"
         if data.nbytes:
-            self._pwrite(self._fds[slot.file], memoryview(data).cast("B"), slot.offset + offset)
+            self._pwrite(self._fds[slot.file], data.reshape(-1).view(np.uint8).data, slot.offset + offset)
 
     def finish(self, tensor: str, report: Any) -> None:
         """Record that a tensor is complete."""

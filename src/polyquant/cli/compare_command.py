@@ -43,10 +43,17 @@ Examples:
 @tile_option
 @json_option
 def compare(
-    a: str, b: str, sort: str, limit: int, ternary_layout: str | None, a_layout: str | None, tile: tuple[int, int, int] | None, style: str
+    a: str,
+    b: str,
+    sort: str,
+    limit: int,
+    ternary_layout: str | None,
+    a_layout: str | None,
+    tile: tuple[int, int, int] | None,
+    style: str,
 ) -> None:
     """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals."""
-        with progress("comparing") as tell:
+    with progress("comparing") as tell:
         found = run(a, b, on_progress=watcher(tell), ternary_layout=ternary_layout, a_layout=a_layout, tile=tile)
     if style == "json":
         as_json(found.to_json())

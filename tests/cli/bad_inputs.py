@@ -101,7 +101,15 @@ def cut(source: Path, at: float) -> Maker:
 
 
 def nested(depth: int) -> bytes:
-    return file([ARCH, string("x") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 4, 0)])
+    return file(
+        [ARCH, string("x") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 4, 0)]
+    )
+
+
+def full(member: str) -> bytes:
+    """A header of as many members as 25 MB or a million values allow."""
+    n = min(24_900_000 // (len(member) + 5), 990_000 // (member.count(",") + member.count("{") + member.count("[")))
+    return raw_safetensors("{" + "".join(member % i for i in range(n)) + '"x":0}')
 
 
 F32 = ("F32", [4], bytes(16))
@@ -139,14 +147,13 @@ UNUSABLE: dict[str, Maker] = {
     "gguf key twice": saved("x.gguf", file([ARCH, ARCH])),
     "gguf overlap": saved("x.gguf", file([ARCH], [tensor("a", (8,), 0, 0), tensor("b", (8,), 0, 0)], bytes(64))),
     "safetensors header over 100 MB": sparse("x.safetensors", struct.pack("<Q", 100_000_001) + b'{"', 110_000_000),
-    "safetensors header near 100 MB of spaces": sparse("x.safetensors", struct.pack("<Q", 99_999_999) + b'{"', 100_000_100),
-    "safetensors many tensors": saved("x.safetensors", lambda: raw_safetensors(
-        "{" + ",".join(f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(1_600_000)) + "}")),
-    "safetensors one long string": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"a" * 99_000_000 + b'":1}')),
-    "safetensors one long escaped string": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"\\u4e2d" * 16_000_000 + b'":1}')),
-    "safetensors many brackets": saved("x.safetensors", lambda: raw_safetensors(b'{"a":' + b"[]," * 33_000_000 + b"1}")),
-    "safetensors metadata of 90 MB": saved("x.safetensors", lambda: raw_safetensors(
-        b'{"__metadata__":{' + b",".join(b'"%06d":"%s"' % (i, b"\xe4\xb8\xad" * 100) for i in range(280_000)) + b"}}")),
+    "safetensors header at the limit": sparse("x.safetensors", struct.pack("<Q", 25_000_000) + b'{"', 25_000_100),
+    "safetensors many tensors": saved("x.safetensors", lambda: full('"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')),
+    "safetensors many objects": saved("x.safetensors", lambda: full('"%d":{"":0},')),
+    "safetensors one long name": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"a" * 24_900_000 + b'":1}')),
+    "safetensors one long escaped name": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"\\u4e2d" * 4_100_000 + b'":1}')),
+    "safetensors wide characters": saved("x.safetensors", lambda: raw_safetensors(b'{"\xf0\x9f\x98\x80' + b"a" * 24_900_000 + b'":1}')),
+    "safetensors many brackets": saved("x.safetensors", lambda: raw_safetensors(b'{"a":' + b"[]," * 8_000_000 + b"1}")),
     "safetensors length overflow": saved("x.safetensors", b"\xff" * 8 + b'{"a":1}'),
     "safetensors duplicate": saved("x.safetensors", raw_safetensors('{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}')),
     "safetensors nested 1000": saved("x.safetensors", raw_safetensors('{"a":' + "[" * 1000 + "]" * 1000 + "}")),
@@ -174,7 +181,26 @@ UNUSABLE: dict[str, Maker] = {
     "pickle truncated": cut(VECTORS / "hf_bin/pytorch_model.bin", 0.5),
 }  # fmt: skip
 
-ODD = [0, -1, 1, 3, 10**9, 10**30, 2**63, "8", "x" * 1000, None, True, [], [1] * 100, {}, {"a": {"b": [{}]}}, 1.5, -0.0, 1e300]
+ODD = [
+    0,
+    -1,
+    1,
+    3,
+    10**9,
+    10**30,
+    2**63,
+    "8",
+    "x" * 1000,
+    None,
+    True,
+    [],
+    [1] * 100,
+    {},
+    {"a": {"b": [{}]}},
+    1.5,
+    -0.0,
+    1e300,
+]
 """What a number of a config.json may turn out to be."""
 NUMBERS = ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
            "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
@@ -193,7 +219,7 @@ UNTRANSLATABLE: dict[str, Maker] = {
     "heads as text": setting(num_attention_heads="8"),
     "hidden as nested garbage": setting(hidden_size={"a": [[[]]]}),
     "negative layers": setting(num_hidden_layers=-5),
-    "infinite eps": model("config.json", lambda c: c.update(rms_norm_eps=10**400 if False else -1)),
+    "negative eps": setting(rms_norm_eps=-1),
     "more layers than tensors": setting(num_hidden_layers=50),
     "hidden unlike the tensors": setting(hidden_size=512, head_dim=None, num_attention_heads=16),
     "tokenizer without model": model("tokenizer.json", b"{}"),
@@ -226,6 +252,10 @@ ENDLESS = {
     "a million merges": model("tokenizer.json", lambda t: t["model"].update(merges=[f"t{i} t{i}" for i in range(1_000_000)])),
     "pre-tokenizer garbage": model("tokenizer.json", lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": 1}]})),
     "pre-tokenizer expression": model("tokenizer.json", lambda t: t.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$" * 1000}})),
+    "metadata of 24 MB": saved("x.safetensors", lambda: raw_safetensors(
+        b'{"__metadata__":{' + b",".join(b'"%06d":"%s"' % (i, b"\xe4\xb8\xad" * 20) for i in range(300_000)) + b"}}")),
+    "131072 tensors": saved("x.gguf", lambda: file([ARCH], [tensor(f"x{i}", (8,), 0, 32 * i) for i in range(131_072)], bytes(131_072 * 32))),
+    "65536 keys": saved("x.gguf", lambda: file([ARCH, *(u32(f"k{i}", i) for i in range(65_535))])),
     "array of strings": saved("x.gguf", lambda: file([ARCH, array("x", 8, ["y"] * 100_000)])),
     "NaN": saved("x.gguf", file([ARCH], [tensor("a.weight", (4, 2), 0, 0)], b"\xff" * 32)),
     "NaN scales": saved("x.gguf", file([ARCH], [tensor("a.weight", (32, 2), 8, 0)], b"\xff" * 68)),

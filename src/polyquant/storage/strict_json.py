@@ -40,7 +40,8 @@ class Limit:
     digits: int = 20
 
 
-HEADER = Limit(100_000_000, 2_000_000)
+# 25 MB hold 160,000 tensors. safetensors itself stops at 100 MB, but a header of that size costs 400 MB to parse.
+HEADER = Limit(25_000_000, 1_000_000)
 INDEX = Limit(64_000_000, 2_000_000)
 # Vocabularies of 262,000 tokens with their merges take 34 MB and 2.5 million values.
 TOKENIZER = Limit(64_000_000, 4_000_000)

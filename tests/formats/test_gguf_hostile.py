@@ -21,7 +21,7 @@ SEEDS = [
 
 def survives(path):
     """Open, check and edit a file that may be anything; opening and checking agree on whether it is sound."""
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         checkpoint = gguf.open(path)
     except PolyquantError as e:
@@ -44,7 +44,7 @@ def survives(path):
         pass
     else:
         gguf.open(path.with_suffix(".copy"))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_cut_at_every_byte(tmp_path):

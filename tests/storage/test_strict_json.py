@@ -39,10 +39,10 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_in_one_line(name):
     data, why = REFUSED[name]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InputError, match=why) as e:
         parse(data, HEADER, file="x.json")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert "\n" not in str(e.value)
     assert str(e.value).startswith("x.json: ")
 

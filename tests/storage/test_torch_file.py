@@ -212,7 +212,7 @@ FLAG_NAMES = sorted(hostile(Path("flag")))
 def test_hostile_pickles_are_refused_and_nothing_runs(name, tmp_path):
     flag = tmp_path / "flag"
     data = hostile(flag)[name]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(PolyquantError) as e:
         state_dict(data, "x.bin")
     assert time.process_time() - start < 5

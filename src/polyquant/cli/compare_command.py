@@ -10,9 +10,9 @@ from polyquant.cli.console import (
     json_option,
     layout_option,
     out,
+    paragraph,
     progress,
     table,
-    tensor_name,
     tile_option,
     watcher,
 )
@@ -67,7 +67,7 @@ def _print(found: Comparison, sort: str, limit: int) -> None:
     for x in tensors[: limit or None]:
         share = "" if x.equal_codes is None else f"{x.equal_codes:.2%}"
         t.add_row(
-            tensor_name(x.name, 26),
+            printable(x.name),
             x.a,
             x.b,
             decibel(x.error.snr),
@@ -75,10 +75,12 @@ def _print(found: Comparison, sort: str, limit: int) -> None:
             f"{x.error.worst:.2g}",
             share,
         )
-    out.print(t)
+    t.show()
     e = found.error
-    out.print(
-        f"\n{len(found.tensors)} tensors, {found.bpw:.3f} effective bits per weight in B; total SNR {decibel(e.snr)} dB, relative RMSE {e.rrmse:.5f}, cosine {e.cosine:.6f}"
+    click.echo()
+    paragraph(
+        f"{len(found.tensors)} tensors, {found.bpw:.3f} effective bits per weight in B",
+        f"total SNR {decibel(e.snr)} dB, relative RMSE {e.rrmse:.5f}, cosine {e.cosine:.6f}",
     )
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         if names:

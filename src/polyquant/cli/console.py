@@ -11,17 +11,18 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from polyquant.errors import printable
 from polyquant.pipeline.execute import Progress as Told
 
 __all__ = [
+    "Table",
     "as_json",
     "decibel",
     "json_option",
     "layout_option",
     "out",
+    "paragraph",
     "progress",
     "size",
     "table",
@@ -48,18 +49,68 @@ def decibel(x: float) -> str:
     return "equal" if math.isinf(x) and x > 0 else "-" if math.isinf(x) else f"{x:.1f}"
 
 
+class Table:
+    """Columns of text for people, as wide as the terminal (80 in a pipe): texts give way, numbers stay whole."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._right = [c.startswith(">") for c in columns]
+        self._head = [c.lstrip(">") for c in columns]
+        self._rows: list[list[str]] = []
+
+    def add_row(self, *cells: str) -> None:
+        """One row; control characters are escaped."""
+        self._rows.append([cell if cell.isprintable() else printable(cell) for cell in cells])
+
+    def lines(self, width: int) -> list[str]:
+        """Header and rows of at most `width` characters: the widest column of texts is cut, down to 6 letters."""
+        rows = [self._head, *self._rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        texts = [i for i, right in enumerate(self._right) if not right]
+        while sum(widths) + 2 * (len(widths) - 1) > width:
+            widest = max(texts, key=widths.__getitem__)
+            if widths[widest] <= 6:
+                break
+            widths[widest] -= 1
+        return [
+            "  ".join(
+                _cut(cell, n).rjust(n) if right else _cut(cell, n).ljust(n)
+                for cell, n, right in zip(row, widths, self._right, strict=True)
+            ).rstrip()
+            for row in rows
+        ]
+
+    def show(self) -> None:
+        """Print it."""
+        head, *rows = self.lines(out.width)
+        click.secho(head, bold=True)
+        if rows:
+            click.echo("\n".join(rows))
+
+
+def _cut(text: str, width: int) -> str:
+    """Text that is too long loses its middle."""
+    return text if len(text) <= width else f"{text[: (width - 1) // 2]}…{text[-(width // 2) :]}"
+
+
 def tensor_name(name: str, width: int = 34) -> str:
     """A name from a file, made safe and cut in the middle."""
-    shown = printable(name)
-    return shown if len(shown) <= width else f"{shown[: width // 2 - 1]}…{shown[-(width // 2) :]}"
+    return _cut(printable(name), width)
 
 
-def table(*columns: str, title: str | None = None) -> Table:
+def table(*columns: str) -> Table:
     """An empty table; a column that starts with '>' is right-aligned."""
-    t = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", width=None)
-    for c in columns:
-        t.add_column(c.lstrip(">"), justify="right" if c.startswith(">") else "left", no_wrap=True)
-    return t
+    return Table(columns)
+
+
+def paragraph(*pieces: str) -> None:
+    """Pieces joined by '; ', broken between them where the line is full: nothing is cut."""
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and len(lines[-1]) + 2 + len(piece) > out.width:
+            lines[-1] += ";"
+            lines.append("  ")
+        lines[-1] += f"; {piece}" if lines[-1].strip() else piece
+    click.echo("\n".join(lines))
 
 
 def as_json(value: Any) -> None:

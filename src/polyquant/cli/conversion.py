@@ -14,10 +14,10 @@ from polyquant.cli.console import (
     json_option,
     layout_option,
     out,
+    paragraph,
     progress,
     size,
     table,
-    tensor_name,
     tile_option,
     watcher,
 )
@@ -155,18 +155,20 @@ def print_plan(made: Plan, *, whole: bool) -> None:
         t = table("tensor", "from", "to", "action", ">size", "why")
         for s in made.steps:
             t.add_row(
-                tensor_name(s.map.target, 26),
+                printable(s.map.target),
                 str(s.source or "-"),
                 str(s.target),
                 s.action.value,
                 size(s.nbytes),
-                printable(s.why, 22),
+                printable(s.why),
             )
-        out.print(t)
+        t.show()
     actions = ", ".join(f"{n} {a.value}" for a, n in made.actions.items())
-    out.print(
-        f"plan: {made.format}, {printable(made.recipe.name)}; {actions}; exactly {made.nbytes:,} bytes ({size(made.nbytes)}), {made.bpw:.3f} bits per weight; working memory about {size(made.peak_memory)}",
-        markup=False,
+    paragraph(
+        f"plan: {made.format}, {printable(made.recipe.name)}",
+        actions,
+        f"exactly {made.nbytes:,} bytes ({size(made.nbytes)}), {made.bpw:.3f} bits per weight",
+        f"working memory about {size(made.peak_memory)}",
     )
     for name, why in list(made.translation.dropped.items())[:5]:
         out.print(f"left out: {printable(name)}: {printable(why)}", markup=False)
@@ -186,7 +188,7 @@ def print_report(report: Report) -> None:
         e = sum(measured, ErrorSums())
         row = [decibel(e.snr), f"{e.rrmse:.5f}"] if measured else ["", ""]
         t.add_row(what, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
-    out.print(t)
+    t.show()
     for note in dict.fromkeys(s.note for s in report.steps if s.note):
         out.print(printable(note), markup=False)
     rate = report.nbytes / max(report.seconds, 1e-9)

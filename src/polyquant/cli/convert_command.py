@@ -12,7 +12,7 @@ from polyquant.cli.conversion import conversion_options, run_conversion
 @click.command(
     epilog="""\b
 Examples:
-  polyquant convert hf-folder/ model.gguf                   # same precision, GGUF
+  polyquant convert hf-folder/ model.gguf               # same precision, GGUF
   polyquant convert hf-folder/ model.gguf --codec q8_0
   polyquant convert model.gguf hf-folder/ --to hf
   polyquant convert bitnet-hf/ bitnet.gguf --codec i2_s.x86 --dry-run""",

@@ -46,7 +46,7 @@ def demo(folder: str) -> None:
         )
         bad += o.findings
     out.print()
-    out.print(t)
+    t.show()
     last = f"{folder}/demo-llama-{LADDER[4][1]}.gguf"
     out.print(
         f"""

@@ -15,7 +15,8 @@ from polyquant.types import Meta
     epilog="""\b
 Examples:
   polyquant edit model.gguf --set general.name='My model'
-  polyquant edit model.gguf --set llama.context_length=8192 --remove tokenizer.chat_template
+  polyquant edit model.gguf --set llama.context_length=8192
+  polyquant edit model.gguf --remove tokenizer.chat_template
   polyquant edit model.gguf --set my.flag:bool=true --output copy.gguf
   polyquant edit model.gguf --rename general.nmae=general.name""",
 )

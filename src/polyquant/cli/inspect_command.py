@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import click
 
-from polyquant.cli.console import as_json, json_option, layout_option, out, size, table, tensor_name
+from polyquant.cli.console import as_json, json_option, layout_option, out, size, table
 from polyquant.errors import printable
 from polyquant.pipeline.inspect import Inspection, shown
 from polyquant.pipeline.inspect import inspect as run
+
+MOST_KEYS = 200
+"""Metadata entries that people are shown; real files have under 100."""
 
 
 @click.command(
@@ -56,12 +61,14 @@ def _summary(found: Inspection) -> None:
 
 
 def _metadata(found: Inspection) -> None:
-    out.print()
-    for key in found.metadata:
+    click.echo()
+    for key in islice(found.metadata, MOST_KEYS):
         value = shown(found.metadata[key], 4)
         text = f"{value['length']:,} entries, {value['first']}…" if isinstance(value, dict) else str(value)
         line = f"  {printable(key, 44):44} {printable(text, 400)}"
-        out.print(line if len(line) <= 79 else line[:78] + "…", markup=False)
+        click.echo(line if len(line) <= 79 else line[:78] + "…")
+    if len(found.metadata) > MOST_KEYS:
+        click.echo(f"  … {len(found.metadata) - MOST_KEYS:,} more; --format json shows all")
 
 
 def _tree(found: Inspection) -> None:
@@ -69,13 +76,13 @@ def _tree(found: Inspection) -> None:
     t = table("tensor", ">n", "shape", "codec", ">bpw", ">size")
     for g in found.groups:
         shape = "x".join(map(str, g.shapes[0])) + ("…" if len(g.shapes) > 1 else "")
-        t.add_row(tensor_name(g.pattern, 30), str(g.count), shape, g.codec, f"{g.bpw:.2f}", size(g.nbytes))
-    out.print(t)
+        t.add_row(printable(g.pattern), str(g.count), shape, g.codec, f"{g.bpw:.2f}", size(g.nbytes))
+    t.show()
 
 
 def _list(found: Inspection) -> None:
     out.print()
     t = table("tensor", "shape", "codec", ">bpw", ">size")
     for w in found.tensors:
-        t.add_row(tensor_name(w.name), "x".join(map(str, w.shape)), str(w.codec), f"{w.bpw:.2f}", size(w.nbytes))
-    out.print(t)
+        t.add_row(printable(w.name), "x".join(map(str, w.shape)), str(w.codec), f"{w.bpw:.2f}", size(w.nbytes))
+    t.show()

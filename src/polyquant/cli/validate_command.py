@@ -47,7 +47,8 @@ def validate(
                 f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}", markup=False
             )
         else:
-            out.print(f"[green]sound[/green]: {printable(path)}")
+            out.print("[green]sound[/green]: ", end="")
+            out.print(printable(path), markup=False)
     if serious:
         sys.exit(1)
 

@@ -20,14 +20,15 @@ __all__ = ["detect", "open_checkpoint", "with_tile"]
 def detect(path: str | os.PathLike[str]) -> tuple[ModuleType, Evidence]:
     """The module of the format and why. Raises InputError for what is missing or unknown; never judges by extension alone."""
     where = Path(path)
-    head = b"" if where.is_dir() else _first_bytes(where)
+    folder = os.path.isdir(where)  # noqa: PTH112 - False for a name that no file can have, which opening then says
+    head = b"" if folder else _first_bytes(where)
     for name in FORMATS:
         module = format_module(name)
         if (evidence := module.sniff(where)) is not None:
             return module, evidence
     if head in (b"3IRT", b"TRI3"):
         raise UnsupportedError("a Trinity .tri file", file=where, hint="export it as GGUF with Trinity, then open that")
-    if not where.is_dir():
+    if not folder:
         raise InputError(
             "not a format that polyquant knows",
             file=where,

@@ -121,7 +121,9 @@ def architecture_of(checkpoint: Checkpoint) -> str:
     """What the file says it is; empty if it does not say."""
     if checkpoint.format == "gguf":
         return str(checkpoint.metadata.get("general.architecture", ""))
-    return str((checkpoint.config.get("architectures") or [checkpoint.config.get("model_type", "")])[0])
+    said = checkpoint.config.get("architectures")
+    first = said[0] if isinstance(said, list) and said else checkpoint.config.get("model_type")
+    return first if isinstance(first, str) else ""
 
 
 def _groups(weights: Sequence[Weight]) -> tuple[Group, ...]:

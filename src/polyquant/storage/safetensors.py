@@ -85,14 +85,14 @@ def plausible(source: Source) -> bool:
 
 def read_header(source: Source) -> Header:
     """The header of a sound file; no tensor is read. Raises InputError at the first breach."""
-    header, breaches = survey(source)
+    header, breaches = survey(source, most=1)
     for breach in breaches:
         raise breach.error(source.path)
     return header
 
 
-def survey(source: Source) -> tuple[Header, list[Breach]]:
-    """All that can be read of a header, and every breach."""
+def survey(source: Source, most: int = 1000) -> tuple[Header, list[Breach]]:
+    """All that can be read of a header, and every breach; behind `most` descriptions that cannot be read no more are."""
     try:
         length, raw = _raw_header(source)
     except InputError as e:
@@ -101,6 +101,7 @@ def survey(source: Source) -> tuple[Header, list[Breach]]:
         content = strict_json.typed(strict_json.parse(raw, strict_json.HEADER), dict, "safetensors header")
     except InputError as e:
         return Header({}, {}), [Breach("json", e.message, None, e.expected, e.found)]
+    del raw
     breaches: list[Breach] = []
     metadata = content.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -111,7 +112,9 @@ def survey(source: Source) -> tuple[Header, list[Breach]]:
         try:
             entries.append(_entry(name, fields, 8 + length))
         except InputError as e:
-            breaches.append(Breach("entry", e.message, name, e.expected, e.found))
+            breaches.append(Breach("entry", e.message, name[:200], e.expected, e.found))
+            if len(breaches) >= most:
+                break
     entries.sort(key=lambda e: (e.offset, e.offset + e.nbytes))
     for entry in entries:
         breaches.extend(_size_breach(entry))

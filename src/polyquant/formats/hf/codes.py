@@ -6,7 +6,7 @@ __all__ = ["CODES"]
 
 CODES: dict[str, str] = {
     "HF001": "The safetensors header does not fit: the file is shorter than its first 8 bytes claim, or claims more than "
-    "100,000,000 bytes. No reader opens the file. It is truncated, or no safetensors file: download it again.",
+    "14,000,000 bytes. No reader opens the file. It is truncated, or no safetensors file: download it again.",
     "HF002": "The safetensors header is not strict JSON: invalid UTF-8, a key twice, nesting deeper than 64, a number that is "
     "none. Readers refuse it or, with a key twice, see different tensors. Write the file again with its own tool.",
     "HF003": "A tensor's description is malformed: dtype, shape or data_offsets are missing or of the wrong type. Readers refuse "

@@ -1,0 +1,84 @@
+"""Bad input through the command line: one clear line and exit 2, or findings; never a traceback, a second, or 200 MB."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import polyquant as pq
+from cli.bad_inputs import COSTLY_TO_REFUSE, ODD, SETTINGS, UNLIKELY, UNTRANSLATABLE, UNUSABLE, model
+from polyquant.errors import PolyquantError
+
+EXITS = {"inspect": {2}, "validate": {1, 2}, "convert": {2}}
+
+
+def cheap(outcome, name):
+    """Processor time rather than a clock: other programs run here too. A fork counts the interpreter's 40 MB."""
+    assert outcome.cpu < (3 if name in COSTLY_TO_REFUSE else 1), (name, outcome.cpu)
+    assert outcome.rss < 200e6, (name, outcome.rss)
+
+
+def verbs(polyquant, path, folder):
+    yield "inspect", polyquant("inspect", path)
+    yield "validate", polyquant("validate", path)
+    yield "convert", polyquant("convert", path, folder / "out.gguf")
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_input_is_one_line(name, polyquant, tmp_path):
+    (tmp_path / "in").mkdir()
+    path = UNUSABLE[name](tmp_path / "in")
+    for verb, outcome in verbs(polyquant, path, tmp_path):
+        assert outcome.code in EXITS[verb], (verb, outcome)
+        if outcome.code == 2:
+            assert outcome.line.startswith("polyquant: ") and len(outcome.line) < 900 and not outcome.out
+        else:
+            assert "polyquant explain " in outcome.out and not outcome.err
+        cheap(outcome, name)
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("name", UNTRANSLATABLE)
+def test_a_folder_whose_meaning_is_broken_does_not_convert(name, polyquant, tmp_path):
+    (tmp_path / "in").mkdir()
+    path = UNTRANSLATABLE[name](tmp_path / "in")
+    outcome = polyquant("convert", path, tmp_path / "out.gguf")
+    assert outcome.code == 2 and outcome.line
+    cheap(outcome, name)
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+    assert polyquant("inspect", path).code == 0
+
+
+@pytest.mark.parametrize("name", UNLIKELY)
+def test_unlikely_input_costs_little(name, polyquant, tmp_path):
+    (tmp_path / "in").mkdir()
+    path = UNLIKELY[name](tmp_path / "in")
+    for _, outcome in verbs(polyquant, path, tmp_path):
+        assert outcome.code in (0, 1, 2), outcome
+        assert outcome.code != 2 or outcome.line
+        cheap(outcome, name)
+
+
+@pytest.mark.parametrize("file, key", SETTINGS)
+def test_any_value_anywhere_gives_a_plan_or_one_line(file, key, tmp_path):
+    folder = model(file, lambda body: body)(tmp_path)
+    body = json.loads((folder / file).read_text())
+    for value in ODD:
+        (folder / file).write_text(json.dumps({**body, key: value}))
+        for verb in (
+            lambda: pq.inspect(folder).to_json(),
+            lambda: pq.validate(folder),
+            lambda: pq.plan(folder, "gguf"),
+            lambda: pq.plan(folder, "hf", codec="f32"),
+        ):
+            try:
+                verb()
+            except PolyquantError as e:
+                assert "\n" not in str(e)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udcff", "x" * 5000])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(PolyquantError):
+        pq.open(name)

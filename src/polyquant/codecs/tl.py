@@ -171,8 +171,15 @@ class TL:
         """The scale stands at the end, once."""
         return False
 
-    def configure(self, *, tile: Tile | None = None, lossy: bool = False) -> TL:
-        """tile=(BM, BK, bm): the kernel configuration the file was made with; lossy: as for I2_S."""
+    def configure(self, *, tile: Tile | None = None, lossy: bool = False, **sizes: int) -> TL:
+        """tile=(BM, BK, bm), or BM=, BK=, bm= as kernel_config.ini names them: the kernel configuration the file was made with.
+
+        lossy: as for I2_S. Raises CodecError for a tile that is none, TypeError for other options.
+        """
+        if sizes:
+            if tile is not None or set(sizes) != {"BM", "BK", "bm"}:
+                raise TypeError(f"a tile is tile=(BM, BK, bm), or all of BM=, BK=, bm=; found {sorted(sizes)}")
+            tile = (sizes["BM"], sizes["BK"], sizes["bm"])
         if tile is not None and (len(tile) != 3 or min(tile) < 1):
             raise CodecError("tile is (BM, BK, bm), three positive numbers", found=tile)
         return replace(self, tile=None if tile is None else (int(tile[0]), int(tile[1]), int(tile[2])), lossy=lossy)
@@ -200,7 +207,7 @@ class TL:
         if tile is None:
             raise CodecError(
                 f"{self.name} of shape [{rows}, {k}] belongs to no known model, and its tile is not in the file",
-                hint="say it: --tile BM,BK,bm (in Python tile=(BM, BK, bm)), as in the kernel_config.ini that it was made with",
+                hint="pass tile=(BM, BK, bm), on the command line --tile BM,BK,bm, as in the kernel_config.ini it was made with",
             )
         outer, bk, bm = tile
         three = k - k % bk if second else 0

@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,16 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the disk says which file it struck: descriptors have no names."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = str(path)
+        raise
+
+
 class Staging:
     """Files being written. `done` holds the journal: tensor -> what the step reported."""
 
@@ -55,33 +66,35 @@ class Staging:
         """Give every file its exact size and the bytes that the plan already knows. Raises OSError if the disk is full."""
         for f in self.layout.files:
             fd = self._fds[f.name]
-            os.ftruncate(fd, f.size)
+            with _named(self.folder / f.name):
+                os.ftruncate(fd, f.size)
             for offset, data in f.pieces:
-                self._pwrite(fd, data, offset)
+                self._pwrite(f.name, data, offset)
 
-    @staticmethod
-    def _pwrite(fd: int, data: bytes | memoryview, offset: int) -> None:
+    def _pwrite(self, file: str, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
-        while view:
-            n = os.pwrite(fd, view, offset)
-            view, offset = view[n:], offset + n
+        with _named(self.folder / file):
+            while view:
+                n = os.pwrite(self._fds[file], view, offset)
+                view, offset = view[n:], offset + n
 
     def write(self, tensor: str, part: str, offset: int, data: Any) -> None:
         """Bytes of one part (a C-contiguous array) at `offset` inside its slot. Safe from several threads."""
         slot = self.layout.slots[tensor, part]
         assert offset + data.nbytes <= slot.spec.nbytes, f"{tensor}.{part}: the writer was given more than was planned"
         if data.nbytes:
-            self._pwrite(self._fds[slot.file], memoryview(data).cast("B"), slot.offset + offset)
+            self._pwrite(slot.file, memoryview(data).cast("B"), slot.offset + offset)
 
     def finish(self, tensor: str, report: Any) -> None:
         """Record that a tensor is complete."""
         self.done[tensor] = report
-        os.write(self._journal, (json.dumps({"tensor": tensor, "report": report}) + "\n").encode())
+        os.write(self._journal, _line({"tensor": tensor, "report": report}))
 
     def sync(self) -> None:
         """Force every file to the disk."""
-        for fd in self._fds.values():
-            os.fsync(fd)
+        for name, fd in self._fds.items():
+            with _named(self.folder / name):
+                os.fsync(fd)
 
     def close(self) -> None:
         """Let go of the files; what was written stays in the staging folder."""
@@ -90,21 +103,35 @@ class Staging:
         self._fds = {}
 
 
-def _read_journal(path: Path, fingerprint: str) -> dict[str, Any] | None:
-    """What an earlier run of the same job finished; None if there was none or it was another job."""
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """One line of the journal: a checksum and JSON."""
+    text = json.dumps(entry).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _job(fingerprint: str) -> dict[str, Any]:
+    """The journal's first line. What was written before the machine restarted may never have reached the disk: another job."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return {"job": fingerprint, "boot": boot.read_text().strip() if boot.is_file() else ""}
+
+
+def _read_journal(path: Path, fingerprint: str) -> tuple[dict[str, Any], int] | None:
+    """What an earlier run of the same job finished, and the bytes of journal that say so; None if there was none.
+
+    A kill or a crash may tear the last line: from the first one whose checksum fails nothing is believed.
+    """
     if not path.is_file():
         return None
-    done: dict[str, Any] = {}
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True)):
-        if not line.endswith("\n"):
-            break  # the line that a kill cut short
-        entry = json.loads(line)
-        if i == 0:
-            if entry.get("job") != fingerprint:
-                return None
-            continue
-        done[entry["tensor"]] = entry["report"]
-    return done
+    entries, good = [], 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        text = line[9:-1]
+        if line != b"%08x %s\n" % (zlib.crc32(text), text):
+            break
+        entries.append(json.loads(text))
+        good += len(line)
+    if not entries or entries[0] != _job(fingerprint):
+        return None
+    return {e["tensor"]: e["report"] for e in entries[1:]}, good
 
 
 @contextmanager
@@ -126,12 +153,13 @@ def staged(
         except BlockingIOError:
             raise PlanError("another run is writing this target", file=dst, hint="wait for it, or end it") from None
         journal_path = folder / ".journal"
-        done = _read_journal(journal_path, fingerprint) if resume != "never" else None
-        if done is None and resume == "required":
+        found = _read_journal(journal_path, fingerprint) if resume != "never" else None
+        if found is None and resume == "required":
             raise PlanError(
                 "nothing to resume: no unfinished run of this very job", file=dst, hint="leave out --resume"
             )
-        fresh = done is None
+        fresh = found is None
+        done, good = found or ({}, 0)
         if fresh:
             for leftover in folder.iterdir():
                 if leftover.name != ".lock":
@@ -139,8 +167,10 @@ def staged(
         journal = os.open(journal_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             if fresh:
-                os.write(journal, (json.dumps({"job": fingerprint}) + "\n").encode())
-            staging = Staging(folder, layout, done or {}, journal)
+                os.write(journal, _line(_job(fingerprint)))
+            else:
+                os.ftruncate(journal, good)
+            staging = Staging(folder, layout, done, journal)
             try:
                 if fresh:
                     staging.prepare()

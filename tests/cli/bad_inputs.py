@@ -213,7 +213,7 @@ SETTINGS = [
     *(("tokenizer.json", key) for key in TOKENIZER.split()),
     *(("tokenizer_config.json", key) for key in ["chat_template", "bos_token", "model_max_length", "add_bos_token"]),
 ]  # fmt: skip
-COSTLY_TO_REFUSE = {
+COSTLY = {
     "safetensors many tensors",
     "safetensors many objects",
     "safetensors one long escaped name",
@@ -236,7 +236,6 @@ UNTRANSLATABLE: dict[str, Maker] = {
     "hidden as nested garbage": setting(hidden_size={"a": [[[]]]}),
     "negative layers": setting(num_hidden_layers=-5),
     "negative eps": setting(rms_norm_eps=-1),
-    "more layers than tensors": setting(num_hidden_layers=50),
     "hidden unlike the tensors": setting(hidden_size=512, head_dim=None, num_attention_heads=16),
     "tokenizer without model": model("tokenizer.json", b"{}"),
     "tokenizer a list": model("tokenizer.json", b"[]"),
@@ -246,18 +245,23 @@ UNTRANSLATABLE: dict[str, Maker] = {
     "tokenizer vocab list": model("tokenizer.json", lambda t: t["model"].update(vocab=["a"])),
     "tokenizer vocab of text": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": "b"})),
     "tokenizer ids negative": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": -1})),
-    "tokenizer ids huge": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": 10**12})),
     "tokenizer ids twice": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": 0, "b": 0})),
     "tokenizer merges numbers": model("tokenizer.json", lambda t: t["model"].update(merges=[1, 2])),
     "tokenizer merges of unknown": model("tokenizer.json", lambda t: t["model"].update(merges=["zz qq"])),
     "tokenizer added garbage": model("tokenizer.json", lambda t: t.update(added_tokens=[1, {"id": "x"}])),
-    "tokenizer added huge id": model("tokenizer.json", lambda t: t.update(added_tokens=[{"id": 10**9, "content": "x", "special": True}])),
     "tokenizer deep": model("tokenizer.json", b'{"model":' + b"[" * 1000 + b"]" * 1000 + b"}"),
     "tokenizer not UTF-8": model("tokenizer.json", b'{"model": "\xff"}'),
     "tokenizer_config list": model("tokenizer_config.json", b"[]"),
     "special tokens garbage": model("special_tokens_map.json", b"[1]"),
 }  # fmt: skip
 """Folders whose weights are sound but whose meaning is not: opening succeeds; converting gives one line, or leaves something out and says so."""
+
+INCOMPLETE: dict[str, Maker] = {
+    "more layers than tensors": setting(num_hidden_layers=50),
+    "tokenizer ids huge": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": 10**12}, merges=[])),
+    "tokenizer added huge id": model("tokenizer.json", lambda t: t.update(added_tokens=[{"id": 10**9, "content": "x", "special": True}])),
+}  # fmt: skip
+"""Converted, with a warning that says what is missing or left out."""
 
 UNLIKELY = {
     "template loops": model("tokenizer_config.json", lambda c: c.update(chat_template="{% for i in range(10**12) %}x{% endfor %}")),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import polyquant as pq
-from cli.bad_inputs import COSTLY_TO_REFUSE, ODD, SETTINGS, UNLIKELY, UNTRANSLATABLE, UNUSABLE, model
+from cli.bad_inputs import COSTLY, INCOMPLETE, ODD, SETTINGS, UNLIKELY, UNTRANSLATABLE, UNUSABLE, model
 from polyquant.errors import PolyquantError
 
 EXITS = {"inspect": {2}, "validate": {1, 2}, "convert": {2}}
@@ -15,7 +15,7 @@ EXITS = {"inspect": {2}, "validate": {1, 2}, "convert": {2}}
 
 def cheap(outcome, name):
     """Processor time rather than a clock: other programs run here too. A fork counts the interpreter's 40 MB."""
-    assert outcome.cpu < (3 if name in COSTLY_TO_REFUSE else 1), (name, outcome.cpu)
+    assert outcome.cpu < (3 if name in COSTLY else 1), (name, outcome.cpu)
     assert outcome.rss < 200e6, (name, outcome.rss)
 
 
@@ -48,6 +48,14 @@ def test_a_folder_whose_meaning_is_broken_does_not_convert(name, polyquant, tmp_
     cheap(outcome, name)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
     assert polyquant("inspect", path).code == 0
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_what_is_missing_is_said(name, polyquant, tmp_path):
+    (tmp_path / "in").mkdir()
+    outcome = polyquant("convert", INCOMPLETE[name](tmp_path / "in"), tmp_path / "out.gguf")
+    assert outcome.code == 0 and "\nwarning: " in outcome.out
+    assert "warning: " in polyquant("convert", tmp_path / "in/model", tmp_path / "out2.gguf", "--dry-run").out
 
 
 @pytest.mark.parametrize("name", UNLIKELY)

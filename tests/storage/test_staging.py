@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from polyquant.errors import PlanError
+from polyquant.storage.journal import open_journal
 from polyquant.storage.staging import refuse_target, staged
 from polyquant.types import ArraySpec, FilePlan, Layout, Slot
 
@@ -104,7 +105,7 @@ def test_a_run_killed_before_its_headers_were_written_starts_well(tmp_path):
         fill(s, "a", "b")
     folder = tmp_path / ".out.partial"
     folder.mkdir()
-    (folder / ".journal").write_text('{"job": "job"}\n')
+    os.close(open_journal(folder, "job", None))
     with staged(tmp_path / "out", layout(), "job") as s:
         fill(s, "a", "b")
     assert (tmp_path / "out").read_bytes() == WHOLE

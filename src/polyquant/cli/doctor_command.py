@@ -16,8 +16,8 @@ def doctor() -> None:
     checks = run()
     for c in checks:
         mark = "[green]ok[/green]" if c.good else "[yellow]!![/yellow]"
-        out.print(f"{mark} [bold]{c.name:12}[/bold] {c.value}")
+        out.print(f"{mark} [bold]{c.name:11}[/bold] {c.value}")
         if c.advice:
-            out.print(f"                {c.advice}")
+            out.print(f"               {c.advice}")
     if not all(c.good for c in checks):
         sys.exit(1)

@@ -12,9 +12,10 @@ from polyquant.cli.conversion import conversion_options, run_conversion
 @click.command(
     epilog="""\b
 Examples:
-  polyquant quantize hf-folder/ model.gguf                          # q4_k_m
-  polyquant quantize hf-folder/ model.gguf --recipe q5_k_m --rule '*ffn_down*=q6_k'
-  polyquant quantize hf-folder/ model.gguf --importance imatrix.gguf --dry-run""",
+  polyquant quantize hf-folder/ model.gguf                     # q4_k_m
+  polyquant quantize hf-folder/ model.gguf --recipe q5_k_m
+  polyquant quantize hf-folder/ model.gguf --rule '*ffn_down*=q6_k'
+  polyquant quantize hf-folder/ model.gguf --importance imatrix.gguf""",
 )
 @conversion_options
 def quantize(**options: Any) -> None:

@@ -70,6 +70,9 @@ def _from_json(
     added = read_added(body.get("added_tokens") or [], file)
     vocab = typed(model.get("vocab"), dict, "vocab", file=file)
     merges = read_merges(model.get("merges") or [], file)
+    for a, b in merges:
+        if a + b not in vocab:
+            raise InputError("a merge makes a token that the vocabulary lacks", file=file, found=f"{a} {b}")
     if _is_byte_level(body):
         table = lay_out(read_vocab(vocab, file), added, rows, file)
         return _byte_level(body, model, table, merges, settings)

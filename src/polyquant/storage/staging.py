@@ -8,7 +8,6 @@ again where the journal ends, and its result is byte-identical because offsets a
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import PlanError
+from polyquant.storage import journal as journals
 from polyquant.types import Layout
 
 __all__ = ["Resume", "Staging", "refuse_target", "staged", "sync_folder"]
@@ -47,6 +47,16 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the disk says which file it struck: descriptors have no names."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = str(path)
+        raise
+
+
 class Staging:
     """Files being written. `done` holds the journal: tensor -> what the step reported."""
 
@@ -58,57 +68,41 @@ class Staging:
     def prepare(self) -> None:
         """Give every file its exact size and the bytes that the plan already knows. Raises OSError if the disk is full."""
         for f in self.layout.files:
-            fd = self._fds[f.name]
-            os.ftruncate(fd, f.size)
+            with _named(self.folder / f.name):
+                os.ftruncate(self._fds[f.name], f.size)
             for offset, data in f.pieces:
-                self._pwrite(fd, data, offset)
+                self._pwrite(f.name, data, offset)
 
-    @staticmethod
-    def _pwrite(fd: int, data: bytes | memoryview, offset: int) -> None:
+    def _pwrite(self, file: str, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
-        while view:
-            n = os.pwrite(fd, view, offset)
-            view, offset = view[n:], offset + n
+        with _named(self.folder / file):
+            while view:
+                n = os.pwrite(self._fds[file], view, offset)
+                view, offset = view[n:], offset + n
 
     def write(self, tensor: str, part: str, offset: int, data: NDArray[Any]) -> None:
         """Bytes of one part (a C-contiguous array of any dtype) at `offset` inside its slot. Safe from several threads."""
         slot = self.layout.slots[tensor, part]
         assert offset + data.nbytes <= slot.spec.nbytes, f"{tensor}.{part}: the writer was given more than was planned"
         if data.nbytes:
-            self._pwrite(self._fds[slot.file], data.reshape(-1).view(np.uint8).data, slot.offset + offset)
+            self._pwrite(slot.file, data.reshape(-1).view(np.uint8).data, slot.offset + offset)
 
     def finish(self, tensor: str, report: Any) -> None:
         """Record that a tensor is complete."""
         self.done[tensor] = report
-        os.write(self._journal, (json.dumps({"tensor": tensor, "report": report}) + "\n").encode())
+        os.write(self._journal, journals.entry({"tensor": tensor, "report": report}))
 
     def sync(self) -> None:
         """Force every file to the disk."""
-        for fd in self._fds.values():
-            os.fsync(fd)
+        for name, fd in self._fds.items():
+            with _named(self.folder / name):
+                os.fsync(fd)
 
     def close(self) -> None:
         """Let go of the files; what was written stays in the staging folder."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds = {}
-
-
-def _read_journal(path: Path, fingerprint: str) -> dict[str, Any] | None:
-    """What an earlier run of the same job finished; None if there was none or it was another job."""
-    if not path.is_file():
-        return None
-    done: dict[str, Any] = {}
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True)):
-        if not line.endswith("\n"):
-            break  # the line that a kill cut short
-        entry = json.loads(line)
-        if i == 0:
-            if entry.get("job") != fingerprint:
-                return None
-            continue
-        done[entry["tensor"]] = entry["report"]
-    return done
 
 
 @contextmanager
@@ -121,17 +115,22 @@ def staged(
     An error inside the block leaves the staging folder for the next run; if nothing was finished it is removed.
     """
     dst = dst.absolute()
+    if not layout.folder and dst.is_dir() and not dst.is_symlink():
+        raise PlanError("target is a folder; this format is one file", file=dst, hint="choose another name")
     folder = dst.parent / f".{dst.name}.partial"
     folder.mkdir(exist_ok=True)
     with _locked(folder, dst):
         published = False
         try:
-            done = _read_journal(folder / ".journal", fingerprint) if resume != "never" else None
-            if done is None and resume == "required":
+            found = journals.read_journal(folder, fingerprint) if resume != "never" else None
+            if found is None and resume == "required":
                 raise PlanError("nothing to resume: no unfinished run of this job", file=dst, hint="leave out --resume")
-            journal = _open_journal(folder, fingerprint, fresh=done is None)
+            if found is None:
+                _empty(folder)
+            done, good = found or ({}, None)
+            journal = journals.open_journal(folder, fingerprint, good)
             try:
-                with closing(Staging(folder, layout, done or {}, journal)) as staging:
+                with closing(Staging(folder, layout, done, journal)) as staging:
                     staging.prepare()
                     yield staging
                     staging.sync()
@@ -162,21 +161,15 @@ def _locked(folder: Path, dst: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _open_journal(folder: Path, fingerprint: str, *, fresh: bool) -> int:
-    """The journal, to be appended to; a fresh one starts from an empty folder."""
-    if fresh:
-        for leftover in folder.iterdir():
-            if leftover.name != ".lock":
-                leftover.unlink()
-    journal = os.open(folder / ".journal", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    if fresh:
-        os.write(journal, (json.dumps({"job": fingerprint}) + "\n").encode())
-    return journal
+def _empty(folder: Path) -> None:
+    for leftover in folder.iterdir():
+        if leftover.name != ".lock":
+            leftover.unlink()
 
 
 def _drop_if_useless(folder: Path) -> None:
     """Remove a staging folder that holds no finished tensor."""
-    journal = folder / ".journal"
+    journal = folder / journals.NAME
     if not journal.is_file() or journal.read_bytes().count(b"\n") < 2:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -185,9 +178,7 @@ def _publish(folder: Path, dst: Path, layout: Layout, *, overwrite: bool) -> Non
     """One rename makes the output visible."""
     if os.path.lexists(dst) and not overwrite:
         raise PlanError("target appeared while we worked", file=dst, hint="choose another name, or pass --overwrite")
-    if not layout.folder and dst.is_dir() and not dst.is_symlink():
-        raise PlanError("target is a folder; this format is one file", file=dst, hint="choose another name")
-    (folder / ".journal").unlink()
+    (folder / journals.NAME).unlink()
     if layout.folder:
         _swap_in(folder, dst)
     else:

@@ -1,0 +1,159 @@
+"""What a person meets: help, exit codes, JSON, 80 columns, pipes, clumsy arguments."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from cli.bad_inputs import GGUF, SOUND
+from formats.gguf_files import ARCH, file, tensor, text
+from golden import VECTORS
+from polyquant.cli import COMMANDS
+from polyquant.cli.console import size, table
+
+UNTIED = VECTORS / "models/tiny-llama-untied"
+BITNET = VECTORS / "bitnet_gguf/hf_packed_autobitlinear"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_with_an_example(command, polyquant):
+    shown = polyquant(command, "--help")
+    assert shown.code == 0 and not shown.err
+    assert "Example" in shown.out and f"polyquant {command}" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_help_and_version(polyquant):
+    overview = polyquant("--help").out
+    assert all(command in overview for command in COMMANDS)
+    assert polyquant("--version").out.startswith("polyquant 0.")
+    assert "Usage" in polyquant().out + polyquant().err
+
+
+TYPOS = {
+    ("inspekt",): "did you mean 'inspect'?",
+    ("zzzz",): "no command 'zzzz'",
+    ("inspect", GGUF, "--formt", "json"): "--format",
+    ("inspect", GGUF, "--format", "xml"): "'xml' is not one of",
+    ("inspect",): "Missing argument",
+    ("inspect", GGUF, GGUF): "unexpected extra argument",
+    ("convert", SOUND, "OUT", "--codec", "q4k"): "did you mean",
+    ("convert", SOUND, "OUT", "--recipe", "q4_km"): "did you mean",
+    ("convert", SOUND, "OUT", "--recipe", "nothing.toml"): "nothing.toml",
+    ("convert", SOUND, "OUT", "--rule", "noequals"): "noequals",
+    ("convert", SOUND, "OUT", "--rule", "*=q9"): "q9",
+    ("convert", SOUND, "OUT", "--to", "onnx"): "'onnx' is not one of",
+    ("convert", SOUND, "OUT", "--shard-size", "big"): "2GB",
+    ("convert", SOUND, "OUT", "--threads", "0"): "0",
+    ("convert", SOUND, "OUT", "--tile", "1,2"): "128,64,32",
+    ("convert", SOUND, "OUT", "--resume", "required"): "nothing to resume",
+    ("convert", SOUND, "OUT", "--importance", "nothing.gguf"): "nothing.gguf",
+    ("convert", SOUND, "OUT", "--architecture", "a\x1b[31mb"): "",
+    ("explain", "GGUF999"): "did you mean",
+    ("explain", ""): "finding",
+    ("edit", GGUF): "nothing to do",
+    ("edit", GGUF, "--set", "novalue"): "novalue",
+    ("edit", GGUF, "--rename", "a"): "OLD=NEW",
+    ("edit", GGUF, "--remove", "no.such.key"): "no.such.key",
+    ("compare", GGUF, "nothing.gguf"): "nothing.gguf",
+    ("validate", GGUF, "--against", "nothing.gguf"): "nothing.gguf",
+    ("inspect", SOUND, "--ternary-layout", "i2_s.arm"): "GGUF",
+}
+
+
+@pytest.mark.parametrize("args", TYPOS, ids=lambda args: " ".join(str(a).rpartition("/")[2] for a in args))
+def test_a_slip_is_answered_with_what_to_type(args, polyquant, tmp_path):
+    outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args))
+    assert outcome.code == 2 and "Traceback" not in outcome.err
+    assert not outcome.out or "--resume" in args  # there the plan comes first
+    assert TYPOS[args] in outcome.err and "\x1b" not in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+TABLES = [
+    ("inspect", GGUF),
+    ("inspect", SOUND, "--tensors", "*"),
+    ("inspect", BITNET),
+    ("compare", BITNET, VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf"),
+    ("compare", UNTIED / "hf", UNTIED / "tiny-llama-untied-Q4_K_M.gguf", "--sort", "error"),
+    ("validate", GGUF),
+    ("convert", BITNET, "OUT", "--codec", "i2_s.x86", "--dry-run"),
+    ("convert", BITNET, "OUT", "--codec", "tq2_0"),
+    ("quantize", UNTIED / "hf", "OUT"),
+    ("doctor",),
+]
+
+
+@pytest.mark.parametrize("args", TABLES, ids=lambda args: f"{args[0]} {str(args[1:2])[-30:]}")
+def test_everything_fits_80_columns_and_a_pipe(args, polyquant, tmp_path):
+    outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args))
+    assert outcome.code == 0 and not outcome.err
+    for line in outcome.out.splitlines():
+        assert line.isprintable(), ascii(line)
+        told = ("file ", "wrote ", "sound: ", "warning: ", "note: ")  # paths and sentences keep their length
+        assert len(line) <= 80 or line.startswith(told), line
+
+
+def test_numbers_stay_in_sight_whatever_the_names(polyquant):
+    t = table("tensor", "from", "to", "action", ">size")
+    t.add_row("x" * 300, "hf_bitnet.autobitlinear", "trinity.i2_s", "transcode", "1234.5 GiB")
+    head, row = t.lines(80)
+    assert len(row) == 80 and row.endswith("1234.5 GiB") and "…" in row and head.endswith("size")
+
+
+@pytest.mark.parametrize(
+    "args", [("inspect", GGUF), ("compare", GGUF, GGUF), ("validate", GGUF), ("convert", SOUND, "OUT", "--dry-run"), ("convert", SOUND, "OUT")],
+    ids=lambda args: args[0],
+)  # fmt: skip
+def test_the_json_form_is_json(args, polyquant, tmp_path):
+    outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args), "--format", "json")
+    assert outcome.code == 0 and not outcome.err
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    json.loads(outcome.out, parse_constant=refuse)
+
+
+NASTY = "[/] \x1b[2J\r\n[red]x\u202e"
+
+
+def test_names_from_files_reach_no_terminal_as_they_are(polyquant, tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(
+        file([ARCH, text(f"k{NASTY}", f"v{NASTY}")], [tensor(f"t{NASTY}", (4, 2), 0, 0)], struct.pack("<8f", *range(8)))
+    )
+    calls = [("inspect", path), ("inspect", path, "--tensors", "*"), ("compare", path, path), ("validate", path),
+             ("convert", path, tmp_path / "y.gguf"), ("convert", path, tmp_path / "hf", "--to", "hf")]  # fmt: skip
+    for call in calls:
+        outcome = polyquant(*call)
+        assert "Traceback" not in outcome.err, outcome.err
+        assert all(line.isprintable() for line in (outcome.out + outcome.err).splitlines()), ascii(outcome)
+    assert "[red]x" in polyquant("inspect", path).out
+
+
+def test_a_path_is_no_markup(polyquant, tmp_path):
+    folder = tmp_path / "[" / "]"
+    folder.mkdir(parents=True)
+    shutil.copy(GGUF, folder / "x[red].gguf")
+    for verb in ("inspect", "validate"):
+        outcome = polyquant(verb, folder / "x[red].gguf")
+        assert outcome.code == 0 and "/[/]/x[red].gguf" in outcome.out
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly():
+    script = "from polyquant.cli import main; main()"
+    command = [sys.executable, "-c", script, "inspect", str(UNTIED / "hf"), "--format", "json"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait() == 1
+
+
+def test_sizes_are_said_in_powers_of_1024():
+    assert [size(n) for n in (0, 1023, 1024, 1 << 30, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.0 GiB", "5.00 TiB"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +48,37 @@ def raw_safetensors(header: str | bytes, data: bytes = b"") -> bytes:
     """A file from the text of its header."""
     raw = header.encode() if isinstance(header, str) else header
     return len(raw).to_bytes(8, "little") + raw + data
+
+
+INTERESTING = [
+    b"\xff" * 8,
+    b"\0" * 8,
+    b"-1",
+    b"1e9",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"',
+    b"\\",
+    b"99999999999999999999",
+    b"../",
+    b"NaN",
+    b"true",
+]
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """One to three changes that upset readers of text and of numbers."""
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(out) + 1)
+        match rng.randrange(4):
+            case 0:
+                out[at : at + 1] = bytes([rng.randrange(256)])
+            case 1:
+                out[at : at + rng.randint(1, 8)] = rng.choice(INTERESTING)
+            case 2:
+                del out[at : at + rng.randint(1, 40)]
+            case 3:
+                out[at:at] = out[max(0, at - rng.randint(1, 40)) : at]
+    return bytes(out)

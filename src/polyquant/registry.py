@@ -62,6 +62,8 @@ def codec(name: str | Codec, **options: Any) -> Codec:
     Raises UnknownNameError with the nearest names; TypeError for an option the codec does not have.
     """
     found: Any = _load(name.lower()) if isinstance(name, str) else name
+    if options and not hasattr(found, "configure"):
+        raise TypeError(f"codec '{found}' takes no options, found {', '.join(options)}")
     return cast(Codec, found.configure(**options) if options else found)
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from folders import safetensors_bytes
+from folders import mutate, safetensors_bytes
 from golden import VECTORS
 from polyquant.errors import PolyquantError
 from polyquant.formats import hf
@@ -43,39 +43,6 @@ def torch_folder(folder):
     shutil.copy(VECTORS / "hf_bin" / "views.bin", folder / "pytorch_model.bin")
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return folder
-
-
-INTERESTING = [
-    b"\xff" * 8,
-    b"\0" * 8,
-    b"-1",
-    b"1e9",
-    b"null",
-    b"[]",
-    b"{}",
-    b'"',
-    b"\\",
-    b"99999999999999999999",
-    b"../",
-    b"NaN",
-    b"true",
-]
-
-
-def mutate(data, rng):
-    data = bytearray(data)
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(data) + 1)
-        match rng.randrange(2):
-            case 0:
-                data[at : at + 1] = bytes([rng.randrange(256)])
-            case 1:
-                data[at : at + rng.randint(1, 8)] = rng.choice(INTERESTING)
-            case 2:
-                del data[at : at + rng.randint(1, 40)]
-            case 3:
-                data[at:at] = data[max(0, at - rng.randint(1, 40)) : at]
-    return bytes(data)
 
 
 def fuzz(folder, rounds, seed):

@@ -6,13 +6,13 @@ whole blocks; the native twins are found by name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import column_weights, output, part, real
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
@@ -85,15 +85,15 @@ class BlockCodec:
         return {"blocks": ArraySpec((rows, k // self.block * self.type_size), np.dtype(np.uint8))}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Blocks:
-        """Floats [..., K] to blocks; importance [K]. Raises UnsupportedError for types that are only read, CodecError on NaN shapes."""
+        """Floats [..., K] to blocks; importance [K]. Raises UnsupportedError for types that are only read, CodecError."""
+        w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, self.block)
         if self.encode is None:
             raise UnsupportedError(f"{self.name} can be read, not written", hint="choose another codec, e.g. q4_k")
-        if importance is not None and importance.shape != (k,):
-            raise CodecError("importance must have one entry per column", expected=(k,), found=importance.shape)
+        importance = column_weights(importance, k)
         flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
         out = np.empty((rows, k // self.block * self.type_size), np.uint8)
-        if not native.quantize_blocks(self.name, flat, out, importance):
+        if flat.size and not native.quantize_blocks(self.name, flat, out, importance):
             with np.errstate(all="ignore"):  # infinity and NaN are somebody else's finding; a reference never warns
                 self._encode_rows(self.encode, flat, importance, out)
         return Blocks(self.name, out)
@@ -121,7 +121,7 @@ class BlockCodec:
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
         """The codes are the blocks. Raises CodecError if their size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = np.asarray(parts["blocks"])
+        blocks = part(parts, "blocks")
         if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
             raise CodecError(
                 f"blocks of {self.name} do not fit shape {list(shape)}",
@@ -138,10 +138,7 @@ class BlockCodec:
             blocks = blocks[rows]
             target = (len(blocks), as_matrix(shape)[1])
         blocks = np.ascontiguousarray(blocks)
-        if out is None:
-            out = np.empty(target, np.float32)
-        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        out = output(out, target)
         if not native.dequantize_blocks(self.name, blocks, out):
             flat, whole = blocks.reshape(-1, self.type_size), out.reshape(-1, self.block)
             step = max(1, _CHUNK // self.block)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import real
 from polyquant.codecs.blocks import BlockCodec, Field, check_columns
 from polyquant.errors import CodecError
 from polyquant.ops import native
@@ -131,12 +132,13 @@ class TernaryBlockCodec:
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
         """Floats [..., K] -> codes [rows, K] and scale [rows, K / 256], not yet rounded to fp16. importance changes nothing."""
+        w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, _BLOCK)
         flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
         codes, scale = np.empty((rows, k), np.int8), np.empty((rows, k // _BLOCK), np.float32)
         if not native.ternarize(flat, codes, scale):
             step = max(1, (1 << 22) // max(1, k))
-            for a in range(0, rows, step):
+            for a in range(0, rows if k else 0, step):
                 x = flat[a : a + step].reshape(-1, _BLOCK)
                 d = np.abs(x).max(axis=1, keepdims=True)
                 with np.errstate(all="ignore"):

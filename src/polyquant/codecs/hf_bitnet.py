@@ -12,13 +12,13 @@ Published files also carry weight_scale as float16 or float32: read as stored, w
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import output, part
 from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
@@ -100,7 +100,7 @@ class HFBitNet:
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """The packed bytes, flat. Raises CodecError if their shape contradicts that of the weight."""
         spec = self.specs(shape)["weight"]
-        weight = np.asarray(parts["weight"])
+        weight = part(parts, "weight")
         if weight.dtype != np.uint8 or weight.shape != spec.shape:
             raise CodecError(
                 f"weight of {self.name} does not fit shape {list(shape)}",
@@ -111,7 +111,7 @@ class HFBitNet:
 
     def scale(self, parts: Parts, shape: Shape) -> F32:
         """float32 [1]: what the codes are multiplied with. weight_scale may be bf16 (or its bits as uint16), float16 or float32."""
-        stored = np.asarray(parts["weight_scale"]).reshape(-1)
+        stored = part(parts, "weight_scale").reshape(-1)
         if stored.dtype == np.uint16:
             stored = stored.view(_BF16)
         if stored.size != 1 or stored.dtype not in (_BF16, np.float16, np.float32):
@@ -133,10 +133,7 @@ class HFBitNet:
         count, k = as_matrix(shape)
         chosen = np.arange(count)[rows if rows is not None else slice(None)]
         target = shape if rows is None else (len(chosen), k)
-        if out is None:
-            out = np.empty(target, np.float32)
-        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        out = output(out, target)
         if rows is None:
             self.lanes(shape).dequantize(payload, float(scale[0]), out.reshape(-1))
         elif len(chosen):

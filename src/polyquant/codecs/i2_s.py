@@ -16,12 +16,12 @@ Source: src/ggml-bitnet-mad.cpp (quantize_i2_s) and docs of microsoft/BitNet 16d
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import output, part
 from polyquant.codecs.ternary import Lanes, count_symbols, likely_zero_symbol, one_scale, ternarize
 from polyquant.errors import CodecError
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
@@ -136,7 +136,7 @@ class I2S:
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """The symbols, uint8 [payload_bytes]. Raises CodecError if the size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = np.asarray(parts["blocks"])
+        blocks = part(parts, "blocks")
         if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
             raise CodecError(
                 f"blocks of {self.name} do not fit shape {list(shape)}",
@@ -150,7 +150,7 @@ class I2S:
         if self.trinity:
             return np.ones(1, np.float32)
         at = self.payload_bytes(shape)
-        return np.asarray(parts["blocks"]).reshape(-1)[at : at + 4].copy().view("<f4").astype(np.float32)
+        return part(parts, "blocks").reshape(-1)[at : at + 4].copy().view("<f4").astype(np.float32)
 
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
         """Bytes to codes [rows, K]. Raises CodecError if the size contradicts the shape."""
@@ -175,10 +175,7 @@ class I2S:
                 raise CodecError("rows must be a slice without step", found=rows)
             last = max(first, last)
             target = (last - first, k)
-        if out is None:
-            out = np.empty(target, np.float32)
-        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        out = output(out, target)
         if lanes is None:
             stride = _padded(k)
             whole = np.empty((last - first, stride), np.float32)
@@ -221,6 +218,6 @@ TRINITY_I2_S = I2S("trinity.i2_s", 1, (1, 1), trinity=True)
 
 def symbol_histogram(parts: Parts, shape: Shape) -> NDArray[np.uint64]:
     """How often the symbols 0..3 occur, uint64 [4], whatever the layout: only Trinity's size differs. Raises CodecError."""
-    bare = np.asarray(parts["blocks"]).nbytes == TRINITY_I2_S.payload_bytes(shape)
+    bare = part(parts, "blocks").nbytes == TRINITY_I2_S.payload_bytes(shape)
     codec = TRINITY_I2_S if bare else replace(I2_S_X86, width=1)
     return codec.symbol_histogram(parts, shape)

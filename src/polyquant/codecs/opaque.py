@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from polyquant.codecs.arguments import part
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape
 
@@ -65,7 +66,7 @@ class OpaqueCodec:
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
         """The bytes as they came. Raises CodecError if their number is wrong."""
-        found = np.asarray(parts["bytes"])
+        found = part(parts, "bytes")
         if found.dtype != np.uint8 or found.nbytes != self.nbytes:
             raise CodecError(f"bytes of {self.name} do not fit", expected=self.nbytes, found=found.nbytes)
         return Blocks(self.name, found.reshape(-1))

@@ -13,7 +13,6 @@ Rounding to f16 gives infinity above 65519; to bf16 a NaN stays NaN and becomes 
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import output, part, real
 from polyquant.errors import CodecError
 from polyquant.ops import native
 from polyquant.types import ArraySpec, Floats, Parts, Shape, as_matrix
@@ -107,6 +107,7 @@ class PlainCodec:
 
     def quantize(self, w: Float32, *, importance: Float32 | None = None) -> Floats:
         """The values as they are, [rows, K]; pack rounds. importance changes nothing."""
+        w = real(self.name, w)
         return Floats(np.ascontiguousarray(w).reshape(as_matrix(w.shape)))
 
     def pack(self, codes: Floats) -> dict[str, NDArray[Any]]:
@@ -146,7 +147,7 @@ class PlainCodec:
     def unpack(self, parts: Parts, shape: Shape) -> Floats:
         """The numbers [rows, K], viewed where they lie. Raises CodecError if their size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = np.asarray(parts["blocks"])
+        blocks = part(parts, "blocks")
         if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
             raise CodecError(
                 f"numbers of {self.name} do not fit shape {list(shape)}",
@@ -166,10 +167,7 @@ class PlainCodec:
         if rows is not None:
             values = values[rows]
             target = values.shape
-        if out is None:
-            out = np.empty(target, np.float32)
-        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        out = output(out, target)
         _widen(values, out.reshape(-1))
         return out
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import real
 from polyquant.errors import CodecError
 from polyquant.ops import native
 from polyquant.types import F32, I8, U8, Ternary, as_matrix
@@ -103,6 +104,7 @@ def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
     lossy: what bitnet.cpp does with any other weight: the sign is kept, magnitudes below 1e-6 become 0.
     Raises CodecError on NaN and infinity, and on a weight that is not ternary unless lossy.
     """
+    w = real(name, w)
     rows, k = as_matrix(w.shape)
     flat = np.ascontiguousarray(w, np.float32).reshape(-1)
     codes = np.empty(flat.size, np.int8)

@@ -20,12 +20,12 @@ Source: utils/convert-hf-to-gguf-bitnet.py, setup_env.py and docs/codegen.md of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import output, part
 from polyquant.codecs.ternary import check_codes, count_bytes, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
 from polyquant.ops import native
@@ -248,7 +248,7 @@ class TL:
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """All bytes of the part, flat. Raises CodecError if their number contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = np.asarray(parts["blocks"])
+        blocks = part(parts, "blocks")
         if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
             raise CodecError(
                 f"blocks of {self.name} do not fit shape {list(shape)}",
@@ -280,10 +280,7 @@ class TL:
         """codes * scale; `rows` saves memory, not time."""
         codes = self.unpack(parts, shape)
         target = shape if rows is None else codes.codes[rows].shape
-        if out is None:
-            out = np.empty(target, np.float32)
-        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        out = output(out, target)
         chosen = codes.codes if rows is None else codes.codes[rows]
         scaled(chosen, codes.scale, out.reshape(chosen.shape))
         return out

@@ -10,12 +10,12 @@ Source: gHashTag/trinity af2d6c1bb; its documentation of GGUF.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.arguments import output, part, real
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ternary import Lanes, scaled
 from polyquant.errors import CodecError
@@ -57,6 +57,7 @@ class TrinityTQ2:
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
         """Floats [..., K] to codes as ggml's TQ2_0: d = max|w| of a block, codes round(w / d). Raises CodecError on NaN and infinity."""
+        w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, 32)
         blocks = np.ascontiguousarray(w, np.float32).reshape(rows, k // 32, 32)
         d = np.abs(blocks).max(axis=2)  # [rows, K / 32]
@@ -92,7 +93,7 @@ class TrinityTQ2:
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
         """Blocks to codes [rows, K] and scale [rows, K / 32]. Raises CodecError if the size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = np.asarray(parts["blocks"])
+        blocks = part(parts, "blocks")
         if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
             raise CodecError(
                 f"blocks of {self.name} do not fit shape {list(shape)}",
@@ -109,7 +110,7 @@ class TrinityTQ2:
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """codes * d."""
         k = as_matrix(shape)[1]
-        blocks = np.asarray(parts["blocks"]).reshape(-1)
+        blocks = part(parts, "blocks").reshape(-1)
         spec = self.specs(shape)["blocks"]
         target = shape
         if rows is not None:
@@ -117,10 +118,7 @@ class TrinityTQ2:
                 blocks = blocks.reshape(spec.shape)[rows].reshape(-1)
             target = (len(range(spec.shape[0])[rows]), k)
         codes = self.unpack({"blocks": blocks}, target)
-        if out is None:
-            out = np.empty(target, np.float32)
-        elif out.size != math.prod(target) or out.dtype != np.float32 or not out.flags.c_contiguous:
-            raise CodecError("out must be C-contiguous float32 of the weight's size", expected=target, found=out.shape)
+        out = output(out, target)
         split = (*codes.scale.shape, 32)
         scaled(codes.codes.reshape(split), codes.scale[:, :, None], out.reshape(split))
         return out

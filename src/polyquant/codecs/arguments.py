@@ -1,0 +1,56 @@
+"""What callers hand to a codec, checked once, the same for all: floats, importance, parts, the array to fill."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyquant.errors import CodecError
+from polyquant.types import F32, Parts, Shape
+
+__all__ = ["column_weights", "output", "part", "real"]
+
+_EXTENDED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # of ml_dtypes; numpy calls their kind "V"
+
+
+def real(name: str, w: ArrayLike) -> NDArray[Any]:
+    """An array of real numbers in the machine's byte order. Raises CodecError for anything else."""
+    found = np.asarray(w)
+    if found.dtype.kind not in "fiub" and found.dtype.name not in _EXTENDED:
+        raise CodecError(f"{name} takes real numbers", expected="an array of floats", found=found.dtype)
+    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+
+
+def column_weights(importance: ArrayLike | None, k: int) -> F32 | None:
+    """importance as float32 [K]. Raises CodecError for another shape, and for what is negative, NaN or infinite."""
+    if importance is None:
+        return None
+    found = np.ascontiguousarray(real("importance", importance), np.float32)
+    if found.shape != (k,):
+        raise CodecError("importance must have one entry per column", expected=(k,), found=found.shape)
+    if not (np.isfinite(found).all() and (found >= 0).all()):
+        raise CodecError("importance must be finite and not negative", hint="see which tensor it was measured for")
+    return found
+
+
+def part(parts: Parts, key: str) -> NDArray[Any]:
+    """One part as an array. Raises CodecError if it is not there."""
+    if key not in parts:
+        raise CodecError("a part is missing", expected=key, found=", ".join(parts) or "no parts")
+    return np.asarray(parts[key])
+
+
+def output(out: F32 | None, shape: Shape) -> F32:
+    """The array to fill: `out` if it fits, else a new one. Raises CodecError."""
+    if out is None:
+        return np.empty(shape, np.float32)
+    if out.size != math.prod(shape) or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
+        raise CodecError(
+            "out must be writeable C-contiguous float32 of the weight's size",
+            expected=shape,
+            found=f"{out.dtype} {out.shape}",
+        )
+    return out

@@ -92,7 +92,8 @@ TABLES = [
 @pytest.mark.parametrize("args", TABLES, ids=lambda args: f"{args[0]} {str(args[1:2])[-30:]}")
 def test_everything_fits_80_columns_and_a_pipe(args, polyquant, tmp_path):
     outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args))
-    assert outcome.code == 0 and not outcome.err
+    assert outcome.code == 0 or args == ("doctor",)  # which warns where only numpy runs
+    assert not outcome.err
     for line in outcome.out.splitlines():
         assert line.isprintable(), ascii(line)
         told = ("file ", "wrote ", "sound: ", "warning: ", "note: ")  # paths and sentences keep their length

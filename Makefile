@@ -28,7 +28,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet '.[bench]'
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py --markdown docs/benchmarks.md
 
 # For work on the kernels: builds the extension into src/polyquant, so that PYTHONPATH=src runs it.
 native:

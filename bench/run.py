@@ -63,11 +63,37 @@ def table(section: Section, rows: list[Row]) -> Table:
     return out
 
 
+def markdown(results: dict, sections: list[tuple[Section, list[Row]]]) -> str:
+    """docs/benchmarks.md: every section as a table."""
+    facts = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `make bench`: ours and each peer take turns in one run, medians; the machine is shared, so read the ratios, not the times.",
+        "A bar is a promise about the ratio (`times`); rows without one are there to be watched.",
+        "",
+        facts + ".",
+    ]
+    for section, rows in sections:
+        extra = list(dict.fromkeys(key for row in rows for key in row.extra))
+        peers = ", ".join(f"{p} {v or 'not installed'}" for p, v in results["sections"][section.title]["peers"].items())
+        lines += ["", f"## {section.title[0].upper()}{section.title[1:]}", ""]
+        lines += [f"Peer: {peers}.", ""] if peers else []
+        lines.append("| | unit | ours | peer | times | bar | met | " + " | ".join(extra) + (" |" if extra else ""))
+        lines.append("|---|---|---:|---:|---:|---:|---|" + "---:|" * len(extra))
+        for r in rows:
+            cells = [r.name, r.unit, *(number(x) for x in (r.ours, r.peer, r.ratio, r.bar))]
+            cells.append({None: "", True: "yes", False: "**no**"}[r.met])
+            lines.append("| " + " | ".join([*cells, *(number(r.extra.get(key)) for key in extra)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Measure the sections asked for, print them, write them."""
     parser = argparse.ArgumentParser(description="polyquant side by side with its peers")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"default: all of {', '.join(NAMES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, e.g. to bench/results.json")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables, e.g. to docs/benchmarks.md")
     args = parser.parse_args()
     if unknown := set(args.sections) - set(NAMES):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -79,7 +105,7 @@ def main() -> int:
         console.width = 120
     results = {"machine": machine(), "sections": {}}
     console.print(", ".join(f"{key} {value}" for key, value in results["machine"].items()))
-    missed = False
+    missed, measured = False, []
     for name in args.sections or NAMES:
         section: Section = import_module(f"bench_{name}").SECTION
         peers = {peer: release(peer) for peer in section.peers}
@@ -90,8 +116,9 @@ def main() -> int:
             console.print(
                 f"{peer} {found}" if found else f"{peer} is missing: nothing to compare with (pip install {peer})"
             )
-        results["sections"][name] = {
-            "title": section.title,
+        measured.append((section, rows))
+        results["sections"][section.title] = {
+            "section": name,
             "peers": peers,
             "rows": [
                 {"name": r.name, "unit": r.unit, "ours": r.ours, "peer": r.peer, "ratio": r.ratio, "bar": r.bar,
@@ -100,6 +127,8 @@ def main() -> int:
         }  # fmt: skip
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if args.markdown:
+        args.markdown.write_text(markdown(results, measured), encoding="utf-8")
     return int(missed)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from polyquant.pipeline.convert import convert as convert
     from polyquant.pipeline.convert import plan as plan
     from polyquant.pipeline.convert import quantize as quantize
+    from polyquant.pipeline.demo import demo as demo
     from polyquant.pipeline.detect import open_checkpoint as open
     from polyquant.pipeline.doctor import doctor as doctor
     from polyquant.pipeline.inspect import inspect as inspect
@@ -34,6 +35,7 @@ _VERBS = {
     "codec": "polyquant.registry:codec",
     "compare": "polyquant.pipeline.compare:compare",
     "convert": "polyquant.pipeline.convert:convert",
+    "demo": "polyquant.pipeline.demo:demo",
     "doctor": "polyquant.pipeline.doctor:doctor",
     "edit": "polyquant.formats.gguf:edit",
     "explain": "polyquant.pipeline.validate:explain",
@@ -45,7 +47,7 @@ _VERBS = {
 }
 
 __all__ = [
-    "PolyquantError", "__version__", "codec", "compare", "convert", "doctor", "edit", "explain", "inspect", "open", "plan", "quantize", "validate",
+    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "explain", "inspect", "open", "plan", "quantize", "validate",
 ]  # fmt: skip
 
 

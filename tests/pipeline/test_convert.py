@@ -148,6 +148,18 @@ def test_q4_0_becomes_floats_without_leave(tmp_path):
     assert error.dd == 0
 
 
+def test_a_split_gguf_opens_as_one(tmp_path):
+    source = MODELS / "tiny-llama-untied" / "hf"
+    pq.convert(source, tmp_path / "m.gguf", codec="q8_0", shard_bytes=300_000)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == [f"m-{i:05}-of-{len(names):05}.gguf" for i in range(1, len(names) + 1)]
+    assert len(names) > 2
+    pq.convert(source, tmp_path / "whole.gguf", codec="q8_0")
+    assert pq.compare(tmp_path / "whole.gguf", tmp_path / names[0]).error.dd == 0
+    with pytest.raises(PlanError, match="target exists"):
+        pq.convert(source, tmp_path / "m.gguf", codec="q8_0", shard_bytes=300_000)
+
+
 def test_a_nan_in_the_source_stops_the_job(tmp_path):
     folder = tmp_path / "hf"
     shutil.copytree(MODELS / "tiny-llama-tied" / "hf", folder)

@@ -54,7 +54,11 @@ _OPTIONS = (
     ),
     layout_option,
     tile_option,
-    click.option("--shard-size", metavar="SIZE", help="Largest shard of an hf folder, e.g. 2GB.  [default: 5GB]"),
+    click.option(
+        "--shard-size",
+        metavar="SIZE",
+        help="Largest shard, e.g. 2GB; splits a GGUF too.  [default: 5GB for hf, one file for GGUF]",
+    ),
     click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
     click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
     click.option(

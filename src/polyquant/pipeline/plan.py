@@ -43,6 +43,9 @@ __all__ = ["Plan", "Step", "make_plan"]
 TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """What config.json calls the type of the matrices."""
 
+DEFAULT_NAME = "model.gguf"
+"""Of a plan that does not know its target yet."""
+
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
 
@@ -146,7 +149,6 @@ def make_plan(
     architecture: str | None = None,
     tile: Tile | None = None,
     shard_bytes: int | None = None,
-    name: str = "model.gguf",
 ) -> Plan:
     """Decide everything. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs.
 
@@ -167,7 +169,7 @@ def make_plan(
     module = format_module(to)
     if to == "gguf":
         metadata = _with_file_type(translation.metadata, chosen, steps)
-        layout = module.lay_out(specs, metadata, name=name)
+        layout = module.lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=shard_bytes)
     else:
         options = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
         layout = module.lay_out(specs, translation.files, **options)
@@ -369,9 +371,12 @@ def _mismatched_importance(steps: Sequence[Step], importance: Mapping[str, F32] 
 
 
 def with_name(plan: Plan, path: Path) -> Plan:
-    """The same plan for a file of another name (single-file formats)."""
+    """The same plan under the target's own name: a file, or the members of a split model NAME-00001-of-0000N.gguf."""
     if plan.layout.folder:
         return plan
-    only = plan.layout.files[0]
-    slots = {key: replace(slot, file=path.name) for key, slot in plan.layout.slots.items()}
-    return replace(plan, layout=Layout((replace(only, name=path.name),), slots, False))
+    old, new = Path(DEFAULT_NAME).stem, path.name.removesuffix(".gguf")
+    single = len(plan.layout.files) == 1
+    names = {f.name: path.name if single else new + f.name.removeprefix(old) for f in plan.layout.files}
+    slots = {key: replace(slot, file=names[slot.file]) for key, slot in plan.layout.slots.items()}
+    files = tuple(replace(f, name=names[f.name]) for f in plan.layout.files)
+    return replace(plan, layout=Layout(files, slots, False))

@@ -175,14 +175,16 @@ def _drop_if_useless(folder: Path) -> None:
 
 
 def _publish(folder: Path, dst: Path, layout: Layout, *, overwrite: bool) -> None:
-    """One rename makes the output visible."""
-    if os.path.lexists(dst) and not overwrite:
-        raise PlanError("target appeared while we worked", file=dst, hint="choose another name, or pass --overwrite")
+    """One rename makes the output visible; of several files (a split model) the first comes last, since readers start from it."""
+    targets = [dst] if layout.folder or len(layout.files) == 1 else [dst.parent / f.name for f in layout.files]
+    if not overwrite and (taken := next((t for t in targets if os.path.lexists(t)), None)):
+        raise PlanError("target exists", file=taken, hint="choose another name, or pass --overwrite")
     (folder / journals.NAME).unlink()
     if layout.folder:
         _swap_in(folder, dst)
     else:
-        (folder / layout.files[0].name).replace(dst)
+        for file, target in reversed(list(zip(layout.files, targets, strict=True))):
+            (folder / file.name).replace(target)
         shutil.rmtree(folder)
     sync_folder(dst.parent)
 

@@ -175,7 +175,7 @@ def lay_out(
         plan, placed = _one_file(file, group, {**entries, **forced}, alignment)
         files.append(plan)
         slots.update(placed)
-    return Layout(tuple(files), slots, folder=len(files) > 1)
+    return Layout(tuple(files), slots, folder=False)
 
 
 def _split_keys(no: int, count: int, tensors: int) -> dict[str, Meta]:

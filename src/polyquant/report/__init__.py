@@ -1,1 +1,0 @@
-"""Figures about weights, and how they are shown."""

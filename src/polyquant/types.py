@@ -363,7 +363,10 @@ class FilePlan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Headers, files and exact offsets, computed before any payload. slots: (tensor, part) -> Slot."""
+    """Headers, files and exact offsets, computed before any payload. slots: (tensor, part) -> Slot.
+
+    folder: the target is a folder that holds the files; else it is the one file, or the members of a split model side by side.
+    """
 
     files: tuple[FilePlan, ...]
     slots: Mapping[tuple[str, str], Slot]

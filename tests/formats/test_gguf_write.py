@@ -83,7 +83,7 @@ def test_gguf_py_reads_what_we_write(tmp_path, alignment):
 @pytest.mark.parametrize("alignment", [32, 256])
 def test_split_files_open_as_one_from_any_member(tmp_path, alignment):
     source, layout, _ = rewrite(tmp_path, MODELS[0], split_bytes=200_000, name="tiny.gguf", alignment=alignment)
-    assert layout.folder and len(layout.files) > 2
+    assert not layout.folder and len(layout.files) > 2
     assert layout.files[0].name == f"tiny-00001-of-{len(layout.files):05}.gguf"
     extra = {"split.no", "split.count", "split.tensors.count", "general.alignment"}
     for f in layout.files:

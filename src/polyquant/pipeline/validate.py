@@ -6,6 +6,7 @@ Findings carry stable codes: GGUF..., HF... from the formats, TEN... about a ten
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,8 @@ CODES = {
     "TEN005": "The bytes of a ternary tensor do not tell the x86 layout from the ARM layout; both decode to legal symbols and one of them is "
     "garbage. Published files are x86. If the model speaks nonsense, convert with --ternary-layout i2_s.arm.",
     "TEN006": "This tensor's type, or something that its layout depends on (the tile of TL1 and TL2), is not known, so its numbers could not be checked. It can be copied, not decoded.",
+    "MOD001": "The metadata promise more layers than the file has tensors for. A runtime stops at the first missing one, or worse, "
+    "goes on with what lies in memory. Usually a conversion that was cut short, or one member of a split model under another name.",
     "CMP001": "A tensor that the reference has is missing here.",
     "CMP002": f"The error against the reference is larger than any sound quantization leaves (SNR below {MIN_SNR:g} dB): a wrong layout, a wrong "
     "row permutation of q and k, a swapped scale convention, or another model altogether.",
@@ -74,6 +77,7 @@ def validate(
                 blind[0].name,
             )
         )
+    findings += _promises(checkpoint)
     total = max(1, sum(w.nbytes for w in checkpoint.values()))
     done = 0
     for weight in checkpoint.values():
@@ -94,6 +98,15 @@ def explain(code: str) -> str:
     if code.upper() not in known:
         raise UnknownNameError("finding", code, [c.lower() for c in known])
     return known[code.upper()]
+
+
+def _promises(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The number of layers that the metadata or config state, against the layers that have tensors."""
+    architecture = checkpoint.metadata.get("general.architecture", "")
+    stated = checkpoint.metadata.get(f"{architecture}.block_count") or checkpoint.config.get("num_hidden_layers")
+    numbers = {int(n[1]) for name in checkpoint if (n := re.search(r"(?:^blk|layers)\.(\d{1,9})\.", name))}
+    if isinstance(stated, int) and numbers and (missing := stated - len([i for i in numbers if i < stated])) > 0:
+        yield Finding("MOD001", Severity.ERROR, f"{stated:,} layers are promised, {missing:,} of them have no tensors")
 
 
 def _tensor_laws(weight: Weight) -> Iterator[Finding]:

@@ -5,9 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from golden import VECTORS
 
 import polyquant as pq
+from golden import VECTORS
 from polyquant.errors import UnknownNameError
 from polyquant.types import Severity
 

@@ -148,7 +148,7 @@ class _Views(Mapping[str, NDArray[Any]]):
         return len(self.arrays)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Weight:
     """A named tensor: logical shape, codec, parts (maps of the file: opening loads nothing)."""
 
@@ -156,6 +156,9 @@ class Weight:
     shape: Shape
     codec: Codec
     arrays: Mapping[str, StoredArray]
+
+    def __repr__(self) -> str:
+        return f"<Weight {self.name} {list(self.shape)} {self.codec.name}>"
 
     @property
     def parts(self) -> Parts:
@@ -194,7 +197,7 @@ class Evidence:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint(Mapping[str, Weight]):
     """An opened file or folder: a mapping from tensor name to Weight, in file order.
 
@@ -210,6 +213,9 @@ class Checkpoint(Mapping[str, Weight]):
     files: Mapping[str, Path] = field(default_factory=dict)
     dialect: Evidence | None = None
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.format} {self.path}: {len(self)} tensors, {self.bpw:.3f} bits per weight>"
 
     def __getitem__(self, name: str) -> Weight:
         return self.weights[name]

@@ -43,7 +43,7 @@ def check_columns(name: str, shape: Shape, block: int) -> tuple[int, int]:
     return rows, k
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BlockCodec:
     """A ggml type. type_id: its number in GGUF files of llama.cpp."""
 
@@ -58,6 +58,9 @@ class BlockCodec:
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"<codec {self.name}>"
 
     @property
     def form(self) -> type[Blocks]:

@@ -21,12 +21,20 @@ PQ_SIMD void dequantize_f16_portable(const uint8_t* src, float* dst, size_t n) {
 
 #if defined(__x86_64__) && defined(__GNUC__)
 // The processor's own conversion is exact as well and reads at memory speed; it quiets signalling NaNs, which no weight is.
+// More floats than a cache holds are written around it: a line that is only overwritten need not be fetched first.
+constexpr size_t beyond_cache = size_t(1) << 23;
+
 __attribute__((target("avx,f16c"))) void dequantize_f16_f16c(const uint8_t* src, float* dst, size_t n) {
+  const auto eight = [src](size_t i) __attribute__((target("avx,f16c"))) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src + 2 * i)));
+  };
   size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + 2 * i));
-    _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(half));
+  if (n >= beyond_cache) {
+    for (; reinterpret_cast<uintptr_t>(dst + i) % 32; ++i) dst[i] = half_to_float(load<uint16_t>(src + 2 * i));
+    for (; i + 8 <= n; i += 8) _mm256_stream_ps(dst + i, eight(i));
+    _mm_sfence();
   }
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, eight(i));
   for (; i < n; ++i) dst[i] = half_to_float(load<uint16_t>(src + 2 * i));
 }
 

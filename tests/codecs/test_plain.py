@@ -137,3 +137,11 @@ def test_any_shape(shape, engine):
 def test_bytes_that_do_not_fit_are_refused(engine):
     with pytest.raises(CodecError, match="expected 24 bytes, found 23"):
         polyquant.codec("f32").unpack({"blocks": np.zeros((1, 23), np.uint8)}, (2, 3))
+
+
+def test_f16_beyond_the_cache_is_written_around_it(engine):
+    """8.4 million floats: the native kernel streams them past the cache from the first aligned address on."""
+    shape = (4097, 2051)
+    bits = np.random.default_rng(0).integers(0, 1 << 16, shape, np.uint16)
+    found = polyquant.codec("f16").dequantize({"blocks": bits.view(np.uint8)}, shape)
+    np.testing.assert_array_equal(found, bits.view(np.float16).astype(np.float32))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import numpy as np
 
 import polyquant
 from polyquant.ops import native
+from polyquant.pipeline.execute import cores
 from polyquant.registry import codec
 
 __all__ = ["Check", "doctor"]
@@ -32,7 +32,7 @@ def doctor() -> list[Check]:
     """Versions, engine, a comparison of native kernels with numpy on random blocks, and the speed of one codec."""
     checks = [
         Check("polyquant", f"{polyquant.__version__}, Python {platform.python_version()}, {platform.machine()}"),
-        Check("cores", str(len(os.sched_getaffinity(0)))),
+        Check("cores", str(cores())),
     ]
     checks += [Check(name, importlib.metadata.version(name)) for name in ("numpy", "ml_dtypes", "safetensors")]
     if native.lib() is None:

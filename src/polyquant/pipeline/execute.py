@@ -26,7 +26,7 @@ from polyquant.quantizers.absmean import absmean_codes, absmean_floats
 from polyquant.storage.staging import Resume, Staging, refuse_target, staged
 from polyquant.types import Action, Floats, Parts, Ternary, Weight, as_matrix
 
-__all__ = ["Progress", "Report", "StepReport", "execute"]
+__all__ = ["Progress", "Report", "StepReport", "cores", "execute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,16 @@ def execute(
     """
     target, started = Path(dst), time.monotonic()
     refuse_target(target, plan.source.path, overwrite=overwrite)
-    run = _Run(plan, threads or len(os.sched_getaffinity(0)), measure, on_progress)
+    run = _Run(plan, threads or cores(), measure, on_progress)
     with staged(target, plan.layout, plan.fingerprint, resume=resume, overwrite=overwrite) as staging:
         reports = run.all_steps(staging)
     return Report(target, plan.format, plan.nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux; elsewhere all there are
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 class _Run:

@@ -221,11 +221,16 @@ def _write_all(fd: int, raw: bytes) -> int:
 
 def _copy(source: Source, at: int, fd: int) -> None:
     """Everything from `at` on, inside the kernel where it can be. Raises InputError if the source shrinks meanwhile."""
+    inside = getattr(os, "copy_file_range", None)
     while at < source.size:
-        try:
-            n = os.copy_file_range(source.fileno(), fd, min(1 << 30, source.size - at), at)
-        except OSError:  # another file system, or one without it
-            n = os.sendfile(fd, source.fileno(), at, min(1 << 30, source.size - at))
+        n = 0
+        if inside is not None:
+            try:
+                n = inside(source.fileno(), fd, min(1 << 30, source.size - at), at)
+            except OSError:  # another file system, or one that cannot
+                inside = None
+        if inside is None:
+            n = _write_all(fd, os.pread(source.fileno(), min(1 << 24, source.size - at), at))
         if n == 0:
             raise InputError("shrank while it was copied", file=source.path, found=f"end at byte {at}")
         at += n

@@ -22,6 +22,7 @@ from polyquant.cli.console import (
     watcher,
 )
 from polyquant.errors import printable
+from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline.convert import convert, guess_format, plan
 from polyquant.pipeline.execute import Report, StepReport
@@ -176,6 +177,8 @@ def print_plan(made: Plan, *, whole: bool) -> None:
     )
     for name, why in list(made.translation.dropped.items())[:5]:
         out.print(f"left out: {printable(name)}: {printable(why)}", markup=False)
+    if native.lib() is None:
+        out.print("note: no native kernels: the bytes are the same, only slowly made (polyquant doctor)", markup=False)
     for warning in made.warnings:
         out.print(f"warning: {printable(warning, 400)}", markup=False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from polyquant.cli.console import decibel, out, size, table
+from polyquant.ops import native
 from polyquant.pipeline.demo import LADDER, demo_model
 from polyquant.pipeline.demo import demo as run
 from polyquant.pipeline.inspect import inspect as look
@@ -29,6 +30,8 @@ def demo(folder: str) -> None:
         out.print(
             f"[bold]{name:7}[/bold] {what}: {found.weights:,} weights, {size(found.nbytes)}, {found.bpw:.2f} bits per weight"
         )
+    if native.lib() is None:
+        out.print("No native kernels: this runs on numpy, correct and slow (polyquant doctor says why).", markup=False)
     out.print("\nEach file below is written, validated against its source, and compared with it:\n")
     t = table("model", "format", ">bytes", ">bits/weight", ">SNR dB", ">rel. RMSE", "findings")
     bad = 0

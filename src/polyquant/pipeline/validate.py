@@ -36,8 +36,6 @@ CODES = {
     "+1 are about equally frequent in real models, so the symbol that stands apart is zero (1 in bitnet.cpp's I2_S, 0 in Trinity's). "
     "Open it with --ternary-layout trinity.i2_s, or i2_s.x86.",
     "TEN004": "Every weight of a matrix is zero. Pruned on purpose, or lost on the way; compare with the source.",
-    "TEN005": "The bytes of a ternary tensor do not tell the x86 layout from the ARM layout; both decode to legal symbols and one of them is "
-    "garbage. Published files are x86. If the model speaks nonsense, convert with --ternary-layout i2_s.arm.",
     "TEN006": "This tensor's type, or something that its layout depends on (the tile of TL1 and TL2), is not known, so its numbers could not be checked. It can be copied, not decoded.",
     "MOD001": "The metadata promise more layers than the file has tensors for. A runtime stops at the first missing one, or worse, "
     "goes on with what lies in memory. Usually a conversion that was cut short, or one member of a split model under another name.",
@@ -68,15 +66,6 @@ def validate(
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
         return findings
-    if ternary_layout is None and (blind := [w for w in checkpoint.values() if w.codec.name == "i2_s.x86"]):
-        findings.append(
-            Finding(
-                "TEN005",
-                Severity.NOTE,
-                f"{len(blind)} tensors read in the x86 layout; the bytes cannot tell",
-                blind[0].name,
-            )
-        )
     findings += _promises(checkpoint)
     total = max(1, sum(w.nbytes for w in checkpoint.values()))
     done = 0
@@ -166,9 +155,6 @@ def _against(reference: Checkpoint, checkpoint: Checkpoint) -> Iterator[Finding]
         yield Finding("CMP003", Severity.NOTE, "the reference lacks it", name)
     for t in found.tensors:
         if t.error.snr < MIN_SNR:
-            yield Finding(
-                "CMP002",
-                Severity.ERROR,
-                f"SNR {t.error.snr:.1f} dB, cosine {t.error.cosine:.3f} ({t.a} against {t.b})",
-                t.name,
-            )
+            layout = "; another --ternary-layout?" if "i2_s" in t.b else ""
+            figures = f"SNR {t.error.snr:.1f} dB, cosine {t.error.cosine:.3f}"
+            yield Finding("CMP002", Severity.ERROR, f"{figures} ({t.a} against {t.b}){layout}", t.name)

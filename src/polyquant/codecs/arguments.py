@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.errors import CodecError
-from polyquant.types import F32, Parts, Shape
+from polyquant.types import F32, U8, ArraySpec, Parts, Shape
 
-__all__ = ["column_weights", "output", "part", "real"]
+__all__ = ["column_weights", "output", "part", "real", "stored_bytes"]
 
 _EXTENDED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # of ml_dtypes; numpy calls their kind "V"
 
@@ -41,6 +41,18 @@ def part(parts: Parts, key: str) -> NDArray[Any]:
     if key not in parts:
         raise CodecError("a part is missing", expected=key, found=", ".join(parts) or "no parts")
     return np.asarray(parts[key])
+
+
+def stored_bytes(name: str, parts: Parts, key: str, spec: ArraySpec, *, same_shape: bool = False) -> U8:
+    """A part of packed bytes of exactly the size that `spec` says, in any shape unless `same_shape`. Raises CodecError."""
+    found = part(parts, key)
+    if found.dtype != np.uint8 or found.nbytes != spec.nbytes or (same_shape and found.shape != spec.shape):
+        raise CodecError(
+            f"the bytes of part '{key}' do not fit {name} and this shape",
+            expected=f"{spec.nbytes} bytes, {list(spec.shape)}",
+            found=f"{found.nbytes} of {found.dtype}, {list(found.shape)}",
+        )
+    return found
 
 
 def output(out: F32 | None, shape: Shape) -> F32:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import column_weights, output, part, real
+from polyquant.codecs.arguments import column_weights, output, real, stored_bytes
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
@@ -124,13 +124,7 @@ class BlockCodec:
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
         """The codes are the blocks. Raises CodecError if their size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = part(parts, "blocks")
-        if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
-            raise CodecError(
-                f"blocks of {self.name} do not fit shape {list(shape)}",
-                expected=f"{spec.nbytes} bytes",
-                found=f"{blocks.nbytes} of {blocks.dtype}",
-            )
+        blocks = stored_bytes(self.name, parts, "blocks", spec)
         return Blocks(self.name, blocks.reshape(spec.shape))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:

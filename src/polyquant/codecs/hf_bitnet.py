@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, part
+from polyquant.codecs.arguments import output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
@@ -100,13 +100,7 @@ class HFBitNet:
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """The packed bytes, flat. Raises CodecError if their shape contradicts that of the weight."""
         spec = self.specs(shape)["weight"]
-        weight = part(parts, "weight")
-        if weight.dtype != np.uint8 or weight.shape != spec.shape:
-            raise CodecError(
-                f"weight of {self.name} does not fit shape {list(shape)}",
-                expected=f"uint8 {list(spec.shape)}",
-                found=f"{weight.dtype} {list(weight.shape)}",
-            )
+        weight = stored_bytes(self.name, parts, "weight", spec, same_shape=True)
         return np.ascontiguousarray(weight).reshape(-1)
 
     def scale(self, parts: Parts, shape: Shape) -> F32:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, part
+from polyquant.codecs.arguments import output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, likely_zero_symbol, one_scale, ternarize
 from polyquant.errors import CodecError
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
@@ -136,13 +136,7 @@ class I2S:
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """The symbols, uint8 [payload_bytes]. Raises CodecError if the size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = part(parts, "blocks")
-        if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
-            raise CodecError(
-                f"blocks of {self.name} do not fit shape {list(shape)}",
-                expected=f"{spec.nbytes} bytes",
-                found=f"{blocks.nbytes} of {blocks.dtype}",
-            )
+        blocks = stored_bytes(self.name, parts, "blocks", spec)
         return np.ascontiguousarray(blocks).reshape(-1)[: self.payload_bytes(shape)]
 
     def scale(self, parts: Parts, shape: Shape) -> F32:

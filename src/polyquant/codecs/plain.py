@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, part, real
+from polyquant.codecs.arguments import output, real, stored_bytes
 from polyquant.errors import CodecError
 from polyquant.ops import native
 from polyquant.types import ArraySpec, Floats, Parts, Shape, as_matrix
@@ -147,13 +147,7 @@ class PlainCodec:
     def unpack(self, parts: Parts, shape: Shape) -> Floats:
         """The numbers [rows, K], viewed where they lie. Raises CodecError if their size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = part(parts, "blocks")
-        if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
-            raise CodecError(
-                f"numbers of {self.name} do not fit shape {list(shape)}",
-                expected=f"{spec.nbytes} bytes",
-                found=f"{blocks.nbytes} of {blocks.dtype}",
-            )
+        blocks = stored_bytes(self.name, parts, "blocks", spec)
         flat = np.ascontiguousarray(blocks).reshape(-1)
         values = flat != 0 if self.name == "bool" else flat.view(self.dtype)  # any byte but 0 is true
         return Floats(values.reshape(as_matrix(shape)))

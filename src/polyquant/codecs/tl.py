@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, part
+from polyquant.codecs.arguments import output, stored_bytes
 from polyquant.codecs.ternary import check_codes, count_bytes, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
 from polyquant.ops import native
@@ -248,13 +248,7 @@ class TL:
     def payload(self, parts: Parts, shape: Shape) -> U8:
         """All bytes of the part, flat. Raises CodecError if their number contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = part(parts, "blocks")
-        if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
-            raise CodecError(
-                f"blocks of {self.name} do not fit shape {list(shape)}",
-                expected=f"{spec.nbytes} bytes",
-                found=f"{blocks.nbytes} of {blocks.dtype}",
-            )
+        blocks = stored_bytes(self.name, parts, "blocks", spec)
         return np.ascontiguousarray(blocks).reshape(-1)
 
     def scale(self, parts: Parts, shape: Shape) -> F32:

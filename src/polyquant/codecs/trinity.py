@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, part, real
+from polyquant.codecs.arguments import output, part, real, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ternary import Lanes, scaled
 from polyquant.errors import CodecError
@@ -93,13 +93,7 @@ class TrinityTQ2:
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
         """Blocks to codes [rows, K] and scale [rows, K / 32]. Raises CodecError if the size contradicts the shape."""
         spec = self.specs(shape)["blocks"]
-        blocks = part(parts, "blocks")
-        if blocks.dtype != np.uint8 or blocks.nbytes != spec.nbytes:
-            raise CodecError(
-                f"blocks of {self.name} do not fit shape {list(shape)}",
-                expected=f"{spec.nbytes} bytes",
-                found=f"{blocks.nbytes} of {blocks.dtype}",
-            )
+        blocks = stored_bytes(self.name, parts, "blocks", spec)
         return self._codes(blocks.reshape(spec.shape), as_matrix(shape)[1])
 
     def _codes(self, blocks: U8, k: int) -> Ternary:

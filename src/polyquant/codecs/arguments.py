@@ -49,8 +49,8 @@ def stored_bytes(name: str, parts: Parts, key: str, spec: ArraySpec, *, same_sha
     if found.dtype != np.uint8 or found.nbytes != spec.nbytes or (same_shape and found.shape != spec.shape):
         raise CodecError(
             f"the bytes of part '{key}' do not fit {name} and this shape",
-            expected=f"{spec.nbytes} bytes, {list(spec.shape)}",
-            found=f"{found.nbytes} of {found.dtype}, {list(found.shape)}",
+            expected=f"uint8 {list(spec.shape)}" if same_shape else f"{spec.nbytes} bytes",
+            found=f"{found.dtype} {list(found.shape)}" if same_shape else f"{found.nbytes} of {found.dtype}",
         )
     return found
 

@@ -70,4 +70,8 @@ def rows() -> Iterator[Row]:
         yield Row(name, "ms", 1e3 * ours, 1e3 * peer[0] if peer else None, BAR, extra=extra)
 
 
-SECTION = Section(f"dequantize {SHAPE[0]} x {SHAPE[1]} to float32, one thread, against gguf-py", rows, peers=("gguf",))
+SECTION = Section(
+    f"dequantize {SHAPE[0]} x {SHAPE[1]} to float32, one thread, against gguf-py (ours into a given array, `fresh`: into a new one)",
+    rows,
+    peers=("gguf",),
+)

@@ -71,7 +71,9 @@ def test_packed_bitnet_becomes_the_i2_s_of_bitnet_cpp(tmp_path, folder, layout):
             assert mine == pytest.approx(scale, rel=0 if folder.endswith("autobitlinear") else 1 / 128)
 
 
-@pytest.mark.parametrize("codec", ["tq2_0", "tq1_0", "i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"])
+@pytest.mark.parametrize(
+    "codec", ["tq2_0", "tq1_0", "i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s", "trinity.tq2_0"]
+)
 def test_ternaries_keep_every_code(tmp_path, codec):
     source = VECTORS / "bitnet_gguf" / "hf_packed_autobitlinear"
     pq.convert(source, tmp_path / "a.gguf", codec=codec)

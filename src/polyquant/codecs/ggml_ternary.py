@@ -150,6 +150,8 @@ class TernaryBlockCodec:
         """Codes with scale [1], [rows, 1] or [rows, G], G dividing K / 256, to blocks. Raises CodecError for other scales or codes."""
         rows, k = codes.codes.shape
         check_columns(self.name, (rows, k), _BLOCK)
+        if k == 0:
+            return {"blocks": np.empty((rows, 0), np.uint8)}
         whole = np.ascontiguousarray(codes.codes, np.int8).reshape(-1, _BLOCK)  # [n, 256]
         if whole.size and (whole.min() < -1 or whole.max() > 1):
             raise CodecError(f"{self.name} packs codes -1, 0, +1", found=f"{whole.min()} to {whole.max()}")

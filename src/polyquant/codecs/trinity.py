@@ -71,6 +71,8 @@ class TrinityTQ2:
         """Codes to blocks; scales are rounded to fp16, d = 0 where all codes are 0. Raises CodecError if scales part inside a block."""
         rows, k = codes.codes.shape
         groups = check_columns(self.name, (rows, k), 32)[1] // 32
+        if groups == 0:
+            return {"blocks": np.empty((rows, 0), np.uint8)}
         scale = np.broadcast_to(codes.scale, (rows, max(1, codes.scale.shape[-1])))
         if groups % scale.shape[1]:
             raise CodecError(

@@ -167,7 +167,8 @@ def uniform(name: str) -> Recipe:
     """One codec for every matrix. A ternary codec cannot hold embeddings, so these keep its recipe's types."""
     key = codec(name).name
     known = builtin_recipes()
-    family = "i2_s" if "i2_s" in key or key.startswith("hf_bitnet") else key
+    family = key.removeprefix("trinity.")
+    family = "i2_s" if "i2_s" in key or key.startswith("hf_bitnet") else family
     if family in ("i2_s", "tl1", "tl2", "tq1_0", "tq2_0"):
         return replace(known[family], name=key, base=key)
     file_type = known[key].file_type if key in known else None

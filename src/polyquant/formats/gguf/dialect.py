@@ -97,7 +97,7 @@ TYPES: Mapping[str, Mapping[int, GgufType]] = {
     "ik_llama": {**_SHARED, **_FP4, 36: _I2_S, 41: GgufType("q1_0", 128, 18)},
     "trinity": {
         **_SHARED,
-        34: GgufType(None, 32, 8), 35: GgufType(None, 32, 10),
+        34: GgufType(None, 32, 8), 35: GgufType("trinity.tq2_0", 32, 10),
         36: GgufType("trinity.i2_s", 4, 1, whole=True), 38: GgufType(None, 4, 1, whole=True),
     },
 }  # fmt: skip
@@ -107,7 +107,7 @@ DIALECTS = tuple(TYPES)
 
 WRITTEN_AS: Mapping[str, int] = {
     **{t.codec: i for i, t in TYPES["mainline"].items() if t.codec},
-    "i2_s.x86": 36, "i2_s.arm": 36, "i2_s.x4": 36, "trinity.i2_s": 36, "tl1": 38, "tl2": 39,
+    "i2_s.x86": 36, "i2_s.arm": 36, "i2_s.x4": 36, "trinity.i2_s": 36, "trinity.tq2_0": 35, "tl1": 38, "tl2": 39,
 }  # fmt: skip
 """Codec name -> the type number that we write."""
 

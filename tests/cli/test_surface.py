@@ -158,3 +158,10 @@ def test_a_reader_that_goes_away_ends_the_program_quietly():
 
 def test_sizes_are_said_in_powers_of_1024():
     assert [size(n) for n in (0, 1023, 1024, 1 << 30, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.0 GiB", "5.00 TiB"]
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "polyquant", "explain", "MOD001"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.startswith("MOD001"), done

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyquant.errors import PolyquantError as PolyquantError
+    from polyquant.formats.detect import open_checkpoint as open
     from polyquant.formats.gguf.edit import edit as edit
     from polyquant.pipeline.compare import compare as compare
     from polyquant.pipeline.convert import convert as convert
     from polyquant.pipeline.convert import plan as plan
     from polyquant.pipeline.convert import quantize as quantize
     from polyquant.pipeline.demo import demo as demo
-    from polyquant.pipeline.detect import open_checkpoint as open
     from polyquant.pipeline.doctor import doctor as doctor
     from polyquant.pipeline.inspect import inspect as inspect
     from polyquant.pipeline.validate import explain as explain
     from polyquant.pipeline.validate import validate as validate
     from polyquant.registry import codec as codec
+    from polyquant.runtime.load import load as load
 
 __version__ = "0.1.0"
 
@@ -40,14 +41,15 @@ _VERBS = {
     "edit": "polyquant.formats.gguf:edit",
     "explain": "polyquant.pipeline.validate:explain",
     "inspect": "polyquant.pipeline.inspect:inspect",
-    "open": "polyquant.pipeline.detect:open_checkpoint",
+    "load": "polyquant.runtime.load:load",
+    "open": "polyquant.formats.detect:open_checkpoint",
     "plan": "polyquant.pipeline.convert:plan",
     "quantize": "polyquant.pipeline.convert:quantize",
     "validate": "polyquant.pipeline.validate:validate",
 }
 
 __all__ = [
-    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "explain", "inspect", "open", "plan", "quantize", "validate",
+    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "explain", "inspect", "load", "open", "plan", "quantize", "validate",
 ]  # fmt: skip
 
 

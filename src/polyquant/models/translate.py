@@ -25,7 +25,7 @@ from polyquant.models.names import LINEARS, Family, to_gguf_name, to_hf_name
 from polyquant.models.values import f32, string, u32
 from polyquant.types import F32, Checkpoint, Meta, TensorMap, Translation
 
-__all__ = ["to_gguf", "to_hf"]
+__all__ = ["FAMILIES", "family_of", "to_gguf", "to_hf"]
 
 FAMILIES = {
     f.architecture: f
@@ -58,7 +58,7 @@ def to_gguf(
     from the folder's. Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError, PlanError.
     """
     config = checkpoint.config
-    family = _family(config)
+    family = family_of(config)
     if architecture is not None:
         if architecture not in FAMILIES:
             raise UnknownNameError("architecture", architecture, FAMILIES)
@@ -100,7 +100,8 @@ def to_gguf(
     )
 
 
-def _family(config: Mapping[str, Any]) -> Family | None:
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """The family of a config.json, None if it is not ours."""
     classes = config.get("architectures")
     for name in classes if isinstance(classes, list) else ():
         if isinstance(name, str) and name in _BY_CLASS:

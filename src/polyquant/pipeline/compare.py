@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
+from polyquant.formats.detect import open_checkpoint, with_tile
 from polyquant.models import translate
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.pipeline.detect import open_checkpoint, with_tile
 from polyquant.pipeline.execute import Progress
 from polyquant.quantizers.absmean import absmean_floats
 from polyquant.types import F32, Checkpoint, Ternary, Weight, as_matrix

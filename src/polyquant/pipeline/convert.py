@@ -10,7 +10,7 @@ from typing import Any
 
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
-from polyquant.pipeline.detect import open_checkpoint, with_tile
+from polyquant.formats.detect import open_checkpoint, with_tile
 from polyquant.pipeline.execute import Progress, Report, execute
 from polyquant.pipeline.importance import load_importance
 from polyquant.pipeline.plan import Plan, make_plan, with_name

@@ -14,7 +14,7 @@ import os
 import numpy as np
 
 from polyquant.errors import InputError
-from polyquant.pipeline.detect import open_checkpoint
+from polyquant.formats.detect import open_checkpoint
 from polyquant.types import F32
 
 __all__ = ["load_importance"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from polyquant.pipeline.detect import detect, open_checkpoint
+from polyquant.formats.detect import detect, open_checkpoint
 from polyquant.types import Checkpoint, Weight
 
 __all__ = ["Group", "Inspection", "inspect"]

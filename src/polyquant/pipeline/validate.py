@@ -16,8 +16,8 @@ from polyquant.codecs.i2_s import I2S
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError
+from polyquant.formats.detect import detect, open_checkpoint
 from polyquant.pipeline.compare import compare_checkpoints
-from polyquant.pipeline.detect import detect, open_checkpoint
 from polyquant.pipeline.execute import Progress
 from polyquant.registry import FORMATS, format_module
 from polyquant.types import Checkpoint, Finding, Severity, Weight, as_matrix

@@ -1,0 +1,1 @@
+"""Ways into other programs: each imports its host when it is used."""

@@ -1,0 +1,1 @@
+"""Running a checkpoint: a decoder whose linears multiply the packed parts."""

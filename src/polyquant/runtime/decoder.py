@@ -1,0 +1,59 @@
+"""Embedding, layers, last norm, head: what every architecture shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.models.config import Hyper
+from polyquant.ops.decoder import rms_norm
+from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.linear import Linear
+from polyquant.runtime.rope import Rotary
+from polyquant.types import F32, Weight
+
+__all__ = ["Decoder", "Layer"]
+
+
+class Layer(Protocol):
+    """A decoder layer: x [T, hidden] -> [T, hidden]."""
+
+    def __call__(self, x: F32, cos: F32, sin: F32, rotary: Rotary, cache: KVCache) -> F32:
+        """cos, sin [T, R] of the positions of the T tokens."""
+
+
+class Decoder:
+    """tokens -> hidden states -> logits."""
+
+    def __init__(
+        self, hyper: Hyper, embedding: Weight, layers: Sequence[Layer], norm: F32, head: Linear, rotary: Rotary
+    ) -> None:
+        self.hyper, self.embedding, self.layers = hyper, embedding, tuple(layers)
+        self.norm, self.head, self.rotary = norm, head, rotary
+
+    def cache(self) -> KVCache:
+        """An empty cache of this decoder's shape."""
+        return KVCache(self.hyper.layers, self.hyper.kv_heads, self.hyper.head_size)
+
+    def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
+        """States after the last norm [T, hidden] of the T tokens that follow those in the cache."""
+        x = self._embed(tokens)
+        cos, sin = self.rotary.angles(cache.length, len(tokens))
+        for layer in self.layers:
+            x = layer(x, cos, sin, self.rotary, cache)
+        cache.length += len(tokens)
+        return rms_norm(x, self.norm, self.hyper.rms_eps)
+
+    def logits(self, hidden: F32) -> F32:
+        """[T, hidden] -> [T, vocab]."""
+        (y,) = self.head(hidden)
+        return y
+
+    def _embed(self, tokens: NDArray[np.int64]) -> F32:
+        out = np.empty((len(tokens), self.hyper.hidden), np.float32)
+        for i, token in enumerate(tokens):
+            out[i] = self.embedding.dequantize(rows=slice(int(token), int(token) + 1))[0]
+        return out

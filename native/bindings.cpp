@@ -1,4 +1,4 @@
-// The only file that knows Python: checks sizes, releases the GIL, calls.
+// What Python sees: checks sizes, releases the GIL, calls. The decoder's kernels are bound in bindings_decoder.cpp; no other file knows Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -22,6 +22,9 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
+
+void bind_decoder(nb::module_& m);  // bindings_decoder.cpp
+
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -232,4 +235,5 @@ NB_MODULE(_native, m) {
   m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
   m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);
   m.def("instruction_set", &instruction_set);
+  bind_decoder(m);
 }

@@ -6,15 +6,13 @@
 
 #include <optional>
 
+#include "bindings.hpp"
 #include "decoder.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
-
-void bind_decoder(nb::module_& m);
-
 namespace {
 
 using Rows = nb::ndarray<const float, nb::device::cpu>;  // any step from row to row, rows contiguous

@@ -14,6 +14,7 @@ from polyquant.models.translate import FAMILIES, family_of
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime.bitnet import BitNetLayer
 from polyquant.runtime.decoder import Decoder, Layer
+from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.llama import LlamaLayer
 from polyquant.runtime.model import Model
 from polyquant.runtime.rope import rotary
@@ -25,11 +26,14 @@ __all__ = ["Activations", "load"]
 Activations = Literal["int8", "float"]
 
 
-def load(path: str | os.PathLike[str], *, activations: Activations = "int8") -> Model:
+def load(
+    path: str | os.PathLike[str], *, activations: Activations = "int8", cache: CacheType | None = None
+) -> Model:
     """Open a checkpoint to run it. Weights stay packed in their file.
 
     activations: "int8" rounds the inputs of quantized weights (blocks of 32 numbers, or tokens for BitNet), as their fast kernels do; "float"
-    does not. Raises InputError, UnsupportedError.
+    does not. cache: how keys and values are kept, "f32", "f16" or "int8" per channel; by default "f16", or "f32" with float activations, which
+    promise exact arithmetic. Raises InputError, UnsupportedError.
     """
     checkpoint = open_checkpoint(path)
     family = _family(checkpoint)
@@ -37,10 +41,11 @@ def load(path: str | os.PathLike[str], *, activations: Activations = "int8") -> 
     hyper = _hyper(checkpoint, family, names)
     rounding: Rounding = "block" if activations == "int8" else "none"
     tensors = Tensors(checkpoint, names, rounding)
-    return Model(checkpoint, family, build(tensors, family, hyper))
+    kept: CacheType = cache or ("f16" if activations == "int8" else "f32")
+    return Model(checkpoint, family, build(tensors, family, hyper, kept))
 
 
-def build(tensors: Tensors, family: Family, hyper: Hyper) -> Decoder:
+def build(tensors: Tensors, family: Family, hyper: Hyper, cache: CacheType = "f32") -> Decoder:
     """The decoder of an architecture. Raises InputError for missing and misshapen tensors."""
     interleaved = family.interleaved and tensors.checkpoint.format == "gguf"
     divisors = tensors.vector(FREQS, hyper.head_size // 2) if FREQS in tensors else None
@@ -61,6 +66,7 @@ def build(tensors: Tensors, family: Family, hyper: Hyper) -> Decoder:
         tensors.vector("output_norm.weight", hyper.hidden),
         tensors.linear(hyper.hidden, [(head, hyper.vocab)]),
         rotary(hyper, interleaved=interleaved, divisors=divisors),
+        cache,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 FOLDER = Path(__file__).parent / "chatglm2"
-V, H, F, LAYERS, HEADS, GROUPS, D, EPS, RATIO = 64, 32, 48, 2, 4, 2, 16, 1e-5, 2
+V, H, F, LAYERS, HEADS, GROUPS, D, EPS, RATIO = 64, 64, 48, 2, 4, 2, 16, 1e-5, 2
 CONFIG = {
     "architectures": ["ChatGLMModel"], "model_type": "chatglm", "add_bias_linear": False, "add_qkv_bias": True,
     "apply_query_key_layer_scaling": True, "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,

@@ -239,4 +239,4 @@ def test_control_characters_do_not_reach_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert list(_pieces(tokens)) == ["a\\x1b[2J\n\tb\\u202e", "é"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
-    assert list(_pieces(tokens))[0] == tokens[0].text
+    assert next(iter(_pieces(tokens))) == tokens[0].text

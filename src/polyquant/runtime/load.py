@@ -35,6 +35,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     activations: Activations = "int8",
+    context: int | None = None,
     ternary_layout: str | None = None,
     dialect: str | None = None,
     tile: Tile | None = None,
@@ -42,7 +43,7 @@ def load(
     """Open a checkpoint to run it. Weights stay packed in their file; only norms and biases are read.
 
     activations: "int8" rounds the inputs of quantized weights (blocks of 32 numbers, or tokens for BitNet), as their fast kernels do; "float"
-    does not. ternary_layout, dialect, tile: what a GGUF file of BitNet weights cannot tell, see open_checkpoint. A folder of BitNet master
+    does not. context: most positions of a text, fewer than the model was made for. ternary_layout, dialect, tile: what a GGUF file of BitNet weights cannot tell, see open_checkpoint. A folder of BitNet master
     weights is made ternary in memory, and its notes say so. Raises InputError, UnsupportedError.
     """
     if activations not in ("int8", "float"):
@@ -59,8 +60,12 @@ def load(
     elif bitnet or (family.ternary and not _is_llama_cpp_bitnet(checkpoint, family)):
         rounding = "token"
     tensors = Tensors(checkpoint, names, family, rounding, masters=masters)
+    if context is not None and not 1 <= context <= hyper.context:
+        raise InputError(
+            "context is out of range", file=checkpoint.path, expected=f"1 to {hyper.context} tokens", found=context
+        )
     decoder = build(tensors, family, hyper)
-    return Model(_with_notes(tensors), family, decoder)
+    return Model(_with_notes(tensors), family, decoder, context=context)
 
 
 def build(tensors: Tensors, family: Family, hyper: Hyper) -> Decoder:

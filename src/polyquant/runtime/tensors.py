@@ -5,14 +5,15 @@ Only vectors are read; a matrix stays in its file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from polyquant.codecs.opaque import OpaqueCodec
 from polyquant.codecs.opaque_dtype import OpaqueDtype
-from polyquant.errors import CodecError, InputError, UnsupportedError
+from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.models.names import Family, to_hf_name
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime.linear import Linear
@@ -21,6 +22,7 @@ from polyquant.types import F32, Checkpoint, Floats, Shape, Weight
 
 __all__ = ["Tensors"]
 
+_COMPUTED = re.compile(r".*(rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
 _REAL = frozenset({"f32", "f16", "bf16", "f64", "f8_e4m3", "f8_e5m2"})
 
 
@@ -28,7 +30,8 @@ _REAL = frozenset({"f32", "f16", "bf16", "f64", "f8_e4m3", "f8_e5m2"})
 class Tensors:
     """names: decoder's name -> tensor's name in the checkpoint. rounding: of the activations of quantized weights.
 
-    masters: float matrices of the layers are BitNet master weights, made ternary in memory. used: the names asked for so far.
+    masters: float matrices of the layers are BitNet master weights, made ternary in memory. used: the names asked for so far; made: the
+    matrices that were made ternary.
     """
 
     checkpoint: Checkpoint
@@ -37,6 +40,7 @@ class Tensors:
     rounding: Rounding
     masters: bool = False
     used: set[str] = field(default_factory=set)
+    made: set[str] = field(default_factory=set)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -89,5 +93,17 @@ class Tensors:
     def _matrix(self, name: str, shape: Shape) -> Weight:
         found = self.weight(f"{name}.weight", shape)
         if self.masters and found.codec.form is Floats and name.startswith("blk."):
+            self.made.add(name)
             return ternarized(found, file=self.checkpoint.path)
         return found
+
+    def noted(self) -> Checkpoint:
+        """The checkpoint, with what was done to it and what was left aside among its notes."""
+        notes = []
+        if self.made:
+            notes.append(f"{len(self.made)} BitNet master weights were made ternary in memory (absmean)")
+        used = {self.names[name] for name in self.used}
+        left = [n for n in self.checkpoint if n not in used and not _COMPUTED.fullmatch(n)]
+        if left:
+            notes.append(f"{len(left)} tensors are not part of this decoder and are not used (first: {printable(left[0])})")
+        return replace(self.checkpoint, notes=(*self.checkpoint.notes, *notes))

@@ -52,7 +52,9 @@ def test_swiglu(engine):
 def test_relu2_gate(engine):
     gate = np.concatenate([noise(40003), np.float32(GATES[1:-2])])[None]
     up = noise(*gate.shape, seed=1)
-    np.testing.assert_allclose(relu2_gate(gate, up), np.maximum(gate, 0).astype(np.float64) ** 2 * up, rtol=1e-6, atol=1e-38)
+    np.testing.assert_allclose(
+        relu2_gate(gate, up), np.maximum(gate, 0).astype(np.float64) ** 2 * up, rtol=1e-6, atol=1e-38
+    )
     assert np.isnan(relu2_gate(np.float32([[math.nan]]), np.float32([[1]])))
 
 

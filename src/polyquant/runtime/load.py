@@ -26,9 +26,7 @@ __all__ = ["Activations", "load"]
 Activations = Literal["int8", "float"]
 
 
-def load(
-    path: str | os.PathLike[str], *, activations: Activations = "int8", cache: CacheType | None = None
-) -> Model:
+def load(path: str | os.PathLike[str], *, activations: Activations = "int8", cache: CacheType | None = None) -> Model:
     """Open a checkpoint to run it. Weights stay packed in their file.
 
     activations: "int8" rounds the inputs of quantized weights (blocks of 32 numbers, or tokens for BitNet), as their fast kernels do; "float"

@@ -11,6 +11,7 @@ from polyquant.runtime.kv_cache import KVCache
 KINDS = ["f32", "f16", "int8"]
 LAYERS, HEADS, GROUPS, SIZE = 2, 4, 2, 16
 MODELS = Path(polyquant.__file__).parent / "demo"
+QUANTIZED = Path(__file__).parent.parent / "vectors/models/tiny-llama-tied/tiny-llama-tied-Q4_0.gguf"
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -112,6 +113,10 @@ def test_a_model_continued_equals_a_model_run_again(engine, name, kind):
         assert 0 < np.abs(whole - exact).max() < 0.3
 
 
-def test_the_default_is_exact_with_float_activations():
-    for activations, kind in (("float", "f32"), ("int8", "f16")):
-        assert polyquant.load(MODELS / "llama", activations=activations).decoder.cache_type == kind
+@pytest.mark.parametrize(
+    ("path", "activations", "kind"),
+    [(QUANTIZED, "float", "f32"), (QUANTIZED, "int8", "f16"), (MODELS / "llama", "int8", "f32")],
+    ids=["float activations", "int8 activations", "float weights"],
+)
+def test_the_default_is_as_exact_as_the_rest(path, activations, kind):
+    assert polyquant.load(path, activations=activations).decoder.cache_type == kind

@@ -3,7 +3,7 @@ were trained. What is not run is refused here by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from polyquant.errors import InputError, UnsupportedError
@@ -64,7 +64,9 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     method = said.get("quant_method") if isinstance(said, Mapping) else said
     if method != "bitnet":
         raise UnsupportedError(
-            f"quantization method '{method}' is not run", file=checkpoint.path / "config.json", expected="bitnet or none"
+            f"quantization method '{method}' is not run",
+            file=checkpoint.path / "config.json",
+            expected="bitnet or none",
         )
     if said.get("use_rms_norm"):
         raise UnsupportedError(
@@ -107,7 +109,7 @@ def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str,
         raise UnsupportedError(f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn")
     hyper = from_metadata(metadata, family.architecture, vocab=rows, tied=tied, file=checkpoint.path)
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if hasattr(tokens, "__len__") and len(tokens) > hyper.vocab:
+    if isinstance(tokens, Sized) and not isinstance(tokens, str) and len(tokens) > hyper.vocab:
         raise InputError(
             "the tokenizer has more tokens than the model",
             file=checkpoint.path,

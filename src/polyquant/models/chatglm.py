@@ -46,13 +46,15 @@ _FIXED = {
 """What makes a config of this type this architecture; all are said by every published config.json."""
 
 
-def _reads(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _reads(config: Mapping[str, Any], file: object) -> Mapping[str, Any]:
     for key, value in _FIXED.items():
         if config.get(key, value) is not value:
-            raise UnsupportedError(f"a ChatGLM with {key} = {config[key]!r} is not known here", expected=value)
+            raise UnsupportedError(
+                f"a ChatGLM with {key} = {config[key]!r} is not known here", file=file, expected=value
+            )
     ratio = config.get("rope_ratio", 1)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float):
-        raise InputError("rope_ratio is no number", found=ratio)
+        raise InputError("rope_ratio is no number", file=file, found=repr(ratio))
     usual = {k: v for k, v in config.items() if k not in _KEYS}
     return {
         **usual,

@@ -31,7 +31,7 @@ def family(checkpoint: Checkpoint) -> Family:
         found = family_of(checkpoint.config)
     if found is None:
         raise UnsupportedError(
-            f"architecture '{label}' is not run here",
+            f"architecture '{label}' is not run here" if label else "no architecture is named",
             file=checkpoint.path,
             hint=f"known: {', '.join(FAMILIES)}; its weights still convert: polyquant convert",
         )
@@ -101,8 +101,9 @@ def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str,
     table = checkpoint.weights.get(names.get("token_embd.weight", ""))
     rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
     if checkpoint.format != "gguf":
-        config = family.reads(checkpoint.config)
-        return from_config(config, vocab=rows, default_theta=family.default_theta, file=checkpoint.path / "config.json")
+        file = checkpoint.path / "config.json"
+        config = family.reads(checkpoint.config, file)
+        return from_config(config, vocab=rows, default_theta=family.default_theta, file=file)
     metadata, tied = checkpoint.metadata, "output.weight" not in names
     scaling = metadata.get(f"{family.architecture}.rope.scaling.type")
     if scaling not in (None, "none", "linear", "yarn"):

@@ -96,6 +96,9 @@ def to_gguf(
         found = tokenizer.from_files(checkpoint.files, config, rows=rows)
         metadata |= found.metadata()
         warnings += found.warnings
+        if found.prefix:
+            words = " ".join(found.tokens[i] for i in found.prefix)
+            warnings.append(f"GGUF cannot say that every text begins with {words}: put them in front yourself")
     return Translation(
         label, tensors, metadata=metadata, dropped=dropped, constants=constants, warnings=tuple(warnings)
     )

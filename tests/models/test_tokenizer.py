@@ -386,3 +386,21 @@ def test_metadata_that_contradicts_itself():
     assert Tokenizer.from_str(files["tokenizer.json"].decode()).encode("ab").ids == [2]
     assert len(warnings) == 2
     assert "bos" not in found.special
+
+
+def test_chatglm_numbers_its_own_tokens_after_the_pieces(tmp_path):
+    made = pieces(True)
+    entries = entries_of(made)
+    files = {"tokenizer.model": tmp_path / "tokenizer.model"}
+    files["tokenizer.model"].write_bytes(sentencepiece(entries))
+    found = tokenizer.from_files(files, {"model_type": "chatglm", "eos_token_id": 2}, rows=len(entries) + 9)
+    n = len(entries)
+    assert found.tokens[n : n + 6] == ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", f"[PAD{n + 5}]"]
+    assert found.prefix == (n + 1, n + 3) and found.special["eos"] == 2
+    core = Tokenizer.from_str(tokenizer_files.files(found)[0]["tokenizer.json"].decode())
+    plain = made.encode("a sophomore", add_special_tokens=False).ids
+    assert core.encode("a sophomore").ids == [n + 1, n + 3, *plain]
+    assert core.encode("a sophomore", add_special_tokens=False).ids == plain
+    assert core.decode([n + 1, *plain]) == core.decode(plain)
+    in_gguf, _, _ = there_and_back(found)
+    assert in_gguf.encode("a sophomore").ids == plain  # which has no word for the prefix

@@ -25,7 +25,14 @@ from typing import Any
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.models.names import Family
 
-__all__ = ["CHATGLM"]
+__all__ = ["CHATGLM", "LETTERS", "MODEL_TYPE", "PREFIX", "SPECIAL"]
+
+MODEL_TYPE = "chatglm"
+SPECIAL = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
+"""Tokens that tokenization_chatglm.py numbers after the pieces of tokenizer.model (ChatGLM3 names its own in tokenizer_config.json)."""
+LETTERS = ("sop", "eop")
+PREFIX = ("[gMASK]", "sop")
+"""In front of every text."""
 
 _KEYS = {
     "num_layers": "num_hidden_layers",
@@ -46,13 +53,15 @@ _FIXED = {
 """What makes a config of this type this architecture; all are said by every published config.json."""
 
 
-def _reads(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _reads(config: Mapping[str, Any], file: object) -> Mapping[str, Any]:
     for key, value in _FIXED.items():
         if config.get(key, value) is not value:
-            raise UnsupportedError(f"a ChatGLM with {key} = {config[key]!r} is not known here", expected=value)
+            raise UnsupportedError(
+                f"a ChatGLM with {key} = {config[key]!r} is not known here", file=file, expected=value
+            )
     ratio = config.get("rope_ratio", 1)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float):
-        raise InputError("rope_ratio is no number", found=ratio)
+        raise InputError("rope_ratio is no number", file=file, found=repr(ratio))
     usual = {k: v for k, v in config.items() if k not in _KEYS}
     return {
         **usual,
@@ -85,7 +94,7 @@ def _settings(tensors: frozenset[str]) -> dict[str, Any]:
 
 CHATGLM = Family(
     architecture="chatglm",
-    model_type="chatglm",
+    model_type=MODEL_TYPE,
     class_name="ChatGLMForConditionalGeneration",
     blocks={
         "input_layernorm": "attn_norm",

@@ -80,12 +80,17 @@ class Hyper:
         return self.head_dim or self.hidden // self.heads
 
 
+def _shown(value: Any) -> Any:
+    """Text in quotes, so that it is not taken for a number."""
+    return repr(value) if isinstance(value, str) else value
+
+
 def _whole(value: Any, what: str, high: int, *, file: object, low: int = 1) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(
-            f"{what} cannot be right", file=file, expected=f"a whole number from {low} to {high}", found=value
+            f"{what} cannot be right", file=file, expected=f"a whole number from {low} to {high}", found=_shown(value)
         )
     return value
 
@@ -97,7 +102,7 @@ def _real(value: Any, what: str, *, file: object) -> float:
         or not math.isfinite(value)
         or not 0 <= value < 1e30
     ):
-        raise InputError(f"{what} cannot be right", file=file, expected="a finite positive number", found=value)
+        raise InputError(f"{what} cannot be right", file=file, expected="a finite positive number", found=_shown(value))
     return float(value)
 
 

@@ -48,7 +48,7 @@ class Family:
     architecture where transformers rotates (i, i + d/2), so rows of q and k change places. pairs: both rotate pairs (2i, 2i+1), no row
     moves. says_sizes: the converter writes vocab_size and rope.dimension_count. fixed: metadata that this architecture always has.
     settings: entries of config.json, from the set of GGUF tensor names. top, layers: Hugging Face names outside the layers, and the
-    prefix of those inside. reads: this family's config.json -> the usual keys (raises InputError, UnsupportedError for variants that are not this
+    prefix of those inside. reads: this family's config.json (and its path, for errors) -> the usual keys (raises InputError, UnsupportedError for variants that are not this
     architecture); writes: back.
     """
 
@@ -66,7 +66,7 @@ class Family:
     settings: Callable[[frozenset[str]], dict[str, Any]] = lambda tensors: {}
     top: Mapping[str, str] = field(default_factory=lambda: TOP)
     layers: str = "model.layers."
-    reads: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    reads: Callable[[Mapping[str, Any], object], Mapping[str, Any]] = lambda config, file: config
     writes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyquant.errors import InputError, printable
+from polyquant.models import chatglm as chatglm_words
 from polyquant.models import pretokenizers, sentencepiece
 from polyquant.models.token_table import Added, Table, lay_out, read_added, read_merges, read_vocab
 from polyquant.models.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Vocabulary
@@ -38,7 +39,7 @@ def from_files(files: Mapping[str, Path], config: Mapping[str, Any], *, rows: in
         body = typed(strict_json.read(files["tokenizer.json"], strict_json.TOKENIZER), dict, "tokenizer.json")
         found = _from_json(body, files, settings, rows)
     elif "tokenizer.model" in files:
-        found = _from_sentencepiece(files, settings, rows)
+        found = _from_sentencepiece(files, settings, config, rows)
     else:
         found = Vocabulary(
             warnings=("the folder has neither tokenizer.json nor tokenizer.model: no tokenizer is written",)
@@ -269,8 +270,10 @@ def _read_model(path: Path) -> sentencepiece.Model:
         source.close()
 
 
-def _from_sentencepiece(files: Mapping[str, Path], settings: Mapping[str, Any], rows: int | None) -> Vocabulary:
-    """tokenizer.model alone, with the added tokens of the JSON files beside it."""
+def _from_sentencepiece(
+    files: Mapping[str, Path], settings: Mapping[str, Any], config: Mapping[str, Any], rows: int | None
+) -> Vocabulary:
+    """tokenizer.model alone, with the added tokens of the JSON files beside it, or of ChatGLM's code."""
     file = files["tokenizer.model"]
     model = _read_model(file)
     if model.model_type != sentencepiece.BPE:
@@ -284,12 +287,25 @@ def _from_sentencepiece(files: Mapping[str, Path], settings: Mapping[str, Any], 
         if text is not None and key.isdecimal() and len(key) < 10 and int(key) >= len(model.pieces):
             added.append(Added(int(key), text, bool(entry.get("special"))))
     items = [(text, i) for i, (text, _, _) in enumerate(model.pieces)]
+    chatglm = config.get("model_type") == chatglm_words.MODEL_TYPE
+    if chatglm:
+        taken = {a.id for a in added}
+        words = enumerate(chatglm_words.SPECIAL, start=len(items))
+        added += [Added(i, text, text.startswith("[")) for i, text in words if i not in taken]
     size = rows if rows is not None else max([len(items), *(a.id + 1 for a in added)])
     table = lay_out(items, added, size, file)
     types, scores = list(table.types), _scores(table.tokens, table.types, {})
     for i, (_, score, kind) in enumerate(model.pieces[:size]):
         types[i], scores[i] = kind, score
     adds = {k: v for k in ("bos", "eos") if isinstance(v := settings.get(f"add_{k}_token"), bool)}
+    prefix: tuple[int, ...] = ()
+    if chatglm:
+        adds = {"bos": False, **adds}  # else llama.cpp would put one in front
+        # Letters of ordinary words: found in a text, they would tear it apart.
+        types = [
+            UNUSED if text in chatglm_words.LETTERS else kind for text, kind in zip(table.tokens, types, strict=True)
+        ]
+        prefix = tuple(table.ids[text] for text in chatglm_words.PREFIX if text in table.ids)
     return Vocabulary(
         model="llama",
         pre="default",
@@ -298,6 +314,7 @@ def _from_sentencepiece(files: Mapping[str, Path], settings: Mapping[str, Any], 
         scores=scores,
         adds=adds,
         space_prefix=model.add_prefix,
+        prefix=prefix,
         warnings=tuple(table.warnings),
     )
 

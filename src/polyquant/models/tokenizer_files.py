@@ -146,20 +146,26 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
 
 
 def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """Puts bos and eos around a text, where the file asks for it."""
-    around = {k: vocabulary.special[k] for k in ("bos", "eos") if vocabulary.added(k) and k in vocabulary.special}
-    if not around:
+    """Puts bos (or the prefix) and eos around a text, where the file asks for it."""
+    special = vocabulary.special
+    around: dict[str, tuple[int, ...]] = {
+        k: (special[k],) if vocabulary.added(k) and k in special else () for k in ("bos", "eos")
+    }
+    around["bos"] = vocabulary.prefix or around["bos"]
+    if not any(around.values()):
         return None
 
     def part(sequence: str, kind_id: int) -> list[dict[str, Any]]:
-        def special(k: str) -> list[dict[str, Any]]:
-            return [{"SpecialToken": {"id": vocabulary.tokens[around[k]], "type_id": kind_id}}] if k in around else []
-
-        return [*special("bos"), {"Sequence": {"id": sequence, "type_id": kind_id}}, *special("eos")]
+        before, after = (
+            [{"SpecialToken": {"id": vocabulary.tokens[i], "type_id": kind_id}} for i in around[k]]
+            for k in ("bos", "eos")
+        )
+        return [*before, {"Sequence": {"id": sequence, "type_id": kind_id}}, *after]
 
     names = {
         vocabulary.tokens[i]: {"id": vocabulary.tokens[i], "ids": [i], "tokens": [vocabulary.tokens[i]]}
-        for i in around.values()
+        for ids in around.values()
+        for i in ids
     }
     return {
         "type": "TemplateProcessing",

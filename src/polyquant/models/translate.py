@@ -96,6 +96,9 @@ def to_gguf(
         found = tokenizer.from_files(checkpoint.files, config, rows=rows)
         metadata |= found.metadata()
         warnings += found.warnings
+        if found.prefix:
+            words = " ".join(found.tokens[i] for i in found.prefix)
+            warnings.append(f"GGUF cannot say that every text begins with {words}: put them in front yourself")
     return Translation(
         label, tensors, metadata=metadata, dropped=dropped, constants=constants, warnings=tuple(warnings)
     )
@@ -116,8 +119,8 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
 def _hyper(checkpoint: Checkpoint, family: Family) -> Hyper:
     embedding = next((w for w in checkpoint.values() if to_gguf_name(family, w.name) == "token_embd.weight"), None)
     rows = embedding.shape[0] if embedding is not None and embedding.shape else 0
-    config = family.reads(checkpoint.config)
-    return from_config(config, vocab=rows, default_theta=family.default_theta, file=checkpoint.path / "config.json")
+    file = checkpoint.path / "config.json"
+    return from_config(family.reads(checkpoint.config, file), vocab=rows, default_theta=family.default_theta, file=file)
 
 
 def _gguf_tensors(

@@ -44,7 +44,10 @@ _SENTENCEPIECE_IDS = {"unk": 0, "bos": 1, "eos": 2}
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """See the module's table. scores: empty for gpt2. merges: empty for llama. space_prefix: None where it does not apply."""
+    """See the module's table. scores: empty for gpt2. merges: empty for llama. space_prefix: None where it does not apply.
+
+    prefix: ids in front of every text, in place of bos (ChatGLM); GGUF has no key for them.
+    """
 
     model: str = ""
     pre: str = ""
@@ -56,6 +59,7 @@ class Vocabulary:
     adds: Mapping[str, bool] = field(default_factory=dict)
     space_prefix: bool | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def metadata(self) -> dict[str, Meta]:

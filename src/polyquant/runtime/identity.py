@@ -3,7 +3,7 @@ were trained. What is not run is refused here by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from polyquant.errors import InputError, UnsupportedError
@@ -31,7 +31,7 @@ def family(checkpoint: Checkpoint) -> Family:
         found = family_of(checkpoint.config)
     if found is None:
         raise UnsupportedError(
-            f"architecture '{label}' is not run here",
+            f"architecture '{label}' is not run here" if label else "no architecture is named",
             file=checkpoint.path,
             hint=f"known: {', '.join(FAMILIES)}; its weights still convert: polyquant convert",
         )
@@ -101,15 +101,16 @@ def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str,
     table = checkpoint.weights.get(names.get("token_embd.weight", ""))
     rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
     if checkpoint.format != "gguf":
-        config = family.reads(checkpoint.config)
-        return from_config(config, vocab=rows, default_theta=family.default_theta, file=checkpoint.path / "config.json")
+        file = checkpoint.path / "config.json"
+        config = family.reads(checkpoint.config, file)
+        return from_config(config, vocab=rows, default_theta=family.default_theta, file=file)
     metadata, tied = checkpoint.metadata, "output.weight" not in names
     scaling = metadata.get(f"{family.architecture}.rope.scaling.type")
     if scaling not in (None, "none", "linear", "yarn"):
         raise UnsupportedError(f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn")
     hyper = from_metadata(metadata, family.architecture, vocab=rows, tied=tied, file=checkpoint.path)
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if hasattr(tokens, "__len__") and len(tokens) > hyper.vocab:
+    if isinstance(tokens, Sized) and not isinstance(tokens, str) and len(tokens) > hyper.vocab:
         raise InputError(
             "the tokenizer has more tokens than the model",
             file=checkpoint.path,

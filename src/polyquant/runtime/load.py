@@ -75,7 +75,12 @@ def build(tensors: Tensors, family: Family, hyper: Hyper, cache: CacheType = "f3
     """The decoder of an architecture. Raises InputError for missing and misshapen tensors."""
     checkpoint = tensors.checkpoint
     if hyper.layers > len(tensors.names):  # before a list of that length is made
-        raise InputError("more layers than tensors", file=checkpoint.path, found=hyper.layers)
+        raise InputError(
+            "more layers than tensors",
+            file=checkpoint.path,
+            expected=f"at most {len(tensors.names)}",
+            found=hyper.layers,
+        )
     embedding = tensors.weight("token_embd.weight", (hyper.vocab, hyper.hidden))
     layers: list[Layer] = []
     for i in range(hyper.layers):

@@ -13,8 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from golden import VECTORS
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
+from polyquant.models import tokenizer_files, vocabulary
 from polyquant.pipeline.demo import demo_model
-from polyquant.runtime.tokenizer import open_tokenizer
+from polyquant.runtime.tokenizer import _assembled, open_tokenizer
 from polyquant.types import Checkpoint
 
 TINY = VECTORS / "models/tiny-llama-tied"
@@ -297,3 +298,11 @@ def test_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[run\]'"):
         open_tokenizer(folder(tmp_path, shell()))
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "pieces"])
+def test_a_vocabulary_is_assembled_as_its_tokenizer_json_would_be_read(kind, demo_files):
+    metadata = open_checkpoint(demo_files("llama", "bf16")).metadata if kind == "byte-level" else METADATA
+    body = tokenizer_files.document(vocabulary.from_metadata(metadata), [])
+    parsed = Core.from_str(json.dumps(body))
+    assert json.loads(_assembled(body).to_str()) == json.loads(parsed.to_str())

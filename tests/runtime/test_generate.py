@@ -8,6 +8,7 @@ import pytest
 import polyquant
 from golden import VECTORS
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.ops import native
 from polyquant.pipeline.demo import demo_model
 from polyquant.runtime.generate import generate
 
@@ -225,6 +226,20 @@ def test_refused_before_any_work(case, llama, monkeypatch):
 def test_a_context_that_the_model_has_not(context):
     with pytest.raises(InputError, match="context is out of range"):
         polyquant.load(demo_model("llama"), context=context)
+
+
+def test_threads_are_those_of_the_process_and_change_no_token(engine):
+    before = native.threads()
+    try:
+        for threads in (1, 3):
+            model = polyquant.load(demo_model("llama"), threads=threads)
+            assert engine == "numpy" or native.threads() == threads
+            assert ids(model.generate(PROMPT, max_tokens=6)) == GREEDY[:6]
+    finally:
+        native.set_threads(before)
+    for threads in (0, -1, 1000):
+        with pytest.raises(InputError, match="threads is out of range"):
+            polyquant.load(demo_model("llama"), threads=threads)
 
 
 def test_sampling_is_off_by_default(llama):

@@ -39,7 +39,9 @@ class KVCache:
     def __init__(self, layers: int, groups: int, size: int, kind: CacheType = "f32") -> None:
         self.length = 0
         self.layers: list[KeptLayer] = [
-            Int8Layer(groups, size) if kind == "int8" else FloatLayer(groups, size, np.float32 if kind == "f32" else np.float16)
+            Int8Layer(groups, size)
+            if kind == "int8"
+            else FloatLayer(groups, size, np.float32 if kind == "f32" else np.float16)
             for _ in range(layers)
         ]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from polyquant.errors import InputError, PolyquantError, UnsupportedError, printable
 from polyquant.models import pretokenizers, tokenizer_files, vocabulary
 from polyquant.models.tokenizer import chat_templates, from_files, settings_of
-from polyquant.models.vocabulary import Vocabulary
+from polyquant.models.vocabulary import CONTROL, USER, Vocabulary
 from polyquant.storage import strict_json
 from polyquant.storage.source import Source
 from polyquant.types import Checkpoint
@@ -40,8 +40,8 @@ _REPLACEMENT = "\ufffd"
 class Tokenizer:
     """What one checkpoint says about text. Safe to share between threads.
 
-    special: ids by kind (bos, eos, eot, eom, unk, sep, pad, cls, mask). ends: ids that end a text. around: (bos, eos) put around a text by
-    us; None leaves it to the post-processor. templates: chat templates by name, `default` the nameless one; never rendered here.
+    special: ids by kind (bos, eos, eot, eom, unk, sep, pad, cls, mask). ends: ids that end a text. around: ids that we
+    put before and after a text; None leaves it to the post-processor. templates: chat templates by name, `default` the nameless one; never rendered here.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Tokenizer:
         *,
         special: Mapping[str, int],
         ends: Iterable[int],
-        around: tuple[bool, bool] | None,
+        around: tuple[Sequence[int], Sequence[int]] | None,
         templates: Mapping[str, str],
         file: object = None,
         notes: Sequence[str] = (),
@@ -65,21 +65,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. add_special: BOS and EOS around it as the file says. parse_special: `<|eot_id|>` in the text is that token,
         not its letters. Raises InputError."""
-        ours = add_special and self._around is not None
+        before, after = self._around if add_special and self._around is not None else ((), ())
         with self._lock:  # the switch belongs to the whole tokenizer
             self._core.encode_special_tokens = not parse_special
             ids: list[int] = _guarded(
-                lambda: self._core.encode(text, add_special_tokens=add_special and not ours).ids,
+                lambda: self._core.encode(text, add_special_tokens=add_special and self._around is None).ids,
                 "the tokenizer fails on this text",
                 self.file,
             )
-        if ours and self._around is not None:
-            before, after = (
-                [self.special[k]] if yes and k in self.special else []
-                for k, yes in zip(("bos", "eos"), self._around, strict=True)
-            )
-            ids = [*before, *ids, *after]
-        return ids
+        return [*before, *ids, *after]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary (rows that no token has) say nothing."""
@@ -174,11 +168,18 @@ def _from_words(words: Vocabulary, checkpoint: Checkpoint) -> Tokenizer:
         _guarded(lambda: _assembled(body), "the tokenizer cannot be used", checkpoint.path),
         special=words.special,
         ends=ends | _ends_of_folder(checkpoint),
-        around=None,
+        around=(_prefix_of_chatglm(words), ()) if checkpoint.config.get("model_type") == "chatglm" else None,
         templates=words.templates,
         file=checkpoint.path,
         notes=(*words.warnings, *notes),
     )
+
+
+def _prefix_of_chatglm(words: Vocabulary) -> list[int]:
+    """[gMASK] sop, which the code of its tokenizer puts in front of every text. Where the files do not name these two, they are the second
+    and fourth after the pieces (tokenization_chatglm.py of THUDM/chatglm2-6b)."""
+    named = {words.tokens[i]: i for i, kind in enumerate(words.types) if kind in (CONTROL, USER)}
+    return [named.get(text, len(words.tokens) + i) for text, i in (("[gMASK]", 1), ("sop", 3))]
 
 
 def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
@@ -193,12 +194,16 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
         and core.post_processor is None
     ):
         said = {"bos": True}  # the class puts one in front by itself
+
+    def one(kind: str) -> list[int]:
+        return [special[kind]] if said.get(kind, False) and kind in special else []
+
     ends = _ends_of_folder(checkpoint) | ({special["eos"]} if "eos" in special else set())
     return Tokenizer(
         core,
         special=special,
         ends=ends,
-        around=(said.get("bos", False), said.get("eos", False)) if said else None,
+        around=(one("bos"), one("eos")) if said else None,
         templates=chat_templates(checkpoint.files, settings),
         file=file,
     )

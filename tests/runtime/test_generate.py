@@ -21,7 +21,32 @@ TEXT = (
     ", when the man was come to the king, that the king of Judah was come to the king, and he reigned in the house of the king of Judah, "
     "and he reigned in the house of the king of Judah.\nAnd the"
 )
-PENALIZED = [14, 438, 261, 404, 372, 489, 292, 334, 14, 299, 311, 477, 542, 262, 585, 1511, 271, 261, 466, 14, 270, 391, 322, 339]
+PENALIZED = [
+    14,
+    438,
+    261,
+    404,
+    372,
+    489,
+    292,
+    334,
+    14,
+    299,
+    311,
+    477,
+    542,
+    262,
+    585,
+    1511,
+    271,
+    261,
+    466,
+    14,
+    270,
+    391,
+    322,
+    339,
+]
 """transformers 5.23, float32, generate(do_sample=False, max_new_tokens=48) on the embedded llama; PENALIZED with repetition_penalty=1.3."""
 
 
@@ -54,7 +79,9 @@ def test_a_folder_and_its_conversion_give_the_same_tokens(model, demo_files, eng
     # The greedy choice of bitnet hangs on the rounding of its activations: i2_s holds the same codes and scales.
     other = demo_files(model, "bf16" if model == "llama" else "i2_s.x86")
     options = {"activations": "float"} if model == "bitnet" else {}
-    answers = [ids(polyquant.load(path, **options).generate(PROMPT, max_tokens=24)) for path in (demo_model(model), other)]
+    answers = [
+        ids(polyquant.load(path, **options).generate(PROMPT, max_tokens=24)) for path in (demo_model(model), other)
+    ]
     assert answers[0] == answers[1] and len(answers[0]) == 24
 
 
@@ -126,7 +153,10 @@ def test_the_context_ends_the_text(llama):
 
 
 def test_a_half_character_at_the_end_is_said(llama, monkeypatch):
-    first, second = llama.tokenizer.encode("é", add_special=False)[:1], llama.tokenizer.encode("🙂", add_special=False)[:1]
+    first, second = (
+        llama.tokenizer.encode("é", add_special=False)[:1],
+        llama.tokenizer.encode("🙂", add_special=False)[:1],
+    )
     stream = iter([*first, *second])
     monkeypatch.setattr("polyquant.runtime.sampling.Sampler.pick", lambda self, logits, history: next(stream))
     tokens = list(llama.generate(PROMPT, max_tokens=2))

@@ -48,7 +48,9 @@ def test_only_what_the_cuts_leave_is_drawn(seed, size, spread, top_k, top_p, min
     assert set(drawn(logits, 20, temperature=2.0, top_k=top_k, top_p=top_p, min_p=min_p)) <= may
 
 
-@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.8, "min_p": 0.02}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.8, "min_p": 0.02}, {}], ids=str
+)
 def test_all_that_the_cuts_leave_is_drawn_sometimes(options):
     logits = logits_of(3, 60, 1.0)
     must, may = kept_by_definition(logits, **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **options})

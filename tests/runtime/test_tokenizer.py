@@ -26,7 +26,17 @@ IDS = {
     "<|end_of_text|>x": [0, 1, 90],
 }
 """Of the demo tokenizer, by transformers 5.23 on the folder and llama.cpp (llama-cpp-python 0.3.36) on its conversion: the same."""
-TEXTS = ["", " ", "  two", "Hello world", "Größe naïve 北京 🙂🚀👨‍👩‍👧", "\n\n a\tb", "a" * 30, "﷽ ½ e\u0301", "do n't , you ? 's"]
+TEXTS = [
+    "",
+    " ",
+    "  two",
+    "Hello world",
+    "Größe naïve 北京 🙂🚀👨‍👩‍👧",
+    "\n\n a\tb",
+    "a" * 30,
+    "﷽ ½ e\u0301",
+    "do n't , you ? 's",
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +67,9 @@ def test_special_tokens(demo, demo_gguf):
         assert tokenizer.ends == {1}
         assert tokenizer.text_of("eos") == "<|end_of_text|>" and tokenizer.text_of("unk") is None
         assert tokenizer.size == 2048 and tokenizer.id_of("<|pad|>") == 2 and tokenizer.id_of("no such") is None
-        assert tokenizer.decode([0, 74, 1]) == "h" and tokenizer.decode([0, 74, 1], skip_special=False).endswith("h<|end_of_text|>")
+        assert tokenizer.decode([0, 74, 1]) == "h" and tokenizer.decode([0, 74, 1], skip_special=False).endswith(
+            "h<|end_of_text|>"
+        )
 
 
 # ---------------------------------------------------------------- one token after the other
@@ -66,7 +78,11 @@ def test_special_tokens(demo, demo_gguf):
 def folder(path: Path, core: Core | dict | bytes | None, **files: dict) -> Checkpoint:
     """A checkpoint that has nothing but small files."""
     if core is not None:
-        raw = core if isinstance(core, bytes) else (json.dumps(core) if isinstance(core, dict) else core.to_str()).encode()
+        raw = (
+            core
+            if isinstance(core, bytes)
+            else (json.dumps(core) if isinstance(core, dict) else core.to_str()).encode()
+        )
         (path / "tokenizer.json").write_bytes(raw)
     for name, body in files.items():
         (path / f"{name}.json").write_text(json.dumps(body))
@@ -75,7 +91,24 @@ def folder(path: Path, core: Core | dict | bytes | None, **files: dict) -> Check
 
 def pieces_with_byte_fallback() -> dict:
     """Metadata of a small SentencePiece model as a GGUF file says it."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "H", "▁H", "▁Ha", "n", "'", "t", "o", "d", "▁do"]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        "▁",
+        "a",
+        "b",
+        "H",
+        "▁H",
+        "▁Ha",
+        "n",
+        "'",
+        "t",
+        "o",
+        "d",
+        "▁do",
+    ]
     kinds = [2, 3, 3, *[6] * 256, *[1] * 12]
     return {
         "tokenizer.ggml.model": "llama",
@@ -98,7 +131,10 @@ def unigram(path: Path) -> Checkpoint:
 
 
 def wordpiece(path: Path) -> Checkpoint:
-    vocab = {w: i for i, w in enumerate(["[UNK]", "do", "n", "'", "t", ",", "you", "?", "Hello", "wor", "##ld", "s", "a", "##a"])}
+    vocab = {
+        w: i
+        for i, w in enumerate(["[UNK]", "do", "n", "'", "t", ",", "you", "?", "Hello", "wor", "##ld", "s", "a", "##a"])
+    }
     core = Core(models.WordPiece(vocab, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.decoder = decoders.WordPiece()
@@ -108,7 +144,11 @@ def wordpiece(path: Path) -> Checkpoint:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", ["demo", "sentencepiece", "unigram", "wordpiece"])
 def test_streamed_text_joined_is_the_whole_text(kind, text, demo, tmp_path):
-    makers = {"sentencepiece": sentencepiece, "unigram": lambda: unigram(tmp_path), "wordpiece": lambda: wordpiece(tmp_path)}
+    makers = {
+        "sentencepiece": sentencepiece,
+        "unigram": lambda: unigram(tmp_path),
+        "wordpiece": lambda: wordpiece(tmp_path),
+    }
     tokenizer = demo if kind == "demo" else open_tokenizer(makers[kind]())
     ids = tokenizer.encode(text)
     stream = tokenizer.stream()
@@ -182,7 +222,9 @@ def test_every_end_that_the_folder_names(tmp_path):
         {**shell()["added_tokens"][0], "id": 512 + i, "content": text, "special": special}
         for i, (text, special) in enumerate([("<|im_end|>", True), ("<|eot_id|>", False)])
     ]
-    found = folder(tmp_path, shell(added_tokens=added), tokenizer_config=SETTINGS, generation_config={"eos_token_id": [7, 9]})
+    found = folder(
+        tmp_path, shell(added_tokens=added), tokenizer_config=SETTINGS, generation_config={"eos_token_id": [7, 9]}
+    )
     assert open_tokenizer(found).ends == {1, 7, 9, 512}  # <|eot_id|> is no control token here
     found = folder(tmp_path, shell(), tokenizer_config=SETTINGS, generation_config={"eos_token_id": "x"})
     assert open_tokenizer(found).ends == {1}
@@ -224,7 +266,9 @@ BROKEN = {
     "merge of unknown": shell(model={"type": "BPE", "vocab": {"a": 0}, "merges": ["z q"]}),
     "deep": b'{"model":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "no UTF-8": b'{"model": "\xff"}',
-    "bad expression": shell(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
+    "bad expression": shell(
+        pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -118,7 +118,7 @@ class Ticket(Generic[T]):
         else:
             self._future.cancel()
 
-    async def run(self, work: Work[T]) -> AsyncIterator[T]:
+    async def run(self, work: Work[T]) -> AsyncGenerator[T, None]:
         """What `work` yields in the worker thread. Raises what it raises, and RequestError 503 when the line was shut."""
         if self._stop.is_set():
             raise _closing()

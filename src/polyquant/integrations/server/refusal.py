@@ -31,5 +31,8 @@ class RequestError(InputError):
 
 
 def refusal_of(problem: PolyquantError) -> RequestError:
-    """Whatever polyquant raised on a request's account, as an answer."""
-    return problem if isinstance(problem, RequestError) else RequestError(str(problem), code="invalid_value")
+    """Whatever polyquant raised on a request's account, as an answer; the paths of this machine are nobody's business."""
+    if isinstance(problem, RequestError):
+        return problem
+    said = PolyquantError(problem.message, expected=problem.expected, found=problem.found, hint=problem.hint)
+    return RequestError(str(said), code="invalid_value")

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 from polyquant.integrations.server.fields import Fields, wrong
 from polyquant.integrations.server.refusal import RequestError
+from polyquant.runtime.sampling import Sampling
 
-__all__ = ["GenerationRequest", "Message", "Prompt", "Sampling", "chat_request", "completion_request"]
+__all__ = ["GenerationRequest", "Message", "Prompt", "chat_request", "completion_request", "no_model"]
 
 Prompt: TypeAlias = str | tuple[int, ...]
 Message: TypeAlias = Mapping[str, str]
@@ -21,6 +22,7 @@ Message: TypeAlias = Mapping[str, str]
 MAX_CHOICES = 64  # prompts x n of one request
 MAX_STOPS = 4
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; a chat goes on to the end of the context
+_WHOLE_TEXT = 1 << 31  # vLLM's repetition_penalty looks at all tokens so far
 
 _HARMLESS = (
     "user",
@@ -37,27 +39,15 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen. max_tokens None: as many as the context holds. top_k 0: off. temperature 0: greedy."""
-
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    seed: int | None
-    stop: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. `messages` for a chat, else `prompts`; n answers to each."""
+    """One request. `messages` for a chat, else `prompts`; n answers to each. max_tokens None: as many as the context holds."""
 
     chat: bool
     prompts: tuple[Prompt, ...]
     messages: tuple[Message, ...]
+    max_tokens: int | None
     sampling: Sampling
+    stop: tuple[str, ...]
     n: int
     stream: bool
     include_usage: bool
@@ -120,20 +110,23 @@ def _request(
     if n * max(1, len(prompts)) > MAX_CHOICES:
         raise wrong("n", f"small enough: at most {MAX_CHOICES} answers a request (prompts x n)", n)
     top_k = fields.integer("top_k", 0, low=-1, high=1 << 31) or 0
+    seed = fields.integer("seed", None, low=-(1 << 63), high=(1 << 64) - 1)
     sampling = Sampling(
-        max_tokens=max_tokens,
         temperature=fields.number("temperature", 1.0, low=0, high=2),
-        top_p=fields.number("top_p", 1.0, low=0, high=1, above=True),
         top_k=max(0, top_k),  # vLLM writes "off" as -1
+        top_p=fields.number("top_p", 1.0, low=0, high=1, above=True),
         min_p=fields.number("min_p", 0.0, low=0, high=1),
         repetition_penalty=fields.number("repetition_penalty", 1.0, low=0, high=10, above=True),
-        seed=fields.integer("seed", None, low=-(1 << 63), high=(1 << 64) - 1),
-        stop=_stops(fields.get("stop")),
+        repetition_window=_WHOLE_TEXT,
+        seed=None if seed is None else seed % (1 << 64),
     )
+    stop = _stops(fields.get("stop"))
     stream = fields.boolean("stream")
     include_usage = _include_usage(fields.get("stream_options"), stream)
     fields.finish(_HARMLESS)
-    return GenerationRequest(bool(messages), prompts, messages, sampling, n, stream, include_usage, logprobs)
+    return GenerationRequest(
+        bool(messages), prompts, messages, max_tokens, sampling, stop, n, stream, include_usage, logprobs
+    )
 
 
 def _check_model(fields: Fields, model: str) -> None:

@@ -12,6 +12,7 @@ from polyquant.errors import InputError, UnsupportedError, printable
 
 if TYPE_CHECKING:
     from polyquant.integrations.server.serving import Address
+    from polyquant.runtime.kv_cache import CacheType
     from polyquant.runtime.load import Activations
 
 
@@ -40,6 +41,8 @@ Python:
               help="Largest body of a request.")  # fmt: skip
 @click.option("--activations", type=click.Choice(["int8", "float"]), default="int8", show_default=True,
               help="int8 rounds the inputs of quantized weights, which is faster.")  # fmt: skip
+@click.option("--cache", type=click.Choice(["f32", "f16", "int8"]),
+              help="How keys and values are kept.  [default: f16; f32 with float activations]")  # fmt: skip
 @click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
 def serve(
     path: str,
@@ -51,6 +54,7 @@ def serve(
     queue: int,
     max_body: int,
     activations: Activations,
+    cache: CacheType | None,
     context: int | None,
 ) -> None:
     """Answer OpenAI's API over HTTP with the model at PATH: /v1/models, /v1/completions, /v1/chat/completions.
@@ -63,15 +67,18 @@ def serve(
         from polyquant.integrations.server.serving import serve as run
     except ImportError as missing:
         raise UnsupportedError(
-            f"the server needs the package '{missing.name}'", hint="pip install 'polyquant[serve]'"
+            f"the server needs the package '{(missing.name or '').partition('.')[0]}'",
+            hint="pip install 'polyquant[serve]'",
         ) from None
     from polyquant.runtime.load import load
 
     _check_key(api_key)
     address = bind(host, port)  # before the model is loaded: a taken port costs nothing
-    model = load(path, activations=activations, context=context)
+    model = load(path, activations=activations, cache=cache, context=context)
     door = Door(api_key, _hosts(address), cors, max_body)
     identity = name or _identity(path)
+    for note in (*model.checkpoint.notes, *model.tokenizer.notes):
+        click.echo(f"note: {printable(note, 400)}", err=True)
     if not address.loopback:
         _warn(address, api_key)
 

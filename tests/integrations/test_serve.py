@@ -24,12 +24,14 @@ from uvicorn.server import ServerState
 import polyquant as pq
 from polyquant.cli import main
 from polyquant.errors import InputError
-from polyquant.integrations.server import serving
+from polyquant.integrations.server import requests, serving
+from polyquant.integrations.server.app import Door
 from polyquant.integrations.server.engine import Engine, Finish
 from polyquant.integrations.server.queue import Line
 from polyquant.integrations.server.refusal import RequestError, refusal_of
 from polyquant.integrations.server.requests import chat_request, completion_request
 
+DOCS = Path(__file__).parents[2] / "docs"
 DEMO = Path(str(files("polyquant"))) / "demo/llama"
 TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('no such thing') }}{% endif %}"
@@ -314,6 +316,24 @@ def test_values_without_effect_pass():
 
 def test_paths_stay_here():
     assert str(refusal_of(InputError("broken", file="/secret/model", found=3))) == "broken (found 3)"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("body (`--max-body`) | {:,} bytes", Door().body),
+        ("time of a body | {:g} s", Door().body_seconds),
+        ("time of the headers | {:g} s", serving._HEADER_SECONDS),
+        ("idle connection | {} s", serving._IDLE_SECONDS),
+        ("does not read | {:g} s", serving._STALL_SECONDS),
+        ("connections | {},", serving._CONNECTIONS),
+        ("at most {} in all", requests.MAX_CHOICES),
+        ("up to {}; the answer ends", requests.MAX_STOPS),
+        ("default {} for completions", requests.COMPLETION_TOKENS),
+    ],
+)
+def test_the_page_says_the_limits(text, value):
+    assert text.format(value) in (DOCS / "serve.md").read_text()
 
 
 # ---------------------------------------------------------------- the line

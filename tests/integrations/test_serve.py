@@ -87,16 +87,18 @@ def client(url):
         yield found
 
 
-def raw(url, request: bytes, *, until_close=True) -> str:
-    """What the server answers to these bytes."""
+def _connected(url):
     host, port = url.split("/")[2].split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as sock:
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def raw(url, request: bytes) -> str:
+    """What the server answers to these bytes."""
+    with _connected(url) as sock:
         sock.sendall(request)
         answer = b""
         while chunk := sock.recv(65536):
             answer += chunk
-            if not until_close:
-                break
     return answer.decode()
 
 
@@ -349,30 +351,37 @@ def waited(client, running, waiting):
     raise AssertionError(health)
 
 
-def test_disconnected_clients_and_a_full_line(client, model):
-    ask = {"model": "tiny", "prompt": PROMPT, "max_tokens": 500, "temperature": 0, "stream": True}
-    first = client.completions.create(**ask)
+def test_disconnected_clients_and_a_full_line(client):
+    # Answers that would take minutes: whatever comes after them shows that they were given up.
+    ask = {"model": "tiny", "prompt": PROMPT, "max_tokens": 500, "n": 64, "temperature": 0, "stream": True}
+    first, heard = client.completions.create(**ask), []
+
+    def second():
+        with client.completions.create(**ask) as stream:
+            heard.append(next(iter(stream)))
+
     next(iter(first))
-    second = threading.Thread(target=lambda: _ignore(client, ask))
-    second.start()
+    waiting = threading.Thread(target=second)
+    waiting.start()
     waited(client, True, 1)
     with pytest.raises(openai.InternalServerError) as caught:
         client.completions.create(**ask)
     assert caught.value.status_code == 503 and int(caught.value.response.headers["Retry-After"]) >= 1
     assert caught.value.code == "queue_full"
     first.close()
-    second.join()
+    waiting.join()
+    assert heard
     waited(client, False, 0)
-    # How far it came: what is cached of the text that it would have written.
-    whole = [*model.tokenizer.encode(PROMPT), *(t.id for t in model.generate(PROMPT, max_tokens=480))]
-    said = client.completions.create(model="tiny", prompt=whole, max_tokens=1)
-    assert said.usage.prompt_tokens_details.cached_tokens < len(whole) - 100
 
-
-def _ignore(client, ask):
-    """Ask, read a little, go away."""
+    # One that goes away while it waits gives its place back at once.
     with client.completions.create(**ask) as stream:
         next(iter(stream))
+        request = post("completions", body := json.dumps(ask).encode(), JSON, f"Content-Length: {len(body)}")
+        with _connected(str(client.base_url)) as sock:
+            sock.sendall(request)
+            waited(client, True, 1)
+        waited(client, True, 0)
+    waited(client, False, 0)
 
 
 def test_line_in_order_bounded_and_cancelled():
@@ -467,7 +476,7 @@ def test_a_common_prefix_is_not_computed_again_and_changes_nothing(cache, folder
         text, logprobs, finish = answers(kept, prompt, max_tokens=8)
         fresh, expected, _ = answers(Engine(model), prompt, max_tokens=8)
         assert text == fresh == "".join(t.text for t in model.generate(prompt, max_tokens=8))
-        np.testing.assert_allclose(logprobs, expected, atol=1e-4)
+        np.testing.assert_allclose(logprobs, expected, atol=5e-4)
         assert least - lost < finish.cached_tokens < finish.prompt_tokens == len(ids(prompt))
 
 
@@ -512,7 +521,9 @@ def test_key_and_signal(folder):
             "HTTP/1.1 200"
         )
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
-            stream = client.completions.create(model="m", prompt=PROMPT, max_tokens=500, temperature=0, stream=True)
+            stream = client.completions.create(
+                model="m", prompt=PROMPT, max_tokens=500, n=64, temperature=0, stream=True
+            )
             next(iter(stream))
             process.send_signal(signal.SIGINT)
             with pytest.raises(openai.APIError, match="shutting down"):

@@ -83,7 +83,9 @@ def test_old_gguf_files_say_linear_in_one_key():
     np.testing.assert_array_equal(rotary(hyper, interleaved=False).frequencies, expected)
 
 
-@pytest.mark.parametrize("name, old", [("llama-linear", "linear"), ("llama-llama3-tied", "llama3"), ("llama-yarn", "yarn")])
+@pytest.mark.parametrize(
+    "name, old", [("llama-linear", "linear"), ("llama-llama3-tied", "llama3"), ("llama-yarn", "yarn")]
+)
 def test_the_spelling_before_transformers_5(name, old, tmp_path):
     shutil.copytree(MODELS / name, tmp_path / "m")
     config = json.loads((tmp_path / "m/config.json").read_text())

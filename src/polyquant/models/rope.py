@@ -76,7 +76,17 @@ def recognise_llama3(factors: F32, theta: float, context: int) -> dict[str, Any]
     factor = float(factors[-1]) if factors.ndim == 1 and len(factors) else 0.0
     if not math.isfinite(factor) or factor <= 0:
         return None
-    for original in (8192, 4096, 2048, 16384, 32768, 65536, 131072, context, *_context_of_blend(factors, factor, theta)):
+    for original in (
+        8192,
+        4096,
+        2048,
+        16384,
+        32768,
+        65536,
+        131072,
+        context,
+        *_context_of_blend(factors, factor, theta),
+    ):
         rope = {
             "rope_type": "llama3",
             "factor": factor,

@@ -64,7 +64,9 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     method = said.get("quant_method") if isinstance(said, Mapping) else said
     if method != "bitnet":
         raise UnsupportedError(
-            f"quantization method '{method}' is not run", file=checkpoint.path / "config.json", expected="bitnet or none"
+            f"quantization method '{method}' is not run",
+            file=checkpoint.path / "config.json",
+            expected="bitnet or none",
         )
     if said.get("use_rms_norm"):
         raise UnsupportedError(

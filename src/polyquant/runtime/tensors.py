@@ -105,5 +105,7 @@ class Tensors:
         used = {self.names[name] for name in self.used}
         left = [n for n in self.checkpoint if n not in used and not _COMPUTED.fullmatch(n)]
         if left:
-            notes.append(f"{len(left)} tensors are not part of this decoder and are not used (first: {printable(left[0])})")
+            notes.append(
+                f"{len(left)} tensors are not part of this decoder and are not used (first: {printable(left[0])})"
+            )
         return replace(self.checkpoint, notes=(*self.checkpoint.notes, *notes))

@@ -33,7 +33,12 @@ CASES = {
         **BASE,
         head_dim=16,
         rope_parameters={
-            **YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False,
+            **YARN,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.3,
+            "truncate": False,
         },
     ),  # fmt: skip
     "mistral-window": MistralConfig(**{**BASE, "num_key_value_heads": 1}, head_dim=16, sliding_window=7),

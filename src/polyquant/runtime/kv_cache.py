@@ -35,10 +35,11 @@ class KeptLayer(Protocol):
 
 
 class KVCache:
-    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it."""
+    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it.
+    grain: a cache truncated to a multiple of it is as if nothing had been there."""
 
     def __init__(self, layers: int, groups: int, size: int, kind: CacheType = "f32") -> None:
-        self.length = 0
+        self.length, self.grain = 0, BLOCK if kind == "int8" else 1
         self.layers: list[KeptLayer] = [
             Int8Layer(groups, size)
             if kind == "int8"

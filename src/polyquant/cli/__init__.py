@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "How far is B from A, tensor by tensor.",
     "convert": "Turn it into another format.",
     "quantize": "Make it smaller, by a recipe such as q4_k_m.",
+    "eval": "Perplexity on a text; with --against, KL divergence and layers.",
     "edit": "Change GGUF metadata; tensor data stays untouched.",
     "doctor": "Is this installation sound and fast?",
     "demo": "The main job on an embedded model, in a minute.",

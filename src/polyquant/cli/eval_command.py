@@ -24,8 +24,15 @@ Examples:
 )
 @click.argument("path", type=click.Path())
 @click.option("--text", required=True, type=click.Path(), help="UTF-8 text to read, not seen in training.")
-@click.option("--against", metavar="OTHER", type=click.Path(), help="Reference with the same vocabulary, e.g. the unquantized model.")
-@click.option("--context", type=click.IntRange(4), help="Tokens of a window.  [default: the model's context, at most 512]")
+@click.option(
+    "--against",
+    metavar="OTHER",
+    type=click.Path(),
+    help="Reference with the same vocabulary, e.g. the unquantized model.",
+)
+@click.option(
+    "--context", type=click.IntRange(4), help="Tokens of a window.  [default: the model's context, at most 512]"
+)
 @click.option(
     "--stride",
     type=click.IntRange(1),
@@ -74,12 +81,24 @@ def _print(found: Evaluation) -> None:
         if found.stride is None
         else f"sliding by {found.stride}, every token scored"
     )
-    paragraph(f"{found.windows} windows of {found.context} tokens", how, f"{found.model.tokens} tokens scored", f"activations {found.activations}")
+    paragraph(
+        f"{found.windows} windows of {found.context} tokens",
+        how,
+        f"{found.model.tokens} tokens scored",
+        f"activations {found.activations}",
+    )
     click.echo()
     models = [m for m in (found.model, found.reference) if m is not None]
     shown = table("model", ">size", ">bits", ">perplexity", ">nats/token", ">bits/byte")
     for m in models:
-        shown.add_row(tensor_name(m.path, 60), size(m.nbytes), f"{m.bpw:.3f}", _mean(m.perplexity), _mean(m.nll), f"{m.bits_per_byte:.4f}")
+        shown.add_row(
+            tensor_name(m.path, 60),
+            size(m.nbytes),
+            f"{m.bpw:.3f}",
+            _mean(m.perplexity),
+            _mean(m.nll),
+            f"{m.bits_per_byte:.4f}",
+        )
     shown.show()
     if found.reference is not None and found.divergence is not None:
         click.echo()
@@ -106,9 +125,11 @@ def _print_divergence(model: Score, reference: Score, found: Divergence) -> None
 
 def _print_layers(layers: tuple[LayerError, ...]) -> None:
     top = max(layer.alone for layer in layers)
-    shown = table(">layer", ">output error", ">alone", "what this layer adds")
+    shown = table("of", ">output error", ">alone", "what it adds")
     for layer in layers:
-        shown.add_row(str(layer.index), f"{layer.output:.5f}", f"{layer.alone:.5f}", _bar(layer.alone / top if top > 0 else 0.0))
+        shown.add_row(
+            layer.name, f"{layer.output:.5f}", f"{layer.alone:.5f}", _bar(layer.alone / top if top > 0 else 0.0)
+        )
     shown.show()
 
 
@@ -121,8 +142,6 @@ def _bar(share: float) -> str:
 
 
 def _mean(x: Mean) -> str:
-    """A value with as many decimals as its error has meaning in."""
-    if not (math.isfinite(x.value) and math.isfinite(x.error)):
-        return f"{x.value:.4g}"
-    digits = 3 if x.error <= 0 else min(6, max(1, 1 - math.floor(math.log10(x.error))))
-    return f"{x.value:.{digits}f} ± {x.error:.{digits}f}"
+    """Four decimals, so that close formats can be told apart; fewer of a large number."""
+    digits = 4 if abs(x.value) < 1000 else 1
+    return f"{x.value:.{digits}f} ± {x.error:.{digits}f}" if abs(x.value) < 1e7 else f"{x.value:.4g}"

@@ -72,9 +72,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """Relative RMS of a layer's output state: of the models as they run, and of the layer alone on the reference's input."""
+    """Relative RMS error of what "embedding", "layer 0", ... or "head" gives: of the models as they run, and alone on the reference's input."""
 
-    index: int
+    name: str
     output: float
     alone: float
 
@@ -169,7 +169,9 @@ def _read(path: str | os.PathLike[str]) -> str:
     source = Source(path)
     try:
         if source.size > MAX_TEXT_BYTES:
-            raise InputError("the text is too large", file=path, expected=f"at most {MAX_TEXT_BYTES} bytes", found=source.size)
+            raise InputError(
+                "the text is too large", file=path, expected=f"at most {MAX_TEXT_BYTES} bytes", found=source.size
+            )
         raw = bytes(source.pread(0, source.size))
     finally:
         source.close()
@@ -200,7 +202,12 @@ def _tokens(model: Model, words: str, limit: int | None) -> tuple[NDArray[np.int
         bos = None
     ids = np.asarray(tokenizer.encode(words, add_special=False, parse_special=False)[:limit], np.int64)
     if len(ids) and ids.max() >= model.vocab:
-        raise InputError("the tokenizer has more tokens than the model", file=model.checkpoint.path, expected=model.vocab, found=int(ids.max()))
+        raise InputError(
+            "the tokenizer has more tokens than the model",
+            file=model.checkpoint.path,
+            expected=model.vocab,
+            found=int(ids.max()),
+        )
     return ids, bos
 
 
@@ -219,11 +226,23 @@ def _same_vocabulary(model: Model, other: Model) -> None:
     """Raises PlanError unless the tokens mean the same to both."""
     hint = "perplexities of models with different tokenizers compare in bits per byte: evaluate each without --against"
     if model.vocab != other.vocab:
-        raise PlanError("the two have vocabularies of different sizes", file=other.checkpoint.path, expected=model.vocab, found=other.vocab, hint=hint)
+        raise PlanError(
+            "the two have vocabularies of different sizes",
+            file=other.checkpoint.path,
+            expected=model.vocab,
+            found=other.vocab,
+            hint=hint,
+        )
     mine, theirs = model.tokenizer.tokens(), other.tokenizer.tokens()
     for i in sorted(mine.keys() & theirs.keys()):
         if mine[i] != theirs[i]:
-            raise PlanError(f"the two have different tokens: token {i}", file=other.checkpoint.path, expected=mine[i], found=theirs[i], hint=hint)
+            raise PlanError(
+                f"the two have different tokens: token {i}",
+                file=other.checkpoint.path,
+                expected=mine[i],
+                found=theirs[i],
+                hint=hint,
+            )
 
 
 class _Watch:
@@ -253,7 +272,9 @@ def _alone(model: Model, windows: list[Window], watch: _Watch) -> NDArray[np.flo
 
 def _score(model: Model, logs: NDArray[np.float64], size: int) -> Score:
     checkpoint = model.checkpoint
-    return Score(str(checkpoint.path), checkpoint.format, checkpoint.nbytes, checkpoint.bpw, len(logs), size, Mean.of(-logs))
+    return Score(
+        str(checkpoint.path), checkpoint.format, checkpoint.nbytes, checkpoint.bpw, len(logs), size, Mean.of(-logs)
+    )
 
 
 def _divergence(found: Scores) -> Divergence:
@@ -264,5 +285,12 @@ def _divergence(found: Scores) -> Divergence:
         kl_max=float(found.divergence.max()),
         top_1=Mean.of(found.agree.astype(np.float64)),
         probability_rms=float(np.sqrt(np.square(np.exp(found.model) - np.exp(found.reference)).mean())),
-        layers=tuple(LayerError(i, output.rrmse, alone.rrmse) for i, (output, alone) in enumerate(found.layers)),
+        layers=tuple(
+            LayerError(_layer(i, len(found.layers)), output.rrmse, alone.rrmse)
+            for i, (output, alone) in enumerate(found.layers)
+        ),
     )
+
+
+def _layer(i: int, n: int) -> str:
+    return "embedding" if i == 0 else "head" if i == n - 1 else f"layer {i - 1}"

@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "How far is B from A, tensor by tensor.",
     "convert": "Turn it into another format.",
     "quantize": "Make it smaller, by a recipe such as q4_k_m.",
+    "run": "Go on with a text, or converse.",
     "eval": "Perplexity on a text; with --against, KL divergence and layers.",
     "edit": "Change GGUF metadata; tensor data stays untouched.",
     "doctor": "Is this installation sound and fast?",

@@ -21,7 +21,7 @@ from polyquant.storage import strict_json
 from polyquant.storage.source import Source
 from polyquant.storage.strict_json import typed
 
-__all__ = ["from_files"]
+__all__ = ["chat_templates", "from_files", "settings_of"]
 
 _KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -32,8 +32,8 @@ _ADDED_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
 
 def from_files(files: Mapping[str, Path], config: Mapping[str, Any], *, rows: int | None = None) -> Vocabulary:
     """The vocabulary of a folder's small files. rows: of the embedding; tokens beyond are dropped with a warning. Raises InputError."""
-    settings = {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
-    templates = _templates(files, settings)
+    settings = settings_of(files)
+    templates = chat_templates(files, settings)
     if "tokenizer.json" in files:
         body = typed(strict_json.read(files["tokenizer.json"], strict_json.TOKENIZER), dict, "tokenizer.json")
         found = _from_json(body, files, settings, rows)
@@ -47,6 +47,11 @@ def from_files(files: Mapping[str, Path], config: Mapping[str, Any], *, rows: in
         ids = {text: i for i, text in reversed(list(enumerate(found.tokens)))}
         found = replace(found, special=_special(settings, config, ids, len(found.tokens)))
     return replace(found, templates=templates)
+
+
+def settings_of(files: Mapping[str, Path]) -> dict[str, Any]:
+    """tokenizer_config.json over special_tokens_map.json. Raises InputError."""
+    return {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
 
 
 def _json(files: Mapping[str, Path], name: str) -> dict[str, Any]:
@@ -316,8 +321,8 @@ def _special(
     return out
 
 
-def _templates(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; `default` is the nameless one."""
+def chat_templates(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name; `default` is the nameless one. Raises InputError."""
     said = settings.get("chat_template")
     if said is None and "chat_template.jinja" in files:
         said = _text(files["chat_template.jinja"])

@@ -25,11 +25,11 @@ __all__ = ["Activations", "load"]
 Activations = Literal["int8", "float"]
 
 
-def load(path: str | os.PathLike[str], *, activations: Activations = "int8") -> Model:
+def load(path: str | os.PathLike[str], *, activations: Activations = "int8", context: int | None = None) -> Model:
     """Open a checkpoint to run it. Weights stay packed in their file.
 
     activations: "int8" rounds the inputs of quantized weights (blocks of 32 numbers, or tokens for BitNet), as their fast kernels do; "float"
-    does not. Raises InputError, UnsupportedError.
+    does not. context: most positions of a text, fewer than the model was made for. Raises InputError, UnsupportedError.
     """
     checkpoint = open_checkpoint(path)
     family = _family(checkpoint)
@@ -37,7 +37,11 @@ def load(path: str | os.PathLike[str], *, activations: Activations = "int8") -> 
     hyper = _hyper(checkpoint, family, names)
     rounding: Rounding = "block" if activations == "int8" else "none"
     tensors = Tensors(checkpoint, names, rounding)
-    return Model(checkpoint, family, build(tensors, family, hyper))
+    if context is not None and not 1 <= context <= hyper.context:
+        raise InputError(
+            "context is out of range", file=checkpoint.path, expected=f"1 to {hyper.context} tokens", found=context
+        )
+    return Model(checkpoint, family, build(tensors, family, hyper), context=context)
 
 
 def build(tensors: Tensors, family: Family, hyper: Hyper) -> Decoder:

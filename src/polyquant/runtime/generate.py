@@ -1,0 +1,212 @@
+"""Prompt -> tokens, one at a time.
+
+    for token in model.generate("Once upon a time", max_tokens=64):
+        print(token.text, end="", flush=True)
+
+A text ends with "stop" (a token that ends texts, or a stop string) or with "length" (max_tokens, or the context is full).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.runtime.sampling import Sampler, Sampling, log_probability
+from polyquant.runtime.tokenizer import TextStream, Tokenizer
+
+if TYPE_CHECKING:
+    from polyquant.runtime.model import Model, Session
+    from polyquant.types import F32
+
+__all__ = ["Finish", "Generation", "Token", "generate"]
+
+Finish = Literal["stop", "length"]
+_LONGEST = 256  # characters of a token, on average: a longer prompt is refused unread
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """text: what this token completes; empty while a character is half done or a stop string may be beginning. The texts of all tokens
+    joined are the answer. logprob: natural, the model's own (before temperature and cuts)."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+class Generation:
+    """An answer on its way; iterate over it once.
+
+    prompt_tokens, generated: counts, the token that ends the text included. finish: None until the end. prompt_seconds, seconds: spent on
+    the prompt and on the tokens after the first.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        limit: int | None,
+        ends: frozenset[int],
+        text: _Text,
+    ) -> None:
+        self.session, self.prompt = session, tuple(prompt)
+        self.prompt_tokens, self.generated = len(prompt), 0
+        self.finish: Finish | None = None
+        self.prompt_seconds = self.seconds = 0.0
+        self.reused = 0
+        self._sampler, self._ends, self._text = sampler, ends, text
+        room = session.model.context - len(prompt) + 1  # the last token needs no place of its own
+        self._limit = room if limit is None else min(limit, room)
+        self._tokens = self._run()
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    @property
+    def prompt_rate(self) -> float:
+        """Tokens of the prompt that went through the model, a second; 0 before the first token."""
+        return (self.prompt_tokens - self.reused) / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second after the first one; 0 until there is a second."""
+        return (self.generated - 1) / self.seconds if self.seconds else 0.0
+
+    def _run(self) -> Iterator[Token]:
+        logits = self._start()
+        history = list(self.prompt)
+        while self.finish is None:
+            token = self._sampler.pick(logits, history)
+            logprob = log_probability(logits, token)
+            history.append(token)
+            self.generated += 1
+            if token in self._ends:
+                self.finish, text = "stop", self._text.finish()
+            else:
+                text = self._text.push(token)
+                if self._text.stopped:
+                    self.finish = "stop"
+                elif self.generated >= self._limit:
+                    self.finish, text = "length", text + self._text.finish()
+                    if self._text.stopped:
+                        self.finish = "stop"
+            yield Token(token, text, logprob)
+            if self.finish is None:
+                began = perf_counter()
+                logits = self.session.feed([token])
+                self.seconds += perf_counter() - began
+
+    def _start(self) -> F32:
+        """Logits after the prompt; what the session has seen of it already is not run again."""
+        seen = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.session.tokens, self.prompt, strict=False))
+        )
+        self.reused = min(seen, len(self.prompt) - 1)  # one token at least must be fed: its logits are needed
+        self.session.rewind(self.reused)
+        began = perf_counter()
+        logits = self.session.feed(self.prompt[self.reused :])
+        self.prompt_seconds = perf_counter() - began
+        return logits
+
+
+class _Text:
+    """The text of the tokens so far, held back where a stop string may be beginning."""
+
+    def __init__(self, stream: TextStream | None, stop: Sequence[str]) -> None:
+        self._stream, self._stop, self._held = stream, tuple(stop), ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        return self._pass(self._stream.push(token)) if self._stream is not None else ""
+
+    def finish(self) -> str:
+        text = self._pass(self._stream.finish()) if self._stream is not None else ""
+        if not self.stopped:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _pass(self, text: str) -> str:
+        """What can be said now: up to a stop string, or up to where one may begin."""
+        text = self._held + text
+        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of the text that begin the stop string."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def generate(
+    model: Model,
+    prompt: str | Sequence[int],
+    *,
+    max_tokens: int | None = 128,
+    sampling: Sampling | None = None,
+    stop: str | Sequence[str] = (),
+    session: Session | None = None,
+    add_special: bool = True,
+) -> Generation:
+    """prompt: text, or token ids that are taken as they are. max_tokens None: until the context is full. session: goes on in this one;
+    what it shares with the prompt is not run again. add_special: BOS and EOS around a text as the tokenizer says.
+
+    Token ids need no tokenizer; without one the tokens have no text. Raises InputError, UnsupportedError, before any work.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(s, str) and s for s in stops):
+        raise InputError("stop strings must be texts of at least one character", found=stops)
+    if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
+        raise InputError("max_tokens is out of range", expected="a whole number of at least 1", found=max_tokens)
+    ids = _ids(model, prompt, add_special)
+    tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or bool(stops))
+    text = _Text(tokenizer.stream() if tokenizer is not None else None, stops)
+    ends = tokenizer.ends if tokenizer is not None else frozenset()
+    return Generation(session or model.session(), ids, Sampler(sampling or Sampling()), max_tokens, ends, text)
+
+
+def _tokenizer(model: Model, *, needed: bool) -> Tokenizer | None:
+    try:
+        return model.tokenizer
+    except UnsupportedError:
+        if needed:
+            raise
+        return None
+
+
+def _ids(model: Model, prompt: str | Sequence[int], add_special: bool) -> list[int]:
+    limit = model.context
+    if isinstance(prompt, str):
+        if len(prompt) > _LONGEST * limit:
+            raise _too_long(limit, f"a text of {len(prompt)} characters")
+        ids = model.tokenizer.encode(prompt, add_special=add_special)
+    else:
+        array = np.asarray(prompt)
+        ids = [int(i) for i in array] if array.ndim == 1 and array.dtype.kind in "iu" else []
+    if not ids:
+        raise InputError("the prompt is empty", expected="a text or token ids")
+    if len(ids) > limit:
+        raise _too_long(limit, f"{len(ids)} tokens")
+    if min(ids) < 0 or max(ids) >= model.vocab:
+        raise InputError(
+            "a token is outside the vocabulary",
+            expected=f"0 to {model.vocab - 1}",
+            found=max(ids) if min(ids) >= 0 else min(ids),
+        )
+    return ids
+
+
+def _too_long(limit: int, found: str) -> InputError:
+    return InputError("the prompt is longer than the model's context", expected=f"at most {limit} tokens", found=found)

@@ -1,0 +1,158 @@
+"""Logits -> the next token.
+
+In this order: repetition penalty, top-k, top-p, min-p, temperature, draw. transformers and llama.cpp agree on it but for the place of the
+temperature, where we follow llama.cpp: the cuts are made on the model's own probabilities, so a high temperature lets no new tokens in.
+Temperature 0 takes the likeliest token; of equal ones, the lowest id.
+
+top-k keeps the k likeliest; top-p the fewest of those whose probabilities (of what top-k left) reach p; min-p those at least min_p times
+as likely as the likeliest. Each keeps a beginning of the tokens sorted by logit, so only that beginning is ever sorted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import InputError
+from polyquant.types import F32
+
+__all__ = ["Sampler", "Sampling", "log_probability"]
+
+_STRIP = 256  # logits whose maxima stand for them in the search for the k largest
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """temperature 0: greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1: off. repetition_window: how many of the last tokens are
+    penalized. seed None: another text every time. Raises InputError for values out of range."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_window: int = 64
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        _whole("top_k", self.top_k)
+        _whole("repetition_window", self.repetition_window)
+        if self.seed is not None:
+            _whole("seed", self.seed)
+
+
+def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+    good = (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+    )
+    if not good or (above and value == low):
+        span = f"{'above' if above else 'at least'} {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
+        raise InputError(f"{name} is out of range", expected=f"a number {span}", found=value)
+
+
+def _whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"{name} is out of range", expected="a whole number of at least 0", found=value)
+
+
+class Sampler:
+    """The choices of one text: the generator of random numbers goes on from token to token."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._random = np.random.default_rng(sampling.seed)
+
+    def pick(self, logits: F32, history: Sequence[int]) -> int:
+        """logits [vocab], history: the tokens so far, prompt included -> id. Raises InputError where the logits are no numbers."""
+        s = self.sampling
+        if s.repetition_penalty != 1 and s.repetition_window and history:
+            logits = _penalized(logits, history[-s.repetition_window :], s.repetition_penalty)
+        best = int(logits.argmax())  # the first NaN, if there is one
+        top = float(logits[best])
+        if not math.isfinite(top):
+            raise InputError(
+                "the logits are no numbers: the weights hold NaN or infinities, or overflow",
+                found=top,
+                hint="polyquant validate",
+            )
+        if s.temperature == 0 or s.top_k == 1 or s.top_p == 0:
+            return best
+        ids = _cut(logits, top, s)
+        kept = logits if ids is None else logits[ids]
+        weights = np.exp((kept - top) * np.float32(min(1 / s.temperature, 1e30)))
+        found = self._draw(weights)
+        return found if ids is None else int(ids[found])
+
+    def _draw(self, weights: F32) -> int:
+        """Index i with a probability proportional to weights[i]; the first weight that is reached, never one of zero."""
+        total = np.cumsum(weights, dtype=np.float64)
+        return int(np.searchsorted(total, self._random.random() * total[-1], side="right"))
+
+
+def _penalized(logits: F32, recent: Sequence[int], penalty: float) -> F32:
+    """Keskar et al. 2019 (CTRL): positive logits divided, negative ones multiplied, once for each token that occurs."""
+    ids = np.unique(np.asarray(recent, np.int64))
+    out = logits.copy()
+    out[ids] = np.where(out[ids] > 0, out[ids] / np.float32(penalty), out[ids] * np.float32(penalty))
+    return out
+
+
+def _cut(logits: F32, top: float, s: Sampling) -> NDArray[np.intp] | None:
+    """Ids that may be drawn, likeliest first; None: all."""
+    ids: NDArray[np.intp] | None = None
+    if 0 < s.top_k < len(logits):
+        ids = _largest(logits, s.top_k)
+    if s.top_p < 1:
+        ids = _nucleus(logits, top, s.top_p) if ids is None else ids[: _reach(np.exp(logits[ids] - top), s.top_p)]
+    if s.min_p > 0:
+        least = np.float32(top + math.log(s.min_p))
+        ids = np.flatnonzero(logits >= least) if ids is None else ids[logits[ids] >= least]
+    return ids
+
+
+def _largest(logits: F32, k: int) -> NDArray[np.intp]:
+    """Ids of the k largest, largest first, lower ids before equal ones.
+
+    k strips hold a maximum of at least the k-th largest strip maximum t, so at least k logits reach t: few more have to be looked at.
+    """
+    strips = len(logits) // _STRIP
+    if k >= strips:
+        candidates = np.argpartition(-logits, k - 1)[:k] if k < len(logits) else np.arange(len(logits))
+        least = logits[candidates].min()
+    else:
+        maxima = logits[: strips * _STRIP].reshape(strips, _STRIP).max(axis=1)
+        least = np.partition(maxima, strips - k)[strips - k]
+    candidates = np.flatnonzero(logits >= least)
+    return candidates[np.argsort(-logits[candidates], kind="stable")[:k]]
+
+
+def _nucleus(logits: F32, top: float, p: float) -> NDArray[np.intp]:
+    """The fewest of the likeliest whose probabilities reach p: sought among ever more of them, since few are enough as a rule."""
+    total = float(np.exp(logits - top).sum(dtype=np.float64))
+    k = 64
+    while True:
+        ids = _largest(logits, min(k, len(logits)))
+        weights = np.exp(logits[ids] - top)
+        if k >= len(logits) or float(weights.sum(dtype=np.float64)) >= p * total:
+            return ids[: _reach(weights, p, total)]
+        k *= 8
+
+
+def _reach(weights: F32, p: float, total: float | None = None) -> int:
+    """How many of the sorted weights [n] it takes to reach the share p of total (of their sum if None); at least one."""
+    running = np.cumsum(weights, dtype=np.float64)
+    return int(np.searchsorted(running, p * (running[-1] if total is None else total))) + 1
+
+
+def log_probability(logits: F32, token: int) -> float:
+    """Natural logarithm of the probability that the model itself gives a token: before penalties, cuts and temperature."""
+    top = logits.max()
+    return float(logits[token] - top) - math.log(float(np.exp(logits - top).sum(dtype=np.float64)))

@@ -1,4 +1,4 @@
-// The only file that knows Python: checks sizes, releases the GIL, calls.
+// The files that know Python are called bindings*: they check sizes, release the GIL, call. Here: codecs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings.hpp"
 #include "blocks.hpp"
 #include "gguf.hpp"
 #include "metrics.hpp"
@@ -22,6 +23,14 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
+
+const BlockKernel* find_block_kernel(std::string_view name) {
+  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels(), plain_kernels(), fp4_kernels(), ternary_kernels()})
+    for (const BlockKernel& k : family)
+      if (name == k.name) return &k;
+  return nullptr;
+}
+
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -30,15 +39,8 @@ using FloatsOut = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-const BlockKernel* find(std::string_view name) {
-  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels(), plain_kernels(), fp4_kernels(), ternary_kernels()})
-    for (const BlockKernel& k : family)
-      if (name == k.name) return &k;
-  return nullptr;
-}
-
 bool dequantize(const std::string& codec, Bytes src, FloatsOut dst) {
-  const BlockKernel* k = find(codec);
+  const BlockKernel* k = find_block_kernel(codec);
   if (!k || !k->dequantize) return false;
   const size_t blocks = src.shape(0) / size_t(k->bytes);
   if (blocks * size_t(k->bytes) != src.shape(0) || blocks * size_t(k->weights) != dst.shape(0))
@@ -49,7 +51,7 @@ bool dequantize(const std::string& codec, Bytes src, FloatsOut dst) {
 }
 
 bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<Vector> importance) {
-  const BlockKernel* k = find(codec);
+  const BlockKernel* k = find_block_kernel(codec);
   if (!k || !k->quantize) return false;
   const size_t rows = src.shape(0), cols = src.shape(1);
   if (cols % size_t(k->weights) || dst.shape(0) != rows || dst.shape(1) != cols / size_t(k->weights) * size_t(k->bytes) ||
@@ -232,4 +234,5 @@ NB_MODULE(_native, m) {
   m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
   m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);
   m.def("instruction_set", &instruction_set);
+  bind_packed(m);
 }

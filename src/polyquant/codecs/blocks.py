@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.arguments import column_weights, output, real, stored_bytes
 from polyquant.errors import CodecError, UnsupportedError
-from polyquant.ops import native
+from polyquant.ops import matmul, native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
 
 __all__ = ["BlockCodec", "Decode", "Encode", "Field", "Search", "check_columns"]
@@ -143,3 +144,7 @@ class BlockCodec:
                 for a in range(0, len(flat), step):
                     whole[a : a + step] = self.decode(flat[a : a + step])
         return out
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py); None without a native kernel. Raises CodecError if the size contradicts the shape."""
+        return matmul.packed(self.name, self.unpack(parts, shape).blocks, *as_matrix(shape))

@@ -13,6 +13,7 @@ Published files also carry weight_scale as float16 or float32: read as stored, w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.arguments import output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
+from polyquant.ops import matmul
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
 __all__ = ["HF_BITNET_AUTOBITLINEAR", "HF_BITNET_BITLINEAR", "HFBitNet"]
@@ -135,6 +137,14 @@ class HFBitNet:
             symbols = payload.reshape(-1, k)[packed] >> (2 * lane).astype(np.uint8)[:, None] & 3
             scaled(np.array([-1, 0, 1, 0], np.int8)[symbols], scale, out.reshape(target))
         return out
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py); None where K is no multiple of 32."""
+        rows, k = as_matrix(shape)
+        if k % 32:
+            return None
+        payload, scale = self.payload(parts, shape), float(self.scale(parts, shape)[0])
+        return matmul.packed("hf_bitnet", payload, rows, k, scale=scale, lane_step=rows // 4)
 
     def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
         """How often the symbols 0..3 occur: uint64 [4]."""

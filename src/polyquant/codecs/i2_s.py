@@ -17,6 +17,7 @@ Source: src/ggml-bitnet-mad.cpp (quantize_i2_s) and docs of microsoft/BitNet 16d
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.arguments import output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, likely_zero_symbol, one_scale, ternarize
 from polyquant.errors import CodecError
+from polyquant.ops import matmul
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
 __all__ = [
@@ -187,6 +189,15 @@ class I2S:
         lanes.dequantize(payload[start * lanes.width : stop * lanes.width], scale, around)
         out.reshape(-1)[:] = around[first * k - start * block :][: out.size]
         return out
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py); None where blocks run over the ends of rows."""
+        rows, k = as_matrix(shape)
+        block = 32 if self.trinity or not self.width else 4 * self.width
+        if k % block:
+            return None
+        payload, scale = self.payload(parts, shape), float(self.scale(parts, shape)[0])
+        return matmul.packed(self.name, payload, rows, k, scale=scale, lane_step=0 if self.width else 1)
 
     def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
         """How often the symbols 0..3 stand in the payload, without Trinity's padding: uint64 [4]."""

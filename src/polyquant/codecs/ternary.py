@@ -11,14 +11,14 @@ it (ik_llama.cpp reads +2, bitnet.cpp 0): it reads as 0 here and `validate` coun
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.arguments import real
 from polyquant.errors import CodecError
-from polyquant.ops import native
+from polyquant.ops import matmul, native
 from polyquant.types import F32, I8, U8, Ternary, as_matrix
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "count_symbols",
     "likely_zero_symbol",
     "one_scale",
+    "repacked",
     "scaled",
     "ternarize",
 ]
@@ -157,6 +158,18 @@ def one_scale(name: str, codes: Ternary) -> np.float32:
             hint="requantize, or choose a type with scales of blocks: tq2_0, tq1_0",
         )
     return np.float32(used[0])
+
+
+def repacked(codes: Ternary) -> Any | None:
+    """A handle for multiplication (ops/matmul.py) of any ternary weight with one scale: packed anew, rows r, r + R/4, r + R/2, r + 3R/4 of a
+    column in one byte. 2 bits a weight in memory. None if R is no multiple of 4, K no multiple of 32, or there are several scales.
+    """
+    rows, k = codes.codes.shape
+    if rows % 4 or k % 32 or codes.scale.size != 1:
+        return None
+    payload = np.empty(rows * k // 4, np.uint8)
+    Lanes(max(1, rows * k // 4), high_first=False).pack(codes.codes, payload)
+    return matmul.packed("hf_bitnet", payload, rows, k, scale=float(codes.scale.reshape(-1)[0]), lane_step=rows // 4)
 
 
 def count_bytes(payload: U8) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ Source: gHashTag/trinity af2d6c1bb; its documentation of GGUF.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from polyquant.codecs.arguments import output, part, real, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ternary import Lanes, scaled
 from polyquant.errors import CodecError
+from polyquant.ops import matmul
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
 __all__ = ["TRINITY_TQ2_0", "TrinityTQ2"]
@@ -118,6 +120,12 @@ class TrinityTQ2:
         split = (*codes.scale.shape, 32)
         scaled(codes.codes.reshape(split), codes.scale[:, :, None], out.reshape(split))
         return out
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py). Raises CodecError if the size contradicts the shape."""
+        return matmul.packed(
+            self.name, stored_bytes(self.name, parts, "blocks", self.specs(shape)["blocks"]), *as_matrix(shape)
+        )
 
 
 TRINITY_TQ2_0 = TrinityTQ2("trinity.tq2_0")

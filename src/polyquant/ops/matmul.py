@@ -7,18 +7,50 @@ max(max|x|, 1e-5) / 127, as it was trained: then all blocks of the token share i
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from polyquant.types import F32
+from polyquant.ops import native
+from polyquant.types import F32, U8
 
-__all__ = ["BLOCK", "Rounding", "round_activations"]
+__all__ = ["BLOCK", "Group", "Rounding", "packed", "round_activations"]
 
 BLOCK = 32
 _STEPS = tuple(np.float32(t) for t in range(127, 119, -1))
 Rounding: TypeAlias = Literal["none", "block", "token"]
 """How activations are rounded before a multiplication: not at all, to int8 per block of 32, to int8 per token."""
+_CODES: dict[Rounding, int] = {"none": 0, "block": 1, "token": 2}
+
+
+def packed(name: str, blocks: U8, rows: int, cols: int, *, scale: float = 1.0, lane_step: int = 0) -> Any | None:
+    """A handle on packed bytes for `Group`, which keeps them alive; None if there is no native kernel of that name.
+
+    blocks: uint8, at least the payload of [rows, cols]. scale: of the whole matrix, beside what the bytes hold. lane_step: 0 if each
+    line of bytes holds one row; else four rows share a line, and lane_step apart (1, or rows / 4).
+    """
+    if not native.available() or rows == 0 or cols == 0:
+        return None
+    lib = native.module()
+    if not lib.has_packed(name):
+        return None
+    return lib.packed(name, np.ascontiguousarray(blocks).reshape(-1), rows, cols, scale, lane_step)
+
+
+class Group:
+    """Handles of matrices [N_i, K] that share an input."""
+
+    def __init__(self, handles: Sequence[Any], sizes: Sequence[int]) -> None:
+        self._multiply = native.module().PackedGroup(list(handles)).multiply
+        self._sizes = tuple(sizes)
+
+    def __call__(self, x: F32, rounding: Rounding) -> list[F32]:
+        """x [T, K] C-contiguous -> one [T, N_i] for each."""
+        tokens = len(x)
+        out: list[F32] = [np.empty((tokens, n), np.float32) for n in self._sizes]
+        self._multiply(x, _CODES[rounding], *out)
+        return out
 
 
 def round_activations(x: F32, rounding: Rounding) -> F32:
@@ -35,7 +67,7 @@ def round_activations(x: F32, rounding: Rounding) -> F32:
     top = np.abs(padded).max(-1, keepdims=True)
     with np.errstate(all="ignore"):  # NaN and infinity make the whole block NaN, as in the kernels
         for steps in _STEPS:
-            rounded = np.rint(padded * np.where(top > 0, steps / top, 0)) * (top / steps)
+            rounded = np.rint(padded * np.where(top > 1e-30, steps / top, 0)) * (top / steps)
             error = _sum32(np.square(rounded - padded))
             best, least = np.where(error < least, rounded, best), np.minimum(error, least)
         best = np.where(np.isfinite(top), best, np.nan)

@@ -24,7 +24,7 @@ except ImportError:  # the pure package: `doctor` says so
 _enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0"
 
 __all__ = [
-    "available", "dequantize_blocks", "engine", "instruction_set", "lib", "pack_ternary", "quantize_blocks", "ternarize",
+    "available", "dequantize_blocks", "engine", "instruction_set", "lib", "module", "pack_ternary", "quantize_blocks", "set_threads", "ternarize", "threads",
     "unpack_ternary",
 ]  # fmt: skip
 
@@ -32,6 +32,12 @@ __all__ = [
 def available() -> bool:
     """True if native kernels are built."""
     return _native is not None
+
+
+def module() -> ModuleType:
+    """The extension module, whichever engine is chosen. Only where `available()`."""
+    assert _native is not None, "ask available() first"
+    return _native
 
 
 def lib() -> ModuleType | None:
@@ -54,6 +60,17 @@ def instruction_set() -> str:
     """Which kernels run: "numpy", or the instruction set that the CPU was found to have."""
     found = lib()
     return "numpy" if found is None else str(found.instruction_set())
+
+
+def threads() -> int:
+    """How many threads a multiplication uses; 1 without native kernels."""
+    return int(_native.get_threads()) if _native is not None else 1
+
+
+def set_threads(count: int) -> None:
+    """Threads of the native kernels, 1 to 256; 0 for as many as there are processors for us. Changes nothing in the numpy engine."""
+    if _native is not None:
+        _native.set_threads(count)
 
 
 def dequantize_blocks(codec: str, blocks: U8, out: F32) -> bool:

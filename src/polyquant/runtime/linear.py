@@ -1,17 +1,21 @@
 """y = x W^T + b with W as it lies in the file.
 
-A codec that brings a packed kernel is multiplied packed; any other is dequantized some rows at a time, which is correct and slow.
+A codec that has a method `packed(parts, shape)` brings its own kernel (ops/matmul.py). Ternary weights without one are packed anew in memory,
+which loses nothing. Any other codec is dequantized some rows at a time: correct, and slow; `Linear.kernel` says which.
 Weights that share an input (q, k, v; gate and up) are one Linear, so that the input is rounded once and the threads meet once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from polyquant.ops.matmul import Rounding, round_activations
-from polyquant.types import F32, Floats, Weight
+from polyquant.codecs.ternary import repacked
+from polyquant.ops import native
+from polyquant.ops.matmul import Group, Rounding, round_activations
+from polyquant.types import F32, Floats, Ternary, Weight
 
 __all__ = ["Linear"]
 
@@ -23,18 +27,45 @@ class Linear:
 
     def __init__(self, weights: Sequence[Weight], bias: Sequence[F32 | None], rounding: Rounding) -> None:
         self.weights, self.bias, self.rounding = tuple(weights), tuple(bias), rounding
+        self._has_bias = any(b is not None for b in bias)
+        handles = [_handle(w) for w in self.weights]
+        self._group = None if None in handles else Group(handles, [w.shape[0] for w in self.weights])
 
-    def __call__(self, x: F32) -> tuple[F32, ...]:
+    @property
+    def kernel(self) -> Literal["packed", "dequantized"]:
+        """How the next call multiplies."""
+        return "packed" if self._group is not None and native.lib() is not None else "dequantized"
+
+    def __call__(self, x: F32) -> Sequence[F32]:
         """x [T, K] -> one [T, N_i] for each weight."""
-        return tuple(self._one(w, b, x) for w, b in zip(self.weights, self.bias, strict=True))
+        if self._group is not None and native.lib() is not None:
+            y: Sequence[F32] = self._group(x, self.rounding)
+        else:
+            y = [_reference(w, x, self.rounding) for w in self.weights]
+        if self._has_bias:
+            for out, bias in zip(y, self.bias, strict=True):
+                if bias is not None:
+                    np.add(out, bias, out=out)
+        return y
 
-    def _one(self, weight: Weight, bias: F32 | None, x: F32) -> F32:
-        floats = weight.codec.form is Floats
-        x = x if floats else round_activations(x, self.rounding)
-        rows, k = weight.shape
-        y = np.empty((len(x), rows), np.float32)
-        step = max(1, _CHUNK // k) if weight.codec.row_sliced else rows
-        for a in range(0, rows, step):
-            part = weight.dequantize(rows=slice(a, min(a + step, rows))) if step < rows else weight.dequantize()
-            y[:, a : a + step] = x @ part.T
-        return y if bias is None else y + bias
+
+def _handle(weight: Weight) -> Any | None:
+    if not native.available():
+        return None
+    bring = getattr(weight.codec, "packed", None)
+    found = bring(weight.parts, weight.shape) if bring is not None else None
+    if found is None and weight.codec.form is Ternary:
+        found = repacked(weight.codec.unpack(weight.parts, weight.shape))
+    return found
+
+
+def _reference(weight: Weight, x: F32, rounding: Rounding) -> F32:
+    """x [T, K] times one weight [N, K], some rows dequantized at a time."""
+    x = x if weight.codec.form is Floats else round_activations(x, rounding)
+    rows, k = weight.shape
+    y = np.empty((len(x), rows), np.float32)
+    step = max(1, _CHUNK // k) if weight.codec.row_sliced else rows
+    for a in range(0, rows, step):
+        part = weight.dequantize(rows=slice(a, min(a + step, rows))) if step < rows else weight.dequantize()
+        y[:, a : a + step] = x @ part.T
+    return y

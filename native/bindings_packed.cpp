@@ -1,0 +1,109 @@
+// Packed matrices as Python objects: made once at load, checked then; a multiplication only checks its activations.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bindings.hpp"
+#include "packed.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace polyquant {
+
+const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
+
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Input = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// A matrix and the bytes that it keeps alive.
+struct Packed {
+  Bytes bytes;
+  PackedMatrix matrix;
+  const PackedKernel* kernel = nullptr;
+  const BlockKernel* dequantizer = nullptr;
+};
+
+const PackedKernel* find_packed(std::string_view name) {
+  for (const PackedKernel& k : packed_set().kernels)
+    if (name == k.name) return &k;
+  return nullptr;
+}
+
+bool has_packed(const std::string& name) { return find_packed(name) || find_block_kernel(name); }
+
+// lane_step: 0 where lines hold one row; 1 if four neighbouring rows share a line, rows / 4 if the quarters of the matrix do.
+Packed make_packed(const std::string& name, Bytes bytes, size_t rows, size_t cols, float scale, size_t lane_step) {
+  Packed p{bytes, {}, find_packed(name), find_block_kernel(name)};
+  if (!p.kernel && !p.dequantizer) throw nb::value_error("no packed kernel of that name");
+  const size_t block = size_t(p.kernel ? p.kernel->block : p.dequantizer->weights);
+  const size_t size = size_t(p.kernel ? p.kernel->bytes : p.dequantizer->bytes), lanes = p.kernel ? size_t(p.kernel->lanes) : 1;
+  if (rows == 0 || cols == 0 || cols % block || rows % lanes || rows > (size_t(1) << 40) / cols || (lanes == 1) != (lane_step == 0) ||
+      (lane_step != 0 && lane_step != 1 && lane_step != rows / lanes))
+    throw nb::value_error("the layout does not divide the matrix");
+  const size_t line = cols / block * size;
+  if (bytes.shape(0) < rows / lanes * line) throw nb::value_error("fewer bytes than the matrix needs");
+  p.matrix = {bytes.data(), rows, cols, line, lanes, lane_step == 1 ? lanes : 1, lane_step, scale};
+  return p;
+}
+
+void multiply(const std::vector<const Packed*>& packed, Input x, const std::vector<Output>& y, int rounding) {
+  const size_t tokens = x.shape(0), count = packed.size();
+  if (count == 0 || count != y.size() || rounding < 0 || rounding > 2) throw nb::value_error("one output for each matrix");
+  std::array<PackedJob, 8> few;
+  if (count > few.size()) throw nb::value_error("at most eight matrices at a time");
+  for (size_t i = 0; i < count; ++i) {
+    const Packed& p = *packed[i];
+    if (x.shape(1) != p.matrix.cols || y[i].shape(0) != tokens || y[i].shape(1) != p.matrix.rows)
+      throw nb::value_error("shapes of weights, activations and output do not fit");
+    few[i] = {&p.matrix, p.kernel, p.dequantizer, y[i].data()};
+  }
+  nb::gil_scoped_release release;
+  const KernelTime time;
+  multiply_packed({few.data(), count}, x.data(), tokens, Rounding(rounding));
+}
+
+// Matrices that share an input, bound together so that a call carries nothing but arrays.
+struct Group {
+  std::vector<nb::object> owners;
+  std::vector<const Packed*> packed;
+
+  explicit Group(nb::sequence items) {
+    for (nb::handle h : items) {
+      owners.push_back(nb::borrow(h));
+      packed.push_back(nb::cast<const Packed*>(h));
+    }
+  }
+  void one(Input x, int rounding, Output a) const { multiply(packed, x, {a}, rounding); }
+  void two(Input x, int rounding, Output a, Output b) const { multiply(packed, x, {a, b}, rounding); }
+  void three(Input x, int rounding, Output a, Output b, Output c) const { multiply(packed, x, {a, b, c}, rounding); }
+};
+
+}  // namespace
+
+void bind_packed(nb::module_& m) {
+  nb::class_<Packed>(m, "Packed");
+  nb::class_<Group>(m, "PackedGroup")
+      .def(nb::init<nb::sequence>())
+      .def("multiply", &Group::one)
+      .def("multiply", &Group::two)
+      .def("multiply", &Group::three);
+  m.def("has_packed", &has_packed, "codec"_a);
+  m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
+  m.def("packed_set", [] { return packed_set().name; });
+  m.def("set_threads", &set_threads, "count"_a);
+  m.def("get_threads", &get_threads);
+  m.def("kernel_nanoseconds", &kernel_nanoseconds);
+}
+
+}  // namespace polyquant

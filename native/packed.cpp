@@ -1,0 +1,138 @@
+// Which kernels run, and the loop over rows that they share.
+#include "packed.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "threads.hpp"
+
+namespace polyquant {
+
+const PackedSet& packed_set() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const PackedSet& best = []() -> const PackedSet& {
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) return packed_vnni();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return packed_avx2();
+    return packed_plain();
+  }();
+  return best;
+#else
+  return packed_plain();
+#endif
+}
+
+namespace {
+
+struct Free {
+  void operator()(uint8_t* p) const { std::free(p); }
+};
+
+struct Room {
+  std::unique_ptr<uint8_t, Free> data;
+  size_t size = 0;
+  uint8_t* at_least(size_t bytes) {
+    if (bytes > size) {
+      size = (bytes + 4095) / 4096 * 4096;
+      data.reset(static_cast<uint8_t*>(std::aligned_alloc(64, size)));
+      if (!data) std::abort();  // a few rows of floats
+    }
+    return data.get();
+  }
+};
+
+thread_local Room panel_room, row_room, input_room;
+
+constexpr size_t kChunkBytes = 24 << 10;  // of weights: a few microseconds of work, short against a helper that was interrupted
+
+size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens) {
+  const size_t group = tokens > 4 ? 8 : w.lanes;
+  const size_t line = std::max<size_t>(1, w.line_bytes / w.lanes);
+  return std::max<size_t>(1, (tokens > 4 ? kChunkBytes / 2 : kChunkBytes) / line / group) * group;
+}
+
+struct Rounded {
+  Activations a;
+
+  Rounded(const float* x, size_t cols, size_t tokens, bool whole_token) {
+    const size_t padded = (cols + kUnit - 1) / kUnit * kUnit, blocks = padded / 32;
+    uint8_t* room = input_room.at_least(tokens * (padded + 4 * blocks * sizeof(float)));
+    auto* scale = reinterpret_cast<float*>(room);
+    float *sum16 = scale + tokens * blocks, *sum32 = sum16 + 2 * tokens * blocks;
+    auto* q = reinterpret_cast<int8_t*>(sum32 + tokens * blocks);
+    a = {q, scale, sum16, sum32, tokens, padded};
+    const PackedSet& set = packed_set();
+    const auto one = [&](size_t t) {
+      const float* row = x + t * cols;
+      int8_t* qt = q + t * padded;
+      float *st = scale + t * blocks, *at = sum16 + 2 * t * blocks, *bt = sum32 + t * blocks;
+      if (whole_token) return set.round_token(row, cols, blocks, qt, st, at, bt);
+      const size_t full = cols / 32;
+      set.round_blocks(row, full, qt, st, at, bt);
+      for (size_t b = full; b < blocks; ++b) {
+        float rest[32] = {};
+        for (size_t j = 32 * b; j < cols; ++j) rest[j - 32 * b] = row[j];
+        set.round_blocks(rest, 1, qt + 32 * b, st + b, at + 2 * b, bt + b);
+      }
+    };
+    parallel_for(tokens > 8 ? (tokens + 7) / 8 : 1, [&](size_t c) {
+      const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
+      for (size_t t = first; t < last; ++t) one(t);
+    });
+  }
+};
+
+void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens) {
+  const PackedMatrix& w = *job.matrix;
+  auto* rows = reinterpret_cast<float*>(row_room.at_least((8 * w.cols + 8) * sizeof(float)));
+  // Rows of several lanes lie apart: one at a time.
+  const size_t together = w.lanes == 1 ? 8 : 1;
+  for (size_t v = first; v < last; v += together) {
+    const size_t n = std::min(together, last - v);
+    for (size_t i = 0; i < n; ++i) {
+      float* row = rows + i * w.cols;
+      if (job.dequantizer)
+        job.dequantizer->dequantize(w.data + (v + i) * w.line_bytes, row, w.cols / size_t(job.dequantizer->weights));
+      else
+        job.kernel->dequantize(w, v + i, row);
+    }
+    packed_set().multiply_floats(rows, n, w.cols, x, tokens, job.y + w.row(v), w.rows);
+    if (w.scale != 1.0f)
+      for (size_t t = 0; t < tokens; ++t)
+        for (size_t i = 0; i < n; ++i) job.y[t * w.rows + w.row(v + i)] *= w.scale;
+  }
+}
+
+}  // namespace
+
+uint8_t* scratch(size_t bytes) { return panel_room.at_least(bytes); }
+
+void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, Rounding rounding) {
+  if (tokens == 0 || jobs.empty()) return;
+  struct Piece {
+    size_t job, first, last;
+  };
+  thread_local std::vector<Piece> pieces;
+  pieces.clear();
+  bool integers = false;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const PackedMatrix& w = *jobs[j].matrix;
+    integers = integers || (rounding != Rounding::none && jobs[j].kernel);
+    const size_t step = rows_of_a_chunk(w, tokens);
+    for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
+  }
+  Activations a{};
+  if (integers) a = Rounded(x, jobs[0].matrix->cols, tokens, rounding == Rounding::token).a;
+  const Piece* list = pieces.data();
+  parallel_for(pieces.size(), [&](size_t i) {
+    const Piece piece = list[i];
+    const PackedJob& job = jobs[piece.job];
+    if (job.kernel && rounding != Rounding::none)
+      job.kernel->multiply(*job.matrix, piece.first, piece.last, a, job.y, job.matrix->rows);
+    else
+      float_rows(job, piece.first, piece.last, x, tokens);
+  });
+}
+
+}  // namespace polyquant

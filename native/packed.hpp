@@ -1,0 +1,79 @@
+// Packed weights times activations: y [T, N] = x [T, K] * W^T, W as it lies in the file.
+//
+// Integer path: activations are int8 with a scale for each 32 (ops/matmul.py), weights become integer codes q with a scale d and an
+// offset m for each 16 or 32 (w = d * q + m), and   y = sum over sub-blocks of  d * a_scale * (q . a)  +  m * (a_scale * sum a).
+// Float path: rows are dequantized into cache and multiplied in float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "blocks.hpp"
+
+namespace polyquant {
+
+constexpr size_t kUnit = 256;  // codes are made, and activations padded, by 256
+
+// int8 activations of T tokens; row stride in numbers is `padded`, K rounded up to 256.
+struct Activations {
+  const int8_t* q;       // [T, padded]
+  const float* scale;    // [T, padded / 32]
+  const float* sum16;    // [T, padded / 16] scale * sum of the codes
+  const float* sum32;    // [T, padded / 32]
+  size_t tokens, padded;
+};
+
+// A matrix of N rows and K columns. Of a layout that packs `lanes` rows into one line, line p holds rows p * row_step + l * lane_step.
+struct PackedMatrix {
+  const uint8_t* data;
+  size_t rows, cols;
+  size_t line_bytes;
+  size_t lanes = 1, row_step = 1, lane_step = 0;
+  float scale = 1.0f;  // of the whole matrix
+
+  size_t row(size_t v) const { return v / lanes * row_step + v % lanes * lane_step; }  // v counts line by line
+};
+
+// rows [first, last) in the order of PackedMatrix::row's argument; y[t * stride + row].
+struct PackedKernel {
+  const char* name;
+  int block, bytes;  // weights of a line and their bytes come in blocks
+  int lanes;
+  void (*multiply)(const PackedMatrix&, size_t first, size_t last, const Activations&, float* y, size_t stride);
+  void (*dequantize)(const PackedMatrix&, size_t v, float* row);  // K floats, without PackedMatrix::scale
+};
+
+// One table for each instruction set, and the loops that know no type.
+struct PackedSet {
+  const char* name;
+  std::span<const PackedKernel> kernels;
+  // 32 * n floats -> codes, scales and sums (ops/matmul.py's rounding, bit for bit)
+  void (*round_blocks)(const float* x, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32);
+  void (*round_token)(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32);
+  // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most 8
+  void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride);
+};
+
+const PackedSet& packed_plain();
+#if defined(__x86_64__) && defined(__GNUC__)
+const PackedSet& packed_avx2();
+const PackedSet& packed_vnni();
+#endif
+const PackedSet& packed_set();  // the best that this processor runs
+
+// At least `bytes` of this thread's own memory, aligned to 64; the next call may move it.
+uint8_t* scratch(size_t bytes);
+
+enum class Rounding { none, block, token };
+
+// Several matrices with one input, in one parallel loop. y[i] is [T, rows of i].
+struct PackedJob {
+  const PackedMatrix* matrix;
+  const PackedKernel* kernel;       // null: float path only
+  const BlockKernel* dequantizer;   // of block types: exact; null where kernel->dequantize serves
+  float* y;
+};
+void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, Rounding rounding);
+
+}  // namespace polyquant

@@ -1,0 +1,12 @@
+#if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
+#include "packed_kernels.hpp"
+
+namespace polyquant {
+
+const PackedSet& packed_avx2() {
+  static constexpr PackedSet set{"AVX2", kKernels, round_blocks, round_token, multiply_floats};
+  return set;
+}
+
+}  // namespace polyquant
+#endif

@@ -1,0 +1,452 @@
+// The packed kernels of one instruction set: included by packed_plain.cpp, packed_avx2.cpp and packed_vnni.cpp, which are compiled with
+// the flags of theirs. Everything is in an unnamed namespace: no two sets share a function.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "packed.hpp"
+#include "packed_codes.hpp"
+
+namespace polyquant {
+namespace {
+
+// Codes of unit `u` (256 weights, fewer at the end of a row) of the line at `line`.
+template <class T>
+PQ_INLINE void take_unit(const uint8_t* line, size_t u, size_t cols, int lane, Codes& c) {
+  constexpr int blocks = 256 / T::block, subs = T::block / T::sub;
+  const uint8_t* b = line + u * size_t(blocks * T::bytes);
+  if (cols >= (u + 1) * kUnit) {
+    for (int i = 0; i < blocks; ++i) T::take(b + i * T::bytes, lane, c.q + i * T::block, c.d + i * subs, c.m + i * subs);
+  } else {
+    std::memset(&c, 0, sizeof c);
+    const int rest = int(cols - u * kUnit) / T::block;
+    for (int i = 0; i < rest; ++i) T::take(b + i * T::bytes, lane, c.q + i * T::block, c.d + i * subs, c.m + i * subs);
+  }
+}
+
+template <class T>
+PQ_INLINE const uint8_t* line_of(const PackedMatrix& w, size_t v) {
+  return w.data + v / w.lanes * w.line_bytes;
+}
+
+template <class T>
+void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
+  const int lane = int(v % w.lanes);
+  for (size_t u = 0; u * kUnit < w.cols; ++u) {
+    Codes c;
+    take_unit<T>(line_of<T>(w, v), u, w.cols, lane, c);
+    const int count = w.cols - u * kUnit < kUnit ? int(w.cols - u * kUnit) : 256;
+    for (int j = 0; j < count; ++j) {
+      const float x = c.d[j / T::sub] * float(c.q[j]);
+      row[u * kUnit + j] = T::offset ? x + c.m[j / T::sub] : x;
+    }
+  }
+}
+
+#if defined(__AVX2__)
+
+PQ_INLINE __m256i bytes32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+PQ_INLINE float sum8(__m256 x) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+// Sums of four products each: unsigned bytes u times signed bytes s, added to acc. Products of a pair must fit 16 bits.
+PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  return _mm256_dpbusd_epi32(acc, u, s);
+#else
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
+#endif
+}
+
+// The same for codes that may be negative: |w| times a with the sign of w. |w| = 128 and |a| = 127 still fit.
+template <class T>
+PQ_INLINE __m256i dot32(__m256i w, __m256i a) {
+  const __m256i zero = _mm256_setzero_si256();
+  return T::top ? dot4(zero, w, a) : dot4(zero, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+}
+
+// Rows times up to four tokens: codes of a unit are made once and stay in the first cache.
+template <class T, int N>
+void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y, size_t stride) {
+  const size_t blocks = a.padded / 32;
+  for (size_t v = first; v < last; ++v) {
+    const uint8_t* line = line_of<T>(w, v);
+    const int lane = int(v % w.lanes);
+    __m256 acc[N][2];
+    for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_ps();
+    for (size_t u = 0; u * kUnit < w.cols; ++u) {
+      Codes c;
+      take_unit<T>(line, u, w.cols, lane, c);
+      for (int n = 0; n < N; ++n) {
+        const size_t t = token + size_t(n);
+        const int8_t* q = a.q + t * a.padded + u * kUnit;
+        const __m256 as = _mm256_loadu_ps(a.scale + t * blocks + 8 * u);
+        if constexpr (T::sub == 32) {
+          alignas(32) float s[8];
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), as));
+          for (int b = 0; b < 8; ++b) {
+            const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
+            acc[n][b & 1] = _mm256_fmadd_ps(dot, _mm256_broadcast_ss(s + b), acc[n][b & 1]);
+          }
+          if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(a.sum32 + t * blocks + 8 * u), acc[n][0]);
+        } else {
+          alignas(32) float s[16];
+          const __m256 low = _mm256_permutevar8x32_ps(as, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+          const __m256 high = _mm256_permutevar8x32_ps(as, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), low));
+          _mm256_store_ps(s + 8, _mm256_mul_ps(_mm256_load_ps(c.d + 8), high));
+          const __m256i halves = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+          for (int b = 0; b < 8; ++b) {
+            const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
+            const __m256 two = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(s + 2 * b)));
+            acc[n][b & 1] = _mm256_fmadd_ps(dot, _mm256_permutevar_ps(two, halves), acc[n][b & 1]);
+          }
+          if (T::offset) {
+            const float* sums = a.sum16 + t * 2 * blocks + 16 * u;
+            acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
+            acc[n][1] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8), _mm256_loadu_ps(sums + 8), acc[n][1]);
+          }
+        }
+      }
+    }
+    for (int n = 0; n < N; ++n) y[(token + size_t(n)) * stride + w.row(v)] = w.scale * sum8(_mm256_add_ps(acc[n][0], acc[n][1]));
+  }
+}
+
+// Eight rows side by side: lane r of every vector belongs to row r, so that nothing is summed across lanes.
+struct Panel {
+  int8_t* q;   // [padded / 4][8 rows][4]
+  float* d;    // [padded / sub][8]
+  float* m;    // [padded / sub][8]
+};
+
+template <class T>
+void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p) {
+  constexpr int subs = 256 / T::sub;
+  for (size_t u = 0; u * kUnit < w.cols; ++u)
+    for (size_t r = 0; r < 8; ++r) {
+      Codes c;
+      if (first + r < last)
+        take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % w.lanes), c);
+      else
+        std::memset(&c, 0, sizeof c);
+      int8_t* out = p.q + 32 * 64 * u + 4 * r;
+      for (int k = 0; k < 64; ++k) std::memcpy(out + 32 * k, c.q + 4 * k, 4);
+      for (int s = 0; s < subs; ++s) p.d[(u * subs + size_t(s)) * 8 + r] = c.d[s];
+      if (T::offset)
+        for (int s = 0; s < subs; ++s) p.m[(u * subs + size_t(s)) * 8 + r] = c.m[s];
+    }
+}
+
+PQ_INLINE __m256i four(const int8_t* a) {
+  int32_t x;
+  std::memcpy(&x, a, 4);
+  return _mm256_set1_epi32(x);
+}
+
+// How many products of pairs may be added in 16 bits.
+template <class T>
+constexpr int kTogether = T::top == 0 ? 1 : T::top <= 16 ? 8 : T::top <= 32 ? 4 : T::top <= 64 ? 2 : 1;
+
+template <class T, int N>
+PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, const Panel& p, const Activations& a, size_t token, float* y,
+                           size_t stride) {
+  constexpr int steps = T::sub / 4, together = steps < kTogether<T> ? steps : kTogether<T>;
+  const size_t subs = a.padded / T::sub;
+  __m256 acc[N];
+  for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
+  for (size_t s = 0; s < subs; ++s) {
+    const int8_t* wq = p.q + s * size_t(T::sub) * 8;
+    const int8_t* aq = a.q + token * a.padded + s * T::sub;
+    __m256i dot[N];
+    for (int n = 0; n < N; ++n) dot[n] = _mm256_setzero_si256();
+    for (int k = 0; k < steps; k += together) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+      for (int j = k; j < k + together; ++j) {
+        const __m256i code = bytes32(wq + 32 * j), magnitude = T::top ? code : _mm256_abs_epi8(code);
+        for (int n = 0; n < N; ++n) {
+          const __m256i x = four(aq + size_t(n) * a.padded + 4 * j);
+          dot[n] = dot4(dot[n], magnitude, T::top ? x : _mm256_sign_epi8(x, code));
+        }
+      }
+#else
+      __m256i pairs[N];
+      for (int j = k; j < k + together; ++j) {
+        const __m256i code = bytes32(wq + 32 * j), magnitude = T::top ? code : _mm256_abs_epi8(code);
+        for (int n = 0; n < N; ++n) {
+          const __m256i x = four(aq + size_t(n) * a.padded + 4 * j);
+          const __m256i product = _mm256_maddubs_epi16(magnitude, T::top ? x : _mm256_sign_epi8(x, code));
+          pairs[n] = j == k ? product : _mm256_add_epi16(pairs[n], product);
+        }
+      }
+      for (int n = 0; n < N; ++n) {
+        const __m256i sums = _mm256_madd_epi16(pairs[n], _mm256_set1_epi16(1));
+        dot[n] = k == 0 ? sums : _mm256_add_epi32(dot[n], sums);
+      }
+#endif
+    }
+    const __m256 d = _mm256_loadu_ps(p.d + 8 * s);
+    for (int n = 0; n < N; ++n) {
+      const size_t t = token + size_t(n);
+      const __m256 scale = _mm256_mul_ps(d, _mm256_broadcast_ss(a.scale + t * (a.padded / 32) + s * T::sub / 32));
+      acc[n] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[n]), scale, acc[n]);
+    }
+    if (T::offset) {
+      const __m256 m = _mm256_loadu_ps(p.m + 8 * s);
+      const float* sums = T::sub == 32 ? a.sum32 : a.sum16;
+      for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(sums + (token + size_t(n)) * subs + s), acc[n]);
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    alignas(32) float out[8];
+    _mm256_store_ps(out, _mm256_mul_ps(acc[n], _mm256_set1_ps(w.scale)));
+    for (size_t v = first; v < last; ++v) y[(token + size_t(n)) * stride + w.row(v)] = out[v - first];
+  }
+}
+
+template <class T>
+void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  if (a.tokens == 1) return rows_times<T, 1>(w, first, last, a, 0, y, stride);
+  if (a.tokens == 2) return rows_times<T, 2>(w, first, last, a, 0, y, stride);
+  if (a.tokens <= 4) {
+    rows_times<T, 2>(w, first, last, a, 0, y, stride);
+    return a.tokens == 3 ? rows_times<T, 1>(w, first, last, a, 2, y, stride) : rows_times<T, 2>(w, first, last, a, 2, y, stride);
+  }
+  const size_t scales = a.padded / size_t(T::sub) * 8;
+  Panel p;
+  p.q = reinterpret_cast<int8_t*>(scratch(8 * a.padded + 2 * scales * sizeof(float)));
+  p.d = reinterpret_cast<float*>(p.q + 8 * a.padded);
+  p.m = p.d + scales;
+  for (size_t v = first; v < last; v += 8) {
+    const size_t end = v + 8 < last ? v + 8 : last;
+    fill_panel<T>(w, v, end, p);
+    size_t t = 0;
+    for (; t + 4 <= a.tokens; t += 4) panel_times<T, 4>(w, v, end, p, a, t, y, stride);
+    for (; t < a.tokens; ++t) panel_times<T, 1>(w, v, end, p, a, t, y, stride);
+  }
+}
+
+// ---------------------------------------------------------------- float32
+
+PQ_INLINE float dot_floats(const float* w, const float* x, size_t cols) {
+  __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+  size_t k = 0;
+  for (; k + 32 <= cols; k += 32)
+    for (int i = 0; i < 4; ++i) acc[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w + k + 8 * i), _mm256_loadu_ps(x + k + 8 * i), acc[i]);
+  float rest = 0;
+  for (; k < cols; ++k) rest += w[k] * x[k];
+  return sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3]))) + rest;
+}
+
+// panel [cols][8 rows]
+template <int N>
+PQ_INLINE void floats_times(const float* panel, size_t rows, size_t cols, const float* x, float* y, size_t stride) {
+  __m256 acc[N];
+  for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
+  for (size_t k = 0; k < cols; ++k) {
+    const __m256 w = _mm256_load_ps(panel + 8 * k);
+    for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x + size_t(n) * cols + k), acc[n]);
+  }
+  for (int n = 0; n < N; ++n) {
+    alignas(32) float out[8];
+    _mm256_store_ps(out, acc[n]);
+    for (size_t r = 0; r < rows; ++r) y[size_t(n) * stride + r] = out[r];
+  }
+}
+
+void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
+  if (tokens <= 4) {
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t t = 0; t < tokens; ++t) y[t * stride + r] = dot_floats(w + r * cols, x + t * cols, cols);
+    return;
+  }
+  auto* panel = reinterpret_cast<float*>(scratch(8 * cols * sizeof(float)));
+  for (size_t k = 0; k < cols; ++k)
+    for (size_t r = 0; r < 8; ++r) panel[8 * k + r] = r < rows ? w[r * cols + k] : 0.0f;
+  size_t t = 0;
+  for (; t + 8 <= tokens; t += 8) floats_times<8>(panel, rows, cols, x + t * cols, y + t * stride, stride);
+  for (; t < tokens; ++t) floats_times<1>(panel, rows, cols, x + t * cols, y + t * stride, stride);
+}
+
+#else  // no vectors that we know by name: loops that any compiler vectorizes a little
+
+template <class T>
+void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  const size_t units = a.padded / kUnit;
+  for (size_t v = first; v < last; ++v) {
+    for (size_t t = 0; t < a.tokens; ++t) y[t * stride + w.row(v)] = 0;
+    for (size_t u = 0; u < units; ++u) {
+      Codes c;
+      take_unit<T>(line_of<T>(w, v), u, w.cols, int(v % w.lanes), c);
+      for (size_t t = 0; t < a.tokens; ++t) {
+        const int8_t* q = a.q + t * a.padded + u * kUnit;
+        const float* scale = a.scale + t * (a.padded / 32) + 8 * u;
+        const float* sums = (T::sub == 32 ? a.sum32 : a.sum16) + (t * units + u) * size_t(256 / T::sub);
+        float total = 0;
+        for (int s = 0; s < 256 / T::sub; ++s) {
+          int dot = 0;
+          for (int j = 0; j < T::sub; ++j) dot += int(c.q[s * T::sub + j]) * int(q[s * T::sub + j]);
+          total += c.d[s] * scale[s * T::sub / 32] * float(dot);
+          if (T::offset) total += c.m[s] * sums[s];
+        }
+        y[t * stride + w.row(v)] += w.scale * total;
+      }
+    }
+  }
+}
+
+void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride) {
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t t = 0; t < tokens; ++t) {
+      float lanes[8] = {};
+      size_t k = 0;
+      for (; k + 8 <= cols; k += 8)
+        for (size_t l = 0; l < 8; ++l) lanes[l] += w[r * cols + k + l] * x[t * cols + k + l];
+      float sum = 0;
+      for (; k < cols; ++k) sum += w[r * cols + k] * x[t * cols + k];
+      for (float l : lanes) sum += l;
+      y[t * stride + r] = sum;
+    }
+}
+
+#endif
+
+// ---------------------------------------------------------------- rounding of activations
+
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
+PQ_INLINE float nearest(float x) { return (x + kMagic) - kMagic; }
+
+PQ_INLINE float tree8(float* e) {
+  for (int l = 0; l < 4; ++l) e[l] += e[l + 4];
+  return (e[0] + e[2]) + (e[1] + e[3]);
+}
+
+// scale * q and the sums of a block; not a number if the block holds one, or an infinity.
+PQ_INLINE void finish_block(const float* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16, float* sum32) {
+  int total[2] = {0, 0};
+  for (int h = 0; h < 2; ++h)
+    for (int j = 0; j < 16; ++j) {
+      const int8_t code = finite ? int8_t(int(rounded[16 * h + j])) : int8_t(0);
+      q[16 * h + j] = code;
+      total[h] += code;
+    }
+  const float s = finite ? scale : std::numeric_limits<float>::quiet_NaN();
+  *out_scale = s;
+  sum16[0] = s * float(total[0]), sum16[1] = s * float(total[1]);
+  *sum32 = s * float(total[0] + total[1]);
+}
+
+PQ_INLINE float largest32(const float* x, bool* finite) {
+  float top[8] = {}, bad[8] = {};
+  for (int i = 0; i < 4; ++i)
+    for (int l = 0; l < 8; ++l) {
+      const float a = std::fabs(x[8 * i + l]);
+      top[l] = a > top[l] ? a : top[l];
+      bad[l] += a * 0.0f;  // not a number where x is none, or infinite
+    }
+  float most = 0, sum = 0;
+  for (int l = 0; l < 8; ++l) most = top[l] > most ? top[l] : most, sum += bad[l];
+  *finite = *finite && sum == 0;
+  return most;
+}
+
+void round_blocks(const float* x, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
+  for (size_t b = 0; b < blocks; ++b, x += 32) {
+    bool finite = true;
+    const float top = largest32(x, &finite);
+    float best[32] = {}, best_scale = 0, least = std::numeric_limits<float>::infinity();
+    if (top > 1e-30f)
+      for (int step = 127; step > 119; --step) {
+        const float inverse = float(step) / top, s = top / float(step);
+        float rounded[32], e[8] = {};
+        for (int i = 0; i < 4; ++i)
+          for (int l = 0; l < 8; ++l) {
+            rounded[8 * i + l] = nearest(x[8 * i + l] * inverse);
+            const float off = rounded[8 * i + l] * s - x[8 * i + l];
+            e[l] += off * off;
+          }
+        const float error = tree8(e);
+        if (error < least) {
+          least = error, best_scale = s;
+          for (int j = 0; j < 32; ++j) best[j] = rounded[j];
+        }
+      }
+    finish_block(best, best_scale, finite, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  }
+}
+
+// count numbers, padded with zeros to 32 * blocks, with one scale.
+void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
+  bool finite = true;
+  float top = 1e-5f;
+  for (size_t b = 0; b < count / 32; ++b) {
+    const float t = largest32(x + 32 * b, &finite);
+    top = t > top ? t : top;
+  }
+  for (size_t j = count / 32 * 32; j < count; ++j) {
+    const float a = std::fabs(x[j]);
+    top = a > top ? a : top;
+    finite = finite && a * 0.0f == 0;
+  }
+  const float s = top / 127.0f;
+  for (size_t b = 0; b < blocks; ++b) {
+    float rounded[32] = {};
+    const size_t there = count < 32 * b ? 0 : count - 32 * b < 32 ? count - 32 * b : 32;
+    for (size_t j = 0; j < there; ++j) rounded[j] = nearest(x[32 * b + j] / s);
+    finish_block(rounded, s, finite, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+  }
+}
+
+// ---------------------------------------------------------------- the table
+
+#define PQ_TYPE(name, lanes, ...) \
+  PackedKernel { name, __VA_ARGS__::block, __VA_ARGS__::bytes, lanes, multiply<__VA_ARGS__>, dequantize_row<__VA_ARGS__> }
+
+constexpr PackedKernel kKernels[] = {
+    PQ_TYPE("q4_0", 1, NibbleCodes<false, false>),
+    PQ_TYPE("q4_1", 1, NibbleCodes<true, false>),
+    PQ_TYPE("q5_0", 1, NibbleCodes<false, true>),
+    PQ_TYPE("q5_1", 1, NibbleCodes<true, true>),
+    PQ_TYPE("q8_0", 1, ByteCodes<2>),
+    PQ_TYPE("q8_1", 1, ByteCodes<4>),
+    PQ_TYPE("q1_0", 1, Q1_0Codes),
+    PQ_TYPE("q2_0", 1, Q2_0Codes),
+    PQ_TYPE("q2_k", 1, Q2_KCodes),
+    PQ_TYPE("q3_k", 1, Q3_KCodes),
+    PQ_TYPE("q4_k", 1, Q4_KCodes),
+    PQ_TYPE("q5_k", 1, Q5_KCodes),
+    PQ_TYPE("q6_k", 1, Q6_KCodes),
+    PQ_TYPE("q8_k", 1, Q8_KCodes),
+    PQ_TYPE("iq1_s", 1, Iq1SCodes),
+    PQ_TYPE("iq1_m", 1, Iq1MCodes),
+    PQ_TYPE("iq2_xxs", 1, Iq2XxsCodes),
+    PQ_TYPE("iq2_xs", 1, Iq2XsCodes),
+    PQ_TYPE("iq2_s", 1, Iq2SCodes),
+    PQ_TYPE("iq3_xxs", 1, Iq3XxsCodes),
+    PQ_TYPE("iq3_s", 1, Iq3SCodes),
+    PQ_TYPE("iq4_nl", 1, Iq4NlCodes),
+    PQ_TYPE("iq4_xs", 1, Iq4XsCodes),
+    PQ_TYPE("mxfp4", 1, Mxfp4Codes),
+    PQ_TYPE("nvfp4", 1, Nvfp4Codes),
+    PQ_TYPE("tq1_0", 1, Tq1Codes),
+    PQ_TYPE("tq2_0", 1, Tq2Codes),
+    PQ_TYPE("i2_s.x86", 1, I2SCodes<32>),
+    PQ_TYPE("i2_s.arm", 1, I2SCodes<16>),
+    PQ_TYPE("i2_s.x4", 4, QuadCodes<true>),
+    PQ_TYPE("hf_bitnet", 4, QuadCodes<false>),
+    PQ_TYPE("trinity.i2_s", 1, TrinityCodes<0>),
+    PQ_TYPE("trinity.tq2_0", 1, TrinityCodes<2>),
+};
+
+#undef PQ_TYPE
+
+}  // namespace
+}  // namespace polyquant

@@ -1,0 +1,10 @@
+#include "packed_kernels.hpp"
+
+namespace polyquant {
+
+const PackedSet& packed_plain() {
+  static constexpr PackedSet set{"plain", kKernels, round_blocks, round_token, multiply_floats};
+  return set;
+}
+
+}  // namespace polyquant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from polyquant.errors import PolyquantError
 
@@ -10,12 +11,9 @@ from polyquant.errors import PolyquantError
 def main() -> None:
     """The harness's command line. An expected failure of ours is one line on stderr and exit code 2."""
     try:
-        from lm_eval.__main__ import cli_evaluate
-
-        import polyquant.integrations.lm_eval.model  # noqa: F401 - registers the class
-
+        import_module("polyquant.integrations.lm_eval.model")  # registers the class
         sys.argv[0] = "lm_eval"
-        cli_evaluate()
+        import_module("lm_eval.__main__").cli_evaluate()
     except PolyquantError as problem:
         print(f"polyquant: {problem}", file=sys.stderr)
         sys.exit(2)

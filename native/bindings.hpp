@@ -5,6 +5,7 @@
 
 namespace polyquant {
 
+void bind_decoder(nanobind::module_& m);
 void bind_packed(nanobind::module_& m);
 
 }  // namespace polyquant

@@ -66,7 +66,7 @@ class _Lazy(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Open, check, compare, convert and quantize LLM weights: GGUF, I2_S and the other ternaries, Hugging Face folders."""
+    """Open, check, compare, convert, quantize and run LLM weights: GGUF, I2_S and the other ternaries, Hugging Face folders."""
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -49,8 +49,9 @@ _ALIASES = {
 class Hyper:
     """What every decoder of these families is made of.
 
-    head_dim: 0 if the source does not say it (then hidden / heads). rope: the parameters of a scaled RoPE as config.json names them
-    (`rope_type`, `factor`, ...), empty for plain RoPE. tied: None if the source does not say.
+    head_dim: 0 if the source does not say it (then hidden / heads). rotated: numbers of a head that turn, 0 for all. rope: the parameters
+    of a scaled RoPE as config.json names them (`rope_type`, `factor`, ...), empty for plain RoPE. tied: None if the source does not say.
+    windows: for each layer how many of the last positions it attends to, 0 for all; empty if no layer has a window.
     """
 
     layers: int
@@ -65,6 +66,13 @@ class Hyper:
     vocab: int
     rope: Mapping[str, Any]
     tied: bool | None = None
+    rotated: int = 0
+    windows: tuple[int, ...] = ()
+
+    @property
+    def rotary_size(self) -> int:
+        """Numbers of a head that turn."""
+        return self.rotated or self.head_size
 
     @property
     def head_size(self) -> int:
@@ -112,11 +120,16 @@ def _checked(found: Mapping[str, Any], rope: Mapping[str, Any], tied: bool | Non
         )
     if not head_dim and hidden % heads:
         raise InputError("heads do not divide hidden_size", file=file, expected=f"a divisor of {hidden}", found=heads)
-    if (head_dim or hidden // heads) % 2:
-        raise InputError("a head with an odd size cannot be rotated", file=file, found=head_dim or hidden // heads)
-    theta = found.get("rope_theta")
+    head = head_dim or hidden // heads
+    rotated = _rotated(found, head, file)
+    if rotated % 2:
+        raise InputError("an odd number of a head's numbers cannot be rotated", file=file, found=rotated)
+    theta = _real(10000.0 if found.get("rope_theta") is None else found["rope_theta"], "rope_theta", file=file)
+    if not theta:
+        raise InputError("rope_theta cannot be right", file=file, expected="a positive number", found=theta)
+    layers = size("num_hidden_layers", high=MAX_LAYERS)
     return Hyper(
-        layers=size("num_hidden_layers", high=MAX_LAYERS),
+        layers=layers,
         context=size("max_position_embeddings", 2048, MAX_CONTEXT),
         hidden=hidden,
         feed_forward=size("intermediate_size"),
@@ -124,11 +137,46 @@ def _checked(found: Mapping[str, Any], rope: Mapping[str, Any], tied: bool | Non
         kv_heads=kv_heads,
         head_dim=head_dim,
         rms_eps=_real(1e-6 if found.get("rms_norm_eps") is None else found["rms_norm_eps"], "rms_norm_eps", file=file),
-        rope_theta=_real(10000.0 if theta is None else theta, "rope_theta", file=file),
+        rope_theta=theta,
         vocab=size("vocab_size"),
         rope=rope,
         tied=tied,
+        rotated=rotated if rotated != head else 0,
+        windows=_windows(found, layers, file),
     )
+
+
+def _rotated(found: Mapping[str, Any], head: int, file: object) -> int:
+    """How many of the `head` numbers of a head turn: said as a count (GGUF), or as a share."""
+    if found.get("rope_dimensions") is not None:
+        return _whole(found["rope_dimensions"], "rope.dimension_count", head, file=file)
+    share = found.get("partial_rotary_factor")
+    rotated = int(head * _real(1.0 if share is None else share, "partial_rotary_factor", file=file))
+    return _whole(rotated, "partial_rotary_factor times head_dim", head, file=file)
+
+
+def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
+    """Sliding windows as transformers has them: Mistral in every layer, Qwen from max_window_layers on or where layer_types says so."""
+    kind = config.get("model_type")
+    if kind not in ("mistral", "qwen2", "qwen3") or (
+        kind != "mistral" and config.get("use_sliding_window") is not True
+    ):
+        return ()
+    size = config.get("sliding_window", 4096)  # the default of transformers where config.json does not name it
+    if size is None:
+        return ()
+    window = _whole(size, "sliding_window", MAX_CONTEXT, file=file)
+    types = config.get("layer_types")
+    if kind == "mistral":
+        return (window,) * layers
+    if isinstance(types, Sequence) and not isinstance(types, str):
+        if len(types) != layers or any(t not in ("full_attention", "sliding_attention") for t in types):
+            raise InputError(
+                "layer_types cannot be right", file=file, expected=f"one kind of attention for each of {layers} layers"
+            )
+        return tuple(window if t == "sliding_attention" else 0 for t in types)
+    first = _whole(config.get("max_window_layers", 28), "max_window_layers", MAX_LAYERS, file=file, low=0)
+    return tuple(window if i >= first else 0 for i in range(layers))
 
 
 def from_config(config: Mapping[str, Any], *, vocab: int, default_theta: float = 10000.0, file: object = None) -> Hyper:
@@ -157,7 +205,9 @@ def from_config(config: Mapping[str, Any], *, vocab: int, default_theta: float =
     else:
         scaled = {}
     tied = config.get("tie_word_embeddings")
-    found = {"vocab_size": vocab, **{k: v for k, v in config.items() if v is not None}, "rope_theta": theta}
+    given = {k: v for k, v in config.items() if v is not None or k == "sliding_window"}
+    partial = config.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
+    found = {"vocab_size": vocab, **given, "rope_theta": theta, "partial_rotary_factor": partial}
     return _checked(found, scaled, tied if isinstance(tied, bool) else None, file)
 
 
@@ -188,13 +238,14 @@ def from_metadata(
         "intermediate_size": get("feed_forward_length"),
         "num_attention_heads": get("attention.head_count"),
         "num_key_value_heads": get("attention.head_count_kv"),
-        "head_dim": get("attention.key_length") or get("rope.dimension_count"),
+        "head_dim": get("attention.key_length"),
+        "rope_dimensions": get("rope.dimension_count"),
         "rms_norm_eps": _shortest(get("attention.layer_norm_rms_epsilon")),
         "rope_theta": _shortest(get("rope.freq_base")),
         "vocab_size": get("vocab_size") or vocab,
     }
-    scaling = get("rope.scaling.type")
-    factor = _shortest(get("rope.scaling.factor"))
+    scaling = get("rope.scaling.type") or "linear"  # files older than the key mean this
+    factor = _shortest(get("rope.scaling.factor") or get("rope.scale_linear"))
     rope: dict[str, Any] = {}
     if scaling in ("linear", "yarn") and factor is not None and factor != 1.0:
         rope = {"rope_type": scaling, "factor": factor}

@@ -33,9 +33,9 @@ ATTENTION = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-LINEARS = frozenset({"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+LINEARS = frozenset({"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
 
-_HF_BLOCK = re.compile(r"model\.layers\.([0-9]{1,5})\.(.+)\.(weight|bias)")
+_IN_LAYER = re.compile(r"([0-9]{1,5})\.(.+)\.(weight|bias)")
 _GGUF_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.(.+)\.(weight|bias)")
 
 
@@ -45,9 +45,11 @@ class Family:
 
     architecture: general.architecture. model_type, class_name: of the config.json that is written. blocks: stem of a layer's tensor,
     Hugging Face -> GGUF; also_read: further Hugging Face stems for the same. interleaved: llama.cpp rotates pairs (2i, 2i+1) for this
-    architecture where transformers rotates (i, i + d/2), so rows of q and k change places. says_sizes: the converter writes
-    vocab_size and rope.dimension_count. fixed: metadata that this architecture always has. settings: entries of config.json, from the
-    hyper-parameters and the set of GGUF tensor names.
+    architecture where transformers rotates (i, i + d/2), so rows of q and k change places. pairs: both rotate pairs (2i, 2i+1), no row
+    moves. says_sizes: the converter writes vocab_size and rope.dimension_count. fixed: metadata that this architecture always has.
+    settings: entries of config.json, from the set of GGUF tensor names. top, layers: Hugging Face names outside the layers, and the
+    prefix of those inside. reads: this family's config.json -> the usual keys (raises InputError, UnsupportedError for variants that are not this
+    architecture); writes: back.
     """
 
     architecture: str
@@ -56,23 +58,34 @@ class Family:
     blocks: Mapping[str, str]
     also_read: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
+    pairs: bool = False
     ternary: bool = False
     says_sizes: bool = False
     default_theta: float = 10000.0
     fixed: Mapping[str, Meta] = field(default_factory=dict)
     settings: Callable[[frozenset[str]], dict[str, Any]] = lambda tensors: {}
+    top: Mapping[str, str] = field(default_factory=lambda: TOP)
+    layers: str = "model.layers."
+    reads: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    writes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+
+    @property
+    def linears(self) -> frozenset[str]:
+        """GGUF stems of a layer's matrices."""
+        return LINEARS & frozenset(self.blocks.values())
 
 
 def to_gguf_name(family: Family, name: str) -> str | None:
     """The GGUF name of a Hugging Face tensor; None if the family has no such tensor."""
-    if not name.startswith(("model.", "lm_head.")):
-        name = f"model.{name}"  # checkpoints of the bare decoder, without its head
-    if block := _HF_BLOCK.fullmatch(name):
+    root = family.layers.partition(".")[0] + "."
+    if not name.startswith((root, *(f"{stem}." for stem in family.top))):
+        name = root + name  # checkpoints of the bare decoder, without its head
+    if name.startswith(family.layers) and (block := _IN_LAYER.fullmatch(name.removeprefix(family.layers))):
         layer, stem, suffix = block.groups()
         found = family.blocks.get(stem) or family.also_read.get(stem)
         return f"blk.{int(layer)}.{found}.{suffix}" if found else None
     stem, _, suffix = name.rpartition(".")
-    return f"{TOP[stem]}.{suffix}" if stem in TOP and suffix in ("weight", "bias") else None
+    return f"{family.top[stem]}.{suffix}" if stem in family.top and suffix in ("weight", "bias") else None
 
 
 def to_hf_name(family: Family, name: str) -> str | None:
@@ -80,7 +93,7 @@ def to_hf_name(family: Family, name: str) -> str | None:
     if block := _GGUF_BLOCK.fullmatch(name):
         layer, stem, suffix = block.groups()
         found = next((hf for hf, gguf in family.blocks.items() if gguf == stem), None)
-        return f"model.layers.{int(layer)}.{found}.{suffix}" if found else None
+        return f"{family.layers}{int(layer)}.{found}.{suffix}" if found else None
     stem, _, suffix = name.rpartition(".")
-    found = next((hf for hf, gguf in TOP.items() if gguf == stem), None)
+    found = next((hf for hf, gguf in family.top.items() if gguf == stem), None)
     return f"{found}.{suffix}" if found and suffix in ("weight", "bias") else None

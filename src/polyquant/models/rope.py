@@ -76,7 +76,7 @@ def recognise_llama3(factors: F32, theta: float, context: int) -> dict[str, Any]
     factor = float(factors[-1]) if factors.ndim == 1 and len(factors) else 0.0
     if not math.isfinite(factor) or factor <= 0:
         return None
-    for original in (8192, 4096, 2048, 16384, 32768, 65536, 131072, context):
+    for original in (8192, 4096, 2048, 16384, 32768, 65536, 131072, context, *_context_of_blend(factors, factor, theta)):
         rope = {
             "rope_type": "llama3",
             "factor": factor,
@@ -87,3 +87,13 @@ def recognise_llama3(factors: F32, theta: float, context: int) -> dict[str, Any]
         if np.allclose(llama3_factors(rope, theta, 2 * len(factors)), factors, rtol=1e-5, atol=0):
             return rope
     return None
+
+
+def _context_of_blend(factors: F32, factor: float, theta: float) -> tuple[int, ...]:
+    """The context that a divisor between 1 and `factor` tells, with low_freq_factor 1 and high_freq_factor 4."""
+    for i, divisor in enumerate(factors):
+        if 1.001 < divisor < 0.999 * factor:
+            turns = 1 + 3 * (1 / float(divisor) - 1 / factor) / (1 - 1 / factor)
+            context = turns * 2 * math.pi * theta ** (i / len(factors))
+            return (round(context),) if 1 <= context < 1 << 32 else ()
+    return ()

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError, PlanError, UnknownNameError, printable
-from polyquant.models import bitnet, llama, qwen, rope, tokenizer, tokenizer_files, vocabulary
+from polyquant.models import bitnet, chatglm, llama, qwen, rope, tokenizer, tokenizer_files, vocabulary
 from polyquant.models.config import Hyper, from_config, from_metadata, to_config
-from polyquant.models.names import LINEARS, Family, to_gguf_name, to_hf_name
+from polyquant.models.names import Family, to_gguf_name, to_hf_name
 from polyquant.models.values import f32, string, u32
 from polyquant.types import F32, Checkpoint, Meta, TensorMap, Translation
 
@@ -29,7 +29,7 @@ __all__ = ["FAMILIES", "family_of", "to_gguf", "to_hf"]
 
 FAMILIES = {
     f.architecture: f
-    for f in (llama.LLAMA, qwen.QWEN2, qwen.QWEN3, bitnet.BITNET_B158, bitnet.BITNET_25, bitnet.BITNET)
+    for f in (llama.LLAMA, qwen.QWEN2, qwen.QWEN3, bitnet.BITNET_B158, bitnet.BITNET_25, bitnet.BITNET, chatglm.CHATGLM)
 }
 # The class decides before the model type: the 1bitLLM models call themselves llama.
 _BY_CLASS = {"BitnetForCausalLM": bitnet.BITNET, "BitNetForCausalLM": bitnet.BITNET_B158}
@@ -39,11 +39,12 @@ _BY_TYPE = {
     "qwen2": qwen.QWEN2,
     "qwen3": qwen.QWEN3,
     "bitnet": bitnet.BITNET_B158,
+    "chatglm": chatglm.CHATGLM,
 }
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
 # Matrices that llama.cpp keeps in float32 whatever the recipe: its kernels take nothing else.
 _FLOAT_MATRICES = re.compile(r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|position_embd|token_types)\.weight")
-_COMPUTED = re.compile(r".*(\.rotary_emb\.inv_freq|\.attention\.(masked_)?bias)")
+_COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
 
 
 # ---------------------------------------------------------------- Hugging Face -> GGUF
@@ -107,15 +108,16 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
         if isinstance(name, str) and name in _BY_CLASS:
             return _BY_CLASS[name]
     kind = config.get("model_type")
+    if kind == "chatglm" and "padded_vocab_size" not in config:
+        return None  # the first ChatGLM is another architecture under the same name
     return _BY_TYPE.get(kind) if isinstance(kind, str) else None
 
 
 def _hyper(checkpoint: Checkpoint, family: Family) -> Hyper:
     embedding = next((w for w in checkpoint.values() if to_gguf_name(family, w.name) == "token_embd.weight"), None)
     rows = embedding.shape[0] if embedding is not None and embedding.shape else 0
-    return from_config(
-        checkpoint.config, vocab=rows, default_theta=family.default_theta, file=checkpoint.path / "config.json"
-    )
+    config = family.reads(checkpoint.config)
+    return from_config(config, vocab=rows, default_theta=family.default_theta, file=checkpoint.path / "config.json")
 
 
 def _gguf_tensors(
@@ -144,7 +146,7 @@ def _gguf_tensors(
                 found=out[target].source,
             )
         stem = target.split(".")[2] if target.startswith("blk.") else ""
-        ternary = (family.ternary or trained_ternary) and stem in LINEARS and target.endswith(".weight")
+        ternary = (family.ternary or trained_ternary) and stem in family.linears and target.endswith(".weight")
         out[target] = TensorMap(
             weight.name,
             target,
@@ -158,13 +160,13 @@ def _gguf_tensors(
             f"{len(strange)} tensors are not part of architecture '{family.architecture}' and keep their names "
             f"(first: {printable(strange[0])}); llama.cpp may refuse the file"
         )
-    _complain_of_missing(set(out), hyper, warnings)
+    _complain_of_missing(set(out), family, hyper, warnings)
     return tuple(out.values())
 
 
-def _complain_of_missing(targets: set[str], hyper: Hyper, warnings: list[str]) -> None:
+def _complain_of_missing(targets: set[str], family: Family, hyper: Hyper, warnings: list[str]) -> None:
     needed = ["token_embd.weight", "output_norm.weight"] + (["output.weight"] if hyper.tied is False else [])
-    needed += [f"blk.{i}.{stem}.weight" for i in range(hyper.layers) for stem in sorted(LINEARS)]
+    needed += [f"blk.{i}.{stem}.weight" for i in range(hyper.layers) for stem in sorted(family.linears)]
     if missing := [n for n in needed if n not in targets]:
         warnings.append(f"{len(missing)} tensors that the configuration promises are not there (first: {missing[0]})")
 
@@ -239,7 +241,9 @@ def _sizes(family: Family, hyper: Hyper, config: Mapping[str, Any], warnings: li
     if hyper.head_dim:
         keys |= {"attention.key_length": u32(hyper.head_dim), "attention.value_length": u32(hyper.head_dim)}
     if family.says_sizes:
-        keys |= {"vocab_size": u32(hyper.vocab), "rope.dimension_count": u32(hyper.head_size)}
+        keys["vocab_size"] = u32(hyper.vocab)
+    if family.says_sizes or hyper.rotated:
+        keys["rope.dimension_count"] = u32(hyper.rotary_size)
     keys |= {k: v for k, v in family.fixed.items() if k not in scaling}
     window = config.get("sliding_window")
     if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
@@ -287,7 +291,7 @@ def to_hf(
         config = {
             "architectures": [family.class_name],
             "model_type": family.model_type,
-            **to_config(hyper),
+            **family.writes(to_config(hyper)),
             **family.settings(frozenset(checkpoint.weights)),
         }
         _restore_rope(checkpoint, hyper, config, dropped, warnings)

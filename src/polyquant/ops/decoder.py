@@ -1,19 +1,46 @@
-"""What a decoder layer does between its matrices: numpy references. T tokens, H heads, D numbers a head, all float32.
+"""What a decoder layer does between its matrices: numpy references and the choice of their native twins. All float32.
 
 RMS norm: Zhang & Sennrich 2019. Rotary positions: Su et al. 2021. SwiGLU: Shazeer 2020. Grouped queries: Ainslie et al. 2023.
+
+Attention reads keys and values from a cache of blocks of 32 positions (T tokens, H heads, G groups, B blocks, D numbers a head):
+
+    keys    [G, B, D, 32]   channel by channel, so that scores of 32 positions are one row operation
+    values  [G, B, 32, D]
+    steps   [G, B, 4, D]    int8 only: step and offset of each key channel, then of each value channel
+    recent  [G, 2, 32 * D]  int8 only: keys [D, 32] and values [32, D] of the block under way, in float32
+
+float32 and float16 are stored as they come. int8 (Liu et al. 2024, KIVI, for its keys) gives each channel of a full block its own grid:
+
+    step = (max - min) / 255    offset = min + 128 step    code = min(round((x - min) / step), 255) - 128    x = code * step + offset
+
+A query sees its own block in float32 and all earlier ones in int8, whether its text came at once or token by token. A channel that holds
+NaN or infinity reads back as NaN.
 """
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
+from numpy.typing import NDArray
 
-from polyquant.types import F32
+from polyquant.ops.native import lib
+from polyquant.types import F32, I8
 
-__all__ = ["attend", "relu2_gate", "rms_norm", "rotate", "swiglu"]
+__all__ = ["BLOCK", "attend", "attend_int8", "dequantize_block", "relu2_gate", "rms_norm", "rotate", "swiglu"]
+
+BLOCK = 32
+"""Positions of a block of the cache."""
+
+F16: TypeAlias = NDArray[np.float16]
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; x [..., n], weight [n]."""
+    if (native := lib()) is not None:
+        out = np.empty(x.shape, np.float32)
+        native.rms_norm(x, weight, out, eps)
+        return out
     mean = np.einsum("...i,...i->...", x, x, dtype=np.float64)[..., None] / x.shape[-1]
     return np.asarray(x * (1.0 / np.sqrt(mean + eps)).astype(np.float32) * weight, np.float32)
 
@@ -23,6 +50,10 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
 
     Pairs are (i, i + R), or (2i, 2i + 1) if interleaved.
     """
+    if (native := lib()) is not None:
+        out = np.empty(x.shape, np.float32)
+        native.rotate(x, cos, sin, out, interleaved)
+        return out
     r = cos.shape[1]
     a, b = (x[..., 0 : 2 * r : 2], x[..., 1 : 2 * r : 2]) if interleaved else (x[..., :r], x[..., r : 2 * r])
     c, s = cos[:, None], sin[:, None]
@@ -35,12 +66,99 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
     return out
 
 
-def attend(q: F32, keys: F32, values: F32, *, start: int, scale: float, window: int = 0) -> F32:
-    """Causal attention of T queries at positions start ... start + T - 1 over all positions up to their own.
+def swiglu(gate: F32, up: F32) -> F32:
+    """silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
+    if (native := lib()) is not None:
+        out = np.empty(gate.shape, np.float32)
+        native.gate(gate, up, out, False)
+        return out
+    with np.errstate(over="ignore"):
+        return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
 
-    q [T, H, D]; keys, values [start + T, G, D] (head h reads group h * G // H) -> [T, H, D]. window: how many of the last positions a query
-    sees, its own among them; 0 for all.
+
+def relu2_gate(gate: F32, up: F32) -> F32:
+    """max(gate, 0)^2 * up."""
+    if (native := lib()) is not None:
+        out = np.empty(gate.shape, np.float32)
+        native.gate(gate, up, out, True)
+        return out
+    return np.asarray(np.square(np.maximum(gate, 0)) * up, np.float32)
+
+
+def attend(
+    q: F32, k: F32, v: F32, keys: F32 | F16, values: F32 | F16, *, start: int, scale: float, window: int = 0
+) -> F32:
+    """Store k, v [T, G, D] at positions start ... and let each query attend to its own position and all before. q [T, H, D] -> [T, H, D].
+
+    Head h reads group h * G // H. keys, values: with room for start + T positions. window: how many of the last positions a query sees, its
+    own among them; 0 for all.
     """
+    if (native := lib()) is not None:
+        out = np.empty(q.shape, np.float32)
+        native.attend(q, k, v, keys, values, out, start, scale, window)
+        return out
+    end = start + len(k)
+    at = np.arange(start, end)
+    with np.errstate(over="ignore"):
+        keys[:, at // BLOCK, :, at % BLOCK] = k
+        values[:, at // BLOCK, at % BLOCK] = v.swapaxes(0, 1)
+    used = -(-end // BLOCK)
+    seen = _by_position(keys[:, :used].astype(np.float32), values[:, :used].astype(np.float32))
+    return _causal(q, *(x[:end] for x in seen), start=start, scale=scale, window=window)
+
+
+def attend_int8(
+    q: F32, k: F32, v: F32, keys: I8, values: I8, steps: F32, recent: F32, *, start: int, scale: float, window: int = 0
+) -> F32:
+    """`attend` on an int8 cache: `recent` holds the positions of start's block before start; a block that gets full is quantized."""
+    out = np.empty(q.shape, np.float32)
+    if (native := lib()) is not None:
+        native.attend(q, k, v, keys, values, out, start, scale, window, steps, recent)
+        return out
+    groups, _, size, _ = keys.shape
+    own = recent[:, :1].reshape(groups, 1, size, BLOCK), recent[:, 1:].reshape(groups, 1, BLOCK, size)
+    end = start + len(k)
+    for block in range(start // BLOCK, -(-end // BLOCK)):
+        first, last = max(start, block * BLOCK), min(end, (block + 1) * BLOCK)
+        part, at = slice(first - start, last - start), np.arange(first, last) % BLOCK
+        own[0][:, 0, :, at] = k[part]
+        own[1][:, 0, at] = v[part].swapaxes(0, 1)
+        past = dequantize_block(keys[:, :block], values[:, :block], steps[:, :block])
+        seen = _by_position(*(np.concatenate([a, b], 1) for a, b in zip(past, own, strict=True)))
+        out[part] = _causal(q[part], *(x[:last] for x in seen), start=first, scale=scale, window=window)
+        if last == (block + 1) * BLOCK:
+            keys[:, block], steps[:, block, 0], steps[:, block, 1] = _quantize(own[0][:, 0], axis=2)
+            values[:, block], steps[:, block, 2], steps[:, block, 3] = _quantize(own[1][:, 0], axis=1)
+    return out
+
+
+def dequantize_block(keys: I8, values: I8, steps: F32) -> tuple[F32, F32]:
+    """int8 blocks [G, B, D, 32], [G, B, 32, D] and steps [G, B, 4, D] -> float32 of the same shapes."""
+    return (
+        keys * steps[:, :, 0, :, None] + steps[:, :, 1, :, None],
+        values * steps[:, :, 2, None, :] + steps[:, :, 3, None, :],
+    )
+
+
+def _quantize(x: F32, *, axis: int) -> tuple[I8, F32, F32]:
+    """Codes of a full block, and step and offset [G, D] of its channels; `axis` is the one of its 32 positions."""
+    with np.errstate(all="ignore"):
+        low = x.min(axis, keepdims=True)
+        step = (x.max(axis, keepdims=True) - low) / np.float32(255)
+        step = np.where(np.isfinite(step), step, np.float32(np.nan))
+        codes = np.where(step > 0, np.minimum(np.rint((x - low) / step), 255) - 128, -128).astype(np.int8)
+    return codes, step.squeeze(axis), (low + np.float32(128) * step).squeeze(axis)
+
+
+def _by_position(keys: F32, values: F32) -> tuple[F32, F32]:
+    """Blocks [G, B, D, 32], [G, B, 32, D] -> [32 B, G, D] each."""
+    groups, blocks, size, _ = keys.shape
+    shape = blocks * BLOCK, groups, size
+    return keys.transpose(1, 3, 0, 2).reshape(shape), values.transpose(1, 2, 0, 3).reshape(shape)
+
+
+def _causal(q: F32, keys: F32, values: F32, *, start: int, scale: float, window: int) -> F32:
+    """q [T, H, D] at positions start ...; keys, values [start + T, G, D] -> [T, H, D]."""
     tokens, heads, size = q.shape
     span, groups = keys.shape[:2]
     at = np.arange(start, start + tokens)[:, None]
@@ -53,14 +171,3 @@ def attend(q: F32, keys: F32, values: F32, *, start: int, scale: float, window: 
     np.exp(scores, out=scores)
     scores /= scores.sum(-1, keepdims=True)
     return np.ascontiguousarray(np.einsum("gths,sgd->tghd", scores, values, optimize=True)).reshape(q.shape)
-
-
-def swiglu(gate: F32, up: F32) -> F32:
-    """silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
-    with np.errstate(over="ignore"):
-        return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
-
-
-def relu2_gate(gate: F32, up: F32) -> F32:
-    """max(gate, 0)^2 * up."""
-    return np.asarray(np.square(np.maximum(gate, 0)) * up, np.float32)

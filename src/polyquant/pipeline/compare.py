@@ -175,6 +175,8 @@ def _whole(side: _Side) -> F32 | None:
 
 
 def _rows(side: _Side, whole: F32 | None, part: slice) -> F32:
+    if side.order is not None and len(side.weight.shape) == 1:
+        return side.weight.dequantize()[None, side.order]
     rows: slice | NDArray[np.int64] = part if side.order is None else side.order[part]
     if whole is not None:
         return np.ascontiguousarray(whole[rows])

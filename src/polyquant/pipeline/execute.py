@@ -247,7 +247,8 @@ class _Run:
 def _blocks(step: Step) -> Iterator[slice | None]:
     """Row blocks of a step; one None where it cannot be cut."""
     rows, _ = as_matrix(step.map.shape)
-    if not step.streams or step.map.ternarize or rows == 0:
+    reordered_vector = step.map.row_order is not None and len(step.map.shape) == 1  # one row as codecs see it
+    if not step.streams or step.map.ternarize or rows == 0 or reordered_vector:
         yield None
         return
     for a in range(0, rows, step.block_rows):
@@ -293,9 +294,11 @@ def _whole(step: Step, weight: Weight) -> tuple[Parts, ErrorSums | None, str]:
             codes = Ternary(codes.codes[order], codes.scale if codes.scale.size == 1 else codes.scale[order])
         return target.pack(codes), None, ""
     w = absmean_floats(weight) if step.map.ternarize else weight.codec.dequantize(weight.read(), shape)
-    w = w if order is None else w.reshape(as_matrix(shape))[order].reshape(shape)
+    w = w.reshape(as_matrix(shape))
+    if order is not None:
+        w = w[:, order] if len(shape) == 1 else w[order]
     parts = target.pack(Floats(w) if target.form is Floats else target.quantize(w))
-    return parts, error_sums(w, target.dequantize(parts, shape)), ""
+    return parts, error_sums(w, target.dequantize(parts, w.shape)), ""
 
 
 def _ternary_codes(weight: Weight, step: Step) -> Ternary:

@@ -2,14 +2,14 @@
 
     h = x + O norm(attention(...));  y = h + D norm(relu(G norm(h))^2 * U norm(h))
 
-Activations of the linears are rounded to int8 per token: the model was trained so.
+Activations of the linears are rounded to int8 per token: the model was trained so. The older 1bitLLM models gate with SiLU; llama.cpp's
+`bitnet` architecture does so whatever hidden_act says, and rounds activations per block.
 """
 
 from __future__ import annotations
 
 from polyquant.models.config import Hyper
 from polyquant.ops.decoder import relu2_gate, rms_norm, rotate, swiglu
-from polyquant.ops.matmul import Rounding
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rope import Rotary
 from polyquant.runtime.tensors import Tensors
@@ -19,7 +19,7 @@ __all__ = ["BitNetLayer"]
 
 
 class BitNetLayer:
-    """One layer. silu: llama.cpp's `bitnet` architecture gates with SiLU, whatever hidden_act says."""
+    """One layer. silu: gate with SiLU instead of squared ReLU."""
 
     def __init__(self, tensors: Tensors, hyper: Hyper, index: int, *, silu: bool) -> None:
         self.index, self.eps, self.size = index, hyper.rms_eps, hyper.head_size
@@ -29,18 +29,15 @@ class BitNetLayer:
             hyper.kv_heads * hyper.head_size,
             hyper.feed_forward,
         )
-        rounding: Rounding = "none" if tensors.rounding == "none" else "block" if silu else "token"
         blk = f"blk.{index}."
         self.attn_norm = tensors.vector(f"{blk}attn_norm.weight", hidden)
-        self.qkv = tensors.linear(
-            hidden, [(f"{blk}attn_q", wide), (f"{blk}attn_k", kv), (f"{blk}attn_v", kv)], rounding=rounding
-        )
+        self.qkv = tensors.linear(hidden, [(f"{blk}attn_q", wide), (f"{blk}attn_k", kv), (f"{blk}attn_v", kv)])
         self.attn_sub_norm = tensors.vector(f"{blk}attn_sub_norm.weight", wide)
-        self.o = tensors.linear(wide, [(f"{blk}attn_output", hidden)], rounding=rounding)
+        self.o = tensors.linear(wide, [(f"{blk}attn_output", hidden)])
         self.ffn_norm = tensors.vector(f"{blk}ffn_norm.weight", hidden)
-        self.gate_up = tensors.linear(hidden, [(f"{blk}ffn_gate", ffn), (f"{blk}ffn_up", ffn)], rounding=rounding)
+        self.gate_up = tensors.linear(hidden, [(f"{blk}ffn_gate", ffn), (f"{blk}ffn_up", ffn)])
         self.ffn_sub_norm = tensors.vector(f"{blk}ffn_sub_norm.weight", ffn)
-        self.down = tensors.linear(ffn, [(f"{blk}ffn_down", hidden)], rounding=rounding)
+        self.down = tensors.linear(ffn, [(f"{blk}ffn_down", hidden)])
         self.gated = swiglu if silu else relu2_gate
 
     def __call__(self, x: F32, cos: F32, sin: F32, rotary: Rotary, cache: KVCache) -> F32:

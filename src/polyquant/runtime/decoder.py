@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyquant.models.config import Hyper
 from polyquant.ops.decoder import rms_norm
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.kv_cache import CacheType, KVCache
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.rope import Rotary
 from polyquant.types import F32, Weight
@@ -30,14 +30,21 @@ class Decoder:
     """tokens -> hidden states -> logits."""
 
     def __init__(
-        self, hyper: Hyper, embedding: Weight, layers: Sequence[Layer], norm: F32, head: Linear, rotary: Rotary
+        self,
+        hyper: Hyper,
+        embedding: Weight,
+        layers: Sequence[Layer],
+        norm: F32,
+        head: Linear,
+        rotary: Rotary,
+        cache: CacheType = "f32",
     ) -> None:
         self.hyper, self.embedding, self.layers = hyper, embedding, tuple(layers)
-        self.norm, self.head, self.rotary = norm, head, rotary
+        self.norm, self.head, self.rotary, self.cache_type = norm, head, rotary, cache
 
     def cache(self) -> KVCache:
         """An empty cache of this decoder's shape."""
-        return KVCache(self.hyper.layers, self.hyper.kv_heads, self.hyper.head_size)
+        return KVCache(self.hyper.layers, self.hyper.kv_heads, self.hyper.head_size, self.cache_type)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """States after the last norm [T, hidden] of the T tokens that follow those in the cache."""

@@ -1,38 +1,122 @@
-"""Keys and values of the positions seen so far, one pair of arrays a layer; grows with the text, not with the context promised."""
+"""Keys and values of the positions seen so far. Grows with the text, not with the context promised.
+
+float32 and float16 keep what they are given. int8 keeps each full block of 32 positions with a step and an offset for each channel (1.25 bytes
+a number), and the block under way in float32: see ops/decoder.py. Another way to keep a layer is one more class with `attend` and `nbytes`.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Literal, Protocol, TypeAlias
 
-from polyquant.ops.decoder import attend
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from polyquant.ops.decoder import BLOCK, attend, attend_int8, dequantize_block
 from polyquant.types import F32
 
-__all__ = ["KVCache"]
+__all__ = ["CacheType", "KVCache"]
+
+CacheType: TypeAlias = Literal["f32", "f16", "int8"]
+
+
+class KeptLayer(Protocol):
+    """The keys and values of one layer."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays, room for the next positions included."""
+
+    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int) -> F32:
+        """Store k, v [T, G, D] at positions start ..., attend to them and all before. q [T, H, D] -> [T, H, D].
+
+        What was stored at `start` and after is forgotten.
+        """
 
 
 class KVCache:
-    """layers x positions x groups x size. `length`: positions that every layer holds."""
+    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it."""
 
-    def __init__(self, layers: int, groups: int, size: int) -> None:
+    def __init__(self, layers: int, groups: int, size: int, kind: CacheType = "f32") -> None:
         self.length = 0
-        self.keys = [np.empty((0, groups, size), np.float32) for _ in range(layers)]
-        self.values = [np.empty((0, groups, size), np.float32) for _ in range(layers)]
+        self.layers: list[KeptLayer] = [
+            Int8Layer(groups, size) if kind == "int8" else FloatLayer(groups, size, np.float32 if kind == "f32" else np.float16)
+            for _ in range(layers)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' arrays."""
+        return sum(layer.nbytes for layer in self.layers)
 
     def attend(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
         """Store k, v [T, G, D] of the T next positions and attend to them and all before. q [T, H, D] -> [T, H, D]."""
-        end = self.length + len(k)
-        if end > len(self.keys[layer]):
-            room = max(64, 2 * self.length, end)
-            for arrays in (self.keys, self.values):
-                grown = np.empty((room, *arrays[layer].shape[1:]), np.float32)
-                grown[: self.length] = arrays[layer][: self.length]
-                arrays[layer] = grown
-        self.keys[layer][self.length : end] = k
-        self.values[layer][self.length : end] = v
-        return attend(
-            q, self.keys[layer][:end], self.values[layer][:end], start=self.length, scale=scale, window=window
-        )
+        return self.layers[layer].attend(q, k, v, self.length, scale, window)
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on."""
-        self.length = min(self.length, length)
+        """Forget the positions from `length` on. In int8, positions of a block that was full stay as int8 left them."""
+        self.length = max(0, min(self.length, length))
+
+
+class FloatLayer:
+    """float32 or float16."""
+
+    def __init__(self, groups: int, size: int, dtype: DTypeLike) -> None:
+        self.room = 0
+        self.keys = np.empty((groups, 0, size, BLOCK), dtype)
+        self.values = np.empty((groups, 0, BLOCK, size), dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int) -> F32:
+        """See KeptLayer."""
+        if (end := start + len(k)) > self.room:
+            self.keys, self.values = grown(self.keys, end), grown(self.values, end)
+            self.room = self.keys.shape[1] * BLOCK
+        return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window)
+
+
+class Int8Layer:
+    """int8 per channel and block. end: the positions that `recent` continues."""
+
+    def __init__(self, groups: int, size: int) -> None:
+        self.room = self.end = 0
+        self.keys = np.empty((groups, 0, size, BLOCK), np.int8)
+        self.values = np.empty((groups, 0, BLOCK, size), np.int8)
+        self.steps = np.empty((groups, 0, 4, size), np.float32)
+        self.recent = np.zeros((groups, 2, BLOCK * size), np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.keys.nbytes + self.values.nbytes + self.steps.nbytes + self.recent.nbytes
+
+    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int) -> F32:
+        """See KeptLayer."""
+        if start != self.end:
+            self._go_back(start)
+        if (end := start + len(k)) > self.room:
+            self.keys, self.values, self.steps = (grown(x, end) for x in (self.keys, self.values, self.steps))
+            self.room = self.keys.shape[1] * BLOCK
+        out = attend_int8(
+            q, k, v, self.keys, self.values, self.steps, self.recent, start=start, scale=scale, window=window
+        )
+        self.end = end
+        return out
+
+    def _go_back(self, start: int) -> None:
+        block = start // BLOCK
+        full = self.end // BLOCK
+        if block < full and start % BLOCK:  # its floats are gone
+            past = dequantize_block(*(x[:, block : block + 1] for x in (self.keys, self.values, self.steps)))
+            self.recent[:] = np.stack([x.reshape(len(x), -1) for x in past], 1)
+
+
+def grown(blocks: NDArray[np.generic], positions: int) -> NDArray[np.generic]:
+    """blocks [G, B, ...] copied to where at least `positions` fit: half as many again, so that a long text is copied a few times only."""
+    need = max(-(-positions // BLOCK), blocks.shape[1] * 3 // 2)
+    out = np.zeros((blocks.shape[0], need, *blocks.shape[2:]), blocks.dtype)
+    out[:, : blocks.shape[1]] = blocks
+    return out

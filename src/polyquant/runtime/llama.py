@@ -21,6 +21,7 @@ class LlamaLayer:
 
     def __init__(self, tensors: Tensors, hyper: Hyper, index: int) -> None:
         self.index, self.eps, self.size = index, hyper.rms_eps, hyper.head_size
+        self.window = hyper.windows[index] if hyper.windows else 0
         hidden, wide, kv = hyper.hidden, hyper.heads * hyper.head_size, hyper.kv_heads * hyper.head_size
         blk = f"blk.{index}."
         self.attn_norm = tensors.vector(f"{blk}attn_norm.weight", hidden)
@@ -45,7 +46,7 @@ class LlamaLayer:
             q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
         q = rotate(q, cos, sin, interleaved=rotary.interleaved)
         k = rotate(k, cos, sin, interleaved=rotary.interleaved)
-        a = cache.attend(self.index, q, k, v, scale=size**-0.5)
+        a = cache.attend(self.index, q, k, v, scale=size**-0.5, window=self.window)
         (o,) = self.o(a.reshape(tokens, -1))
         x = x + o
         h = rms_norm(x, self.ffn_norm, self.eps)

@@ -5,102 +5,94 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from polyquant.errors import InputError, UnsupportedError
+from polyquant.codecs.tl import Tile
+from polyquant.errors import InputError
 from polyquant.formats.detect import open_checkpoint
-from polyquant.models.config import Hyper, from_config, from_metadata
-from polyquant.models.names import Family, to_gguf_name
+from polyquant.models.config import Hyper
+from polyquant.models.names import Family
 from polyquant.models.rope import FREQS
-from polyquant.models.translate import FAMILIES, family_of
 from polyquant.ops.matmul import Rounding
+from polyquant.runtime import identity
 from polyquant.runtime.bitnet import BitNetLayer
+from polyquant.runtime.chatglm import ChatGLMLayer
 from polyquant.runtime.decoder import Decoder, Layer
+from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.llama import LlamaLayer
 from polyquant.runtime.model import Model
 from polyquant.runtime.rope import rotary
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import Checkpoint
+from polyquant.types import Floats
 
 __all__ = ["Activations", "load"]
 
 Activations = Literal["int8", "float"]
 
 
-def load(path: str | os.PathLike[str], *, activations: Activations = "int8", context: int | None = None) -> Model:
-    """Open a checkpoint to run it. Weights stay packed in their file.
+def load(
+    path: str | os.PathLike[str],
+    *,
+    activations: Activations = "int8",
+    cache: CacheType | None = None,
+    context: int | None = None,
+    ternary_layout: str | None = None,
+    dialect: str | None = None,
+    tile: Tile | None = None,
+) -> Model:
+    """Open a checkpoint to run it. Weights stay packed in their file; only norms and biases are read.
 
     activations: "int8" rounds the inputs of quantized weights (blocks of 32 numbers, or tokens for BitNet), as their fast kernels do; "float"
-    does not. context: most positions of a text, fewer than the model was made for. Raises InputError, UnsupportedError.
+    does not. cache: how keys and values are kept, "f32", "f16" or "int8" per channel; by default "f16" where activations are rounded, else
+    "f32", which promises exact arithmetic. context: most positions of a text, fewer than the model was made for. ternary_layout, dialect, tile:
+    what a GGUF file of BitNet weights cannot tell, see open_checkpoint.
+
+    A folder of BitNet master weights is made ternary in memory, and its notes say so; they also name tensors that the decoder does not use.
+    Raises InputError, UnsupportedError.
     """
-    checkpoint = open_checkpoint(path)
-    family = _family(checkpoint)
-    names = _names(checkpoint, family)
-    hyper = _hyper(checkpoint, family, names)
-    rounding: Rounding = "block" if activations == "int8" else "none"
-    tensors = Tensors(checkpoint, names, rounding)
+    _one_of("activations", activations, ("int8", "float"))
+    _one_of("cache", cache, (None, "f32", "f16", "int8"))
+    checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile)
+    family = identity.family(checkpoint)
+    names = identity.names(checkpoint, family)
+    hyper = identity.hyper_parameters(checkpoint, family, names)
     if context is not None and not 1 <= context <= hyper.context:
         raise InputError(
             "context is out of range", file=checkpoint.path, expected=f"1 to {hyper.context} tokens", found=context
         )
-    return Model(checkpoint, family, build(tensors, family, hyper), context=context)
+    token = identity.rounds_tokens(checkpoint, family)
+    rounding: Rounding = "none" if activations == "float" else "token" if token else "block"
+    tensors = Tensors(checkpoint, names, family, rounding, masters=token and checkpoint.format == "hf")
+    exact = activations == "float" or all(w.codec.form is Floats for w in checkpoint.values())
+    decoder = build(tensors, family, hyper, cache or ("f32" if exact else "f16"))
+    return Model(tensors.noted(), family, decoder, context=context)
 
 
-def build(tensors: Tensors, family: Family, hyper: Hyper) -> Decoder:
+def _one_of(what: str, found: object, known: tuple[str | None, ...]) -> None:
+    if found not in known:
+        raise InputError(f"unknown {what}", expected=" or ".join(k for k in known if k), found=found)
+
+
+def build(tensors: Tensors, family: Family, hyper: Hyper, cache: CacheType = "f32") -> Decoder:
     """The decoder of an architecture. Raises InputError for missing and misshapen tensors."""
-    interleaved = family.interleaved and tensors.checkpoint.format == "gguf"
-    divisors = tensors.vector(FREQS, hyper.head_size // 2) if FREQS in tensors else None
-    embedding = tensors.weight("token_embd.weight", (hyper.vocab, hyper.hidden))
-    head = "output" if "output.weight" in tensors and not hyper.tied else "token_embd"
+    checkpoint = tensors.checkpoint
     if hyper.layers > len(tensors.names):  # before a list of that length is made
-        raise InputError("more layers than tensors", file=tensors.checkpoint.path, found=hyper.layers)
+        raise InputError("more layers than tensors", file=checkpoint.path, found=hyper.layers)
+    embedding = tensors.weight("token_embd.weight", (hyper.vocab, hyper.hidden))
     layers: list[Layer] = []
     for i in range(hyper.layers):
         if family.ternary:
-            layers.append(BitNetLayer(tensors, hyper, i, silu=family.architecture == "bitnet"))
+            layers.append(BitNetLayer(tensors, hyper, i, silu=identity.gates_with_silu(checkpoint, family)))
+        elif family.architecture == "chatglm":
+            layers.append(ChatGLMLayer(tensors, hyper, i))
         else:
             layers.append(LlamaLayer(tensors, hyper, i))
+    interleaved = family.pairs or (family.interleaved and checkpoint.format == "gguf")
+    divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
     return Decoder(
         hyper,
         embedding,
         layers,
         tensors.vector("output_norm.weight", hyper.hidden),
-        tensors.linear(hyper.hidden, [(head, hyper.vocab)]),
-        rotary(hyper, interleaved=interleaved, divisors=divisors),
-    )
-
-
-def _family(checkpoint: Checkpoint) -> Family:
-    if checkpoint.format == "gguf":
-        label = checkpoint.metadata.get("general.architecture")
-        family = FAMILIES.get(label) if isinstance(label, str) else None
-    else:
-        label = checkpoint.config.get("model_type") or checkpoint.config.get("architectures")
-        family = family_of(checkpoint.config)
-    if family is None:
-        raise UnsupportedError(
-            f"architecture '{label}' is not run here",
-            file=checkpoint.path,
-            hint=f"known: {', '.join(FAMILIES)}; its weights still convert: polyquant convert",
-        )
-    return family
-
-
-def _names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
-    if checkpoint.format == "gguf":
-        return {name: name for name in checkpoint}
-    return {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
-
-
-def _hyper(checkpoint: Checkpoint, family: Family, names: dict[str, str]) -> Hyper:
-    table = checkpoint.weights.get(names.get("token_embd.weight", ""))
-    rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
-    if checkpoint.format == "gguf":
-        return from_metadata(
-            checkpoint.metadata,
-            family.architecture,
-            vocab=rows,
-            tied="output.weight" not in names,
-            file=checkpoint.path,
-        )
-    return from_config(
-        checkpoint.config, vocab=rows, default_theta=family.default_theta, file=checkpoint.path / "config.json"
+        tensors.linear(hyper.hidden, [("token_embd" if hyper.tied else "output", hyper.vocab)]),
+        rotary(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
+        cache,
     )

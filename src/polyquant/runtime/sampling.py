@@ -22,7 +22,9 @@ from polyquant.types import F32
 
 __all__ = ["Sampler", "Sampling", "log_probability"]
 
-_STRIP = 256  # logits whose maxima stand for them in the search for the k largest
+_STRIP = 256  # logits whose maximum or sum stands for them at first
+_FEW = 256  # tokens that hold the nucleus as a rule
+_BUCKETS, _BUCKETS_A_NAT = 512, 16.0  # of the logits below the largest; the last bucket takes the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,21 @@ class Sampler:
             return best
         ids = _cut(logits, top, s)
         kept = logits if ids is None else logits[ids]
-        weights = np.exp((kept - top) * np.float32(min(1 / s.temperature, 1e30)))
+        weights = np.exp((kept - np.float32(top)) * np.float32(min(1 / s.temperature, 1e30)))
         found = self._draw(weights)
         return found if ids is None else int(ids[found])
 
     def _draw(self, weights: F32) -> int:
-        """Index i with a probability proportional to weights[i]; the first weight that is reached, never one of zero."""
-        total = np.cumsum(weights, dtype=np.float64)
-        return int(np.searchsorted(total, self._random.random() * total[-1], side="right"))
+        """Index i with a probability proportional to weights[i]: first a strip, then one of the strip. Never one of weight zero."""
+        strips = np.add.reduceat(weights, np.arange(0, len(weights), _STRIP))
+        running = np.cumsum(strips, dtype=np.float64)
+        wanted = self._random.random() * running[-1]
+        strip = min(int(np.searchsorted(running, wanted, side="right")), int(np.flatnonzero(strips)[-1]))
+        inside = weights[strip * _STRIP : (strip + 1) * _STRIP].astype(np.float64)
+        share = np.cumsum(inside)
+        rest = (wanted - running[strip] + strips[strip]) / strips[strip] * share[-1]
+        last = int(np.flatnonzero(inside)[-1])  # where rounding leads beyond the end
+        return strip * _STRIP + min(int(np.searchsorted(share, rest, side="right")), last)
 
 
 def _penalized(logits: F32, recent: Sequence[int], penalty: float) -> F32:
@@ -106,12 +115,12 @@ def _penalized(logits: F32, recent: Sequence[int], penalty: float) -> F32:
 
 
 def _cut(logits: F32, top: float, s: Sampling) -> NDArray[np.intp] | None:
-    """Ids that may be drawn, likeliest first; None: all."""
+    """Ids that may be drawn; None: all."""
     ids: NDArray[np.intp] | None = None
     if 0 < s.top_k < len(logits):
         ids = _largest(logits, s.top_k)
     if s.top_p < 1:
-        ids = _nucleus(logits, top, s.top_p) if ids is None else ids[: _reach(np.exp(logits[ids] - top), s.top_p)]
+        ids = _nucleus(logits, top, s.top_p) if ids is None else ids[: _share(logits[ids], top, s.top_p)]
     if s.min_p > 0:
         least = np.float32(top + math.log(s.min_p))
         ids = np.flatnonzero(logits >= least) if ids is None else ids[logits[ids] >= least]
@@ -135,24 +144,33 @@ def _largest(logits: F32, k: int) -> NDArray[np.intp]:
 
 
 def _nucleus(logits: F32, top: float, p: float) -> NDArray[np.intp]:
-    """The fewest of the likeliest whose probabilities reach p: sought among ever more of them, since few are enough as a rule."""
-    total = float(np.exp(logits - top).sum(dtype=np.float64))
-    k = 64
-    while True:
-        ids = _largest(logits, min(k, len(logits)))
-        weights = np.exp(logits[ids] - top)
-        if k >= len(logits) or float(weights.sum(dtype=np.float64)) >= p * total:
-            return ids[: _reach(weights, p, total)]
-        k *= 8
+    """The fewest of the likeliest whose probabilities reach p: a few hundred as a rule, else all of the upper buckets and part of one."""
+    weights = np.exp(logits - np.float32(top))
+    wanted = p * float(weights.sum())
+    ids = _largest(logits, min(_FEW, len(logits)))
+    if len(ids) < len(logits) and float(weights[ids].sum()) < wanted:
+        bucket = np.minimum((np.float32(top) - logits) * np.float32(_BUCKETS_A_NAT), _BUCKETS - 1).astype(np.intp)
+        running = np.cumsum(np.bincount(bucket, weights, _BUCKETS))
+        edge = int(np.searchsorted(running, wanted))
+        above, at = np.flatnonzero(bucket < edge), np.flatnonzero(bucket == edge)
+        at = at[np.argsort(-logits[at], kind="stable")]
+        wanted -= running[edge - 1] if edge else 0.0
+        return np.concatenate([above, at[: _reach(weights[at], wanted)]])
+    return ids[: _reach(weights[ids], wanted)]
 
 
-def _reach(weights: F32, p: float, total: float | None = None) -> int:
-    """How many of the sorted weights [n] it takes to reach the share p of total (of their sum if None); at least one."""
-    running = np.cumsum(weights, dtype=np.float64)
-    return int(np.searchsorted(running, p * (running[-1] if total is None else total))) + 1
+def _share(kept: F32, top: float, p: float) -> int:
+    """How many of the sorted logits [n] hold the share p of what all of them hold."""
+    weights = np.exp(kept - np.float32(top))
+    return _reach(weights, p * float(weights.sum()))
+
+
+def _reach(weights: F32, wanted: float) -> int:
+    """How many of the sorted weights [n] it takes for their sum to reach `wanted`; at least one."""
+    return int(np.searchsorted(np.cumsum(weights, dtype=np.float64), wanted)) + 1
 
 
 def log_probability(logits: F32, token: int) -> float:
     """Natural logarithm of the probability that the model itself gives a token: before penalties, cuts and temperature."""
     top = logits.max()
-    return float(logits[token] - top) - math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
+    return float(logits[token] - top) - math.log(float(np.exp(logits - top).sum()))

@@ -1,52 +1,109 @@
-"""The tensors of a checkpoint by the decoder's names (GGUF's), whichever format they lie in, with their shapes checked."""
+"""The tensors of a checkpoint by the decoder's names (GGUF's), whichever format they lie in, with their shapes and codecs checked.
+
+Only vectors are read; a matrix stays in its file.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from polyquant.errors import InputError
+from polyquant.codecs.opaque import OpaqueCodec
+from polyquant.codecs.opaque_dtype import OpaqueDtype
+from polyquant.errors import CodecError, InputError, UnsupportedError, printable
+from polyquant.models.names import Family, to_hf_name
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime.linear import Linear
-from polyquant.types import F32, Checkpoint, Shape, Weight
+from polyquant.runtime.ternarize import ternarized
+from polyquant.types import F32, Checkpoint, Floats, Shape, Weight
 
 __all__ = ["Tensors"]
+
+_COMPUTED = re.compile(r".*(rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
+_REAL = frozenset({"f32", "f16", "bf16", "f64", "f8_e4m3", "f8_e5m2"})
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """names: decoder's name -> tensor's name in the checkpoint. rounding: of the activations of quantized weights."""
+    """names: decoder's name -> tensor's name in the checkpoint. rounding: of the activations of quantized weights.
+
+    masters: float matrices of the layers are BitNet master weights, made ternary in memory. used: the names asked for so far; made: the
+    matrices that were made ternary.
+    """
 
     checkpoint: Checkpoint
     names: dict[str, str]
+    family: Family
     rounding: Rounding
+    masters: bool = False
+    used: set[str] = field(default_factory=set)
+    made: set[str] = field(default_factory=set)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
     def weight(self, name: str, shape: Shape) -> Weight:
-        """The tensor of that name. Raises InputError if it is missing or has another shape."""
+        """The tensor of that name. Raises InputError if it is missing or has another shape, UnsupportedError if it cannot be decoded."""
+        file = self.checkpoint.path
         if name not in self.names:
-            raise InputError("a tensor that the decoder needs is missing", file=self.checkpoint.path, tensor=name)
+            shown = name if self.checkpoint.format == "gguf" else to_hf_name(self.family, name) or name
+            raise InputError("a tensor that the decoder needs is missing", file=file, tensor=shown)
+        self.used.add(name)
         found = self.checkpoint[self.names[name]]
         if found.shape != shape:
             raise InputError(
                 "wrong shape for this configuration",
-                file=self.checkpoint.path,
+                file=file,
                 tensor=found.name,
                 expected=list(shape),
                 found=list(found.shape),
             )
+        if isinstance(found.codec, OpaqueCodec | OpaqueDtype):
+            raise UnsupportedError(
+                f"stored as {found.codec.name}, which cannot be decoded", file=file, tensor=found.name
+            )
+        if found.codec.form is Floats and found.codec.name not in _REAL:
+            raise UnsupportedError(
+                f"whole numbers ({found.codec.name}) are no weights by themselves",
+                file=file,
+                tensor=found.name,
+                hint="their scales belong to a quantization that is not read here",
+            )
+        try:
+            found.codec.specs(found.shape)
+        except CodecError as e:
+            raise InputError(
+                e.message, file=file, tensor=found.name, expected=e.expected, found=e.found, hint=e.hint
+            ) from e
         return found
 
     def vector(self, name: str, size: int) -> F32:
         """A norm's weight or a bias, float32 [size]."""
         return np.ascontiguousarray(self.weight(name, (size,)).dequantize(), np.float32)
 
-    def linear(self, k: int, outputs: Sequence[tuple[str, int]], *, rounding: Rounding | None = None) -> Linear:
+    def linear(self, k: int, outputs: Sequence[tuple[str, int]]) -> Linear:
         """Matrices [n, k] that share one input: pairs (name without suffix, n). A `.bias` is added where there is one."""
-        weights = [self.weight(f"{name}.weight", (n, k)) for name, n in outputs]
+        weights = [self._matrix(name, (n, k)) for name, n in outputs]
         bias = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs]
-        return Linear(weights, bias, rounding or self.rounding)
+        return Linear(weights, bias, self.rounding)
+
+    def _matrix(self, name: str, shape: Shape) -> Weight:
+        found = self.weight(f"{name}.weight", shape)
+        if self.masters and found.codec.form is Floats and name.startswith("blk."):
+            self.made.add(name)
+            return ternarized(found, file=self.checkpoint.path)
+        return found
+
+    def noted(self) -> Checkpoint:
+        """The checkpoint, with what was done to it and what was left aside among its notes."""
+        notes = []
+        if self.made:
+            notes.append(f"{len(self.made)} BitNet master weights were made ternary in memory (absmean)")
+        used = {self.names[name] for name in self.used}
+        left = [n for n in self.checkpoint if n not in used and not _COMPUTED.fullmatch(n)]
+        if left:
+            notes.append(f"{len(left)} tensors are not part of this decoder and are not used (first: {printable(left[0])})")
+        return replace(self.checkpoint, notes=(*self.checkpoint.notes, *notes))

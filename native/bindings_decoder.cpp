@@ -1,0 +1,141 @@
+// What Python sees of the decoder's kernels. They are called a few hundred times a token, so nothing is converted and little is built here:
+// arrays of another type or order are refused, and the GIL is kept by calls too short for another thread to gain from.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "bindings.hpp"
+#include "decoder.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace polyquant {
+namespace {
+
+using Rows = nb::ndarray<const float, nb::device::cpu>;  // any step from row to row, rows contiguous
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Steps = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Recent = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+constexpr size_t long_work = size_t(1) << 17;  // floats to go through; below that another thread would wait longer for the GIL than for us
+
+// Lets other Python threads run while this one computes, if that is long enough to be worth it.
+class Released {
+ public:
+  explicit Released(size_t work) {
+    if (work >= long_work) release_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> release_;
+};
+
+void require(bool good, const char* what) {
+  if (!good) throw nb::value_error(what);
+}
+
+// Floats from one entry of the first axis to the next; the other axes must lie contiguously.
+size_t stride_of(const Rows& x) {
+  int64_t width = 1;
+  for (size_t axis = x.ndim(); axis-- > 1;) {
+    require(x.shape(axis) <= 1 || x.stride(axis) == width, "rows must be contiguous");
+    width *= int64_t(x.shape(axis));
+  }
+  if (x.ndim() == 0 || x.shape(0) <= 1) return size_t(width);
+  require(x.stride(0) >= width, "rows must be contiguous");
+  return size_t(x.stride(0));
+}
+
+void same_shape(const Rows& x, const Out& out) {
+  require(x.ndim() == out.ndim(), "out must have the shape of x");
+  for (size_t axis = 0; axis < x.ndim(); ++axis) require(x.shape(axis) == out.shape(axis), "out must have the shape of x");
+}
+
+void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
+  same_shape(x, out);
+  require(x.ndim() >= 1, "rows needed");
+  const size_t n = x.shape(x.ndim() - 1);
+  require(weight.shape(0) == n, "one weight a number of a row");
+  if (x.size() == 0) return;
+  const size_t stride = stride_of(x);
+  Released release(x.size());
+  if (x.ndim() == 1) return rms_norm(x.data(), n, weight.data(), out.data(), 1, n, eps);
+  const size_t inner = x.size() / x.shape(0) / n;  // rows that lie contiguously
+  if (inner == 1 || stride == inner * n) return rms_norm(x.data(), inner == 1 ? stride : n, weight.data(), out.data(), x.size() / n, n, eps);
+  for (size_t i = 0; i < x.shape(0); ++i) rms_norm(x.data() + i * stride, n, weight.data(), out.data() + i * inner * n, inner, n, eps);
+}
+
+void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
+  same_shape(x, out);
+  require(x.ndim() == 3, "x must be [tokens, heads, size]");
+  if (x.size() == 0) return;
+  const Turn turn{x.shape(0), x.shape(1), x.shape(2), cos.shape(1), stride_of(x), interleaved};
+  require(cos.shape(0) == turn.tokens && sin.shape(0) == turn.tokens && sin.shape(1) == turn.turned && turn.turned <= turn.size / 2,
+          "cos and sin must be [tokens, at most size / 2]");
+  Released release(x.size());
+  rotate(x.data(), cos.data(), sin.data(), out.data(), turn);
+}
+
+void gate_py(Rows gates, Rows up, Out out, bool relu2) {
+  same_shape(gates, out);
+  same_shape(up, out);
+  if (out.size() == 0) return;
+  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates), also = stride_of(up);
+  const Gate which = relu2 ? Gate::relu2 : Gate::swiglu;
+  Released release(out.size());
+  if (from == width && also == width) return gate(which, gates.data(), up.data(), out.data(), out.size());
+  for (size_t i = 0; i < rows; ++i) gate(which, gates.data() + i * from, up.data() + i * also, out.data() + i * width, width);
+}
+
+Kept kept_of(const Blocks& blocks) {
+  if (blocks.dtype() == nb::dtype<float>()) return Kept::f32;
+  if (blocks.dtype() == nb::dtype<int8_t>()) return Kept::i8;
+  require(blocks.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && blocks.dtype().bits == 16, "a cache is float32, float16 or int8");
+  return Kept::f16;
+}
+
+// steps, recent: with int8 only.
+void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size_t start, float scale, size_t window,
+               std::optional<Steps> steps, std::optional<Recent> recent) {
+  same_shape(q, out);
+  require(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3, "q must be [tokens, heads, size], k and v [tokens, groups, size]");
+  const Cache cache{kept_of(keys), keys.shape(0), keys.shape(1), keys.shape(2), keys.data(), values.data(),
+                    steps ? steps->data() : nullptr, recent ? recent->data() : nullptr};
+  const size_t count = q.shape(0), heads = q.shape(1), groups = cache.groups, blocks = cache.blocks, size = cache.size;
+  for (const Rows* x : {&k, &v})
+    require(x->shape(0) == count && x->shape(1) == groups && x->shape(2) == size, "k and v must be [tokens, groups, size] of the cache");
+  require(q.shape(2) == size && groups > 0 && heads % groups == 0, "heads must be a multiple of groups, of the cache's size");
+  require(keys.shape(3) == cache_block && kept_of(values) == cache.kept && values.shape(0) == groups && values.shape(1) == blocks &&
+              values.shape(2) == cache_block && values.shape(3) == size,
+          "keys must be [groups, blocks, size, 32], values [groups, blocks, 32, size]");
+  require(start <= blocks * cache_block && count <= blocks * cache_block - start, "no room in the cache for these positions");
+  if (cache.kept == Kept::i8) {
+    require(steps && recent, "int8 needs its steps and recent positions");
+    require(steps->shape(0) == groups && steps->shape(1) == blocks && steps->shape(2) == 4 && steps->shape(3) == size &&
+                recent->shape(0) == groups && recent->shape(1) == 2 && recent->shape(2) == cache_block * size,
+            "steps must be [groups, blocks, 4, size], recent [groups, 2, 32 * size]");
+  }
+  if (out.size() == 0) return;
+  const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data()};
+  Released release(count * (start + count) * groups * size);
+  attend(cache, tokens);
+}
+
+}  // namespace
+
+void bind_decoder(nb::module_& m) {
+  m.def("rms_norm", &rms_norm_py, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(), "eps"_a);
+  m.def("rotate", &rotate_py, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "out"_a.noconvert(), "interleaved"_a);
+  m.def("gate", &gate_py, "gates"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(), "relu2"_a);
+  m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
+        "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a, "steps"_a.noconvert().none() = nb::none(),
+        "recent"_a.noconvert().none() = nb::none());
+}
+
+}  // namespace polyquant

@@ -1,0 +1,59 @@
+// Norm, rotary positions and gates of a decoder layer: the loops over rows. Attention is in attention.cpp.
+#include "decoder.hpp"
+
+#include <algorithm>
+
+#include "decoder_set.hpp"
+#include "threads.hpp"
+
+namespace polyquant {
+namespace {
+
+constexpr size_t piece = size_t(1) << 15;  // floats that are worth waking a thread for
+
+}  // namespace
+
+const DecoderSet& decoder_set() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const DecoderSet& best = []() -> const DecoderSet& {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return decoder_avx512();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return decoder_avx2();
+    return decoder_plain();
+  }();
+  return best;
+#else
+  return decoder_plain();
+#endif
+}
+
+void rms_norm(const float* x, size_t stride, const float* weight, float* out, size_t rows, size_t n, double eps) {
+  const size_t step = std::max<size_t>(1, piece / std::max<size_t>(1, n));
+  parallel_for((rows + step - 1) / step, [=](size_t chunk) {
+    for (size_t r = chunk * step; r < std::min(rows, (chunk + 1) * step); ++r)
+      decoder_set().norm_row(x + r * stride, weight, out + r * n, n, eps);
+  });
+}
+
+void rotate(const float* x, const float* cos, const float* sin, float* out, const Turn& turn) {
+  const auto head = turn.interleaved ? decoder_set().turn_pairs : decoder_set().turn_halves;
+  const size_t width = turn.heads * turn.size, step = std::max<size_t>(1, piece / std::max<size_t>(1, width));
+  parallel_for((turn.tokens + step - 1) / step, [=, &turn](size_t chunk) {
+    for (size_t t = chunk * step; t < std::min(turn.tokens, (chunk + 1) * step); ++t)
+      for (size_t h = 0; h < turn.heads; ++h) {
+        const float* from = x + t * turn.stride + h * turn.size;
+        float* to = out + t * width + h * turn.size;
+        head(from, cos + t * turn.turned, sin + t * turn.turned, to, turn.turned);
+        std::copy(from + 2 * turn.turned, from + turn.size, to + 2 * turn.turned);
+      }
+  });
+}
+
+void gate(Gate which, const float* gates, const float* up, float* out, size_t n) {
+  const auto kernel = which == Gate::swiglu ? decoder_set().swiglu : decoder_set().relu2;
+  parallel_for((n + piece - 1) / piece, [=](size_t chunk) {
+    const size_t at = chunk * piece;
+    kernel(gates + at, up + at, out + at, std::min(piece, n - at));
+  });
+}
+
+}  // namespace polyquant

@@ -1,0 +1,48 @@
+// What a decoder layer does between its matrices, on float32 rows. Drawn in src/polyquant/ops/decoder.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace polyquant {
+
+// x [rows, n], stride floats from row to row -> out [rows, n].
+void rms_norm(const float* x, size_t stride, const float* weight, float* out, size_t rows, size_t n, double eps);
+
+// x [tokens, heads, size], stride floats from token to token; cos, sin [tokens, turned] -> out [tokens, heads, size].
+struct Turn {
+  size_t tokens, heads, size, turned, stride;
+  bool interleaved;
+};
+void rotate(const float* x, const float* cos, const float* sin, float* out, const Turn& turn);
+
+enum class Gate { swiglu, relu2 };
+void gate(Gate which, const float* gates, const float* up, float* out, size_t n);
+
+inline constexpr size_t cache_block = 32;  // positions of a block of the cache
+
+enum class Kept { f32, f16, i8 };
+
+// keys [groups, blocks, size, 32], values [groups, blocks, 32, size] of that kind. int8 only: steps float32 [groups, blocks, 4, size] (step and
+// offset of the keys' channels, then of the values'), recent float32 [groups, 2, 32 * size] (keys and values of the block under way).
+struct Cache {
+  Kept kept;
+  size_t groups, blocks, size;
+  void* keys;
+  void* values;
+  float* steps;
+  float* recent;
+};
+
+// q [count, heads, size], k and v [count, groups, size] at positions start ...; strides: floats from token to token.
+struct Tokens {
+  const float *q, *k, *v;
+  size_t q_stride, k_stride, v_stride, count, heads, start, window;
+  float scale;
+  float* out;
+};
+
+// Stores k, v and writes the attention of each query to out [count, heads, size]. Room for start + count positions; heads a multiple of groups.
+void attend(const Cache& cache, const Tokens& tokens);
+
+}  // namespace polyquant

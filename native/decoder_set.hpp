@@ -1,0 +1,37 @@
+// The inner loops of the decoder's kernels, once for each instruction set.
+#pragma once
+
+#include "decoder.hpp"
+
+namespace polyquant {
+
+// `count` queries from `token` on, of a kv head, over the blocks [begin, end).
+struct Piece {
+  size_t group, token, count, begin, end;
+};
+
+// Of each row: the largest score, the sum of weights, and the weighted sum of values [size].
+struct Sums {
+  float *largest, *total, *out;
+};
+
+struct DecoderSet {
+  void (*norm_row)(const float* x, const float* weight, float* out, size_t n, double eps);
+  void (*turn_halves)(const float* x, const float* cos, const float* sin, float* out, size_t turned);
+  void (*turn_pairs)(const float* x, const float* cos, const float* sin, float* out, size_t turned);
+  void (*swiglu)(const float* gate, const float* up, float* out, size_t n);
+  void (*relu2)(const float* gate, const float* up, float* out, size_t n);
+  // scratch: rows [R, size], scores [R, 32], a block of keys and one of values
+  void (*attend_piece)(const Cache&, const Tokens&, const Piece&, float* scratch, const Sums&);
+};
+
+const DecoderSet& decoder_plain();
+#if defined(__x86_64__) && defined(__GNUC__)
+const DecoderSet& decoder_avx2();
+const DecoderSet& decoder_avx512();
+#endif
+
+// The best that this processor runs.
+const DecoderSet& decoder_set();
+
+}  // namespace polyquant

@@ -1,0 +1,117 @@
+"""What a checkpoint is, before a tensor is looked at: its family, the decoder's names for its tensors, its hyper-parameters, and how its linears
+were trained. What is not run is refused here by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.models.config import Hyper, from_config, from_metadata
+from polyquant.models.names import Family, to_gguf_name
+from polyquant.models.translate import FAMILIES, family_of
+from polyquant.types import Checkpoint
+
+__all__ = ["family", "gates_with_silu", "hyper_parameters", "names", "rounds_tokens"]
+
+_SILU = ("silu", "swish")
+
+
+def family(checkpoint: Checkpoint) -> Family:
+    """Raises UnsupportedError for an architecture, a variant or a quantization that is not run."""
+    if checkpoint.format == "gguf":
+        label = checkpoint.metadata.get("general.architecture")
+        found = FAMILIES.get(label) if isinstance(label, str) else None
+    else:
+        if not checkpoint.config:
+            raise InputError(
+                "nothing says what these tensors mean", file=checkpoint.path, expected="a folder with config.json"
+            )
+        label = checkpoint.config.get("model_type") or checkpoint.config.get("architectures")
+        found = family_of(checkpoint.config)
+    if found is None:
+        raise UnsupportedError(
+            f"architecture '{label}' is not run here",
+            file=checkpoint.path,
+            hint=f"known: {', '.join(FAMILIES)}; its weights still convert: polyquant convert",
+        )
+    if experts := _said(checkpoint, f"{found.architecture}.expert_count", "num_local_experts", "num_experts"):
+        raise UnsupportedError(
+            "a mixture of experts is not run here",
+            file=checkpoint.path,
+            found=f"{experts} experts",
+            hint="its weights still convert: polyquant convert",
+        )
+    act = _said(checkpoint, "", "hidden_act")
+    if act is not None and act not in _SILU and not (found.ternary and act == "relu2"):
+        raise UnsupportedError(f"activation '{act}' is not run in this architecture", file=checkpoint.path)
+    _refuse_foreign_scales(checkpoint)
+    return found
+
+
+def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
+    """The value of a key of the metadata or of the config, None where neither says it."""
+    if checkpoint.format == "gguf":
+        return checkpoint.metadata.get(metadata_key)
+    return next((checkpoint.config[k] for k in config_keys if checkpoint.config.get(k) is not None), None)
+
+
+def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
+    """Quantized folders whose scales are not read would run, and say nonsense."""
+    said = checkpoint.config.get("quantization_config")
+    if not said:
+        return
+    method = said.get("quant_method") if isinstance(said, Mapping) else said
+    if method != "bitnet":
+        raise UnsupportedError(
+            f"quantization method '{method}' is not run", file=checkpoint.path / "config.json", expected="bitnet or none"
+        )
+    if said.get("use_rms_norm"):
+        raise UnsupportedError(
+            "BitNet linears with a norm of their own (use_rms_norm) are not run", file=checkpoint.path / "config.json"
+        )
+
+
+def rounds_tokens(checkpoint: Checkpoint, family: Family) -> bool:
+    """True where activations have one int8 scale a token: BitNet as it was trained. llama.cpp's `bitnet` files have one a block."""
+    if checkpoint.format == "gguf":
+        return family.ternary and family.architecture != "bitnet"
+    return family.ternary or bool(checkpoint.config.get("quantization_config"))
+
+
+def gates_with_silu(checkpoint: Checkpoint, family: Family) -> bool:
+    """BitNet's gate: llama.cpp's `bitnet` graph takes SiLU whatever hidden_act says; a folder says it."""
+    older = family.architecture == "bitnet"
+    if checkpoint.format == "gguf":
+        return older
+    return checkpoint.config.get("hidden_act", "silu" if older else "relu2") in _SILU
+
+
+def names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
+    """Decoder's name -> name in the checkpoint."""
+    if checkpoint.format == "gguf":
+        return {name: name for name in checkpoint}
+    return {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
+
+
+def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str, str]) -> Hyper:
+    """Raises InputError for what cannot be right, UnsupportedError for RoPE scalings that are not run."""
+    table = checkpoint.weights.get(names.get("token_embd.weight", ""))
+    rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
+    if checkpoint.format != "gguf":
+        config = family.reads(checkpoint.config)
+        return from_config(config, vocab=rows, default_theta=family.default_theta, file=checkpoint.path / "config.json")
+    metadata, tied = checkpoint.metadata, "output.weight" not in names
+    scaling = metadata.get(f"{family.architecture}.rope.scaling.type")
+    if scaling not in (None, "none", "linear", "yarn"):
+        raise UnsupportedError(f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn")
+    hyper = from_metadata(metadata, family.architecture, vocab=rows, tied=tied, file=checkpoint.path)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if hasattr(tokens, "__len__") and len(tokens) > hyper.vocab:
+        raise InputError(
+            "the tokenizer has more tokens than the model",
+            file=checkpoint.path,
+            expected=f"at most {hyper.vocab}",
+            found=len(tokens),
+        )
+    return hyper

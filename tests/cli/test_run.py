@@ -1,0 +1,247 @@
+"""`polyquant run` as a person meets it: text on stdout, figures on stderr, clean ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from polyquant.pipeline.demo import demo_model
+
+LLAMA = demo_model("llama")
+PROMPT = "And it came to pass"
+SIX = ", when the man was come"  # six tokens on, by transformers 5.23 in float32
+SLOW = """
+import sys, time
+from polyquant.runtime.model import Session
+feed = Session.feed
+def slowly(self, tokens):
+    time.sleep(0.05)
+    return feed(self, tokens)
+Session.feed = slowly
+from polyquant.cli import main
+main(sys.argv[1:])
+"""
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% else %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+def start(*args, stdin=subprocess.PIPE, **options):
+    """The command in a process of its own that takes 50 ms or more for each token."""
+    words = [sys.executable, "-c", SLOW, "run", *map(str, args)]
+    return subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def with_template(folder, template=TEMPLATE):
+    shutil.copytree(LLAMA, folder / "model")
+    settings = json.loads((LLAMA / "tokenizer_config.json").read_text())
+    (folder / "model/tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    return folder / "model"
+
+
+def test_stdout_holds_the_text_and_nothing_else(polyquant):
+    outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 6)
+    assert (outcome.code, outcome.out, outcome.err) == (0, SIX + "\n", "")
+    outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 6, "--stats")
+    assert outcome.out == SIX + "\n" and "prompt 6 tokens at" in outcome.line and "end: length" in outcome.line
+
+
+def test_every_option_does_something(polyquant):
+    def text(*options):
+        outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 12, *options)
+        assert outcome.code == 0, outcome
+        return outcome.out
+
+    plain = text()
+    warm = ("--temperature", 3, "--seed", 5)
+    assert text(*warm) == text(*warm) != text("--temperature", 3, "--seed", 6)
+    assert plain != text("--repetition-penalty", 3) != text("--repetition-penalty", 3, "--repetition-window", 1)
+    assert text(*warm, "--top-k", 1) == text(*warm, "--top-p", 0) == text(*warm, "--min-p", 1) == plain
+    assert text("--stop", " man", "--stop", "never") == ", when the\n"
+    assert text("--context", 8) == ", when the\n"  # six tokens of the prompt, and two more to go on from
+    assert text("--activations", "float") == plain  # the weights are bfloat16: nothing is rounded
+
+
+def test_the_json_form(polyquant):
+    outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 6, "--format", "json")
+    told = json.loads(outcome.out)
+    assert told["text"] == SIX and told["finish"] == "length" and (told["prompt_tokens"], told["generated"]) == (6, 6)
+    assert [t["id"] for t in told["tokens"]] == [14, 438, 261, 404, 372, 489] and all(
+        t["logprob"] < 0 for t in told["tokens"]
+    )
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_prompt_from_stdin_or_a_file(end, polyquant, tmp_path):
+    child = start(LLAMA, "-n", 6)
+    assert (
+        child.communicate(f"{PROMPT}{end}".encode(), timeout=60) == (f"{SIX}\n".encode(), b"") and child.returncode == 0
+    )
+    (tmp_path / "prompt.txt").write_text(PROMPT + end)
+    assert polyquant("run", LLAMA, "-f", tmp_path / "prompt.txt", "-n", 6).out == SIX + "\n"
+
+
+def test_chat_goes_through_the_template(polyquant, tmp_path):
+    model = with_template(tmp_path)
+    assert polyquant("run", model, "--chat", "-p", PROMPT, "-n", 6).out == SIX + "\n"
+    assert polyquant("run", model, "--system", "And it came", "-p", "to pass", "-n", 6).code == 0
+    two = with_template(
+        tmp_path / "two", [{"name": "default", "template": "no"}, {"name": "other", "template": TEMPLATE}]
+    )
+    assert polyquant("run", two, "--template", "other", "-p", PROMPT, "-n", 6).out == SIX + "\n"
+    assert "known: default, other" in polyquant("run", two, "--template", "x", "-p", PROMPT).line
+
+
+# ---------------------------------------------------------------- what cannot be done
+
+
+def broken(folder, name, **changes):
+    shutil.copytree(LLAMA, folder / "model")
+    path = folder / "model" / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder / "model"
+
+
+def without(folder, name):
+    shutil.copytree(LLAMA, folder / "model")
+    (folder / "model" / name).unlink()
+    return folder / "model"
+
+
+BAD = {
+    "nothing there": (lambda p: p / "no", (), "no"),
+    "no tokenizer": (lambda p: without(p, "tokenizer.json"), (), "no tokenizer that can be run"),
+    "broken tokenizer": (lambda p: broken(p, "tokenizer.json", model={"type": "Nope"}), (), "tokenizer.json cannot be used"),
+    "no template": (lambda p: LLAMA, ("--chat",), "give a plain prompt"),
+    "template loops": (lambda p: with_template(p, "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"), ("--chat",), "runs too long"),
+    "template loops 10^12": (lambda p: with_template(p, "{% for i in range(10**12) %}x{% endfor %}"), ("--chat",), "Range too big"),
+    "template reaches out": (lambda p: with_template(p, "{{ ''.__class__.__mro__ }}"), ("--chat",), "reaches for"),
+    "template fills memory": (lambda p: with_template(p, "{{ 'x' * 10**11 }}"), ("--chat",), "too much memory"),
+    "prompt too long": (lambda p: LLAMA, ("-p", "word " * 600), "longer than the model's context (expected at most 512 tokens, found"),
+    "context of two": (lambda p: LLAMA, ("--context", 2), "expected at most 2 tokens, found 6 tokens"),
+    "context too long": (lambda p: LLAMA, ("--context", 10**6), "expected 1 to 512 tokens"),
+    "empty": (lambda p: without(p, "tokenizer_config.json"), ("-p", "", "--chat"), "no chat template"),
+    "top_p": (lambda p: p / "no", ("--top-p", 2), "top_p is out of range"),
+    "temperature": (lambda p: p / "no", ("--temperature", "nan"), "temperature is out of range"),
+    "seed": (lambda p: p / "no", ("--seed", -1), "seed is out of range"),
+    "stop": (lambda p: LLAMA, ("--stop", ""), "stop strings"),
+    "no such file": (lambda p: LLAMA, ("-f", "no-such-prompt"), "no-such-prompt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, polyquant, tmp_path):
+    make, options, said = BAD[case]
+    prompt = () if {"-p", "-f"} & set(options) else ("-p", PROMPT)
+    outcome = polyquant("run", make(tmp_path), *prompt, *options)
+    assert outcome.code == (1 if case == "no such file" else 2) and said in outcome.line and not outcome.out
+    assert outcome.cpu < 3
+
+
+def test_a_prompt_that_is_no_text(polyquant, tmp_path):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in polyquant("run", LLAMA, "-f", tmp_path / "bytes").line
+    assert "too long" in polyquant("run", LLAMA, "-f", "/dev/zero").line
+    both = polyquant("run", LLAMA, "-f", tmp_path / "bytes", "-p", "x")
+    assert both.code == 2 and "exclude each other" in both.err
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_cleanly(number):
+    child = start(LLAMA, "-p", PROMPT, "-n", 400)
+    first = child.stdout.read(10)
+    child.send_signal(number)
+    rest, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and err == b""
+    assert (first + rest).startswith(b", when the") and rest.endswith(b"\n") and rest.count(b"\n") == 1
+
+
+def test_text_streams_and_a_reader_that_goes_away_ends_the_program_quietly():
+    child = start(LLAMA, "-p", PROMPT, "-n", 400)
+    assert child.stdout.read(10) == b", when the"  # long before the end
+    child.stdout.close()
+    assert child.stderr.read() == b"" and child.wait(timeout=60) == 1
+
+
+class Terminal:
+    """The command on a terminal of its own."""
+
+    def __init__(self, *args):
+        self.master, slave = pty.openpty()
+        words = [sys.executable, "-c", SLOW, "run", *map(str, args)]
+        env = {**os.environ, "TERM": "dumb"}
+        self.child = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=env)
+        os.close(slave)
+        self.seen = ""
+
+    def until(self, text):
+        """Read on until `text` comes; gives what came before it."""
+        end = time.monotonic() + 60
+        while text not in self.seen and time.monotonic() < end:
+            if select.select([self.master], [], [], 1)[0]:
+                self.seen += os.read(self.master, 4096).decode().replace("\r\n", "\n")
+        before, found, self.seen = self.seen.partition(text)
+        assert found, before
+        return before
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def close(self):
+        code = self.child.wait(timeout=60)
+        os.close(self.master)
+        return code
+
+
+def test_a_conversation_on_a_terminal(tmp_path):
+    terminal = Terminal(with_template(tmp_path), "-n", 6)
+    terminal.until("> ")
+    terminal.type(f"{PROMPT}\n")
+    assert SIX in terminal.until("> ")
+    terminal.type(", that\n\n")  # the second turn goes on from the first; an empty line says nothing
+    assert len(terminal.until("> ").strip()) > len(", that")
+    terminal.type("\x04")
+    assert terminal.close() == 0
+
+
+def test_an_interrupt_ends_an_answer_then_the_conversation(tmp_path):
+    terminal = Terminal(with_template(tmp_path), "-n", 400)
+    terminal.until("> ")
+    terminal.type(f"{PROMPT}\n")
+    terminal.until(", when the")
+    terminal.child.send_signal(signal.SIGINT)
+    terminal.until("\n> ")
+    for _ in range(30):  # Python does not see a signal that comes just before it waits for a line: people press again
+        terminal.child.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            terminal.child.wait(1)
+            break
+    assert terminal.close() == 130
+
+
+def test_a_terminal_without_a_template_needs_a_prompt():
+    terminal = Terminal(LLAMA)
+    assert "no prompt" in terminal.until("-p TEXT")
+    assert terminal.close() == 2
+
+
+def test_control_characters_do_not_reach_a_terminal(monkeypatch):
+    from polyquant.cli.run_command import _pieces
+    from polyquant.runtime.generate import Token
+
+    tokens = [Token(1, "a\x1b[2J\n\tb\u202e", 0.0), Token(2, "", 0.0), Token(3, "é", 0.0)]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert list(_pieces(tokens)) == ["a\\x1b[2J\n\tb\\u202e", "é"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert next(iter(_pieces(tokens))) == tokens[0].text

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 import polyquant as pq
-from polyquant.errors import UnsupportedError
 from polyquant.pipeline.demo import demo_model
 from polyquant.runtime.evaluate import Evaluation
 
@@ -66,11 +65,21 @@ def by_llama_cpp(path: Path, text: Path, tokens: int) -> float | None:
 def row(name: str, found: Evaluation, peer: float | None) -> str:
     """One line of the table."""
     model, against = found.model, found.divergence
-    cells = [name, f"{model.nbytes:,}", f"{model.bpw:.3f}", f"{model.perplexity.value:.3f}", "" if peer is None else f"{peer:.3f}"]
+    cells = [
+        name,
+        f"{model.nbytes:,}",
+        f"{model.bpw:.3f}",
+        f"{model.perplexity.value:.3f}",
+        "" if peer is None else f"{peer:.3f}",
+    ]
     if against is None:
         cells += ["", "", ""]
     else:
-        cells += [f"{np.expm1(against.log_ratio.value):+.2%} ± {100 * against.log_ratio.error:.2f}", f"{against.kl.value:.5f}", f"{against.top_1.value:.2%}"]
+        cells += [
+            f"{np.expm1(against.log_ratio.value):+.2%} ± {100 * against.log_ratio.error:.2f}",
+            f"{against.kl.value:.5f}",
+            f"{against.top_1.value:.2%}",
+        ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -81,14 +90,21 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=16 * (WINDOW - 1))
     options = arguments.parse_args()
     text = demo_model("llama").parent / "held-out.txt"
-    print("| model | bytes of tensors | bits per weight | perplexity | llama.cpp's | against the folder | mean KL | same first choice |")
+    print(
+        "| model | bytes of tensors | bits per weight | perplexity | llama.cpp's | against the folder | mean KL | same first choice |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         rows = [*made(Path(folder)), *(("llama", f"GGUF {path.stem}", path, None) for path in options.files)]
         for model, name, path, layout in rows:
             source = demo_model(model)
             found = pq.evaluate(
-                path, text=text, against=None if path == source else source, stride=WINDOW - 1, tokens=options.tokens, ternary_layout=layout
+                path,
+                text=text,
+                against=None if path == source else source,
+                stride=WINDOW - 1,
+                tokens=options.tokens,
+                ternary_layout=layout,
             )
             print(row(f"{model}, {name}", found, by_llama_cpp(path, text, options.tokens)), flush=True)
 

@@ -6,8 +6,22 @@ import math
 
 import click
 
-from polyquant.cli.console import as_json, json_option, paragraph, progress, size, table, tensor_name
+from polyquant.cli.console import (
+    as_json,
+    json_option,
+    layout_option,
+    out,
+    paragraph,
+    progress,
+    size,
+    table,
+    tensor_name,
+    tile_option,
+)
+from polyquant.errors import printable
+from polyquant.formats.gguf import LAYOUTS
 from polyquant.runtime.evaluate import Divergence, Evaluation, LayerError, Mean, Score, evaluate
+from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations
 
 _BAR = 24
@@ -20,7 +34,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 Examples:
   polyquant eval model.gguf --text wiki.test.raw
   polyquant eval model-q4_k_m.gguf --text wiki.test.raw --against hf-folder/
-  polyquant eval model.gguf --text book.txt --stride 256 --tokens 20000 --format json""",
+  polyquant eval model.gguf --text book.txt --stride 256 --format json""",
 )
 @click.argument("path", type=click.Path())
 @click.option("--text", required=True, type=click.Path(), help="UTF-8 text to read, not seen in training.")
@@ -46,6 +60,14 @@ Examples:
     show_default=True,
     help="Inputs of quantized matrices: rounded as the fast kernels do, or exact.",
 )
+@click.option(
+    "--cache",
+    type=click.Choice(["f32", "f16", "int8"]),
+    help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]",
+)
+@layout_option
+@click.option("--against-layout", type=click.Choice(LAYOUTS), help="The same for OTHER.")
+@tile_option
 @json_option
 def eval(
     path: str,
@@ -55,6 +77,10 @@ def eval(
     stride: int | None,
     tokens: int | None,
     activations: Activations,
+    cache: CacheType | None,
+    ternary_layout: str | None,
+    against_layout: str | None,
+    tile: tuple[int, int, int] | None,
     style: str,
 ) -> None:
     """How well does it predict a text? Perplexity; with --against also KL divergence, agreement and the error of every layer."""
@@ -67,6 +93,10 @@ def eval(
             stride=stride,
             tokens=tokens,
             activations=activations,
+            cache=cache,
+            ternary_layout=ternary_layout,
+            against_layout=against_layout,
+            tile=tile,
             on_progress=tell,
         )
     if style == "json":
@@ -86,6 +116,7 @@ def _print(found: Evaluation) -> None:
         how,
         f"{found.model.tokens} tokens scored",
         f"activations {found.activations}",
+        f"cache {found.model.cache}",
     )
     click.echo()
     models = [m for m in (found.model, found.reference) if m is not None]
@@ -100,6 +131,8 @@ def _print(found: Evaluation) -> None:
             f"{m.bits_per_byte:.4f}",
         )
     shown.show()
+    for note in dict.fromkeys(note for m in models for note in m.notes):
+        out.print(f"note: {printable(note, 600)}", markup=False)
     if found.reference is not None and found.divergence is not None:
         click.echo()
         _print_divergence(found.model, found.reference, found.divergence)

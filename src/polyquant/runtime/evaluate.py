@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError
 from polyquant.runtime.divergence import Pair, Scores, compare_windows
+from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations, load
 from polyquant.runtime.model import Model
 from polyquant.runtime.scoring import target_log_probs
@@ -44,10 +46,14 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One checkpoint on the text. nll: mean -log p of a scored token in nats; bytes: UTF-8 bytes of the scored tokens."""
+    """One checkpoint on the text. nll: mean -log p of a scored token in nats; bytes: UTF-8 bytes of the scored tokens; cache: how keys and values
+    were kept; notes: what was found when it was opened.
+    """
 
     path: str
     format: str
+    cache: str
+    notes: tuple[str, ...]
     nbytes: int
     bpw: float
     tokens: int
@@ -127,18 +133,24 @@ def evaluate(
     stride: int | None = None,
     tokens: int | None = None,
     activations: Activations = "int8",
+    cache: CacheType | None = None,
+    ternary_layout: str | None = None,
+    against_layout: str | None = None,
+    tile: Tile | None = None,
     on_progress: Progress | None = None,
 ) -> Evaluation:
     """Perplexity of the checkpoint at `path` on the UTF-8 file `text`, and with `against` its distance from that checkpoint.
 
     context: tokens of a window, BOS among them (default: the model's context, at most 512). stride: None scores the second half of windows
     without overlap; a number slides the window and scores every token (runtime/windows.py). tokens: use only so many of the text's.
+    activations, cache: as of `load`, for both. ternary_layout and against_layout say how I2_S lies in the two, tile how TL1 and TL2 lie in either.
     Raises InputError, PlanError if the two have different vocabularies, UnsupportedError.
     """
     words = _read(text)
-    model = load(path, activations=activations)
-    other = load(against, activations=activations) if against is not None else None
-    if other is not None:
+    model = load(path, activations=activations, cache=cache, ternary_layout=ternary_layout, tile=tile)
+    other = None
+    if against is not None:
+        other = load(against, activations=activations, cache=cache, ternary_layout=against_layout, tile=tile)
         _same_vocabulary(model, other)
     context = _context(context, model if other is None else min(model, other, key=lambda m: m.context))
     ids, bos = _tokens(model, words, tokens)
@@ -273,7 +285,15 @@ def _alone(model: Model, windows: list[Window], watch: _Watch) -> NDArray[np.flo
 def _score(model: Model, logs: NDArray[np.float64], size: int) -> Score:
     checkpoint = model.checkpoint
     return Score(
-        str(checkpoint.path), checkpoint.format, checkpoint.nbytes, checkpoint.bpw, len(logs), size, Mean.of(-logs)
+        path=str(checkpoint.path),
+        format=checkpoint.format,
+        cache=model.decoder.cache_type,
+        notes=checkpoint.notes,
+        nbytes=checkpoint.nbytes,
+        bpw=checkpoint.bpw,
+        tokens=len(logs),
+        bytes=size,
+        nll=Mean.of(-logs),
     )
 
 

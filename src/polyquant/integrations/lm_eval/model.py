@@ -15,6 +15,7 @@ import numpy as np
 
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.chat import render_chat, template_of
+from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations, load
 from polyquant.runtime.scoring import log_sum_exp, pieces
 
@@ -38,7 +39,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "se
 
 @register_model("polyquant")
 class PolyquantLM(TemplateLM):
-    """--model_args pretrained=PATH and any of: activations, max_length, max_gen_toks, prefix_token_id, add_bos_token.
+    """--model_args pretrained=PATH and any of: activations, cache, max_length, max_gen_toks, prefix_token_id, add_bos_token.
 
     max_length: tokens of a window (default: the model's context). max_gen_toks: most tokens of an answer where the task does not say.
     prefix_token_id: what a text without context begins with (default: BOS, else EOS). add_bos_token: whether texts get a BOS (default: as the
@@ -49,6 +50,7 @@ class PolyquantLM(TemplateLM):
         self,
         pretrained: str,
         activations: Activations = "int8",
+        cache: CacheType | None = None,
         max_length: int | None = None,
         max_gen_toks: int = 256,
         prefix_token_id: int | None = None,
@@ -61,7 +63,7 @@ class PolyquantLM(TemplateLM):
         super().__init__()
         if batch_size not in (None, 1, "1") or max_batch_size is not None:
             _log.warning("polyquant runs requests one at a time; the batch size changes nothing")
-        self.model = load(pretrained, activations=activations, context=max_length)
+        self.model = load(pretrained, activations=activations, cache=cache, context=max_length)
         self.tokens = self.model.tokenizer
         self.max_length, self.max_gen_toks = self.model.context, max_gen_toks
         self.batch_size = 1

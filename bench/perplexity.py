@@ -76,7 +76,7 @@ def row(name: str, found: Evaluation, peer: float | None) -> str:
         cells += ["", "", ""]
     else:
         cells += [
-            f"{np.expm1(against.log_ratio.value):+.2%} ± {100 * against.log_ratio.error:.2f}",
+            f"{round(np.expm1(against.log_ratio.value), 4) + 0.0:+.2%} ± {100 * against.log_ratio.error:.2f}",
             f"{against.kl.value:.5f}",
             f"{against.top_1.value:.2%}",
         ]

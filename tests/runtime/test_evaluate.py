@@ -200,6 +200,30 @@ def test_the_layer_that_is_to_blame_is_named(rule, blamed, tmp_path):
         assert layer.output > 1e-3, layer  # what went wrong is carried on
 
 
+def test_what_a_file_cannot_tell_is_said_to_both_sides(tmp_path):
+    bitnet = demo_model("bitnet")
+    paths = {layout: tmp_path / f"{layout}.gguf" for layout in ("i2_s.x86", "i2_s.arm")}
+    for layout, path in paths.items():
+        polyquant.convert(bitnet, path, codec=layout)
+    common = {"text": HELD_OUT, "tokens": 150, "context": 100}
+    found = polyquant.evaluate(
+        paths["i2_s.arm"], against=paths["i2_s.x86"], ternary_layout="i2_s.arm", against_layout="i2_s.x86", **common
+    )
+    assert found.divergence.kl_max < 1e-6
+    wrong = polyquant.evaluate(paths["i2_s.arm"], against=bitnet, **common)
+    assert wrong.divergence.kl.value > 1 and wrong.divergence.top_1.value < 0.2
+
+
+@pytest.mark.parametrize(("cache", "error"), [("f16", 1e-4), ("int8", 1e-2)])
+def test_the_cache_that_was_asked_for_is_used(cache, error):
+    """Keys and values that are kept in fewer bits move the figures a little."""
+    path = UNTIED / "tiny-llama-untied-Q8_0.gguf"
+    common = {"text": HELD_OUT, "tokens": 99, "context": 100, "stride": 99, "activations": "float"}
+    found, exact = polyquant.evaluate(path, cache=cache, **common), polyquant.evaluate(path, **common)
+    assert (found.model.cache, exact.model.cache) == (cache, "f32")
+    assert 0 < abs(found.model.nll.value - exact.model.nll.value) < error
+
+
 def test_long_windows_are_fed_in_parts_with_the_same_result(monkeypatch):
     def layers():
         return polyquant.evaluate(
@@ -239,6 +263,7 @@ BAD = {
     "nothing to slide over": (lambda t: t.write_bytes(b""), {"stride": 4}, "too short to be scored"),
     "window beyond the model": (lambda t: t.write_text("x"), {"context": 10**9}, "does not fit the model"),
     "window of one": (lambda t: t.write_text("x"), {"context": 1}, "does not fit the model"),
+    "no tokens": (lambda t: t.write_text("x"), {"tokens": 0}, "at least 1"),
     "stride beyond the window": (lambda t: t.write_text("x"), {"context": 16, "stride": 16}, "expected 1 to 15"),
 }
 

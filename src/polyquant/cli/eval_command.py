@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import click
 
@@ -84,21 +85,25 @@ def eval(
     style: str,
 ) -> None:
     """How well does it predict a text? Perplexity; with --against also KL divergence, agreement and the error of every layer."""
-    with progress("evaluating", "tokens/s", 1) as tell:
-        found = evaluate(
-            path,
-            text=text,
-            against=against,
-            context=context,
-            stride=stride,
-            tokens=tokens,
-            activations=activations,
-            cache=cache,
-            ternary_layout=ternary_layout,
-            against_layout=against_layout,
-            tile=tile,
-            on_progress=tell,
-        )
+    try:
+        with progress("evaluating", "tokens/s", 1) as tell:
+            found = evaluate(
+                path,
+                text=text,
+                against=against,
+                context=context,
+                stride=stride,
+                tokens=tokens,
+                activations=activations,
+                cache=cache,
+                ternary_layout=ternary_layout,
+                against_layout=against_layout,
+                tile=tile,
+                on_progress=tell,
+            )
+    except KeyboardInterrupt:
+        click.echo("polyquant: interrupted", err=True)
+        sys.exit(130)
     if style == "json":
         as_json(found.to_json())
         return

@@ -24,7 +24,7 @@ from polyquant.storage.source import Source
 __all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate"]
 
 DEFAULT_CONTEXT = 512
-MAX_TEXT_BYTES = 1 << 26
+MAX_TEXT_BYTES = 1 << 24  # 4 million tokens, whose tokenizer's records take most of a gigabyte
 
 Progress = Callable[[int, int, str], None]
 """Told (tokens scored, tokens to score, what to show)."""
@@ -146,6 +146,8 @@ def evaluate(
     activations, cache: as of `load`, for both. ternary_layout and against_layout say how I2_S lies in the two, tile how TL1 and TL2 lie in either.
     Raises InputError, PlanError if the two have different vocabularies, UnsupportedError.
     """
+    if tokens is not None and tokens < 1:
+        raise InputError("tokens must be a count", expected="at least 1", found=tokens)
     words = _read(text)
     model = load(path, activations=activations, cache=cache, ternary_layout=ternary_layout, tile=tile)
     other = None
@@ -182,7 +184,11 @@ def _read(path: str | os.PathLike[str]) -> str:
     try:
         if source.size > MAX_TEXT_BYTES:
             raise InputError(
-                "the text is too large", file=path, expected=f"at most {MAX_TEXT_BYTES} bytes", found=source.size
+                "the text is too large",
+                file=path,
+                expected=f"at most {MAX_TEXT_BYTES} bytes",
+                found=source.size,
+                hint="give a part of it",
             )
         raw = bytes(source.pread(0, source.size))
     finally:

@@ -69,6 +69,7 @@ class PolyquantLM(TemplateLM):
         self.batch_size = 1
         self._prefix, self._add_bos = prefix_token_id, add_bos_token
         self._session = self.model.session()
+        self._template: str | None = None
         self._unknown: set[str] = set()
 
     # ------------------------------------------------------------ text <-> tokens
@@ -114,7 +115,7 @@ class PolyquantLM(TemplateLM):
         text = render_chat(
             self.tokens,
             chat_history,
-            name=getattr(self, "_template", None),
+            name=self._template,
             add_generation_prompt=add_generation_prompt,
         )
         if add_generation_prompt:

@@ -59,7 +59,7 @@ Packed make_packed(const std::string& name, Bytes bytes, size_t rows, size_t col
 
 void multiply(const std::vector<const Packed*>& packed, Input x, const std::vector<Output>& y, int rounding) {
   const size_t tokens = x.shape(0), count = packed.size();
-  if (count == 0 || count != y.size() || rounding < 0 || rounding > 2) throw nb::value_error("one output for each matrix");
+  if (count == 0 || count != y.size() || rounding < 0 || rounding > 3) throw nb::value_error("one output for each matrix");
   std::array<PackedJob, 8> few;
   if (count > few.size()) throw nb::value_error("at most eight matrices at a time");
   for (size_t i = 0; i < count; ++i) {

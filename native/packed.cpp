@@ -55,25 +55,26 @@ size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens) {
 struct Rounded {
   Activations a;
 
-  Rounded(const float* x, size_t cols, size_t tokens, bool whole_token) {
+  Rounded(const float* x, size_t cols, size_t tokens, Rounding how) {
     const size_t padded = (cols + kUnit - 1) / kUnit * kUnit, blocks = padded / 32;
     uint8_t* room = input_room.at_least(tokens * (padded + 4 * blocks * sizeof(float)));
     auto* scale = reinterpret_cast<float*>(room);
     float *sum16 = scale + tokens * blocks, *sum32 = sum16 + 2 * tokens * blocks;
     auto* q = reinterpret_cast<int8_t*>(sum32 + tokens * blocks);
-    a = {q, scale, sum16, sum32, tokens, padded};
+    a = {q, scale, sum16, sum32, tokens, padded, how != Rounding::block};
     const PackedSet& set = packed_set();
     const auto one = [&](size_t t) {
       const float* row = x + t * cols;
       int8_t* qt = q + t * padded;
       float *st = scale + t * blocks, *at = sum16 + 2 * t * blocks, *bt = sum32 + t * blocks;
-      if (whole_token) return set.round_token(row, cols, blocks, qt, st, at, bt);
-      const size_t full = cols / 32;
-      set.round_blocks(row, full, qt, st, at, bt);
-      for (size_t b = full; b < blocks; ++b) {
-        float rest[32] = {};
-        for (size_t j = 32 * b; j < cols; ++j) rest[j - 32 * b] = row[j];
-        set.round_blocks(rest, 1, qt + 32 * b, st + b, at + 2 * b, bt + b);
+      if (how == Rounding::token) return set.round_token(row, cols, blocks, qt, st, at, bt);
+      const bool wide = how == Rounding::wide;
+      const size_t full = cols / 128 * 4;
+      set.round_blocks(row, full, wide, qt, st, at, bt);
+      for (size_t b = full; b < blocks; b += 4) {
+        float rest[128] = {};
+        for (size_t j = 32 * b; j < cols && j < 32 * b + 128; ++j) rest[j - 32 * b] = row[j];
+        set.round_blocks(rest, 4, wide, qt + 32 * b, st + b, at + 2 * b, bt + b);
       }
     };
     parallel_for(tokens > 8 ? (tokens + 7) / 8 : 1, [&](size_t c) {
@@ -123,7 +124,7 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
   Activations a{};
-  if (integers) a = Rounded(x, jobs[0].matrix->cols, tokens, rounding == Rounding::token).a;
+  if (integers) a = Rounded(x, jobs[0].matrix->cols, tokens, rounding).a;
   const Piece* list = pieces.data();
   parallel_for(pieces.size(), [&](size_t i) {
     const Piece piece = list[i];

@@ -22,6 +22,7 @@ struct Activations {
   const float* sum16;    // [T, padded / 16] scale * sum of the codes
   const float* sum32;    // [T, padded / 32]
   size_t tokens, padded;
+  bool wide;             // every four scales are equal
 };
 
 // A matrix of N rows and K columns. Of a layout that packs `lanes` rows into one line, line p holds rows p * row_step + l * lane_step.
@@ -48,8 +49,8 @@ struct PackedKernel {
 struct PackedSet {
   const char* name;
   std::span<const PackedKernel> kernels;
-  // 32 * n floats -> codes, scales and sums (ops/matmul.py's rounding, bit for bit)
-  void (*round_blocks)(const float* x, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32);
+  // 32 * n floats -> codes, scales and sums (ops/matmul.py's rounding, bit for bit); wide: n is a multiple of 4
+  void (*round_blocks)(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32);
   void (*round_token)(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32);
   // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most 8
   void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride);
@@ -65,7 +66,7 @@ const PackedSet& packed_set();  // the best that this processor runs
 // At least `bytes` of this thread's own memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);
 
-enum class Rounding { none, block, token };
+enum class Rounding { none, block, token, wide };
 
 // Several matrices with one input, in one parallel loop. y[i] is [T, rows of i].
 struct PackedJob {

@@ -1,10 +1,32 @@
-// Each packed type as integer codes: w = d * q + m. Included once for each instruction set; the loops are written so that they vectorize.
-// `top` is the largest code of an unsigned type (signed types have top 0); `sub` the weights that share d and m.
+// Each packed type as integer codes: w = d * q + m. Included once for each instruction set.
+// `take` makes one unit, 256 weights, of 256 / block blocks. `top` is the largest code of an unsigned type (signed types have top 0),
+// `sub` the weights that share d and m; `wide`: 128 neighbours share d, and codes are
+// so small that 128 products of pairs fit 16 bits. Codes and scales are stored 32 bytes at a time: a load that spans several small stores
+// would wait until they have reached the cache.
 #include "half.hpp"
 #include "iq_codebooks.hpp"
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
+#endif
+
 namespace polyquant {
 namespace {
+
+using B32 = uint8_t __attribute__((vector_size(32)));
+using F8 = float __attribute__((vector_size(32)));
+
+struct alignas(64) Codes {
+  int8_t q[256];
+  float d[16], m[16];
+
+  PQ_INLINE void set(int group, const B32& codes) { std::memcpy(q + 32 * group, &codes, 32); }
+  PQ_INLINE void set_d(int eight, const F8& x) { std::memcpy(d + 8 * eight, &x, 32); }
+  PQ_INLINE void set_m(int eight, const F8& x) { std::memcpy(m + 8 * eight, &x, 32); }
+};
+
+PQ_INLINE B32 load32(const uint8_t* p) { return load<B32>(p); }
+PQ_INLINE F8 all(float x) { return F8{} + x; }
 
 PQ_INLINE float half_at(const uint8_t* p) {
 #if defined(__F16C__)
@@ -14,27 +36,121 @@ PQ_INLINE float half_at(const uint8_t* p) {
 #endif
 }
 
-struct alignas(64) Codes {
-  int8_t q[256];
-  float d[16], m[16];
-};
+// The halves at the head of eight blocks.
+template <int stride>
+PQ_INLINE F8 halves8(const uint8_t* b) {
+#if defined(__F16C__)
+  const auto h = [b](int i) { return short(load<uint16_t>(b + i * stride)); };
+  return F8(_mm256_cvtph_ps(_mm_setr_epi16(h(0), h(1), h(2), h(3), h(4), h(5), h(6), h(7))));
+#else
+  F8 out;
+  for (int i = 0; i < 8; ++i) out[i] = load_half(b + i * stride);
+  return out;
+#endif
+}
 
-// ---------------------------------------------------------------- legacy types: blocks of 32
+// (x >> shift) & mask, byte by byte; mask < 256 >> shift
+template <int shift>
+PQ_INLINE B32 field(const B32& x, uint8_t mask) {
+#if defined(__AVX2__)  // the compiler would mask twice, once for the shift
+  return B32(_mm256_and_si256(_mm256_srli_epi16(__m256i(x), shift), _mm256_set1_epi8(char(mask))));
+#else
+  return x >> shift & mask;
+#endif
+}
+
+// The same for a shift that the compiler knows once it has unrolled the loop around: 0, 2, 4, 6.
+PQ_INLINE B32 quarter(const B32& x, int i) { return i == 0 ? x & 3 : i == 1 ? field<2>(x, 3) : i == 2 ? field<4>(x, 3) : field<6>(x, 3); }
+
+using I8x = int32_t __attribute__((vector_size(32)));
+
+PQ_INLINE I8x ints8(uint64_t bytes) {
+#if defined(__AVX2__)
+  return I8x(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(bytes))));
+#else
+  I8x out;
+  for (int i = 0; i < 8; ++i) out[i] = int32_t(bytes >> (8 * i) & 255);
+  return out;
+#endif
+}
+
+PQ_INLINE F8 to_floats(const I8x& x) {
+#if defined(__AVX2__)
+  return F8(_mm256_cvtepi32_ps(__m256i(x)));
+#else
+  return __builtin_convertvector(x, F8);
+#endif
+}
+
+// Eight bytes as floats.
+PQ_INLINE F8 floats8(uint64_t bytes) { return to_floats(ints8(bytes)); }
+
+PQ_INLINE F8 signed_floats8(uint64_t bytes) { return floats8(bytes ^ 0x8080808080808080u) - 128.0f; }
+
+// 16 bytes: low nibbles, then high nibbles.
+PQ_INLINE B32 nibbles(const uint8_t* p) {
+#if defined(__AVX2__)
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return B32(_mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(x, 4), x), _mm256_set1_epi8(15)));
+#else
+  B32 out;
+  for (int j = 0; j < 16; ++j) out[j] = p[j] & 15, out[j + 16] = p[j] >> 4;
+  return out;
+#endif
+}
+
+// Bit j -> byte j: `value` or 0.
+PQ_INLINE B32 spread_bits(uint32_t bits, uint8_t value) {
+#if defined(__AVX2__)
+  const __m256i which = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i bit = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+  const __m256i there = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int(bits)), which), bit);
+  return B32(_mm256_and_si256(_mm256_cmpeq_epi8(there, bit), _mm256_set1_epi8(char(value))));
+#else
+  B32 out;
+  for (int j = 0; j < 32; ++j) out[j] = bits >> j & 1 ? value : 0;
+  return out;
+#endif
+}
+
+// table[x] for x in 0 ... 15
+PQ_INLINE B32 look_up(const int8_t* table, const B32& x) {
+#if defined(__AVX2__)
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  return B32(_mm256_shuffle_epi8(both, __m256i(x)));
+#else
+  B32 out;
+  for (int j = 0; j < 32; ++j) out[j] = uint8_t(table[x[j]]);
+  return out;
+#endif
+}
+
+PQ_INLINE B32 words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  const uint64_t four[4] = {a, b, c, d};
+#if defined(__AVX2__)
+  return B32(_mm256_setr_epi64x(int64_t(four[0]), int64_t(four[1]), int64_t(four[2]), int64_t(four[3])));
+#else
+  B32 out;
+  std::memcpy(&out, four, 32);
+  return out;
+#endif
+}
+
+// ---------------------------------------------------------------- legacy types: fp16 scales at the head of small blocks
 
 template <bool affine, bool fifth>
 struct NibbleCodes {
   static constexpr int block = 32, high = affine ? 4 : 2, start = high + (fifth ? 4 : 0), bytes = start + 16, sub = 32, top = fifth ? 31 : 15;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    *d = half_at(b);
-    *m = affine ? half_at(b + 2) : *d * -float((top + 1) / 2);
-    PQ_LOOP
-    for (int j = 0; j < 16; ++j) q[j] = b[start + j] & 15;
-    PQ_LOOP
-    for (int j = 0; j < 16; ++j) q[j + 16] = b[start + j] >> 4;
-    if constexpr (fifth) {
-      const uint32_t bits = load<uint32_t>(b + high);
-      for (int j = 0; j < 32; ++j) q[j] |= int8_t(bits >> j << 4 & 16);
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const F8 d = halves8<bytes>(b);
+    c.set_d(0, d);
+    c.set_m(0, affine ? halves8<bytes>(b + 2) : d * -float((top + 1) / 2));
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g, b += bytes) {
+      B32 q = nibbles(b + start);
+      if constexpr (fifth) q |= spread_bits(load<uint32_t>(b + high), 16);
+      c.set(g, q);
     }
   }
 };
@@ -42,215 +158,279 @@ struct NibbleCodes {
 template <int head>
 struct ByteCodes {
   static constexpr int block = 32, bytes = head + 32, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    *d = half_at(b);
-    std::memcpy(q, b + head, 32);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    c.set_d(0, halves8<bytes>(b));
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, load32(b + g * bytes + head));
   }
 };
 
 struct Q1_0Codes {
   static constexpr int block = 128, bytes = 18, sub = 32, top = 1;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    const float s = half_at(b);
-    for (int g = 0; g < 4; ++g) {
-      d[g] = 2 * s, m[g] = -s;
-      const uint32_t bits = load<uint32_t>(b + 2 + 4 * g);
-      for (int j = 0; j < 32; ++j) q[32 * g + j] = int8_t(bits >> j & 1);
-    }
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const float x = half_at(b), y = half_at(b + 18);
+    const F8 s = {x, x, x, x, y, y, y, y};
+    c.set_d(0, s + s);
+    c.set_m(0, -s);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, spread_bits(load<uint32_t>(b + g / 4 * 18 + 2 + g % 4 * 4), 1));
   }
 };
 
+// Four neighbours a byte, lowest bits first: eight bytes.
+PQ_INLINE B32 quarters(const uint8_t* p) {
+#if defined(__AVX2__)
+  const __m256i which = _mm256_setr_epi64x(0x0101010100000000, 0x0303030302020202, 0x0505050504040404, 0x0707070706060606);
+  const __m256i x = _mm256_shuffle_epi8(_mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), which);
+  // Byte 4i + f is wanted shifted by 2f: two multiplications of 16-bit lanes bring the bits of each to the top of a byte.
+  const __m256i even = _mm256_and_si256(x, _mm256_set1_epi16(0x00ff));
+  const __m256i low = _mm256_srli_epi16(_mm256_mullo_epi16(even, _mm256_set1_epi32(0x00040040)), 6);
+  const __m256i odd = _mm256_srli_epi16(_mm256_mullo_epi16(even, _mm256_set1_epi32(0x00010010)), 6);
+  const __m256i three = _mm256_set1_epi16(3);
+  return B32(_mm256_or_si256(_mm256_and_si256(low, three), _mm256_slli_epi16(_mm256_and_si256(odd, three), 8)));
+#else
+  B32 out;
+  for (int j = 0; j < 32; ++j) out[j] = p[j / 4] >> (2 * (j & 3)) & 3;
+  return out;
+#endif
+}
+
 struct Q2_0Codes {
   static constexpr int block = 64, bytes = 18, sub = 32, top = 3;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    const float s = half_at(b);
-    d[0] = d[1] = s, m[0] = m[1] = -s;
-    for (int g = 0; g < 16; g += 4) {
-      const uint32_t bits = load<uint32_t>(b + 2 + g);
-      for (int j = 0; j < 16; ++j) q[4 * g + j] = int8_t(bits >> (2 * j) & 3);
-    }
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const float w = half_at(b), x = half_at(b + 18), y = half_at(b + 36), z = half_at(b + 54);
+    const F8 s = {w, w, x, x, y, y, z, z};
+    c.set_d(0, s);
+    c.set_m(0, -s);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, quarters(b + g / 2 * 18 + 2 + g % 2 * 8));
   }
 };
 
 // ---------------------------------------------------------------- K types: blocks of 256
 
-// Field f of `width` bytes comes before field f + 1; q |= field << to.
-template <int width, int fields, int bits>
-PQ_INLINE void spread(const uint8_t* __restrict src, int8_t* __restrict q, int bytes, int to, bool first) {
-  for (int g = 0; g < bytes; g += width)
-    for (int f = 0; f < fields; ++f)
-      for (int i = 0; i < width; ++i) {
-        const int8_t v = int8_t((src[g + i] >> (f * bits) & ((1 << bits) - 1)) << to);
-        int8_t& out = q[g * fields + f * width + i];
-        out = first ? v : int8_t(out | v);
-      }
+// Head of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits in 12 bytes.
+PQ_INLINE void scales_and_minima(const uint8_t* b, Codes& c) {
+  const uint32_t x = load<uint32_t>(b + 4), y = load<uint32_t>(b + 8), z = load<uint32_t>(b + 12);
+  const uint64_t s = uint64_t(x & 0x3f3f3f3fu) | uint64_t((z & 0x0f0f0f0fu) | (x >> 2 & 0x30303030u)) << 32;
+  const uint64_t o = uint64_t(y & 0x3f3f3f3fu) | uint64_t((z >> 4 & 0x0f0f0f0fu) | (y >> 2 & 0x30303030u)) << 32;
+  c.set_d(0, floats8(s) * half_at(b));
+  c.set_m(0, floats8(o) * -half_at(b + 2));
 }
 
-// Head of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits in 12 bytes.
-PQ_INLINE void scales_and_minima(const uint8_t* b, float* d, float* m) {
-  const float scale = half_at(b), min = -half_at(b + 2);
-  const uint32_t a = load<uint32_t>(b + 4), c = load<uint32_t>(b + 8), e = load<uint32_t>(b + 12);
-  const uint64_t s = uint64_t(a & 0x3f3f3f3fu) | uint64_t((e & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u)) << 32;
-  const uint64_t o = uint64_t(c & 0x3f3f3f3fu) | uint64_t((e >> 4 & 0x0f0f0f0fu) | (c >> 2 & 0x30303030u)) << 32;
-  uint8_t sb[8], ob[8];
-  std::memcpy(sb, &s, 8);
-  std::memcpy(ob, &o, 8);
-  for (int j = 0; j < 8; ++j) d[j] = scale * float(sb[j]), m[j] = min * float(ob[j]);
+// Bit `from` of every byte, moved to bit `to`; both known to the compiler once it has unrolled the loop around.
+PQ_INLINE B32 move_bit(const B32& x, int from, int to) {
+#if defined(__AVX2__)
+  const __m256i v = __m256i(x), moved = from > to ? _mm256_srli_epi16(v, from - to) : _mm256_slli_epi16(v, to - from);
+  return B32(_mm256_and_si256(moved, _mm256_set1_epi8(char(1 << to))));
+#else
+  return (x >> from & 1) << to;
+#endif
 }
 
 struct Q2_KCodes {
   static constexpr int block = 256, bytes = 84, sub = 16, top = 3;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    const float scale = half_at(b + 80), min = -half_at(b + 82);
-    for (int s = 0; s < 16; ++s) d[s] = scale * float(b[s] & 15), m[s] = min * float(b[s] >> 4);
-    spread<32, 4, 2>(b + 16, q, 64, 0, true);
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const float d = half_at(b + 80), min = -half_at(b + 82);
+    constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
+    for (int e = 0; e < 2; ++e) {
+      const uint64_t s = load<uint64_t>(b + 8 * e);
+      c.set_d(e, floats8(s & nibble) * d);
+      c.set_m(e, floats8(s >> 4 & nibble) * min);
+    }
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, quarter(load32(b + 16 + g / 4 * 32), g & 3));
   }
 };
 
 struct Q3_KCodes {
   static constexpr int block = 256, bytes = 110, sub = 16, top = 7;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    const float scale = half_at(b + 108);
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const uint64_t low = load<uint64_t>(b + 96);
     const uint32_t high = load<uint32_t>(b + 104);
     const uint64_t h0 = (high & 0x03030303u) | uint64_t(high >> 2 & 0x03030303u) << 32;
     const uint64_t h1 = (high >> 4 & 0x03030303u) | uint64_t(high >> 6 & 0x03030303u) << 32;
-    const uint64_t s0 = (low & 0x0f0f0f0f0f0f0f0fu) | h0 << 4, s1 = (low >> 4 & 0x0f0f0f0f0f0f0f0fu) | h1 << 4;
-    uint8_t s[16];
-    std::memcpy(s, &s0, 8);
-    std::memcpy(s + 8, &s1, 8);
-    for (int j = 0; j < 16; ++j) d[j] = scale * float(int(s[j]) - 32), m[j] = -4 * d[j];
-    spread<32, 4, 2>(b + 32, q, 64, 0, true);
-    spread<32, 8, 1>(b, q, 32, 2, false);
+    constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
+    const F8 x = (floats8((low & nibble) | h0 << 4) - 32.0f) * half_at(b + 108), y = (floats8((low >> 4 & nibble) | h1 << 4) - 32.0f) * half_at(b + 108);
+    c.set_d(0, x);
+    c.set_d(1, y);
+    c.set_m(0, x * -4.0f);
+    c.set_m(1, y * -4.0f);
+    const B32 mask = load32(b);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, quarter(load32(b + 32 + g / 4 * 32), g & 3) | move_bit(mask, g, 2));
   }
 };
 
 struct Q4_KCodes {
   static constexpr int block = 256, bytes = 144, sub = 32, top = 15;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    scales_and_minima(b, d, m);
-    spread<32, 2, 4>(b + 16, q, 128, 0, true);
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    scales_and_minima(b, c);
+    PQ_UNROLL
+    for (int g = 0; g < 8; g += 2) {
+      const B32 x = load32(b + 16 + 16 * g);
+      c.set(g, x & 15);
+      c.set(g + 1, field<4>(x, 15));
+    }
   }
 };
 
 struct Q5_KCodes {
   static constexpr int block = 256, bytes = 176, sub = 32, top = 31;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    scales_and_minima(b, d, m);
-    spread<32, 2, 4>(b + 48, q, 128, 0, true);
-    spread<32, 8, 1>(b + 16, q, 32, 4, false);
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    scales_and_minima(b, c);
+    const B32 fifth = load32(b + 16);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, (g & 1 ? field<4>(load32(b + 48 + g / 2 * 32), 15) : load32(b + 48 + g / 2 * 32) & 15) | move_bit(fifth, g, 4));
   }
 };
 
 struct Q6_KCodes {
   static constexpr int block = 256, bytes = 210, sub = 16, top = 63;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    const float scale = half_at(b + 208);
-    for (int s = 0; s < 16; ++s) d[s] = scale * float(int8_t(b[192 + s])), m[s] = -32 * d[s];
-    spread<64, 2, 4>(b, q, 128, 0, true);
-    spread<32, 4, 2>(b + 128, q, 64, 4, false);
+  static constexpr bool offset = true, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    for (int e = 0; e < 2; ++e) {
+      const F8 d = signed_floats8(load<uint64_t>(b + 192 + 8 * e)) * half_at(b + 208);
+      c.set_d(e, d);
+      c.set_m(e, d * -32.0f);
+    }
+    for (int h = 0; h < 2; ++h) {
+      const B32 x = load32(b + 64 * h), y = load32(b + 64 * h + 32), top2 = load32(b + 128 + 32 * h);
+      c.set(4 * h, (x & 15) | (top2 & 3) * 16);
+      c.set(4 * h + 1, (y & 15) | (top2 & 12) * 4);
+      c.set(4 * h + 2, field<4>(x, 15) | (top2 & 48));
+      c.set(4 * h + 3, field<4>(y, 15) | field<2>(top2, 48));
+    }
   }
 };
 
 struct Q8_KCodes {
   static constexpr int block = 256, bytes = 292, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    const float scale = load<float>(b);
-    for (int s = 0; s < 8; ++s) d[s] = scale;
-    std::memcpy(q, b + 4, 256);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    c.set_d(0, all(load<float>(b)));
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, load32(b + 4 + 32 * g));
   }
 };
 
 // ---------------------------------------------------------------- codebook types: eight signed bytes at a time
-
-PQ_INLINE void put8(int8_t* q, int at, uint64_t eight) { std::memcpy(q + 8 * at, &eight, 8); }
 
 // Bytewise negation where the mask has ones. Magnitudes are never 0, so the +1 carries into no neighbour.
 PQ_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t mask) { return (magnitudes ^ mask) + (mask & 0x0101010101010101u); }
 
 PQ_INLINE uint64_t both(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
+// eight(l) for the four eights of group g
+template <class F>
+PQ_INLINE void set_eights(Codes& c, int g, F eight) {
+  c.set(g, words(eight(0), eight(1), eight(2), eight(3)));
+}
+
 struct Iq2XxsCodes {
   static constexpr int block = 256, bytes = 66, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    const float scale = half_at(b);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    uint64_t scales = 0;
+    PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
       const uint8_t* index = b + 2 + 8 * g;
       const uint32_t tail = load<uint32_t>(index + 4);
-      for (int l = 0; l < 4; ++l) put8(q, 4 * g + l, with_signs(iq::grid2_xxs[index[l]], iq::even_sign_mask[tail >> (7 * l) & 127]));
-      d[g] = scale * (0.5f + float(tail >> 28)) * 0.25f;
+      set_eights(c, g, [&](int l) { return with_signs(iq::grid2_xxs[index[l]], iq::even_sign_mask[tail >> (7 * l) & 127]); });
+      scales |= uint64_t(tail >> 28) << (8 * g);
     }
+    c.set_d(0, (floats8(scales) + 0.5f) * half_at(b) * 0.25f);
   }
 };
 
-PQ_INLINE void nibble_scales(const uint8_t* s, float scale, float* d) {
-  for (int g = 0; g < 8; ++g) {
-    d[2 * g] = scale * (0.5f + float(s[g] & 15)) * 0.25f;
-    d[2 * g + 1] = scale * (0.5f + float(s[g] >> 4)) * 0.25f;
-  }
+// 16 nibbles s -> (s + 1/2) * d / 4
+PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
+  const uint64_t s = load<uint64_t>(p);
+  constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
+  float even[8], odd[8], out[16];
+  store(reinterpret_cast<uint8_t*>(even), F8((floats8(s & nibble) + 0.5f) * d * 0.25f));
+  store(reinterpret_cast<uint8_t*>(odd), F8((floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f));
+#if defined(__AVX2__)
+  const __m256 x = _mm256_loadu_ps(even), y = _mm256_loadu_ps(odd), low = _mm256_unpacklo_ps(x, y), high = _mm256_unpackhi_ps(x, y);
+  _mm256_storeu_ps(out, _mm256_permute2f128_ps(low, high, 0x20));
+  _mm256_storeu_ps(out + 8, _mm256_permute2f128_ps(low, high, 0x31));
+#else
+  for (int i = 0; i < 8; ++i) out[2 * i] = even[i], out[2 * i + 1] = odd[i];
+#endif
+  c.set_d(0, load<F8>(reinterpret_cast<uint8_t*>(out)));
+  c.set_d(1, load<F8>(reinterpret_cast<uint8_t*>(out + 8)));
 }
 
 struct Iq2XsCodes {
   static constexpr int block = 256, bytes = 74, sub = 16, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    for (int g = 0; g < 32; ++g) {
-      const unsigned v = load<uint16_t>(b + 2 + 2 * g);
-      put8(q, g, with_signs(iq::grid2_xs[v & 511], iq::even_sign_mask[v >> 9]));
-    }
-    nibble_scales(b + 66, half_at(b), d);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g)
+      set_eights(c, g, [&](int l) {
+        const unsigned v = load<uint16_t>(b + 2 + 8 * g + 2 * l);
+        return with_signs(iq::grid2_xs[v & 511], iq::even_sign_mask[v >> 9]);
+      });
+    nibble_scales(b + 66, half_at(b), c);
   }
 };
 
 struct Iq2SCodes {
   static constexpr int block = 256, bytes = 82, sub = 16, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    for (int g = 0; g < 32; ++g)
-      put8(q, g, with_signs(iq::grid2_s[b[2 + g] | (b[66 + g / 4] >> (2 * (g & 3)) & 3) << 8], iq::sign_mask[b[34 + g]]));
-    nibble_scales(b + 74, half_at(b), d);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) {
+      const unsigned high = b[66 + g];
+      set_eights(c, g, [&](int l) {
+        return with_signs(iq::grid2_s[b[2 + 4 * g + l] | (high >> (2 * l) & 3) << 8], iq::sign_mask[b[34 + 4 * g + l]]);
+      });
+    }
+    nibble_scales(b + 74, half_at(b), c);
   }
 };
 
 struct Iq3XxsCodes {
   static constexpr int block = 256, bytes = 98, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    const float scale = half_at(b);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    uint64_t scales = 0;
+    PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
       const uint8_t* index = b + 2 + 8 * g;
       const uint32_t tail = load<uint32_t>(b + 66 + 4 * g);
-      for (int l = 0; l < 4; ++l)
-        put8(q, 4 * g + l, with_signs(both(iq::grid3_xxs[index[2 * l]], iq::grid3_xxs[index[2 * l + 1]]), iq::even_sign_mask[tail >> (7 * l) & 127]));
-      d[g] = scale * (0.5f + float(tail >> 28)) * 0.5f;
+      set_eights(c, g, [&](int l) {
+        return with_signs(both(iq::grid3_xxs[index[2 * l]], iq::grid3_xxs[index[2 * l + 1]]), iq::even_sign_mask[tail >> (7 * l) & 127]);
+      });
+      scales |= uint64_t(tail >> 28) << (8 * g);
     }
+    c.set_d(0, (floats8(scales) + 0.5f) * half_at(b) * 0.5f);
   }
 };
 
 struct Iq3SCodes {
   static constexpr int block = 256, bytes = 110, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    const float scale = half_at(b);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    uint64_t scales = 0;
+    PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
       const uint8_t* index = b + 2 + 8 * g;
       const unsigned high = b[66 + g];
-      for (int l = 0; l < 4; ++l)
-        put8(q, 4 * g + l,
-             with_signs(both(iq::grid3_s[index[2 * l] | (high >> (2 * l) & 1) << 8], iq::grid3_s[index[2 * l + 1] | (high >> (2 * l + 1) & 1) << 8]),
-                        iq::sign_mask[b[74 + 4 * g + l]]));
-      d[g] = scale * float(1 + 2 * (b[106 + g / 2] >> (4 * (g & 1)) & 15));
+      set_eights(c, g, [&](int l) {
+        const uint32_t x = iq::grid3_s[index[2 * l] | (high >> (2 * l) & 1) << 8], y = iq::grid3_s[index[2 * l + 1] | (high >> (2 * l + 1) & 1) << 8];
+        return with_signs(both(x, y), iq::sign_mask[b[74 + 4 * g + l]]);
+      });
+      scales |= uint64_t(b[106 + g / 2] >> (4 * (g & 1)) & 15) << (8 * g);
     }
+    c.set_d(0, (floats8(scales) * 2.0f + 1.0f) * half_at(b));
   }
 };
 
@@ -261,33 +441,37 @@ PQ_INLINE uint64_t eighths(unsigned index, unsigned minus) {
 
 struct Iq1SCodes {
   static constexpr int block = 256, bytes = 50, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    const float scale = half_at(b);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    uint64_t scales = 0;
+    PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
       const uint8_t* index = b + 2 + 4 * g;
       const unsigned high = load<uint16_t>(b + 34 + 2 * g);
-      for (int l = 0; l < 4; ++l) put8(q, 4 * g + l, eighths(index[l] | (high >> (3 * l) & 7) << 8, high >> 15));
-      d[g] = scale * float(2 * (high >> 12 & 7) + 1) * 0.125f;
+      set_eights(c, g, [&](int l) { return eighths(index[l] | (high >> (3 * l) & 7) << 8, high >> 15); });
+      scales |= uint64_t(high >> 12 & 7) << (8 * g);
     }
+    c.set_d(0, (floats8(scales) * 2.0f + 1.0f) * half_at(b) * 0.125f);
   }
 };
 
 struct Iq1MCodes {
   static constexpr int block = 256, bytes = 56, sub = 16, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     unsigned bits = 0;
     for (int k = 0; k < 4; ++k) bits |= unsigned(b[49 + 2 * k] >> 4) << (4 * k);
-    const float scale = half_to_float(uint16_t(bits));
+    const float d = half_to_float(uint16_t(bits));
+    uint64_t scales[2] = {0, 0};
+    PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
       const uint8_t* index = b + 4 * g;
       const unsigned high = load<uint16_t>(b + 32 + 2 * g);
-      for (int l = 0; l < 4; ++l) put8(q, 4 * g + l, eighths(index[l] | (high >> (4 * l) & 7) << 8, high >> (4 * l + 3) & 1));
+      set_eights(c, g, [&](int l) { return eighths(index[l] | (high >> (4 * l) & 7) << 8, high >> (4 * l + 3) & 1); });
       const unsigned s = load<uint16_t>(b + 48 + 2 * (g / 2)) >> (6 * (g & 1));
-      d[2 * g] = scale * float(2 * (s & 7) + 1) * 0.125f;
-      d[2 * g + 1] = scale * float(2 * (s >> 3 & 7) + 1) * 0.125f;
+      scales[g / 4] |= uint64_t((s & 7) | (s >> 3 & 7) << 8) << (16 * (g & 3));
     }
+    for (int e = 0; e < 2; ++e) c.set_d(e, (floats8(scales[e]) * 2.0f + 1.0f) * d * 0.125f);
   }
 };
 
@@ -296,121 +480,154 @@ struct Iq1MCodes {
 alignas(16) constexpr int8_t kLevels4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 alignas(16) constexpr int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// n bytes: low nibbles are weights 0 ... n - 1, high nibbles n ... 2n - 1.
-template <int n>
-PQ_INLINE void look_up(const int8_t* levels, const uint8_t* codes, int8_t* q) {
-#if defined(__AVX2__)
-  const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(levels)), nibble = _mm_set1_epi8(15);
-  if constexpr (n == 16) {
-    const __m128i c = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm_shuffle_epi8(table, _mm_and_si128(c, nibble)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(c, 4), nibble)));
-  } else {
-    const __m128i c = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(q), _mm_shuffle_epi8(table, _mm_and_si128(c, nibble)));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(q + n), _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(c, 4), nibble)));
-  }
-#else
-  for (int j = 0; j < n; ++j) q[j] = levels[codes[j] & 15], q[n + j] = levels[codes[j] >> 4];
-#endif
-}
-
 struct Iq4NlCodes {
   static constexpr int block = 32, bytes = 18, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    *d = half_at(b);
-    look_up<16>(kLevels4, b + 2, q);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    c.set_d(0, halves8<18>(b));
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, look_up(kLevels4, nibbles(b + 18 * g + 2)));
   }
 };
 
 struct Iq4XsCodes {
   static constexpr int block = 256, bytes = 136, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    const float scale = half_at(b);
-    const unsigned high = load<uint16_t>(b + 2);
-    const uint32_t low = load<uint32_t>(b + 4);
-    for (int g = 0; g < 8; ++g) d[g] = scale * float(int((low >> (4 * g) & 15) | (high >> (2 * g) & 3) << 4) - 32);
-    for (int g = 0; g < 8; ++g) look_up<16>(kLevels4, b + 8 + 16 * g, q + 32 * g);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const I8x eight = {0, 1, 2, 3, 4, 5, 6, 7}, low = I8x{} + int32_t(load<uint32_t>(b + 4)), high = I8x{} + load<uint16_t>(b + 2);
+    const I8x scales = (low >> (4 * eight) & 15) | (high >> (2 * eight) & 3) << 4;
+    c.set_d(0, (to_floats(scales) - 32.0f) * half_at(b));
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, look_up(kLevels4, nibbles(b + 8 + 16 * g)));
   }
 };
 
 struct Mxfp4Codes {
   static constexpr int block = 32, bytes = 17, sub = 32, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    // half of 2^(e - 127): the codes count halves
-    *d = std::bit_cast<float>(b[0] < 2 ? 0x00200000u << b[0] : uint32_t(b[0] - 1) << 23);
-    look_up<16>(kTwiceE2m1, b + 1, q);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    uint64_t exponents = 0;
+    for (int g = 0; g < 8; ++g) exponents |= uint64_t(b[17 * g]) << (8 * g);
+    const I8x e = ints8(exponents);  // half of 2^(e - 127): the codes count halves
+    c.set_d(0, F8(e < 2 ? (0x00200000 << (e & 1)) : (e - 1) << 23));
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, look_up(kTwiceE2m1, nibbles(b + 17 * g + 1)));
   }
 };
 
-// Half of an unsigned E4M3 value; bytes 0x00 and 0x7f are 0 and the top bit is ignored, as in ggml.
-PQ_INLINE float half_e4m3(uint8_t e) {
-  const unsigned x = e & 0x7f, exponent = x >> 3, mantissa = x & 7;
-  const float normal = std::bit_cast<float>(((exponent + 119) << 23) | mantissa << 20);  // 2^(exponent - 8) * (1 + mantissa / 8)
-  const float value = exponent ? normal : float(mantissa) * 0x1p-10f;
-  return x == 0x7f ? 0.0f : value;
-}
-
 struct Nvfp4Codes {
   static constexpr int block = 64, bytes = 36, sub = 16, top = 0;
-  static constexpr bool offset = false;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float*) {
-    for (int g = 0; g < 4; ++g) {
-      d[g] = half_e4m3(b[g]);
-      look_up<8>(kTwiceE2m1, b + 4 + 8 * g, q + 16 * g);
+  static constexpr bool offset = false, wide = false;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    for (int e = 0; e < 2; ++e) {
+      // Half of an unsigned E4M3 value, its bits seen as those of a float; 0x7f is 0 and the top bit is ignored, as in ggml.
+      const I8x x = ints8(both(load<uint32_t>(b + 72 * e), load<uint32_t>(b + 72 * e + 36))) & 0x7f;
+      c.set_d(e, F8(x == 0x7f ? I8x{} : x << 20) * 0x1p119f);
+    }
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) {
+      const uint8_t* p = b + g / 2 * 36 + 4 + g % 2 * 16;  // 8 bytes for each sub-block: its low nibbles, its high nibbles
+      const uint64_t x = load<uint64_t>(p), y = load<uint64_t>(p + 8);
+      constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
+      c.set(g, look_up(kTwiceE2m1, words(x & nibble, x >> 4 & nibble, y & nibble, y >> 4 & nibble)));
     }
   }
 };
 
 // ---------------------------------------------------------------- ternary types: codes 0, 1, 2
 
-template <int count>
-PQ_INLINE void ternary_scale(float s, float* d, float* m) {
-  for (int g = 0; g < count; ++g) d[g] = s, m[g] = -s;
+PQ_INLINE void one_scale(float s, Codes& c) {
+  c.set_d(0, all(s));
+  c.set_m(0, all(-s));
 }
 
-template <int width, int digits>
-PQ_INLINE void take_digits(const uint8_t* bytes, int8_t* q) {
-  for (int n = 0, power = 1; n < digits; ++n, power *= 3)
-    PQ_LOOP
-    for (int i = 0; i < width; ++i) q[n * width + i] = int8_t((uint16_t(uint8_t(bytes[i] * power)) * 3) >> 8);
+// The next base-3 digit of every byte: each byte holds ceil(number * 256 / 243) after it was multiplied by the power of 3.
+PQ_INLINE B32 digit(const B32& x) {
+#if defined(__AVX2__)
+  // floor(3 x / 256) = (x + x / 2) / 128 with the average instruction: avg(x, avg(x, 0)) rounds up, so subtract first where it would.
+  const __m256i v = __m256i(x), low = _mm256_set1_epi16(0x00ff), three = _mm256_set1_epi16(3);
+  const __m256i even = _mm256_srli_epi16(_mm256_mullo_epi16(_mm256_and_si256(v, low), three), 8);
+  const __m256i odd = _mm256_andnot_si256(low, _mm256_mullo_epi16(_mm256_srli_epi16(v, 8), three));
+  return B32(_mm256_or_si256(even, odd));
+#else
+  B32 out;
+  for (int j = 0; j < 32; ++j) out[j] = uint8_t(uint16_t(x[j]) * 3 >> 8);
+  return out;
+#endif
 }
 
 struct Tq1Codes {
   static constexpr int block = 256, bytes = 54, sub = 32, top = 2;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    ternary_scale<8>(half_at(b + 52), d, m);
-    take_digits<32, 5>(b, q);
-    take_digits<16, 5>(b + 32, q + 160);
-    take_digits<4, 4>(b + 48, q + 240);
+  static constexpr bool offset = true, wide = true;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    one_scale(half_at(b + 52), c);
+    B32 x = load32(b);
+    for (int g = 0; g < 5; ++g, x = x + x + x) c.set(g, digit(x));
+    // 16 bytes of five digits, 4 bytes of four: rows of 32 are made of two steps of 16, then of four steps of 4
+    const uint64_t low = load<uint64_t>(b + 32), high = load<uint64_t>(b + 40);
+    const B32 powers = words(0x0101010101010101u, 0x0101010101010101u, 0x0303030303030303u, 0x0303030303030303u);
+    const B32 y = words(low, high, low, high) * powers;
+    c.set(5, digit(y));
+    c.set(6, digit(y * 9));
+    const B32 fifth = digit(y * 81);
+    const uint32_t last = load<uint32_t>(b + 48);
+    const uint64_t z = both(last, last);
+    const B32 fours = words(z, z, z, z) * words(0x0303030301010101u, 0x1b1b1b1b09090909u, 0, 0);
+    const B32 tail = digit(fours);
+    c.set(7, words(word(fifth, 0), word(fifth, 1), word(tail, 0), word(tail, 1)));
+  }
+
+ private:
+  PQ_INLINE static uint64_t word(const B32& x, int i) {
+    using W4 = uint64_t __attribute__((vector_size(32)));
+    return W4(x)[i];
   }
 };
 
 struct Tq2Codes {
   static constexpr int block = 256, bytes = 66, sub = 32, top = 3;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    ternary_scale<8>(half_at(b + 64), d, m);
-    spread<32, 4, 2>(b, q, 64, 0, true);
+  static constexpr bool offset = true, wide = true;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    one_scale(half_at(b + 64), c);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, quarter(load32(b + g / 4 * 32), g & 3));
   }
 };
 
-// I2_S: four symbols a byte, the first in the highest bits; symbol 3 reads as 0 (codec ternary.py).
-template <int width>
-struct I2SCodes {
-  static constexpr int block = 4 * width, bytes = width, sub = 32, top = 2;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    ternary_scale<block / 32>(1.0f, d, m);
-    for (int f = 0; f < 4; ++f)
-      for (int i = 0; i < width; ++i) {
-        const uint8_t symbol = b[i] >> (6 - 2 * f) & 3;
-        q[f * width + i] = int8_t(symbol == 3 ? 1 : symbol);
-      }
+// Symbols 0, 1, 2 are -1, 0, +1; 3 is never written and reads as 0 (codecs/ternary.py). The same two bits further to the left: 4, 8, 12.
+alignas(16) constexpr int8_t kSymbols[16] = {0, 1, 2, 1, 1, 0, 0, 0, 2, 0, 0, 0, 1};
+alignas(16) constexpr int8_t kTrinitySymbols[16] = {1, 2, 0, 1};  // 0, +1, -1, 0
+
+// I2_S: four symbols a byte, the first in the highest bits.
+struct I2SX86Codes {
+  static constexpr int block = 128, bytes = 32, sub = 32, top = 2;
+  static constexpr bool offset = true, wide = true;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    one_scale(1, c);
+    PQ_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const B32 low = load32(b + 32 * h), high = field<4>(low, 15);
+      c.set(4 * h, look_up(kSymbols, high & 12));
+      c.set(4 * h + 1, look_up(kSymbols, high & 3));
+      c.set(4 * h + 2, look_up(kSymbols, low & 12));
+      c.set(4 * h + 3, look_up(kSymbols, low & 3));
+    }
+  }
+};
+
+struct I2SArmCodes {
+  static constexpr int block = 64, bytes = 16, sub = 32, top = 2;
+  static constexpr bool offset = true, wide = true;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    one_scale(1, c);
+    const B32 fields = words(0x0c0c0c0c0c0c0c0cu, 0x0c0c0c0c0c0c0c0cu, 0x0303030303030303u, 0x0303030303030303u);
+    PQ_UNROLL
+    for (int g = 0; g < 8; g += 2) {
+      const uint64_t x = load<uint64_t>(b + 8 * g), y = load<uint64_t>(b + 8 * g + 8);
+      const B32 low = words(x, y, x, y);  // 16 bytes twice: fields 0 and 1 of them, then 2 and 3
+      c.set(g, look_up(kSymbols, field<4>(low, 15) & fields));
+      c.set(g + 1, look_up(kSymbols, low & fields));
+    }
   }
 };
 
@@ -418,27 +635,36 @@ struct I2SCodes {
 template <bool high_first>
 struct QuadCodes {
   static constexpr int block = 32, bytes = 32, sub = 32, top = 2;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int lane, int8_t* q, float* d, float* m) {
-    *d = 1, *m = -1;
-    const int shift = high_first ? 6 - 2 * lane : 2 * lane;
-    for (int i = 0; i < 32; ++i) {
-      const uint8_t symbol = b[i] >> shift & 3;
-      q[i] = int8_t(symbol == 3 ? 1 : symbol);
+  static constexpr bool offset = true, wide = true;
+  PQ_INLINE static void take(const uint8_t* b, int lane, Codes& c) {
+    one_scale(1, c);
+    switch (high_first ? 3 - lane : lane) {
+      case 0: return fields<0>(b, c);
+      case 1: return fields<2>(b, c);
+      case 2: return fields<4>(b, c);
+      default: return fields<6>(b, c);
     }
+  }
+
+ private:
+  template <int shift>
+  PQ_INLINE static void fields(const uint8_t* b, Codes& c) {
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, look_up(kSymbols, field<shift>(load32(b + 32 * g), 3)));
   }
 };
 
-// Trinity: four neighbours a byte, lowest bits first; symbols 0, 1, 2, 3 are 0, +1, -1, 0.
+// Trinity: four neighbours a byte, lowest bits first.
 template <int head>
 struct TrinityCodes {
   static constexpr int block = 32, bytes = head + 8, sub = 32, top = 2;
-  static constexpr bool offset = true;
-  PQ_INLINE static void take(const uint8_t* b, int, int8_t* q, float* d, float* m) {
-    *d = head ? half_at(b) : 1.0f;
-    *m = -*d;
-    for (int i = 0; i < 8; ++i)
-      for (int f = 0; f < 4; ++f) q[4 * i + f] = int8_t(0x49 >> (2 * (b[head + i] >> (2 * f) & 3)) & 3);  // 1, 2, 0, 1
+  static constexpr bool offset = true, wide = head == 0;
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const F8 d = head ? halves8<bytes>(b) : all(1);
+    c.set_d(0, d);
+    c.set_m(0, -d);
+    PQ_UNROLL
+    for (int g = 0; g < 8; ++g) c.set(g, look_up(kTrinitySymbols, quarters(b + g * bytes + head)));
   }
 };
 

@@ -8,24 +8,24 @@
 #include <immintrin.h>
 #endif
 
+#define PQ_UNROLL _Pragma("GCC unroll 8")
+
 #include "packed.hpp"
 #include "packed_codes.hpp"
 
 namespace polyquant {
 namespace {
 
-// Codes of unit `u` (256 weights, fewer at the end of a row) of the line at `line`.
+// Codes of unit `u` (256 weights) of a line. A unit that the row does not fill is completed with zero bytes: the activations are 0 there.
 template <class T>
 PQ_INLINE void take_unit(const uint8_t* line, size_t u, size_t cols, int lane, Codes& c) {
-  constexpr int blocks = 256 / T::block, subs = T::block / T::sub;
-  const uint8_t* b = line + u * size_t(blocks * T::bytes);
-  if (cols >= (u + 1) * kUnit) {
-    for (int i = 0; i < blocks; ++i) T::take(b + i * T::bytes, lane, c.q + i * T::block, c.d + i * subs, c.m + i * subs);
-  } else {
-    std::memset(&c, 0, sizeof c);
-    const int rest = int(cols - u * kUnit) / T::block;
-    for (int i = 0; i < rest; ++i) T::take(b + i * T::bytes, lane, c.q + i * T::block, c.d + i * subs, c.m + i * subs);
-  }
+  constexpr size_t size = size_t(256 / T::block * T::bytes);
+  const uint8_t* b = line + u * size;
+  if (cols >= (u + 1) * kUnit) [[likely]]
+    return T::take(b, lane, c);
+  uint8_t padded[size] = {};
+  std::memcpy(padded, b, (cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
+  T::take(padded, lane, c);
 }
 
 template <class T>
@@ -73,15 +73,28 @@ PQ_INLINE __m256i dot32(__m256i w, __m256i a) {
   return T::top ? dot4(zero, w, a) : dot4(zero, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
 }
 
+// Sums of products of 128 small codes, at most 3 each.
+PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  __m256i sum = _mm256_setzero_si256();
+  for (int g = 0; g < 4; ++g) sum = _mm256_dpbusd_epi32(sum, bytes32(w + 32 * g), bytes32(a + 32 * g));
+  return sum;
+#else
+  const auto pairs = [&](int g) { return _mm256_maddubs_epi16(bytes32(w + 32 * g), bytes32(a + 32 * g)); };
+  const __m256i sum = _mm256_add_epi16(_mm256_add_epi16(pairs(0), pairs(1)), _mm256_add_epi16(pairs(2), pairs(3)));
+  return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+#endif
+}
+
 // Rows times up to four tokens: codes of a unit are made once and stay in the first cache.
-template <class T, int N>
+template <class T, int N, bool wide>
 void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y, size_t stride) {
   const size_t blocks = a.padded / 32;
   for (size_t v = first; v < last; ++v) {
     const uint8_t* line = line_of<T>(w, v);
     const int lane = int(v % w.lanes);
-    __m256 acc[N][2];
-    for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_ps();
+    __m256 acc[N][4];
+    for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
     for (size_t u = 0; u * kUnit < w.cols; ++u) {
       Codes c;
       take_unit<T>(line, u, w.cols, lane, c);
@@ -89,12 +102,21 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
         const size_t t = token + size_t(n);
         const int8_t* q = a.q + t * a.padded + u * kUnit;
         const __m256 as = _mm256_loadu_ps(a.scale + t * blocks + 8 * u);
-        if constexpr (T::sub == 32) {
+        if constexpr (wide) {
+          // One scale for 128: the products of four groups are added in 16 bits.
+          for (int h = 0; h < 2; ++h) {
+            const __m256i dot = dot128(c.q + 128 * h, q + 128 * h);
+            const __m256 scale = _mm256_set1_ps(c.d[4 * h] * a.scale[t * blocks + 8 * u + size_t(4 * h)]);
+            acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[n][h]);
+          }
+          if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(a.sum32 + t * blocks + 8 * u), acc[n][2]);
+        } else if constexpr (T::sub == 32) {
           alignas(32) float s[8];
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), as));
+          PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
-            acc[n][b & 1] = _mm256_fmadd_ps(dot, _mm256_broadcast_ss(s + b), acc[n][b & 1]);
+            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_broadcast_ss(s + b), acc[n][b & 3]);
           }
           if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(a.sum32 + t * blocks + 8 * u), acc[n][0]);
         } else {
@@ -104,10 +126,11 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), low));
           _mm256_store_ps(s + 8, _mm256_mul_ps(_mm256_load_ps(c.d + 8), high));
           const __m256i halves = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+          PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
             const __m256 two = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(s + 2 * b)));
-            acc[n][b & 1] = _mm256_fmadd_ps(dot, _mm256_permutevar_ps(two, halves), acc[n][b & 1]);
+            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_permutevar_ps(two, halves), acc[n][b & 3]);
           }
           if (T::offset) {
             const float* sums = a.sum16 + t * 2 * blocks + 16 * u;
@@ -117,7 +140,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
         }
       }
     }
-    for (int n = 0; n < N; ++n) y[(token + size_t(n)) * stride + w.row(v)] = w.scale * sum8(_mm256_add_ps(acc[n][0], acc[n][1]));
+    for (int n = 0; n < N; ++n) y[(token + size_t(n)) * stride + w.row(v)] = w.scale * sum8(_mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3])));
   }
 }
 
@@ -156,16 +179,16 @@ PQ_INLINE __m256i four(const int8_t* a) {
 template <class T>
 constexpr int kTogether = T::top == 0 ? 1 : T::top <= 16 ? 8 : T::top <= 32 ? 4 : T::top <= 64 ? 2 : 1;
 
-template <class T, int N>
+template <class T, int N, bool wide>
 PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, const Panel& p, const Activations& a, size_t token, float* y,
                            size_t stride) {
-  constexpr int steps = T::sub / 4, together = steps < kTogether<T> ? steps : kTogether<T>;
-  const size_t subs = a.padded / T::sub;
+  constexpr int sub = wide ? 128 : T::sub, steps = sub / 4, together = wide ? steps : steps < kTogether<T> ? steps : kTogether<T>;
+  const size_t subs = a.padded / sub;
   __m256 acc[N];
   for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
   for (size_t s = 0; s < subs; ++s) {
-    const int8_t* wq = p.q + s * size_t(T::sub) * 8;
-    const int8_t* aq = a.q + token * a.padded + s * T::sub;
+    const int8_t* wq = p.q + s * size_t(sub) * 8;
+    const int8_t* aq = a.q + token * a.padded + s * sub;
     __m256i dot[N];
     for (int n = 0; n < N; ++n) dot[n] = _mm256_setzero_si256();
     for (int k = 0; k < steps; k += together) {
@@ -193,17 +216,18 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
       }
 #endif
     }
-    const __m256 d = _mm256_loadu_ps(p.d + 8 * s);
+    const __m256 d = _mm256_loadu_ps(p.d + 8 * s * size_t(sub / T::sub));
     for (int n = 0; n < N; ++n) {
       const size_t t = token + size_t(n);
-      const __m256 scale = _mm256_mul_ps(d, _mm256_broadcast_ss(a.scale + t * (a.padded / 32) + s * T::sub / 32));
+      const __m256 scale = _mm256_mul_ps(d, _mm256_broadcast_ss(a.scale + t * (a.padded / 32) + s * sub / 32));
       acc[n] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[n]), scale, acc[n]);
     }
-    if (T::offset) {
-      const __m256 m = _mm256_loadu_ps(p.m + 8 * s);
-      const float* sums = T::sub == 32 ? a.sum32 : a.sum16;
-      for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(sums + (token + size_t(n)) * subs + s), acc[n]);
-    }
+    if (T::offset)
+      for (size_t i = s * size_t(sub / T::sub); i < (s + 1) * size_t(sub / T::sub); ++i) {
+        const __m256 m = _mm256_loadu_ps(p.m + 8 * i);
+        const float* sums = (T::sub == 32 ? a.sum32 : a.sum16) + i;
+        for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(sums + (token + size_t(n)) * (a.padded / T::sub)), acc[n]);
+      }
   }
   for (int n = 0; n < N; ++n) {
     alignas(32) float out[8];
@@ -212,13 +236,14 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
   }
 }
 
-template <class T>
-void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
-  if (a.tokens == 1) return rows_times<T, 1>(w, first, last, a, 0, y, stride);
-  if (a.tokens == 2) return rows_times<T, 2>(w, first, last, a, 0, y, stride);
+template <class T, bool wide>
+void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, 0, y, stride);
   if (a.tokens <= 4) {
-    rows_times<T, 2>(w, first, last, a, 0, y, stride);
-    return a.tokens == 3 ? rows_times<T, 1>(w, first, last, a, 2, y, stride) : rows_times<T, 2>(w, first, last, a, 2, y, stride);
+    rows_times<T, 2, wide>(w, first, last, a, 0, y, stride);
+    if (a.tokens == 3) rows_times<T, 1, wide>(w, first, last, a, 2, y, stride);
+    if (a.tokens == 4) rows_times<T, 2, wide>(w, first, last, a, 2, y, stride);
+    return;
   }
   const size_t scales = a.padded / size_t(T::sub) * 8;
   Panel p;
@@ -229,9 +254,16 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
     const size_t end = v + 8 < last ? v + 8 : last;
     fill_panel<T>(w, v, end, p);
     size_t t = 0;
-    for (; t + 4 <= a.tokens; t += 4) panel_times<T, 4>(w, v, end, p, a, t, y, stride);
-    for (; t < a.tokens; ++t) panel_times<T, 1>(w, v, end, p, a, t, y, stride);
+    for (; t + 4 <= a.tokens; t += 4) panel_times<T, 4, wide>(w, v, end, p, a, t, y, stride);
+    for (; t < a.tokens; ++t) panel_times<T, 1, wide>(w, v, end, p, a, t, y, stride);
   }
+}
+
+template <class T>
+void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  if constexpr (T::wide)
+    if (a.wide) return multiply_as<T, true>(w, first, last, a, y, stride);
+  multiply_as<T, false>(w, first, last, a, y, stride);
 }
 
 // ---------------------------------------------------------------- float32
@@ -321,86 +353,135 @@ void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, s
 
 // ---------------------------------------------------------------- rounding of activations
 
-constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
-PQ_INLINE float nearest(float x) { return (x + kMagic) - kMagic; }
-
-PQ_INLINE float tree8(float* e) {
-  for (int l = 0; l < 4; ++l) e[l] += e[l + 4];
-  return (e[0] + e[2]) + (e[1] + e[3]);
+PQ_INLINE F8 nearest8(const F8& x) {
+#if defined(__AVX2__)
+  return F8(_mm256_round_ps(__m256(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
+  return (x + magic) - magic;
+#endif
 }
 
-// scale * q and the sums of a block; not a number if the block holds one, or an infinity.
-PQ_INLINE void finish_block(const float* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16, float* sum32) {
-  int total[2] = {0, 0};
-  for (int h = 0; h < 2; ++h)
-    for (int j = 0; j < 16; ++j) {
-      const int8_t code = finite ? int8_t(int(rounded[16 * h + j])) : int8_t(0);
-      q[16 * h + j] = code;
-      total[h] += code;
-    }
+// Halves added to halves, as the reference does.
+PQ_INLINE float tree8(const F8& e) {
+#if defined(__AVX2__)
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(__m256(e)), _mm256_extractf128_ps(__m256(e), 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
+  const float four[4] = {e[0] + e[4], e[1] + e[5], e[2] + e[6], e[3] + e[7]};
+  return (four[0] + four[2]) + (four[1] + four[3]);
+#endif
+}
+
+// 32 whole numbers -> codes, their scale, scale * their sums; not a number if the block holds one, or an infinity.
+PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16, float* sum32) {
   const float s = finite ? scale : std::numeric_limits<float>::quiet_NaN();
   *out_scale = s;
-  sum16[0] = s * float(total[0]), sum16[1] = s * float(total[1]);
-  *sum32 = s * float(total[0] + total[1]);
+  int low = 0, high = 0;
+  if (!finite) {
+    std::memset(q, 0, 32);
+  } else {
+#if defined(__AVX2__)
+    const auto whole = [&](int i) { return _mm256_cvtps_epi32(__m256(rounded[i])); };
+    const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
+    const __m256i codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes);
+    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
+    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+    low = _mm256_extract_epi32(sums, 0), high = _mm256_extract_epi32(sums, 4);
+#else
+    for (int j = 0; j < 32; ++j) {
+      q[j] = int8_t(int(rounded[j / 8][j % 8]));
+      (j < 16 ? low : high) += q[j];
+    }
+#endif
+  }
+  sum16[0] = s * float(low), sum16[1] = s * float(high);
+  *sum32 = s * float(low + high);
 }
 
 PQ_INLINE float largest32(const float* x, bool* finite) {
-  float top[8] = {}, bad[8] = {};
-  for (int i = 0; i < 4; ++i)
-    for (int l = 0; l < 8; ++l) {
-      const float a = std::fabs(x[8 * i + l]);
-      top[l] = a > top[l] ? a : top[l];
-      bad[l] += a * 0.0f;  // not a number where x is none, or infinite
-    }
+  F8 v[4];
+  std::memcpy(v, x, sizeof v);
+  const F8 zeros = (v[0] * 0.0f + v[1] * 0.0f) + (v[2] * 0.0f + v[3] * 0.0f);  // not a number where x is none, or infinite
+  F8 top = {};
+  for (int i = 0; i < 4; ++i) {
+    const F8 a = v[i] < 0.0f ? -v[i] : v[i];
+    top = a > top ? a : top;
+  }
   float most = 0, sum = 0;
-  for (int l = 0; l < 8; ++l) most = top[l] > most ? top[l] : most, sum += bad[l];
+  for (int l = 0; l < 8; ++l) most = top[l] > most ? top[l] : most, sum += zeros[l];
   *finite = *finite && sum == 0;
   return most;
 }
 
-void round_blocks(const float* x, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
-  for (size_t b = 0; b < blocks; ++b, x += 32) {
-    bool finite = true;
-    const float top = largest32(x, &finite);
-    float best[32] = {}, best_scale = 0, least = std::numeric_limits<float>::infinity();
-    if (top > 1e-30f)
-      for (int step = 127; step > 119; --step) {
-        const float inverse = float(step) / top, s = top / float(step);
-        float rounded[32], e[8] = {};
-        for (int i = 0; i < 4; ++i)
-          for (int l = 0; l < 8; ++l) {
-            rounded[8 * i + l] = nearest(x[8 * i + l] * inverse);
-            const float off = rounded[8 * i + l] * s - x[8 * i + l];
-            e[l] += off * off;
-          }
-        const float error = tree8(e);
-        if (error < least) {
-          least = error, best_scale = s;
-          for (int j = 0; j < 32; ++j) best[j] = rounded[j];
-        }
+// One scale for `groups` groups of 32.
+template <int groups>
+PQ_INLINE void round_group(const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
+  bool finite = true;
+  float top = 0, best = 0, least = std::numeric_limits<float>::infinity();
+  for (int g = 0; g < groups; ++g) {
+    const float t = largest32(x + 32 * g, &finite);
+    top = t > top ? t : top;
+  }
+  F8 v[4 * groups];
+  std::memcpy(v, x, sizeof v);
+  if (top > 1e-30f) {
+    const F8 steps = {127, 126, 125, 124, 123, 122, 121, 120}, inverses = steps / top, sizes = top / steps;
+    float error[8];
+    PQ_UNROLL
+    for (int k = 0; k < 8; ++k) {
+      F8 e = {};
+      for (int i = 0; i < 4 * groups; ++i) {
+        const F8 x8 = v[i] * inverses[k], off = nearest8(x8) - x8;
+        e += off * off;
       }
-    finish_block(best, best_scale, finite, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+      error[k] = tree8(e) * (sizes[k] * sizes[k]);
+    }
+    for (int k = 0; k < 8; ++k) {
+      best = error[k] < least ? float(127 - k) : best;
+      least = error[k] < least ? error[k] : least;
+    }
+  }
+  const float inverse = best != 0 ? best / top : 0.0f;
+  for (int g = 0; g < groups; ++g) {
+    F8 rounded[4];
+    for (int i = 0; i < 4; ++i) rounded[i] = nearest8(v[4 * g + i] * inverse);
+    finish_block(rounded, best != 0 ? top / best : 0.0f, finite, q + 32 * g, scale + g, sum16 + 2 * g, sum32 + g);
+  }
+}
+
+void round_blocks(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32) {
+  const size_t step = wide ? 4 : 1;
+  for (size_t b = 0; b < blocks; b += step) {
+    if (wide)
+      round_group<4>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
+    else
+      round_group<1>(x + 32 * b, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
   }
 }
 
 // count numbers, padded with zeros to 32 * blocks, with one scale.
 void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
+  const auto group = [&](size_t b, float* out) {
+    std::memset(out, 0, 32 * sizeof(float));
+    if (count > 32 * b) std::memcpy(out, x + 32 * b, (count - 32 * b < 32 ? count - 32 * b : 32) * sizeof(float));
+  };
   bool finite = true;
-  float top = 1e-5f;
-  for (size_t b = 0; b < count / 32; ++b) {
-    const float t = largest32(x + 32 * b, &finite);
+  float top = 1e-5f, some[32];
+  for (size_t b = 0; b < blocks; ++b) {
+    group(b, some);
+    const float t = largest32(some, &finite);
     top = t > top ? t : top;
-  }
-  for (size_t j = count / 32 * 32; j < count; ++j) {
-    const float a = std::fabs(x[j]);
-    top = a > top ? a : top;
-    finite = finite && a * 0.0f == 0;
   }
   const float s = top / 127.0f;
   for (size_t b = 0; b < blocks; ++b) {
-    float rounded[32] = {};
-    const size_t there = count < 32 * b ? 0 : count - 32 * b < 32 ? count - 32 * b : 32;
-    for (size_t j = 0; j < there; ++j) rounded[j] = nearest(x[32 * b + j] / s);
+    group(b, some);
+    F8 rounded[4];
+    std::memcpy(rounded, some, sizeof rounded);
+    for (F8& r : rounded) r = nearest8(r / s);
     finish_block(rounded, s, finite, q + 32 * b, scale + b, sum16 + 2 * b, sum32 + b);
   }
 }
@@ -438,8 +519,8 @@ constexpr PackedKernel kKernels[] = {
     PQ_TYPE("nvfp4", 1, Nvfp4Codes),
     PQ_TYPE("tq1_0", 1, Tq1Codes),
     PQ_TYPE("tq2_0", 1, Tq2Codes),
-    PQ_TYPE("i2_s.x86", 1, I2SCodes<32>),
-    PQ_TYPE("i2_s.arm", 1, I2SCodes<16>),
+    PQ_TYPE("i2_s.x86", 1, I2SX86Codes),
+    PQ_TYPE("i2_s.arm", 1, I2SArmCodes),
     PQ_TYPE("i2_s.x4", 4, QuadCodes<true>),
     PQ_TYPE("hf_bitnet", 4, QuadCodes<false>),
     PQ_TYPE("trinity.i2_s", 1, TrinityCodes<0>),

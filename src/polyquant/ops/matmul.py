@@ -1,7 +1,8 @@
 """Packed weights times activations: the numpy reference of every native kernel, and the choice between the two.
 
 int8 activations: each block of 32 numbers has its own scale d, q = round(x / d) half to even, x is about d * q. Of the scales max|x| / t,
-t = 127 ... 120, the one with the least squared error is taken (the first of equals). BitNet rounds a whole token with one scale,
+t = 127 ... 120, the one with the least squared error is taken (the first of equals). Ternary weights take blocks of 128, which lets their
+kernels add in 16 bits. BitNet rounds a whole token with one scale,
 max(max|x|, 1e-5) / 127, as it was trained: then all blocks of the token share it.
 """
 
@@ -19,9 +20,9 @@ __all__ = ["BLOCK", "Group", "Rounding", "packed", "round_activations"]
 
 BLOCK = 32
 _STEPS = tuple(np.float32(t) for t in range(127, 119, -1))
-Rounding: TypeAlias = Literal["none", "block", "token"]
-"""How activations are rounded before a multiplication: not at all, to int8 per block of 32, to int8 per token."""
-_CODES: dict[Rounding, int] = {"none": 0, "block": 1, "token": 2}
+Rounding: TypeAlias = Literal["none", "block", "token", "wide"]
+"""How activations are rounded before a multiplication: not at all, to int8 per block of 32, per token, per block of 128."""
+_CODES: dict[Rounding, int] = {"none": 0, "block": 1, "token": 2, "wide": 3}
 
 
 def packed(name: str, blocks: U8, rows: int, cols: int, *, scale: float = 1.0, lane_step: int = 0) -> Any | None:
@@ -61,23 +62,26 @@ def round_activations(x: F32, rounding: Rounding) -> F32:
         step = np.maximum(np.abs(x).max(-1, keepdims=True, initial=0), np.float32(1e-5)) / np.float32(127)
         return np.asarray(np.clip(np.rint(x / step), -128, 127) * step, np.float32)
     tokens, k = x.shape
-    padded = np.zeros((tokens, -(-k // BLOCK), BLOCK), np.float32)
+    block = 4 * BLOCK if rounding == "wide" else BLOCK
+    padded = np.zeros((tokens, -(-k // block), block), np.float32)
     padded.reshape(tokens, -1)[:, :k] = x
     best, least = padded, np.full((*padded.shape[:2], 1), np.inf, np.float32)
     top = np.abs(padded).max(-1, keepdims=True)
     with np.errstate(all="ignore"):  # NaN and infinity make the whole block NaN, as in the kernels
         for steps in _STEPS:
-            rounded = np.rint(padded * np.where(top > 1e-30, steps / top, 0)) * (top / steps)
-            error = _sum32(np.square(rounded - padded))
-            best, least = np.where(error < least, rounded, best), np.minimum(error, least)
+            scaled = padded * np.where(top > 1e-30, steps / top, 0)
+            rounded, step = np.rint(scaled), top / steps
+            error = _sum(np.square(rounded - scaled)) * (step * step)
+            best, least = np.where(error < least, rounded * step, best), np.minimum(error, least)
         best = np.where(np.isfinite(top), best, np.nan)
     return np.asarray(best.reshape(tokens, -1)[:, :k], np.float32)
 
 
-def _sum32(x: F32) -> F32:
-    """Sums of 32 in the order of the kernels, so that both choose the same scale: [..., 32] -> [..., 1]."""
-    lanes = x.reshape(*x.shape[:-1], 4, 8)
-    lanes = ((lanes[..., 0, :] + lanes[..., 1, :]) + lanes[..., 2, :]) + lanes[..., 3, :]  # [..., 8]
+def _sum(x: F32) -> F32:
+    """Sums over the last axis in the order of the kernels, so that both choose the same scale: [..., 8 n] -> [..., 1]."""
+    lanes = np.zeros((*x.shape[:-1], 8), np.float32)
+    for i in range(0, x.shape[-1], 8):
+        lanes = lanes + x[..., i : i + 8]
     for width in (4, 2, 1):
         lanes = lanes[..., :width] + lanes[..., width : 2 * width]
     return lanes

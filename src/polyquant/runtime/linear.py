@@ -26,6 +26,8 @@ class Linear:
     """Weights [N_i, K] with one input. bias: float32 [N_i] or None, one for each."""
 
     def __init__(self, weights: Sequence[Weight], bias: Sequence[F32 | None], rounding: Rounding) -> None:
+        if rounding == "block" and all(w.codec.form is Ternary for w in weights):
+            rounding = "wide"
         self.weights, self.bias, self.rounding = tuple(weights), tuple(bias), rounding
         self._has_bias = any(b is not None for b in bias)
         handles = [_handle(w) for w in self.weights]

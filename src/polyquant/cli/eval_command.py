@@ -125,7 +125,7 @@ def _print(found: Evaluation) -> None:
     )
     click.echo()
     models = [m for m in (found.model, found.reference) if m is not None]
-    shown = table("model", ">size", ">bits", ">perplexity", ">nats/token", ">bits/byte")
+    shown = table("model", ">size", ">bpw", ">perplexity", ">nats/token", ">bits/byte")
     for m in models:
         shown.add_row(
             tensor_name(m.path, 60),

@@ -2,8 +2,8 @@
 
     lm_eval --model polyquant --model_args pretrained=model.gguf --tasks hellaswag
 
-The harness finds the class by our entry point in its group `lm_eval.models`, which releases after 0.4.13 look for. With any release from
-0.4.8 on the same arguments work behind
+The harness finds the class by our entry point in its group `lm_eval.models`, which releases after 0.4.13 look for. With 0.4.13 and any later
+one the same arguments work behind
 
     python -m polyquant.integrations.lm_eval
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import polyquant
 from golden import VECTORS
 from polyquant.errors import InputError, PlanError, PolyquantError
+from polyquant.ops import native
 from polyquant.pipeline.demo import demo_model
 from polyquant.runtime import evaluate as module
 from polyquant.runtime import scoring
@@ -97,6 +98,19 @@ def test_perplexity_is_transformers_s():
     assert found.model.perplexity.value == pytest.approx(math.exp(found.model.nll.value))
     assert found.model.perplexity.error == pytest.approx(found.model.perplexity.value * found.model.nll.error)
     assert found.model.bits_per_byte == pytest.approx(1500 * 3.715786485966396 / math.log(2) / 5317, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model", ["tiny-llama-untied/tiny-llama-untied-Q4_K_M.gguf", "tiny-bitnet/tiny-bitnet-TQ2_0.gguf"]
+)
+def test_kernels_and_numpy_agree(model):
+    if native.lib() is None:
+        pytest.skip("native kernels are not built or switched off")
+    path, found = VECTORS / "models" / model, {}
+    for engine in ("native", "numpy"):
+        with native.engine(engine):
+            found[engine] = polyquant.evaluate(path, text=HELD_OUT, tokens=150, context=64, activations="float")
+    assert found["native"].model.nll.value == pytest.approx(found["numpy"].model.nll.value, abs=1e-5)
 
 
 def test_bytes_are_those_of_the_text(tmp_path):

@@ -101,6 +101,7 @@ void bind_packed(nb::module_& m) {
   m.def("has_packed", &has_packed, "codec"_a);
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("packed_set", [] { return packed_set().name; });
+  m.def("use_plain_kernels", &use_plain_kernels, "plain"_a);
   m.def("set_threads", &set_threads, "count"_a);
   m.def("get_threads", &get_threads);
   m.def("kernel_nanoseconds", &kernel_nanoseconds);

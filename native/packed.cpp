@@ -2,6 +2,7 @@
 #include "packed.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -10,18 +11,23 @@
 
 namespace polyquant {
 
-const PackedSet& packed_set() {
+namespace {
+
+const PackedSet* best() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  static const PackedSet& best = []() -> const PackedSet& {
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) return packed_vnni();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return packed_avx2();
-    return packed_plain();
-  }();
-  return best;
-#else
-  return packed_plain();
+  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) return &packed_vnni();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return &packed_avx2();
 #endif
+  return &packed_plain();
 }
+
+std::atomic<const PackedSet*> chosen{best()};
+
+}  // namespace
+
+const PackedSet& packed_set() { return *chosen.load(std::memory_order_relaxed); }
+
+void use_plain_kernels(bool plain) { chosen.store(plain ? &packed_plain() : best(), std::memory_order_relaxed); }
 
 namespace {
 

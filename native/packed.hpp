@@ -62,6 +62,7 @@ const PackedSet& packed_avx2();
 const PackedSet& packed_vnni();
 #endif
 const PackedSet& packed_set();  // the best that this processor runs
+void use_plain_kernels(bool plain);  // for tests: matrices made before keep the kernels they have
 
 // At least `bytes` of this thread's own memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);

@@ -59,8 +59,9 @@ def round_activations(x: F32, rounding: Rounding) -> F32:
     if rounding == "none":
         return x
     if rounding == "token":
-        step = np.maximum(np.abs(x).max(-1, keepdims=True, initial=0), np.float32(1e-5)) / np.float32(127)
-        return np.asarray(np.clip(np.rint(x / step), -128, 127) * step, np.float32)
+        with np.errstate(all="ignore"):
+            step = np.maximum(np.abs(x).max(-1, keepdims=True, initial=0), np.float32(1e-5)) / np.float32(127)
+            return np.asarray(np.where(np.isfinite(step), np.rint(x / step) * step, np.nan), np.float32)
     tokens, k = x.shape
     block = 4 * BLOCK if rounding == "wide" else BLOCK
     padded = np.zeros((tokens, -(-k // block), block), np.float32)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from polyquant.pipeline.validate import explain as explain
     from polyquant.pipeline.validate import validate as validate
     from polyquant.registry import codec as codec
+    from polyquant.runtime.evaluate import evaluate as evaluate
     from polyquant.runtime.load import load as load
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _VERBS = {
     "demo": "polyquant.pipeline.demo:demo",
     "doctor": "polyquant.pipeline.doctor:doctor",
     "edit": "polyquant.formats.gguf:edit",
+    "evaluate": "polyquant.runtime.evaluate:evaluate",
     "explain": "polyquant.pipeline.validate:explain",
     "inspect": "polyquant.pipeline.inspect:inspect",
     "load": "polyquant.runtime.load:load",
@@ -49,7 +51,7 @@ _VERBS = {
 }
 
 __all__ = [
-    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "explain", "inspect", "load", "open", "plan", "quantize", "validate",
+    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "inspect", "load", "open", "plan", "quantize", "validate",
 ]  # fmt: skip
 
 

@@ -63,6 +63,7 @@ TYPOS = {
     ("compare", GGUF, "nothing.gguf"): "nothing.gguf",
     ("validate", GGUF, "--against", "nothing.gguf"): "nothing.gguf",
     ("inspect", SOUND, "--ternary-layout", "i2_s.arm"): "GGUF",
+    ("eval", GGUF, "--text", "nothing.txt"): "nothing.txt",
 }
 
 

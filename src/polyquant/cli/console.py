@@ -127,8 +127,10 @@ def as_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar with rate and remaining time on a terminal; nothing in a pipe. The block gets tell(done, total, name)."""
+def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar with rate (in `unit`, which is `per` a second) and remaining time on a terminal; nothing in a pipe. The block gets
+    tell(done, total, name).
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -147,7 +149,7 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
                 completed=done,
                 total=total,
                 name=tensor_name(name, 24),
-                rate=f"{speed / 1e6:,.0f} M/s" if speed else "",
+                rate=f"{speed / per:,.0f} {unit}" if speed else "",
             )
 
         yield tell

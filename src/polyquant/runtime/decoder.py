@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -47,12 +48,26 @@ class Decoder:
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """States after the last norm [T, hidden] of the T tokens that follow those in the cache."""
+        return deque(self.states(tokens, cache), maxlen=1).pop()
+
+    def states(self, tokens: NDArray[np.int64], cache: KVCache) -> Iterator[F32]:
+        """The same step by step, each [T, hidden]: the embeddings, the output of every layer, and that of the last norm.
+
+        An array is good until the next is asked for: a layer may work in place.
+        """
         x = self._embed(tokens)
         cos, sin = self.rotary.angles(cache.length, len(tokens))
+        yield x
         for layer in self.layers:
             x = layer(x, cos, sin, self.rotary, cache)
+            yield x
         cache.length += len(tokens)
-        return rms_norm(x, self.norm, self.hyper.rms_eps)
+        yield rms_norm(x, self.norm, self.hyper.rms_eps)
+
+    def alone(self, index: int, x: F32, cache: KVCache) -> F32:
+        """The output [T, hidden] of one layer for the input x [T, hidden]; the caller moves cache.length on after all layers."""
+        cos, sin = self.rotary.angles(cache.length, len(x))
+        return self.layers[index](x, cos, sin, self.rotary, cache)
 
     def logits(self, hidden: F32) -> F32:
         """[T, hidden] -> [T, vocab]."""

@@ -94,6 +94,10 @@ class Tokenizer:
         found: int | None = self._core.token_to_id(token)
         return found
 
+    def tokens(self) -> dict[int, str]:
+        """The whole table, added tokens among them: id -> the token as the vocabulary spells it."""
+        return {i: token for token, i in self._core.get_vocab(with_added_tokens=True).items()}
+
     def is_special(self, token: int) -> bool:
         """Whether it is a control token, which decoding leaves out."""
         return token in self._skipped

@@ -1,0 +1,185 @@
+"""polyquant eval"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import click
+
+from polyquant.cli.console import (
+    as_json,
+    json_option,
+    layout_option,
+    out,
+    paragraph,
+    progress,
+    size,
+    table,
+    tensor_name,
+    tile_option,
+)
+from polyquant.errors import printable
+from polyquant.formats.gguf import LAYOUTS
+from polyquant.runtime.evaluate import Divergence, Evaluation, LayerError, Mean, Score, evaluate
+from polyquant.runtime.kv_cache import CacheType
+from polyquant.runtime.load import Activations
+
+_BAR = 24
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+@click.command(
+    name="eval",
+    epilog="""\b
+Examples:
+  polyquant eval model.gguf --text wiki.test.raw
+  polyquant eval model-q4_k_m.gguf --text wiki.test.raw --against hf-folder/
+  polyquant eval model.gguf --text book.txt --stride 256 --format json""",
+)
+@click.argument("path", type=click.Path())
+@click.option("--text", required=True, type=click.Path(), help="UTF-8 text to read, not seen in training.")
+@click.option(
+    "--against",
+    metavar="OTHER",
+    type=click.Path(),
+    help="Reference with the same vocabulary, e.g. the unquantized model.",
+)
+@click.option(
+    "--context", type=click.IntRange(4), help="Tokens of a window.  [default: the model's context, at most 512]"
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(1),
+    help="Slide the window by so many tokens and score every token.  [default: windows side by side, second half scored]",
+)
+@click.option("--tokens", type=click.IntRange(2), help="Use only so many tokens of the text.")
+@click.option(
+    "--activations",
+    type=click.Choice(["int8", "float"]),
+    default="int8",
+    show_default=True,
+    help="Inputs of quantized matrices: rounded as the fast kernels do, or exact.",
+)
+@click.option(
+    "--cache",
+    type=click.Choice(["f32", "f16", "int8"]),
+    help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]",
+)
+@layout_option
+@click.option("--against-layout", type=click.Choice(LAYOUTS), help="The same for OTHER.")
+@tile_option
+@json_option
+def eval(
+    path: str,
+    text: str,
+    against: str | None,
+    context: int | None,
+    stride: int | None,
+    tokens: int | None,
+    activations: Activations,
+    cache: CacheType | None,
+    ternary_layout: str | None,
+    against_layout: str | None,
+    tile: tuple[int, int, int] | None,
+    style: str,
+) -> None:
+    """How well does it predict a text? Perplexity; with --against also KL divergence, agreement and the error of every layer."""
+    try:
+        with progress("evaluating", "tokens/s", 1) as tell:
+            found = evaluate(
+                path,
+                text=text,
+                against=against,
+                context=context,
+                stride=stride,
+                tokens=tokens,
+                activations=activations,
+                cache=cache,
+                ternary_layout=ternary_layout,
+                against_layout=against_layout,
+                tile=tile,
+                on_progress=tell,
+            )
+    except KeyboardInterrupt:
+        click.echo("polyquant: interrupted", err=True)
+        sys.exit(130)
+    if style == "json":
+        as_json(found.to_json())
+        return
+    _print(found)
+
+
+def _print(found: Evaluation) -> None:
+    how = (
+        "second half of each scored, as llama.cpp's perplexity tool does"
+        if found.stride is None
+        else f"sliding by {found.stride}, every token scored"
+    )
+    paragraph(
+        f"{found.windows} windows of {found.context} tokens",
+        how,
+        f"{found.model.tokens} tokens scored",
+        f"activations {found.activations}",
+        f"cache {found.model.cache}",
+    )
+    click.echo()
+    models = [m for m in (found.model, found.reference) if m is not None]
+    shown = table("model", ">size", ">bpw", ">perplexity", ">nats/token", ">bits/byte")
+    for m in models:
+        shown.add_row(
+            tensor_name(m.path, 60),
+            size(m.nbytes),
+            f"{m.bpw:.3f}",
+            _mean(m.perplexity),
+            _mean(m.nll),
+            f"{m.bits_per_byte:.4f}",
+        )
+    shown.show()
+    for note in dict.fromkeys(note for m in models for note in m.notes):
+        out.print(f"note: {printable(note, 600)}", markup=False)
+    if found.reference is not None and found.divergence is not None:
+        click.echo()
+        _print_divergence(found.model, found.reference, found.divergence)
+
+
+def _print_divergence(model: Score, reference: Score, found: Divergence) -> None:
+    ratio = found.log_ratio
+    rows = {
+        "perplexity": f"{model.perplexity.value - reference.perplexity.value:+.4f}, {math.expm1(ratio.value):+.3%} ± {100 * ratio.error:.3f}%",
+        "KL divergence": f"mean {found.kl.value:.6f} ± {found.kl.error:.6f}, 99% below {found.kl_99:.6f}, max {found.kl_max:.4f} nats",
+        "same first choice": f"{found.top_1.value:.2%} ± {100 * found.top_1.error:.2f}%",
+        "right token": f"its probability moves by {found.probability_rms:.3%} (RMS)",
+        "size": f"{model.nbytes / max(1, reference.nbytes):.1%} of the reference",
+    }
+    for what, said in rows.items():
+        click.echo(f"{what:18} {said}")
+    click.echo()
+    if found.layers:
+        _print_layers(found.layers)
+    else:
+        click.echo("layers are not compared: the two have another number or another width of them")
+
+
+def _print_layers(layers: tuple[LayerError, ...]) -> None:
+    top = max(layer.alone for layer in layers)
+    shown = table("of", ">output error", ">alone", "what it adds")
+    for layer in layers:
+        shown.add_row(
+            layer.name, f"{layer.output:.5f}", f"{layer.alone:.5f}", _bar(layer.alone / top if top > 0 else 0.0)
+        )
+    shown.show()
+
+
+def _bar(share: float) -> str:
+    """A bar in eighths of a character; nothing for nothing."""
+    if not math.isfinite(share):
+        return "?"
+    whole, eighths = divmod(round(8 * _BAR * share), 8)
+    return ("█" * whole + _EIGHTHS[eighths]).rstrip()
+
+
+def _mean(x: Mean) -> str:
+    """Four decimals, so that close formats can be told apart; fewer of a large number."""
+    digits = 4 if abs(x.value) < 1000 else 1
+    return f"{x.value:.{digits}f} ± {x.error:.{digits}f}" if abs(x.value) < 1e7 else f"{x.value:.4g}"

@@ -1,0 +1,136 @@
+"""How far one model is from another that reads the same tokens: next-token distributions and the states of every layer.
+
+For each scored token, with p the reference's distribution and q the model's:
+
+    KL(p || q) = sum_v p(v) (log p(v) - log q(v))       nats; what the reference's choice costs when it is coded by the model
+    top-1      argmax p = argmax q
+    dp         q(t) - p(t) of the token t that follows in the text
+
+For the embedding and each layer the relative RMS error over all tokens fed, sqrt(sum (model - reference)^2 / sum reference^2), of the
+state [T, hidden] that comes out, and for the head that of the logits of the scored tokens:
+
+    output     both models as they run: what has piled up so far
+    alone      the model's layer on the reference's input: what this layer adds. The state carries the layer's input on (the residual
+               stream), so a layer that adds little to it can harm little
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.ops.metrics import ErrorSums, error_sums
+from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.model import Model
+from polyquant.runtime.scoring import log_sum_exp, pieces, steps
+from polyquant.runtime.windows import Window
+from polyquant.types import F32
+
+__all__ = ["Pair", "Scores", "compare_windows"]
+
+F64: TypeAlias = NDArray[np.float64]
+Errors: TypeAlias = tuple[ErrorSums, ErrorSums]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One entry a scored token: log p of the token in both models (nats), KL divergence (nats), whether the first choices agree.
+
+    layers: (output, alone) of the embedding, every layer, and the head; empty if the two have other depths or widths.
+    """
+
+    model: F64
+    reference: F64
+    divergence: F64
+    agree: NDArray[np.bool_]
+    layers: tuple[Errors, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The model and the reference."""
+
+    model: Model
+    reference: Model
+
+    @property
+    def comparable(self) -> bool:
+        """True if the layers stand opposite each other."""
+        a, b = self.model.decoder.hyper, self.reference.decoder.hyper
+        return (a.layers, a.hidden) == (b.layers, b.hidden)
+
+    def caches(self) -> tuple[KVCache, KVCache, KVCache]:
+        """Empty: of the model, of the reference, and of the model's layers alone."""
+        return self.model.session().cache, self.reference.session().cache, self.model.session().cache
+
+
+def compare_windows(pair: Pair, windows: Iterable[Window], on_window: Callable[[Window, F64], None]) -> Scores:
+    """Scores of all windows; on_window is told each with the model's log p of its tokens."""
+    layers = [(ErrorSums(), ErrorSums())] * (pair.model.decoder.hyper.layers + 2 if pair.comparable else 0)
+    found: list[tuple[F64, F64, F64, NDArray[np.bool_]]] = []
+    for window in windows:
+        mine, theirs, alone = pair.caches()
+        chosen = []
+        for fed, skip, targets in steps(window):
+            model, reference = _states(pair, fed, (mine, theirs, alone), layers)
+            chosen += [
+                _compare(pair, model[skip:][piece], reference[skip:][piece], targets[piece], layers)
+                for piece in pieces(len(targets), pair.model.decoder.hyper.vocab)
+            ]
+        found += chosen
+        on_window(window, np.concatenate([c[0] for c in chosen]))
+    model_logs, reference_logs, divergence, agree = (np.concatenate(x) for x in zip(*found, strict=True))
+    return Scores(model_logs, reference_logs, divergence, agree, tuple(layers))
+
+
+def _states(
+    pair: Pair, fed: NDArray[np.int64], caches: tuple[KVCache, KVCache, KVCache], layers: list[Errors]
+) -> tuple[F32, F32]:
+    """Last states [T, hidden] of the model and of the reference; the errors of embedding and layers are added to `layers`."""
+    mine, theirs, alone = caches
+    model, reference = pair.model.decoder.states(fed, mine), pair.reference.decoder.states(fed, theirs)
+    if not pair.comparable:
+        return _last(model), _last(reference)
+    before = next(reference).copy()
+    _add(layers, 0, before, next(model))
+    for i in range(pair.model.decoder.hyper.layers):
+        after = next(reference).copy()
+        _add(layers, i + 1, after, next(model), pair.model.decoder.alone(i, before, alone))
+        before = after
+    alone.length += len(fed)
+    return _last(model), _last(reference)
+
+
+def _add(layers: list[Errors], i: int, truth: F32, output: F32, alone: F32 | None = None) -> None:
+    """alone: None if it is the output."""
+    sums = error_sums(truth, output)
+    layers[i] = layers[i][0] + sums, layers[i][1] + (sums if alone is None else error_sums(truth, alone))
+
+
+def _last(states: Iterator[F32]) -> F32:
+    for x in states:
+        last = x
+    return last
+
+
+def _compare(
+    pair: Pair, model: F32, reference: F32, targets: NDArray[np.int64], layers: list[Errors]
+) -> tuple[F64, F64, F64, NDArray[np.bool_]]:
+    """States [n, hidden] of both models and the n tokens that follow -> log p in both, divergence, agreement."""
+    q, p = pair.model.decoder.logits(model), pair.reference.decoder.logits(reference)  # [n, vocab]
+    if layers:
+        _add(layers, -1, p, q, pair.model.decoder.logits(reference))
+    rows = np.arange(len(targets))
+    agree = q.argmax(-1) == p.argmax(-1)
+    log_q, log_p = log_sum_exp(q), log_sum_exp(p)
+    chosen = q[rows, targets] - log_q, p[rows, targets] - log_p
+    p -= log_p[:, None].astype(np.float32)
+    q -= log_q[:, None].astype(np.float32)
+    np.subtract(p, q, out=q)
+    np.exp(p, out=p)
+    divergence = np.einsum("nv,nv->n", p, q, dtype=np.float64)
+    return *chosen, np.maximum(divergence, 0), agree  # rounding makes equal distributions -1e-8

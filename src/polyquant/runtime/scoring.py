@@ -1,0 +1,64 @@
+"""Log-probabilities of the tokens of a text, from states to figures without ever holding the logits of the whole text.
+
+Memory: states of at most _FED tokens [_FED, hidden], logits of at most _LOGITS / vocab tokens at a time (32 MB an array, of which a
+handful live at once), and 8 bytes for each scored token and figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import InputError
+from polyquant.runtime.decoder import Decoder
+from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.windows import Window
+from polyquant.types import F32
+
+__all__ = ["log_sum_exp", "pieces", "steps", "target_log_probs"]
+
+_FED = 512  # tokens that go through the layers at a time
+_LOGITS = 1 << 23  # numbers of a float32 array of logits
+
+
+def steps(window: Window) -> Iterator[tuple[NDArray[np.int64], int, NDArray[np.int64]]]:
+    """(tokens to feed, first of their states that predicts a scored token, the tokens predicted), until all are scored.
+
+    The last token is predicted and predicts nothing, so it is not fed.
+    """
+    fed = window.tokens[:-1]
+    for a in range(0, len(fed), _FED):
+        b = min(a + _FED, len(fed))
+        skip = max(0, window.first - 1 - a)
+        yield fed[a:b], min(skip, b - a), window.tokens[a + 1 + skip : b + 1]
+
+
+def pieces(rows: int, vocab: int) -> Iterator[slice]:
+    """Slices of `rows` so small that the logits of each fit into memory."""
+    step = max(1, _LOGITS // vocab)
+    return (slice(a, min(a + step, rows)) for a in range(0, rows, step))
+
+
+def log_sum_exp(logits: F32) -> NDArray[np.float64]:
+    """log sum exp over the last axis: [n, vocab] -> [n], summed in float64. Raises InputError if a logit is no number."""
+    top = logits.max(-1)
+    if not np.isfinite(top).all():
+        raise InputError(
+            "the model's output is not a number", hint="its weights hold NaN or infinity: polyquant validate"
+        )
+    total = np.exp(logits - top[:, None]).sum(-1, dtype=np.float64)
+    return np.asarray(top + np.log(total), np.float64)
+
+
+def target_log_probs(decoder: Decoder, cache: KVCache, window: Window) -> NDArray[np.float64]:
+    """log p of every scored token of a window, [scored], in nats. The cache is empty before."""
+    out = []
+    for fed, skip, targets in steps(window):
+        states = decoder.hidden(fed, cache)[skip:]
+        for piece in pieces(len(targets), decoder.hyper.vocab):
+            logits = decoder.logits(states[piece])
+            chosen = logits[np.arange(len(logits)), targets[piece]]
+            out.append(chosen - log_sum_exp(logits))
+    return np.concatenate(out)

@@ -54,7 +54,7 @@ void attend_stored(const Cache& c, const Tokens& t) {
     // The last queries see most: they go first, so that no thread is left with a long one.
     const Piece p = piece_at(chunk % c.groups, runs - 1 - chunk / c.groups / parts, chunk / c.groups % parts);
     thread_local std::vector<float> scratch;
-    const size_t own = rows * (size + cache_block) + 2 * cache_block * size;
+    const size_t own = rows * (size + blocks_together * cache_block) + cache_block * size;
     if (scratch.size() < own + need) scratch.resize(own + need);
     const Sums sums = sums_at(parts > 1 ? shares.data() + (p.group * parts + chunk / c.groups % parts) * need : scratch.data() + own);
     decoder_set().attend_piece(c, t, p, scratch.data(), sums);

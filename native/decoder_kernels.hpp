@@ -106,16 +106,16 @@ PQ_INLINE void columns(const float* a, size_t lda, const float* b, size_t ldb, f
   for (; r < rows; ++r) tile<1, V>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
-// c[rows, n] = a[rows, k] b[k, n], or added to it; b and c have `step` floats a row.
-PQ_INLINE void multiply(const float* a, size_t lda, const float* b, float* c, size_t step, size_t rows, size_t k, size_t n, bool add) {
+// c[rows, n] = a[rows, k] b[k, n], or added to it; lda, ldb, ldc: floats from row to row.
+PQ_INLINE void multiply(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t rows, size_t k, size_t n, bool add) {
   size_t j = 0;
-  for (; j + 2 * kWide <= n; j += 2 * kWide) columns<2>(a, lda, b + j, step, c + j, step, rows, k, add);
-  for (; j + kWide <= n; j += kWide) columns<1>(a, lda, b + j, step, c + j, step, rows, k, add);
+  for (; j + 2 * kWide <= n; j += 2 * kWide) columns<2>(a, lda, b + j, ldb, c + j, ldc, rows, k, add);
+  for (; j + kWide <= n; j += kWide) columns<1>(a, lda, b + j, ldb, c + j, ldc, rows, k, add);
   for (; j < n; ++j)
     for (size_t r = 0; r < rows; ++r) {
-      float sum = add ? c[r * step + j] : 0.0f;
-      for (size_t i = 0; i < k; ++i) sum += a[r * lda + i] * b[i * step + j];
-      c[r * step + j] = sum;
+      float sum = add ? c[r * ldc + j] : 0.0f;
+      for (size_t i = 0; i < k; ++i) sum += a[r * lda + i] * b[i * ldb + j];
+      c[r * ldc + j] = sum;
     }
 }
 
@@ -152,14 +152,15 @@ const float* floats_of(const Cache& c, size_t group, size_t block, bool values, 
   return scratch;
 }
 
-// Scores of one row -> weights; positions below `low` and from `high` on are not seen.
-PQ_INLINE void weigh(float* scores, size_t low, size_t high, float& largest, float& total, float* out, size_t size) {
+// Scores of one row -> weights; of its `count` positions those below `low` and from `high` on are not seen.
+PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float& largest, float& total, float* out, size_t size) {
   for (size_t s = 0; s < low; ++s) scores[s] = -INFINITY;
-  for (size_t s = high; s < cache_block; ++s) scores[s] = -INFINITY;
-  constexpr int parts = cache_block / kWide;
-  Wide x[parts], top = all(largest);
-#pragma GCC unroll 8
-  for (int i = 0; i < parts; ++i) x[i] = take(scores + kWide * i), top = x[i] > top ? x[i] : top;
+  for (size_t s = high; s < count; ++s) scores[s] = -INFINITY;
+  Wide top = all(largest);
+  for (size_t s = 0; s < count; s += kWide) {
+    const Wide x = take(scores + s);
+    top = x > top ? x : top;
+  }
   const float now = largest_of(top);
   if (now != largest) {
     const float fade = std::exp(largest - now);
@@ -169,19 +170,19 @@ PQ_INLINE void weigh(float* scores, size_t low, size_t high, float& largest, flo
   }
   const float base = now == -INFINITY ? 0.0f : now;  // nothing seen yet: all weights are zero
   Wide sum{};
-#pragma GCC unroll 8
-  for (int i = 0; i < parts; ++i) {
-    x[i] = exponential(x[i] - base);
-    sum += x[i];
-    put(scores + kWide * i, x[i]);
+  for (size_t s = 0; s < count; s += kWide) {
+    const Wide weight = exponential(take(scores + s) - base);
+    sum += weight;
+    put(scores + s, weight);
   }
   total += sum_of(sum);
 }
 
-// scratch: rows [R, size], scores [R, 32], a block of keys and one of values.
+// scratch: rows [R, size], scores [R, 32 blocks_together], a block of keys or values.
 void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratch, const Sums& sums) {
-  const size_t shared = t.heads / c.groups, rows = p.count * shared, size = c.size, n = cache_block * size;
-  float *query = scratch, *scores = query + rows * size, *wide = scores + rows * cache_block;
+  constexpr size_t width = blocks_together * cache_block;
+  const size_t shared = t.heads / c.groups, rows = p.count * shared, size = c.size;
+  float *query = scratch, *scores = query + rows * size, *wide = scores + rows * width;
   for (size_t i = 0; i < p.count; ++i) {
     const float* from = t.q + (p.token + i) * t.q_stride + p.group * shared * size;
     for (size_t j = 0; j < shared * size; ++j) query[i * shared * size + j] = from[j] * t.scale;
@@ -189,16 +190,21 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
   std::fill_n(sums.largest, rows, -INFINITY);
   std::fill_n(sums.total, rows, 0.0f);
   std::fill_n(sums.out, rows * size, 0.0f);
-  const size_t first = t.start + p.token, last = first + p.count - 1;  // positions of the queries
-  for (size_t b = p.begin; b < p.end; ++b) {
-    const size_t at = b * cache_block, high = std::min(cache_block, last + 1 - at), whole = (high + kWide - 1) / kWide * kWide;
-    multiply(query, size, floats_of(c, p.group, b, false, last / cache_block, wide), scores, cache_block, rows, size, whole, false);
+  const size_t first = t.start + p.token, last = first + p.count - 1, recent = last / cache_block;  // positions of the queries, their block
+  const auto seen = [=](size_t b) { return std::min(cache_block, last + 1 - b * cache_block); };
+  for (size_t b = p.begin; b < p.end; b += blocks_together) {
+    const size_t at = b * cache_block, blocks = std::min(blocks_together, p.end - b);
+    const size_t count = (blocks - 1) * cache_block + (seen(b + blocks - 1) + kWide - 1) / kWide * kWide;
+    for (size_t i = 0; i < blocks; ++i)
+      multiply(query, size, floats_of(c, p.group, b + i, false, recent, wide), cache_block, scores + i * cache_block, width, rows, size,
+               std::min(cache_block, count - i * cache_block), false);
     for (size_t r = 0; r < rows; ++r) {
       const size_t position = first + r / shared, begin = t.window && position >= t.window ? position + 1 - t.window : 0;
-      const size_t seen = position < at ? 0 : std::min(cache_block, position + 1 - at), hidden = begin > at ? std::min(cache_block, begin - at) : 0;
-      weigh(scores + r * cache_block, hidden, seen, sums.largest[r], sums.total[r], sums.out + r * size, size);
+      const size_t high = position < at ? 0 : std::min(count, position + 1 - at), low = begin > at ? std::min(count, begin - at) : 0;
+      weigh(scores + r * width, count, low, high, sums.largest[r], sums.total[r], sums.out + r * size, size);
     }
-    multiply(scores, cache_block, floats_of(c, p.group, b, true, last / cache_block, wide + n), sums.out, size, rows, high, size, true);
+    for (size_t i = 0; i < blocks; ++i)
+      multiply(scores + i * cache_block, width, floats_of(c, p.group, b + i, true, recent, wide), size, sums.out, size, rows, seen(b + i), size, true);
   }
 }
 

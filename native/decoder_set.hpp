@@ -5,6 +5,8 @@
 
 namespace polyquant {
 
+constexpr size_t blocks_together = 4;  // whose scores are weighed at once
+
 // `count` queries from `token` on, of a kv head, over the blocks [begin, end).
 struct Piece {
   size_t group, token, count, begin, end;
@@ -21,7 +23,7 @@ struct DecoderSet {
   void (*turn_pairs)(const float* x, const float* cos, const float* sin, float* out, size_t turned);
   void (*swiglu)(const float* gate, const float* up, float* out, size_t n);
   void (*relu2)(const float* gate, const float* up, float* out, size_t n);
-  // scratch: rows [R, size], scores [R, 32], a block of keys and one of values
+  // scratch: rows [R, size], scores [R, 32 * blocks_together], a block of keys or values
   void (*attend_piece)(const Cache&, const Tokens&, const Piece&, float* scratch, const Sums&);
 };
 

@@ -104,11 +104,10 @@ class Int8Layer:
         if (end := start + len(k)) > self.room:
             self.keys, self.values, self.steps = grown(self.keys, end), grown(self.values, end), grown(self.steps, end)
             self.room = self.keys.shape[1] * BLOCK
-        out = attend_int8(
+        self.end = end  # before the kernel: an interrupt is raised as soon as it returns
+        return attend_int8(
             q, k, v, self.keys, self.values, self.steps, self.recent, start=start, scale=scale, window=window
         )
-        self.end = end
-        return out
 
     def _go_back(self, start: int) -> None:
         block = start // BLOCK

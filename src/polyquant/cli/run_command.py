@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from polyquant.cli.console import as_json, json_option
+from polyquant.cli.console import as_json, json_option, layout_option, tile_option
 from polyquant.errors import InputError
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.load import load
@@ -51,6 +51,10 @@ Examples:
 @click.option("--stop", metavar="TEXT", multiple=True, help="End before this text; may be repeated.")
 @click.option("--activations", type=click.Choice(["int8", "float"]), default="int8", show_default=True,
               help="int8 rounds the inputs of quantized weights, which is faster.")  # fmt: skip
+@click.option("--cache", type=click.Choice(["f32", "f16", "int8"]),
+              help="How keys and values are kept.  [default: f16, f32 with float activations]")  # fmt: skip
+@layout_option
+@tile_option
 @click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
 @click.option("--stats", is_flag=True, help="Times on stderr, in a pipe too.")
 @json_option
@@ -90,7 +94,8 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     prompt, file = options.pop("prompt"), options.pop("file")
     if prompt is not None and file is not None:
         raise click.UsageError("--prompt and --file exclude each other")
-    stats, activations, context = (options.pop(k) for k in ("stats", "activations", "context"))
+    stats = options.pop("stats")
+    opening = {k: options.pop(k) for k in ("activations", "cache", "context", "ternary_layout", "tile")}
     chat, system, template = (options.pop(k) for k in ("chat", "system", "template"))
     Sampling(
         **{k: v for k, v in options.items() if k not in ("max_tokens", "stop")}
@@ -98,7 +103,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     talk = prompt is None and file is None and sys.stdin.isatty()
     text = None if talk else prompt if prompt is not None else _read(file)
     began = perf_counter()
-    model = load(path, activations=activations, context=context)
+    model = load(path, **opening)
     templates = model.tokenizer.templates
     chat = chat or talk or system is not None or template is not None
     job = _Job(model, chat, system, template, options, perf_counter() - began)

@@ -1,6 +1,7 @@
 """Models of real shape with random weights, and GGUF headers of real size, for measurements. Nothing is kept in memory whole.
 
 python bench/synthetic.py llama-1b FOLDER      2.2 GB, bf16, one safetensors file (TinyLlama's shape)
+python bench/synthetic.py bitnet-2b FOLDER     1.2 GB, packed ternary linears, bf16 embedding (the shape of BitNet b1.58 2B4T)
 """
 
 from __future__ import annotations
@@ -30,6 +31,25 @@ LLAMA_1B = {
 }
 
 
+BITNET_2B = {
+    "architectures": ["BitNetForCausalLM"],
+    "model_type": "bitnet",
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 5,
+    "vocab_size": 128256,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "relu2",
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+}
+
+
 def llama_tensors(config: dict) -> dict[str, tuple[int, ...]]:
     """Name -> shape of a Llama of this configuration."""
     h, f = config["hidden_size"], config["intermediate_size"]
@@ -51,27 +71,64 @@ def llama_tensors(config: dict) -> dict[str, tuple[int, ...]]:
     return shapes | {"model.norm.weight": (h,), "lm_head.weight": (config["vocab_size"], h)}
 
 
+def bitnet_tensors(config: dict) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of a packed BitNet of this configuration; linears are [rows / 4, K] bytes, with their scales."""
+    h, f = config["hidden_size"], config["intermediate_size"]
+    shapes = {}
+    for name, shape in llama_tensors(config).items():
+        if name.endswith("proj.weight"):
+            shapes[name] = (shape[0] // 4, shape[1])
+            shapes[name + "_scale"] = (1,)
+        elif name != "lm_head.weight":
+            shapes[name] = shape
+    for i in range(config["num_hidden_layers"]):
+        shapes[f"model.layers.{i}.self_attn.attn_sub_norm.weight"] = (h,)
+        shapes[f"model.layers.{i}.mlp.ffn_sub_norm.weight"] = (f,)
+    return shapes
+
+
 def write_llama(folder: Path, config: dict = LLAMA_1B, seed: int = 0) -> int:
     """A Hugging Face folder with bf16 weights cut from one pool of normal numbers; returns bytes of weights."""
-    folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     pool = (rng.standard_normal(1 << 22).astype(np.float32) * 0.02).view(np.uint32) >> 16
-    pool = np.concatenate([pool, pool]).astype(np.uint16)
-    shapes = llama_tensors(config)
+    shapes = {name: ("BF16", shape, pool.astype("<u2")) for name, shape in llama_tensors(config).items()}
+    return write_folder(folder, config, shapes, rng)
+
+
+def write_bitnet(folder: Path, config: dict = BITNET_2B, seed: int = 0) -> int:
+    """A Hugging Face folder with packed ternary linears and scales of about 1; returns bytes of weights."""
+    rng = np.random.default_rng(seed)
+    floats = ((rng.standard_normal(1 << 22).astype(np.float32) * 0.02).view(np.uint32) >> 16).astype("<u2")
+    one = np.full(1, 0x3F80, "<u2")
+    quads = rng.choice(3, (4, 1 << 22), p=[0.25, 0.5, 0.25]).astype(np.uint8)
+    packed = quads[0] | quads[1] << 2 | quads[2] << 4 | quads[3] << 6
+
+    def values(name: str) -> tuple[str, np.ndarray]:
+        if name.endswith("proj.weight"):
+            return "U8", packed
+        return "BF16", one if name.endswith(("_scale", "norm.weight")) else floats
+
+    shapes = {name: (values(name)[0], shape, values(name)[1]) for name, shape in bitnet_tensors(config).items()}
+    return write_folder(folder, config, shapes, rng)
+
+
+def write_folder(folder: Path, config: dict, tensors: dict, rng: np.random.Generator) -> int:
+    """tensors: name -> (dtype, shape, pool): each tensor is cut from its pool again and again, from random places."""
+    folder.mkdir(parents=True, exist_ok=True)
     header, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes.items():
-        nbytes = 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
+    for name, (dtype, shape, pool) in tensors.items():
+        nbytes = pool.itemsize * int(np.prod(shape))
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
         offset += nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / "model.safetensors").open("wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
-        for shape in shapes.values():
+        for _, shape, pool in tensors.values():
             left = int(np.prod(shape))
             while left:
-                n = min(left, 1 << 22)
-                start = int(rng.integers(1 << 22))
+                start = int(rng.integers(len(pool)))
+                n = min(left, len(pool) - start)
                 f.write(pool[start : start + n].tobytes())
                 left -= n
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -104,7 +161,9 @@ def write_large_header_gguf(path: Path, tokens: int = 150_000, merges: int = 280
     path.write_bytes(head + bytes(-len(head) % 32) + bytes(64 * tensors))
 
 
+MODELS = {"llama-1b": write_llama, "bitnet-2b": write_bitnet}
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] != "llama-1b":
+    if len(sys.argv) != 3 or sys.argv[1] not in MODELS:
         sys.exit(__doc__)
-    print(f"{write_llama(Path(sys.argv[2])):,} bytes of weights")
+    print(f"{MODELS[sys.argv[1]](Path(sys.argv[2])):,} bytes of weights")

@@ -8,6 +8,7 @@
 
 #include "bindings.hpp"
 #include "decoder.hpp"
+#include "threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -25,14 +26,15 @@ using Recent = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 constexpr size_t long_work = size_t(1) << 17;  // floats to go through; below that another thread would wait longer for the GIL than for us
 
-// Lets other Python threads run while this one computes, if that is long enough to be worth it.
-class Released {
+// Counts as kernel time, and lets other Python threads run meanwhile if it is long enough to be worth it.
+class Kernel {
  public:
-  explicit Released(size_t work) {
+  explicit Kernel(size_t work) {
     if (work >= long_work) release_.emplace();
   }
 
  private:
+  KernelTime time_;
   std::optional<nb::gil_scoped_release> release_;
 };
 
@@ -64,7 +66,7 @@ void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
   require(weight.shape(0) == n, "one weight a number of a row");
   if (x.size() == 0) return;
   const size_t stride = stride_of(x);
-  Released release(x.size());
+  Kernel running(x.size());
   if (x.ndim() == 1) return rms_norm(x.data(), n, weight.data(), out.data(), 1, n, eps);
   const size_t inner = x.size() / x.shape(0) / n;  // rows that lie contiguously
   if (inner == 1 || stride == inner * n) return rms_norm(x.data(), inner == 1 ? stride : n, weight.data(), out.data(), x.size() / n, n, eps);
@@ -78,7 +80,7 @@ void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
   const Turn turn{x.shape(0), x.shape(1), x.shape(2), cos.shape(1), stride_of(x), interleaved};
   require(cos.shape(0) == turn.tokens && sin.shape(0) == turn.tokens && sin.shape(1) == turn.turned && turn.turned <= turn.size / 2,
           "cos and sin must be [tokens, at most size / 2]");
-  Released release(x.size());
+  Kernel running(x.size());
   rotate(x.data(), cos.data(), sin.data(), out.data(), turn);
 }
 
@@ -88,7 +90,7 @@ void gate_py(Rows gates, Rows up, Out out, bool relu2) {
   if (out.size() == 0) return;
   const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates), also = stride_of(up);
   const Gate which = relu2 ? Gate::relu2 : Gate::swiglu;
-  Released release(out.size());
+  Kernel running(out.size());
   if (from == width && also == width) return gate(which, gates.data(), up.data(), out.data(), out.size());
   for (size_t i = 0; i < rows; ++i) gate(which, gates.data() + i * from, up.data() + i * also, out.data() + i * width, width);
 }
@@ -123,7 +125,7 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
   }
   if (out.size() == 0) return;
   const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data()};
-  Released release(count * (start + count) * groups * size);
+  Kernel running(count * (start + count) * groups * size);
   attend(cache, tokens);
 }
 

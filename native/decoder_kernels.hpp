@@ -106,16 +106,16 @@ PQ_INLINE void columns(const float* a, size_t lda, const float* b, size_t ldb, f
   for (; r < rows; ++r) tile<1, V>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
-// c[rows, n] = a[rows, k] b[k, n], or added to it.
-PQ_INLINE void multiply(const float* a, size_t lda, const float* b, float* c, size_t rows, size_t k, size_t n, bool add) {
+// c[rows, n] = a[rows, k] b[k, n], or added to it; b and c have `step` floats a row.
+PQ_INLINE void multiply(const float* a, size_t lda, const float* b, float* c, size_t step, size_t rows, size_t k, size_t n, bool add) {
   size_t j = 0;
-  for (; j + 2 * kWide <= n; j += 2 * kWide) columns<2>(a, lda, b + j, n, c + j, n, rows, k, add);
-  for (; j + kWide <= n; j += kWide) columns<1>(a, lda, b + j, n, c + j, n, rows, k, add);
+  for (; j + 2 * kWide <= n; j += 2 * kWide) columns<2>(a, lda, b + j, step, c + j, step, rows, k, add);
+  for (; j + kWide <= n; j += kWide) columns<1>(a, lda, b + j, step, c + j, step, rows, k, add);
   for (; j < n; ++j)
     for (size_t r = 0; r < rows; ++r) {
-      float sum = add ? c[r * n + j] : 0.0f;
-      for (size_t i = 0; i < k; ++i) sum += a[r * lda + i] * b[i * n + j];
-      c[r * n + j] = sum;
+      float sum = add ? c[r * step + j] : 0.0f;
+      for (size_t i = 0; i < k; ++i) sum += a[r * lda + i] * b[i * step + j];
+      c[r * step + j] = sum;
     }
 }
 
@@ -191,14 +191,14 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
   std::fill_n(sums.out, rows * size, 0.0f);
   const size_t first = t.start + p.token, last = first + p.count - 1;  // positions of the queries
   for (size_t b = p.begin; b < p.end; ++b) {
-    const size_t at = b * cache_block, high = std::min(cache_block, last + 1 - at);
-    multiply(query, size, floats_of(c, p.group, b, false, last / cache_block, wide), scores, rows, size, cache_block, false);
+    const size_t at = b * cache_block, high = std::min(cache_block, last + 1 - at), whole = (high + kWide - 1) / kWide * kWide;
+    multiply(query, size, floats_of(c, p.group, b, false, last / cache_block, wide), scores, cache_block, rows, size, whole, false);
     for (size_t r = 0; r < rows; ++r) {
       const size_t position = first + r / shared, begin = t.window && position >= t.window ? position + 1 - t.window : 0;
       const size_t seen = position < at ? 0 : std::min(cache_block, position + 1 - at), hidden = begin > at ? std::min(cache_block, begin - at) : 0;
       weigh(scores + r * cache_block, hidden, seen, sums.largest[r], sums.total[r], sums.out + r * size, size);
     }
-    multiply(scores, cache_block, floats_of(c, p.group, b, true, last / cache_block, wide + n), sums.out, rows, high, size, true);
+    multiply(scores, cache_block, floats_of(c, p.group, b, true, last / cache_block, wide + n), sums.out, size, rows, high, size, true);
   }
 }
 

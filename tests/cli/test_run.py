@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import pytest
 
+from golden import VECTORS
 from polyquant.pipeline.demo import demo_model
 
 LLAMA = demo_model("llama")
@@ -67,6 +68,7 @@ def test_every_option_does_something(polyquant):
     assert text(*warm, "--top-k", 1) == text(*warm, "--top-p", 0) == text(*warm, "--min-p", 1) == plain
     assert text("--stop", " man", "--stop", "never") == ", when the\n"
     assert text("--context", 8) == ", when the\n"  # six tokens of the prompt, and two more to go on from
+    assert text("--cache", "int8", "--threads", 1).startswith(", when the")  # keys and values are rounded: near
     assert text("--activations", "float") == plain  # the weights are bfloat16: nothing is rounded
 
 
@@ -144,6 +146,24 @@ def test_bad_input_is_one_line(case, polyquant, tmp_path):
     outcome = polyquant("run", make(tmp_path), *prompt, *options)
     assert outcome.code == (1 if case == "no such file" else 2) and said in outcome.line and not outcome.out
     assert outcome.cpu < 3
+
+
+def test_clumsy_options(polyquant):
+    for options, said in {
+        ("--threads", 0): "1<=x<=256",
+        ("--cache", "f64"): "'f64' is not one of",
+        ("-n", 0): "x>=1",
+    }.items():
+        outcome = polyquant("run", LLAMA, "-p", "x", *options)
+        assert outcome.code == 2 and said in outcome.err and not outcome.out
+
+
+def test_notes_of_the_model_go_to_stderr(polyquant):
+    masters = VECTORS / "models/tiny-bitnet/hf"
+    outcome = polyquant("run", masters, "-p", "x", "-n", 2)
+    assert outcome.code == 0 and outcome.line.startswith("note: ") and "ternary" in outcome.line
+    told = json.loads(polyquant("run", masters, "-p", "x", "-n", 2, "--format", "json").out)
+    assert [f"note: {n}" for n in told["notes"]] == [outcome.line]
 
 
 def test_a_prompt_that_is_no_text(polyquant, tmp_path):

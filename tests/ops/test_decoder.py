@@ -52,7 +52,9 @@ def test_swiglu(engine):
 def test_relu2_gate(engine):
     gate = np.concatenate([noise(40003), np.float32(GATES[1:-2])])[None]
     up = noise(*gate.shape, seed=1)
-    np.testing.assert_allclose(relu2_gate(gate, up), np.maximum(gate, 0).astype(np.float64) ** 2 * up, rtol=1e-6, atol=1e-38)
+    np.testing.assert_allclose(
+        relu2_gate(gate, up), np.maximum(gate, 0).astype(np.float64) ** 2 * up, rtol=1e-6, atol=1e-38
+    )
     assert np.isnan(relu2_gate(np.float32([[math.nan]]), np.float32([[1]])))
 
 
@@ -220,26 +222,26 @@ def test_no_number_stops_attention(engine, bad):
 @pytest.mark.parametrize(
     "change",
     [
-        dict(q=noise(2, 3, 8)),  # heads that the groups do not divide
-        dict(q=noise(2, 4, 9)),
-        dict(k=noise(1, 2, 8)),
-        dict(v=noise(2, 2, 7)),
-        dict(start=63),
-        dict(start=2**63),
-        dict(q=noise(2, 4, 8).astype(np.float64)),
-        dict(q=noise(2, 4, 16)[:, :, ::2]),
-        dict(keys=np.zeros((2, 2, 8, 31), np.float32)),
-        dict(values=np.zeros((2, 1, 32, 8), np.float32)),
-        dict(values=np.zeros((2, 2, 32, 8), np.float16)),
-        dict(keys=np.zeros((2, 2, 8, 32), np.int8), values=np.zeros((2, 2, 32, 8), np.int8)),  # without steps
+        {"q": noise(2, 3, 8)},  # heads that the groups do not divide
+        {"q": noise(2, 4, 9)},
+        {"k": noise(1, 2, 8)},
+        {"v": noise(2, 2, 7)},
+        {"start": 63},
+        {"start": 2**63},
+        {"q": noise(2, 4, 8).astype(np.float64)},
+        {"q": noise(2, 4, 16)[:, :, ::2]},
+        {"keys": np.zeros((2, 2, 8, 31), np.float32)},
+        {"values": np.zeros((2, 1, 32, 8), np.float32)},
+        {"values": np.zeros((2, 2, 32, 8), np.float16)},
+        {"keys": np.zeros((2, 2, 8, 32), np.int8), "values": np.zeros((2, 2, 32, 8), np.int8)},  # without steps
     ],
     ids=lambda change: ",".join(change),
 )
 def test_native_attention_refuses_what_does_not_fit(change):
-    good = dict(
-        q=noise(2, 4, 8), k=noise(2, 2, 8), v=noise(2, 2, 8),
-        keys=np.zeros((2, 2, 8, 32), np.float32), values=np.zeros((2, 2, 32, 8), np.float32), start=62,
-    )  # fmt: skip
+    good = {
+        "q": noise(2, 4, 8), "k": noise(2, 2, 8), "v": noise(2, 2, 8),
+        "keys": np.zeros((2, 2, 8, 32), np.float32), "values": np.zeros((2, 2, 32, 8), np.float32), "start": 62,
+    }  # fmt: skip
     order = ("q", "k", "v", "keys", "values")
     attend(*(good[name] for name in order), start=good["start"], scale=1)
     bad = good | change

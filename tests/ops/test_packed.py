@@ -75,7 +75,9 @@ def test_one_token_or_many_are_the_same(name: str) -> None:
     x = rng.standard_normal((13, k)).astype(np.float32)
     many = group(x, "block")[0]
     for t in range(13):
-        np.testing.assert_allclose(group(x[t : t + 1], "block")[0][0], many[t], rtol=2e-5, atol=2e-5 * np.abs(many).max())
+        np.testing.assert_allclose(
+            group(x[t : t + 1], "block")[0][0], many[t], rtol=2e-5, atol=2e-5 * np.abs(many).max()
+        )
 
 
 def test_several_matrices_share_an_input() -> None:

@@ -11,10 +11,12 @@ from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 
 from golden import VECTORS
+from models.test_tokenizer import sentencepiece as sentencepiece_bytes
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
+from polyquant.models import tokenizer_files, vocabulary
 from polyquant.pipeline.demo import demo_model
-from polyquant.runtime.tokenizer import open_tokenizer
+from polyquant.runtime.tokenizer import _assembled, open_tokenizer
 from polyquant.types import Checkpoint
 
 TINY = VECTORS / "models/tiny-llama-tied"
@@ -118,8 +120,11 @@ def pieces_with_byte_fallback() -> dict:
     }
 
 
+METADATA = pieces_with_byte_fallback()
+
+
 def sentencepiece() -> Checkpoint:
-    return Checkpoint("gguf", Path("x.gguf"), {}, metadata=pieces_with_byte_fallback())
+    return Checkpoint("gguf", Path("x.gguf"), {}, metadata=METADATA)
 
 
 def unigram(path: Path) -> Checkpoint:
@@ -230,6 +235,33 @@ def test_every_end_that_the_folder_names(tmp_path):
     assert open_tokenizer(found).ends == {1}
 
 
+def lone_model(path: Path, config: dict, **files: dict) -> Checkpoint:
+    """A folder with tokenizer.model alone: the pieces of the metadata above."""
+    columns = (METADATA[f"tokenizer.ggml.{k}"] for k in ("tokens", "scores", "token_type"))
+    (path / "tokenizer.model").write_bytes(sentencepiece_bytes(list(zip(*columns, strict=True))))
+    found = folder(path, None, **files)
+    return Checkpoint("hf", path, {}, config=config, files=found.files)
+
+
+def test_a_lone_sentencepiece_model(tmp_path):
+    tokenizer = open_tokenizer(lone_model(tmp_path, {"eos_token_id": 2, "bos_token_id": 1}))
+    ids = open_tokenizer(sentencepiece()).encode("Ha é", add_special=False)
+    assert tokenizer.encode("Ha é") == [1, *ids] and tokenizer.decode(ids) == "Ha é" and tokenizer.ends == {2}
+
+
+def test_chatglm_puts_two_tokens_of_its_own_in_front(tmp_path):
+    tokenizer = open_tokenizer(lone_model(tmp_path, {"model_type": "chatglm", "eos_token_id": 2}))
+    ids = tokenizer.encode("Ha", add_special=False)
+    assert tokenizer.encode("Ha") == [272, 274, *ids] and tokenizer.decode([272, 274, *ids]) == "Ha"
+    named = {
+        "added_tokens_decoder": {
+            str(280 + i): {"content": t, "special": True} for i, t in enumerate(["sop", "[gMASK]"])
+        }
+    }
+    tokenizer = open_tokenizer(lone_model(tmp_path, {"model_type": "chatglm"}, tokenizer_config=named))
+    assert tokenizer.encode("Ha") == [281, 280, *ids] and tokenizer.decode([281, 280, *ids]) == "Ha"
+
+
 def test_truncation_and_padding_of_the_file_are_off(tmp_path):
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     assert len(open_tokenizer(folder(tmp_path, shell(truncation=cut))).encode("a b c d e f")) > 2
@@ -237,7 +269,6 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path):
 
 # ---------------------------------------------------------------- what is refused
 
-METADATA = pieces_with_byte_fallback()
 REFUSED = {
     "nothing": (lambda p: folder(p, None), "neither tokenizer.json nor tokenizer.model"),
     "a GGUF without": (lambda p: Checkpoint("gguf", p, {}), "no tokenizer in the file"),
@@ -297,3 +328,11 @@ def test_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[run\]'"):
         open_tokenizer(folder(tmp_path, shell()))
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "pieces"])
+def test_a_vocabulary_is_assembled_as_its_tokenizer_json_would_be_read(kind, demo_files):
+    metadata = open_checkpoint(demo_files("llama", "bf16")).metadata if kind == "byte-level" else METADATA
+    body = tokenizer_files.document(vocabulary.from_metadata(metadata), [])
+    parsed = Core.from_str(json.dumps(body))
+    assert json.loads(_assembled(body).to_str()) == json.loads(parsed.to_str())

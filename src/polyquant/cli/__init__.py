@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": "Turn it into another format.",
     "quantize": "Make it smaller, by a recipe such as q4_k_m.",
     "run": "Go on with a text, or converse.",
+    "serve": "Answer OpenAI's API over HTTP with it.",
     "edit": "Change GGUF metadata; tensor data stays untouched.",
     "doctor": "Is this installation sound and fast?",
     "demo": "The main job on an embedded model, in a minute.",

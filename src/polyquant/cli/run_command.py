@@ -13,12 +13,14 @@ from typing import Any
 import click
 
 from polyquant.cli.console import as_json, json_option, layout_option, tile_option
-from polyquant.errors import InputError
+from polyquant.errors import InputError, printable
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model, Session
 from polyquant.runtime.sampling import Sampling
 
+_LOADING = ("activations", "cache", "threads", "context", "ternary_layout", "tile")
+"""Options that are `load`'s."""
 _MAX_PROMPT = 64 << 20
 """Bytes of a prompt that is read from a file or a pipe."""
 
@@ -52,11 +54,12 @@ Examples:
 @click.option("--activations", type=click.Choice(["int8", "float"]), default="int8", show_default=True,
               help="int8 rounds the inputs of quantized weights, which is faster.")  # fmt: skip
 @click.option("--cache", type=click.Choice(["f32", "f16", "int8"]),
-              help="How keys and values are kept.  [default: f16, f32 with float activations]")  # fmt: skip
-@layout_option
-@tile_option
+              help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]")  # fmt: skip
+@click.option("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
 @click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
 @click.option("--stats", is_flag=True, help="Times on stderr, in a pipe too.")
+@layout_option
+@tile_option
 @json_option
 def run(path: str, style: str, **options: Any) -> None:
     """Go on with a text, or answer it, with the model at PATH (a GGUF file or a Hugging Face folder)."""
@@ -94,26 +97,26 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     prompt, file = options.pop("prompt"), options.pop("file")
     if prompt is not None and file is not None:
         raise click.UsageError("--prompt and --file exclude each other")
-    stats = options.pop("stats")
-    opening = {k: options.pop(k) for k in ("activations", "cache", "context", "ternary_layout", "tile")}
-    chat, system, template = (options.pop(k) for k in ("chat", "system", "template"))
-    Sampling(
-        **{k: v for k, v in options.items() if k not in ("max_tokens", "stop")}
-    )  # refused before the model is opened
+    stats, chat, system, template = (options.pop(k) for k in ("stats", "chat", "system", "template"))
+    how = {k: options.pop(k) for k in _LOADING}
+    sampling = {k: v for k, v in options.items() if k not in ("max_tokens", "stop")}
+    Sampling(**sampling)  # refused before the model is opened
     talk = prompt is None and file is None and sys.stdin.isatty()
+    if talk and style == "json":
+        raise click.UsageError("--format json needs a prompt")
     text = None if talk else prompt if prompt is not None else _read(file)
     began = perf_counter()
-    model = load(path, **opening)
+    model = load(path, **how)
     templates = model.tokenizer.templates
     chat = chat or talk or system is not None or template is not None
     job = _Job(model, chat, system, template, options, perf_counter() - began)
+    if style == "human":
+        for note in (*model.checkpoint.notes, *model.tokenizer.notes):
+            click.echo(f"note: {printable(note, 600)}", err=True)
     if talk:
         if not templates:
-            raise InputError(
-                "there is no prompt",
-                file=path,
-                hint=f"polyquant run {path} -p TEXT (it has no chat template to converse by)",
-            )
+            hint = f"polyquant run {path} -p TEXT (it has no chat template to converse by)"
+            raise InputError("there is no prompt", file=path, hint=hint)
         _converse(job, stats)
         return
     assert text is not None
@@ -160,6 +163,7 @@ def _report(job: _Job, answer: Generation) -> None:
         {
             "text": "".join(t.text for t in tokens),
             "finish": answer.finish,
+            "notes": [*job.model.checkpoint.notes, *job.model.tokenizer.notes],
             "prompt_tokens": answer.prompt_tokens,
             "generated": answer.generated,
             "tokens": [{"id": t.id, "text": t.text, "logprob": t.logprob} for t in tokens],

@@ -13,7 +13,7 @@ from typing import Any
 from polyquant.models import pretokenizers
 from polyquant.models.vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Vocabulary
 
-__all__ = ["files", "generation_config", "special_ids"]
+__all__ = ["document", "files", "generation_config", "special_ids"]
 
 _MAX_PIECE = 256  # characters; longer pieces are never merged into, so that a hostile one costs nothing
 
@@ -46,7 +46,7 @@ def files(vocabulary: Vocabulary) -> tuple[dict[str, bytes], list[str]]:
         }
         settings |= {f"{k}_token": text[i] for k, i in vocabulary.special.items() if k not in ("eot", "eom")}
         # No indentation: a vocabulary of 150,000 would take seconds more and a third more bytes.
-        out["tokenizer.json"] = json.dumps(_tokenizer(vocabulary, warnings), ensure_ascii=False).encode()
+        out["tokenizer.json"] = json.dumps(document(vocabulary, warnings), ensure_ascii=False).encode()
         settings |= _template_entry(vocabulary.templates)
         out["tokenizer_config.json"] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
     return out, warnings
@@ -60,17 +60,17 @@ def _template_entry(templates: Mapping[str, str]) -> dict[str, Any]:
     return {"chat_template": [{"name": n, "template": t} for n, t in sorted(templates.items())]}
 
 
-def _tokenizer(vocabulary: Vocabulary, warnings: list[str]) -> dict[str, Any]:
+def document(vocabulary: Vocabulary, warnings: list[str]) -> dict[str, Any]:
+    """What tokenizer.json holds; what could not be said is added to the warnings."""
     tokens, types = vocabulary.tokens, vocabulary.types
     size = len(tokens)
     while size and types[size - 1] == UNUSED and tokens[size - 1] == f"[PAD{size - 1}]":
         size -= 1  # rows of the embedding that no token has
-    ids: dict[str, int] = {}
-    repeated = 0
-    for i, token in enumerate(tokens[:size]):
-        repeated += token in ids
-        ids[f"[PAD{i}] {token}" if token in ids else token] = i
-    if repeated:
+    ids = dict(zip(tokens[:size], range(size), strict=True))
+    if repeated := size - len(ids):
+        ids = {}
+        for i, token in enumerate(tokens[:size]):
+            ids[f"[PAD{i}] {token}" if token in ids else token] = i
         warnings.append(f"{repeated} tokens repeat the text of another and are renamed")
     added = [
         {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -97,9 +97,9 @@ def _byte_level(vocabulary: Vocabulary, ids: Mapping[str, int], warnings: list[s
         kind = pretokenizers.KINDS[0]
     merges = []
     for merge in vocabulary.merges:
-        # The first character may itself be a space.
-        cut = merge.find(" ", 1)
-        if cut > 0 and merge[:cut] in ids and merge[cut + 1 :] in ids and merge[:cut] + merge[cut + 1 :] in ids:
+        cut = merge.find(" ", 1)  # the first character may itself be a space
+        left, right = merge[:cut], merge[cut + 1 :]
+        if cut > 0 and left in ids and right in ids and left + right in ids:
             merges.append(merge)
     if lost := len(vocabulary.merges) - len(merges):
         warnings.append(f"{lost} merges speak of pieces that are no tokens and are left out")

@@ -108,7 +108,7 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
     def listed(key: str, kind: type) -> list[Any] | None:
         value = get(key, Sequence)
         items = value if value is None or isinstance(value, str) else list(value)
-        if items is not None and not (isinstance(items, list) and all(type(x) is kind for x in items)):
+        if items is not None and not (isinstance(items, list) and set(map(type, items)) <= {kind}):
             raise InputError(
                 f"tokenizer.ggml.{key} has the wrong type", file=file, expected=f"an array of {kind.__name__}"
             )

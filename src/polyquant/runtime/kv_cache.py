@@ -6,7 +6,7 @@ a number), and the block under way in float32: see ops/decoder.py. Another way t
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,6 +17,7 @@ from polyquant.types import F32
 __all__ = ["CacheType", "KVCache"]
 
 CacheType: TypeAlias = Literal["f32", "f16", "int8"]
+T = TypeVar("T", bound=np.generic)
 
 
 class KeptLayer(Protocol):
@@ -34,12 +35,15 @@ class KeptLayer(Protocol):
 
 
 class KVCache:
-    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it."""
+    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it.
+    grain: a cache truncated to a multiple of it is as if nothing had been there."""
 
     def __init__(self, layers: int, groups: int, size: int, kind: CacheType = "f32") -> None:
-        self.length = 0
+        self.length, self.grain = 0, BLOCK if kind == "int8" else 1
         self.layers: list[KeptLayer] = [
-            Int8Layer(groups, size) if kind == "int8" else FloatLayer(groups, size, np.float32 if kind == "f32" else np.float16)
+            Int8Layer(groups, size)
+            if kind == "int8"
+            else FloatLayer(groups, size, np.float32 if kind == "f32" else np.float16)
             for _ in range(layers)
         ]
 
@@ -98,7 +102,7 @@ class Int8Layer:
         if start != self.end:
             self._go_back(start)
         if (end := start + len(k)) > self.room:
-            self.keys, self.values, self.steps = (grown(x, end) for x in (self.keys, self.values, self.steps))
+            self.keys, self.values, self.steps = grown(self.keys, end), grown(self.values, end), grown(self.steps, end)
             self.room = self.keys.shape[1] * BLOCK
         out = attend_int8(
             q, k, v, self.keys, self.values, self.steps, self.recent, start=start, scale=scale, window=window
@@ -110,11 +114,12 @@ class Int8Layer:
         block = start // BLOCK
         full = self.end // BLOCK
         if block < full and start % BLOCK:  # its floats are gone
-            past = dequantize_block(*(x[:, block : block + 1] for x in (self.keys, self.values, self.steps)))
+            at = slice(block, block + 1)
+            past = dequantize_block(self.keys[:, at], self.values[:, at], self.steps[:, at])
             self.recent[:] = np.stack([x.reshape(len(x), -1) for x in past], 1)
 
 
-def grown(blocks: NDArray[np.generic], positions: int) -> NDArray[np.generic]:
+def grown(blocks: NDArray[T], positions: int) -> NDArray[T]:
     """blocks [G, B, ...] copied to where at least `positions` fit: half as many again, so that a long text is copied a few times only."""
     need = max(-(-positions // BLOCK), blocks.shape[1] * 3 // 2)
     out = np.zeros((blocks.shape[0], need, *blocks.shape[2:]), blocks.dtype)

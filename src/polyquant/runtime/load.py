@@ -11,6 +11,7 @@ from polyquant.formats.detect import open_checkpoint
 from polyquant.models.config import Hyper
 from polyquant.models.names import Family
 from polyquant.models.rope import FREQS
+from polyquant.ops import native
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime import identity
 from polyquant.runtime.bitnet import BitNetLayer
@@ -26,6 +27,7 @@ from polyquant.types import Floats
 __all__ = ["Activations", "load"]
 
 Activations = Literal["int8", "float"]
+_MAX_THREADS = 256
 
 
 def load(
@@ -33,6 +35,7 @@ def load(
     *,
     activations: Activations = "int8",
     cache: CacheType | None = None,
+    threads: int | None = None,
     context: int | None = None,
     ternary_layout: str | None = None,
     dialect: str | None = None,
@@ -42,7 +45,7 @@ def load(
 
     activations: "int8" rounds the inputs of quantized weights (blocks of 32 numbers, or tokens for BitNet), as their fast kernels do; "float"
     does not. cache: how keys and values are kept, "f32", "f16" or "int8" per channel; by default "f16" where activations are rounded, else
-    "f32", which promises exact arithmetic. context: most positions of a text, fewer than the model was made for. ternary_layout, dialect, tile:
+    "f32", which promises exact arithmetic. threads: of the native kernels, in the whole process; by default one for each processor. context: most positions of a text, fewer than the model was made for. ternary_layout, dialect, tile:
     what a GGUF file of BitNet weights cannot tell, see open_checkpoint.
 
     A folder of BitNet master weights is made ternary in memory, and its notes say so; they also name tensors that the decoder does not use.
@@ -50,6 +53,8 @@ def load(
     """
     _one_of("activations", activations, ("int8", "float"))
     _one_of("cache", cache, (None, "f32", "f16", "int8"))
+    if threads is not None and not 1 <= threads <= _MAX_THREADS:
+        raise InputError("threads is out of range", expected=f"1 to {_MAX_THREADS}", found=threads)
     checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile)
     family = identity.family(checkpoint)
     names = identity.names(checkpoint, family)
@@ -58,6 +63,8 @@ def load(
         raise InputError(
             "context is out of range", file=checkpoint.path, expected=f"1 to {hyper.context} tokens", found=context
         )
+    if threads is not None:
+        native.set_threads(threads)
     token = identity.rounds_tokens(checkpoint, family)
     rounding: Rounding = "none" if activations == "float" else "token" if token else "block"
     tensors = Tensors(checkpoint, names, family, rounding, masters=token and checkpoint.format == "hf")

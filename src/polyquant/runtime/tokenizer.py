@@ -9,6 +9,7 @@ post-processor, as in transformers; in a GGUF file llama.cpp's defaults hold whe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from polyquant.errors import InputError, PolyquantError, UnsupportedError, printable
 from polyquant.models import pretokenizers, tokenizer_files, vocabulary
 from polyquant.models.tokenizer import chat_templates, from_files, settings_of
-from polyquant.models.vocabulary import Vocabulary
+from polyquant.models.vocabulary import CONTROL, USER, Vocabulary
 from polyquant.storage import strict_json
 from polyquant.storage.source import Source
 from polyquant.types import Checkpoint
@@ -39,8 +40,8 @@ _REPLACEMENT = "\ufffd"
 class Tokenizer:
     """What one checkpoint says about text. Safe to share between threads.
 
-    special: ids by kind (bos, eos, eot, eom, unk, sep, pad, cls, mask). ends: ids that end a text. around: (bos, eos) put around a text by
-    us; None leaves it to the post-processor. templates: chat templates by name, `default` the nameless one; never rendered here.
+    special: ids by kind (bos, eos, eot, eom, unk, sep, pad, cls, mask). ends: ids that end a text. around: ids that we
+    put before and after a text; None leaves it to the post-processor. templates: chat templates by name, `default` the nameless one; never rendered here.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Tokenizer:
         *,
         special: Mapping[str, int],
         ends: Iterable[int],
-        around: tuple[bool, bool] | None,
+        around: tuple[Sequence[int], Sequence[int]] | None,
         templates: Mapping[str, str],
         file: object = None,
         notes: Sequence[str] = (),
@@ -64,21 +65,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. add_special: BOS and EOS around it as the file says. parse_special: `<|eot_id|>` in the text is that token,
         not its letters. Raises InputError."""
-        ours = add_special and self._around is not None
+        before, after = self._around if add_special and self._around is not None else ((), ())
         with self._lock:  # the switch belongs to the whole tokenizer
             self._core.encode_special_tokens = not parse_special
             ids: list[int] = _guarded(
-                lambda: self._core.encode(text, add_special_tokens=add_special and not ours).ids,
+                lambda: self._core.encode(text, add_special_tokens=add_special and self._around is None).ids,
                 "the tokenizer fails on this text",
                 self.file,
             )
-        if ours and self._around is not None:
-            before, after = (
-                [self.special[k]] if yes and k in self.special else []
-                for k, yes in zip(("bos", "eos"), self._around, strict=True)
-            )
-            ids = [*before, *ids, *after]
-        return ids
+        return [*before, *ids, *after]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary (rows that no token has) say nothing."""
@@ -166,17 +161,25 @@ def _from_words(words: Vocabulary, checkpoint: Checkpoint) -> Tokenizer:
         raise _absent(checkpoint.path, (words.warnings[0] if words.warnings else "no tokens").rpartition(":")[0])
     if words.model == "gpt2" and pretokenizers.kind_of(words.pre) is None:
         raise _absent(checkpoint.path, f"pre-tokenizer '{printable(words.pre)}' is unknown here")
-    files, notes = tokenizer_files.files(words)
+    notes: list[str] = []
+    body = tokenizer_files.document(words, notes)
     ends = {words.special[k] for k in ("eos", "eot", "eom") if k in words.special}
     return Tokenizer(
-        _core(files["tokenizer.json"], checkpoint.path),
+        _guarded(lambda: _assembled(body), "the tokenizer cannot be used", checkpoint.path),
         special=words.special,
         ends=ends | _ends_of_folder(checkpoint),
-        around=None,
+        around=(_prefix_of_chatglm(words), ()) if checkpoint.config.get("model_type") == "chatglm" else None,
         templates=words.templates,
         file=checkpoint.path,
         notes=(*words.warnings, *notes),
     )
+
+
+def _prefix_of_chatglm(words: Vocabulary) -> list[int]:
+    """[gMASK] sop, which the code of its tokenizer puts in front of every text. Where the files do not name these two, they are the second
+    and fourth after the pieces (tokenization_chatglm.py of THUDM/chatglm2-6b)."""
+    named = {words.tokens[i]: i for i, kind in enumerate(words.types) if kind in (CONTROL, USER)}
+    return [named.get(text, len(words.tokens) + i) for text, i in (("[gMASK]", 1), ("sop", 3))]
 
 
 def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
@@ -191,12 +194,16 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
         and core.post_processor is None
     ):
         said = {"bos": True}  # the class puts one in front by itself
+
+    def one(kind: str) -> list[int]:
+        return [special[kind]] if said.get(kind, False) and kind in special else []
+
     ends = _ends_of_folder(checkpoint) | ({special["eos"]} if "eos" in special else set())
     return Tokenizer(
         core,
         special=special,
         ends=ends,
-        around=(said.get("bos", False), said.get("eos", False)) if said else None,
+        around=(one("bos"), one("eos")) if said else None,
         templates=chat_templates(checkpoint.files, settings),
         file=file,
     )
@@ -237,18 +244,44 @@ def _bytes(path: Path) -> bytes:
         source.close()
 
 
-def _core(raw: bytes, file: object) -> Core:
+def _package() -> Any:
     try:
-        from tokenizers import Tokenizer as Core
+        import tokenizers
     except ImportError:
         raise UnsupportedError("text needs the package 'tokenizers'", hint="pip install 'polyquant[run]'") from None
+    return tokenizers
+
+
+def _core(raw: bytes, file: object) -> Core:
+    package = _package()
     try:
         text = raw.decode()
     except UnicodeDecodeError as e:
         raise InputError(f"tokenizer.json is not UTF-8 (byte {e.start})", file=file) from None
-    core: Core = _guarded(lambda: Core.from_str(text), "tokenizer.json cannot be used", file)
+    core: Core = _guarded(lambda: package.Tokenizer.from_str(text), "tokenizer.json cannot be used", file)
     core.no_truncation()
     core.no_padding()
+    return core
+
+
+def _assembled(body: Mapping[str, Any]) -> Core:
+    """What from_str would make of a tokenizer.json, in half the time: the large lists go over without being written and parsed."""
+    package = _package()
+    model = {k: v for k, v in body["model"].items() if k != "type"}
+    vocab, merges = model.pop("vocab"), model.pop("merges")
+    pairs = [(merge[:cut], merge[cut + 1 :]) for merge in merges for cut in (merge.find(" ", 1),)]
+    core: Core = package.Tokenizer(
+        package.models.BPE(vocab, pairs, **{k: v for k, v in model.items() if v is not None})
+    )
+    small = {**body, "added_tokens": [], "model": {**body["model"], "unk_token": None, "vocab": {}, "merges": []}}
+    shell = package.Tokenizer.from_str(json.dumps(small))
+    for stage in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if body[stage] is not None:
+            setattr(core, stage, getattr(shell, stage))
+    # Two calls: each builds the search for all of them anew. Their ids are those of the vocabulary.
+    added = [package.AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in body["added_tokens"]]
+    core.add_special_tokens([token for token in added if token.special])
+    core.add_tokens([token for token in added if not token.special])
     return core
 
 

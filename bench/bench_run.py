@@ -1,0 +1,135 @@
+"""Run models of real shape: tokens a second beside llama.cpp and torch, share of the memory bandwidth, start, memory, Python's share.
+
+The models are made on first use in build/bench (6 GB): synthetic.py's shapes, quantized by polyquant.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+import polyquant
+from measure import Row, Section
+from synthetic import write_bitnet, write_llama
+
+HERE = Path(__file__).resolve().parent
+MODELS = HERE.parent / "build" / "bench"
+LLAMA = ("q4_0", "q8_0", "q4_k", "iq4_xs", "tq2_0")
+WATCHED = ("q2_k", "q3_k", "q5_k", "q6_k", "mxfp4")
+ROUNDS = 3
+
+
+def llama(codec: str) -> Path:
+    """The 1B Llama in that codec."""
+    folder, file = MODELS / "llama-1b", MODELS / f"{codec}.gguf"
+    if not file.exists():
+        if not folder.exists():
+            write_llama(folder)
+        convert(folder, file, codec)
+    return file
+
+
+def bitnet(codec: str, **how: str) -> Path:
+    """The BitNet of the 2B4T shape in that codec."""
+    folder, file = MODELS / "bitnet-2b", MODELS / f"bitnet-{codec}.gguf"
+    if not file.exists():
+        if not folder.exists():
+            write_bitnet(folder)
+        convert(folder, file, codec, **how)
+    return file
+
+
+def convert(folder: Path, file: Path, codec: str, **how: str) -> None:
+    """To GGUF, with the key that lets llama.cpp load it without a tokenizer."""
+    verb = polyquant.convert if "bitnet" in file.name else polyquant.quantize
+    verb(folder, file, to="gguf", codec=codec, **how)
+    polyquant.edit(file, set={"tokenizer.ggml.model": "no_vocab"})
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes a second that so many threads read from memory: the best of five runs of memchr over 1 GiB, which stops nowhere."""
+    size = 1 << 30
+    memory = ctypes.create_string_buffer(size)
+    base, part = ctypes.addressof(memory), size // threads
+    find = ctypes.CDLL(None).memchr
+    find.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    ctypes.memset(base, 1, size)
+    taken = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(lambda i: find(base + i * part, 2, part), range(threads)))
+            taken.append(time.perf_counter() - start)
+    return size / min(taken)
+
+
+def child(engine: str, path: Path, threads: int, prefill: int = 0, decode: int = 24) -> dict:
+    """The figures of one process."""
+    done = subprocess.run(
+        [sys.executable, HERE / "run_child.py", engine, path, *map(str, (threads, prefill, decode))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{engine} on {path.name}: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int = 0) -> tuple[dict, dict | None]:
+    """Medians of runs that take turns."""
+    there = find_spec("llama_cpp") is not None
+    a, b = [], []
+    for _ in range(ROUNDS):
+        a.append(child("ours", ours, threads, prefill))
+        if there:
+            b.append(child("llama.cpp", theirs, threads, prefill))
+
+    def middle(runs: list[dict]) -> dict:
+        return {key: median(run[key] for run in runs) for key in runs[0]}
+
+    return middle(a), middle(b) if there else None
+
+
+def decode_rows(label: str, ours: Path, theirs: Path, bar: float | None) -> Iterator[Row]:
+    """One and two threads, and a prefill of 512 tokens with two."""
+    for threads in (1, 2):
+        mine, peer = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0)
+        moved = mine["read"] * mine["decode"] / bandwidth(threads) if "read" in mine else 0.0
+        extra = {"of floor": moved, "outside kernels": mine["outside"]}
+        yield Row(
+            f"{label}, decode, {threads} threads", "tokens/s", mine["decode"], peer and peer["decode"], bar, True, extra
+        )
+        if threads == 2:
+            yield Row(f"{label}, prefill 512", "tokens/s", mine["prefill"], peer and peer["prefill"], bar and 0.7, True)
+
+
+def rows() -> Iterator[Row]:
+    """The bars: decode at least llama.cpp's, prefill 0.7 of it, the first token within a second, memory the file + 15 % + cache."""
+    for codec in (*LLAMA, *WATCHED):
+        yield from decode_rows(codec, llama(codec), llama(codec), 1.0 if codec in LLAMA else None)
+    ternary = bitnet("i2_s.x86"), bitnet("tq2_0", architecture="bitnet")
+    yield from decode_rows("BitNet 2B4T: i2_s, peer tq2_0", *ternary, 1.0)
+    start = [child("ours", llama("q8_0"), 2, 0, 0) for _ in range(ROUNDS)]
+    yield Row("q8_0, 1.17 GB: first token after load", "s", median(r["first"] for r in start), 1.0, 1.0)
+    whole = child("ours", llama("q8_0"), 2, 512, 24)
+    yield Row(
+        "q8_0: peak memory, file + 15 % + cache", "MB", whole["rss"] / 1e6, (1.15 * whole["file"] + 24e6) / 1e6, 1.0
+    )
+    share = child("ours", llama("q4_k"), 2, 0, 64)["outside"]
+    yield Row("q4_k: time outside kernels", "%", 100 * share, 5.0, 1.0)
+    if find_spec("torch") and find_spec("transformers"):
+        mine, peer = child("ours", MODELS / "llama-1b", 2, 512, 8), child("torch", MODELS / "llama-1b", 2, 512, 8)
+        yield Row("bf16 folder, decode, 2 threads, peer torch", "tokens/s", mine["decode"], peer["decode"], more=True)
+        yield Row("bf16 folder, prefill 512, peer torch", "tokens/s", mine["prefill"], peer["prefill"], more=True)
+
+
+SECTION = Section(
+    "run a 1B Llama and a 2B BitNet, against llama.cpp and torch", rows, peers=("llama-cpp-python", "torch")
+)

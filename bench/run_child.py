@@ -1,0 +1,127 @@
+"""One engine runs one model in a process of its own: `python bench/run_child.py ours|llama.cpp|torch FILE THREADS PREFILL DECODE`, figures as JSON.
+
+A process each: thread pools of two engines in one process would spin against each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+TOKENS = (np.arange(4096) * 7919 % 31000).astype(np.int32)
+
+
+def measure(step: Callable[[np.ndarray], object], restart: Callable[[], object], prefill: int, decode: int) -> dict:
+    """step: go on with these tokens. Decode is the median over single tokens, prefill one run over all."""
+    step(TOKENS[:8])
+    taken = []
+    for i in range(decode):
+        start = time.perf_counter()
+        step(TOKENS[i : i + 1])
+        taken.append(time.perf_counter() - start)
+    out = {"decode": 1 / median(taken) if taken else 0.0, "decode_total": sum(taken)}
+    if prefill:
+        restart()
+        start = time.perf_counter()
+        step(TOKENS[:prefill])
+        out["prefill"] = prefill / (time.perf_counter() - start)
+    return out
+
+
+def ours(path: str, threads: int, prefill: int, decode: int) -> dict:
+    """polyquant, and how long the first token took from the start of `load`."""
+    start = time.perf_counter()
+    import polyquant
+    from polyquant.ops import native
+
+    model = polyquant.load(path, threads=threads)
+    session = model.session()
+    session.feed(TOKENS[:1])
+    first = time.perf_counter() - start
+    state = [model.session()]
+
+    def restart() -> None:
+        state[0] = model.session()
+
+    before = native.kernel_seconds()
+    out = measure(lambda t: state[0].feed(t), restart, 0, decode)
+    inside = native.kernel_seconds() - before  # the eight tokens before the first are in it, and count little
+    out |= {
+        "first": first,
+        "outside": max(0.0, 1 - inside / max(out["decode_total"], 1e-9)),
+        "file": model.checkpoint.nbytes,
+    }
+    if prefill:
+        out["prefill"] = measure(lambda t: state[0].feed(t), restart, prefill, 0)["prefill"]
+    return out
+
+
+def llama_cpp(path: str, threads: int, prefill: int, decode: int) -> dict:
+    """llama.cpp through the library of llama-cpp-python, with its defaults."""
+    import llama_cpp as lib
+
+    lib.llama_backend_init()
+    start = time.perf_counter()
+    model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+    if not model:
+        raise SystemExit("llama.cpp does not load this file")
+    settings = lib.llama_context_default_params()
+    settings.n_ctx, settings.n_batch, settings.n_ubatch = 1024, 512, 512
+    settings.n_threads = settings.n_threads_batch = threads
+    context = lib.llama_init_from_model(model, settings)
+
+    def step(tokens: np.ndarray) -> None:
+        array = (ctypes.c_int32 * len(tokens))(*tokens.tolist())
+        if lib.llama_decode(context, lib.llama_batch_get_one(array, len(tokens))):
+            raise SystemExit("llama.cpp failed")
+        lib.llama_synchronize(context)
+
+    step(TOKENS[:1])
+    first = time.perf_counter() - start
+    return measure(step, lambda: lib.llama_memory_clear(lib.llama_get_memory(context), True), prefill, decode) | {
+        "first": first
+    }
+
+
+def torch(path: str, threads: int, prefill: int, decode: int) -> dict:
+    """transformers in bf16."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    start = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    state: list = [None]
+
+    @torch.no_grad()
+    def step(tokens: np.ndarray) -> None:
+        out = model(
+            torch.from_numpy(tokens.astype(np.int64))[None], past_key_values=state[0], use_cache=True, logits_to_keep=1
+        )
+        state[0] = out.past_key_values
+
+    def restart() -> None:
+        state[0] = None
+
+    step(TOKENS[:1])
+    first = time.perf_counter() - start
+    return measure(step, restart, prefill, decode) | {"first": first}
+
+
+def peak_rss() -> int:
+    """Bytes; pages of the mapped file count, once touched."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+if __name__ == "__main__":
+    engine, path, *numbers = sys.argv[1:]
+    found = {"ours": ours, "llama.cpp": llama_cpp, "torch": torch}[engine](path, *map(int, numbers))
+    print(json.dumps(found | {"rss": peak_rss()}))

@@ -1,0 +1,113 @@
+"""polyquant serve"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from polyquant.errors import InputError, UnsupportedError, printable
+
+if TYPE_CHECKING:
+    from polyquant.integrations.server.serving import Address
+    from polyquant.runtime.kv_cache import CacheType
+    from polyquant.runtime.load import Activations
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  polyquant serve model.gguf
+  polyquant serve hf-folder/ --port 8000 --name tiny
+  curl http://127.0.0.1:8080/v1/completions \\
+    -H 'Content-Type: application/json' \\
+    -d '{"model": "model", "prompt": "Once upon a time", "max_tokens": 32}'
+\b
+Python:
+  client = openai.OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="-")""",
+)
+@click.argument("path", type=click.Path())
+@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0: reachable from other machines.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
+@click.option("--name", metavar="ID", help="The model's id.  [default: the name of the file or folder]")
+@click.option("--api-key", envvar="POLYQUANT_API_KEY", metavar="KEY",
+              help="Clients must send it. Better in the environment: POLYQUANT_API_KEY.")  # fmt: skip
+@click.option("--cors", metavar="ORIGIN", multiple=True, help="Let pages of this origin ask; may be repeated.")
+@click.option("--queue", type=click.IntRange(0, 10_000), default=16, show_default=True,
+              help="Requests that may wait; beyond: 503.")  # fmt: skip
+@click.option("--max-body", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="BYTES",
+              help="Largest body of a request.")  # fmt: skip
+@click.option("--activations", type=click.Choice(["int8", "float"]), default="int8", show_default=True,
+              help="int8 rounds the inputs of quantized weights, which is faster.")  # fmt: skip
+@click.option("--cache", type=click.Choice(["f32", "f16", "int8"]),
+              help="How keys and values are kept.  [default: f16; f32 with float activations]")  # fmt: skip
+@click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
+def serve(
+    path: str,
+    host: str,
+    port: int,
+    name: str | None,
+    api_key: str | None,
+    cors: tuple[str, ...],
+    queue: int,
+    max_body: int,
+    activations: Activations,
+    cache: CacheType | None,
+    context: int | None,
+) -> None:
+    """Answer OpenAI's API over HTTP with the model at PATH: /v1/models, /v1/completions, /v1/chat/completions.
+
+    One request runs at a time, on all cores. Ctrl-C ends the server.
+    """
+    try:
+        from polyquant.integrations.server.app import Door
+        from polyquant.integrations.server.serving import bind
+        from polyquant.integrations.server.serving import serve as run
+    except ImportError as missing:
+        raise UnsupportedError(
+            f"the server needs the package '{(missing.name or '').partition('.')[0]}'",
+            hint="pip install 'polyquant[serve]'",
+        ) from None
+    from polyquant.runtime.load import load
+
+    _check_key(api_key)
+    address = bind(host, port)  # before the model is loaded: a taken port costs nothing
+    model = load(path, activations=activations, cache=cache, context=context)
+    door = Door(api_key, _hosts(address), cors, max_body)
+    identity = name or _identity(path)
+    for note in (*model.checkpoint.notes, *model.tokenizer.notes):
+        click.echo(f"note: {printable(note, 400)}", err=True)
+    if not address.loopback:
+        _warn(address, api_key)
+
+    def ready() -> None:
+        click.echo(f"serving {printable(identity)} at {address.url}/v1")
+
+    run(model, identity, address, door, queue=queue, on_ready=ready)
+
+
+def _check_key(key: str | None) -> None:
+    """An empty key would let everybody in; others could not be sent in a header."""
+    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise InputError("the API key must be printable ASCII without spaces, and not empty")
+
+
+def _identity(path: str) -> str:
+    """model.gguf -> model, folder/ -> folder."""
+    real = Path(os.path.abspath(path))  # noqa: PTH100 - the name as given, not where a link leads
+    return real.stem if real.suffix == ".gguf" else real.name
+
+
+def _hosts(address: Address) -> tuple[str, ...] | None:
+    """The names that a client of this machine uses; any, where other machines may connect."""
+    if not address.loopback:
+        return None
+    shown = f"[{address.host}]" if ":" in address.host else address.host
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", shown.lower())))
+
+
+def _warn(address: Address, key: str | None) -> None:
+    advice = "" if key else "; set POLYQUANT_API_KEY"
+    click.echo(f"warning: {address.url} can be reached from other machines, unencrypted{advice}", err=True)

@@ -1,0 +1,224 @@
+"""Routes, and who may come in: key, host, size and time of a body.
+
+| refused | status |
+|---|---|
+| a Host that is not this machine, while only this machine can connect: a web page that had its own name point here (DNS rebinding) | 403 |
+| no key or a wrong one, where there is one | 401 |
+| a body that is not application/json, which a web page could send without asking | 415 |
+| a body over the limit, whatever its headers promise | 413 |
+| a body that takes too long | 408 |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from polyquant.errors import PolyquantError
+from polyquant.integrations.server.answer import Answer, refuse
+from polyquant.integrations.server.engine import Engine, Event
+from polyquant.integrations.server.queue import Line
+from polyquant.integrations.server.refusal import RequestError, refusal_of
+from polyquant.integrations.server.requests import GenerationRequest, chat_request, completion_request, no_model
+from polyquant.integrations.server.wire import model_body
+from polyquant.storage import strict_json
+
+__all__ = ["Door", "create_app"]
+
+_VALUES = 300_000  # of a JSON body: a prompt of as many token ids
+_LINGER_SECONDS, _LINGER_BYTES = 2.0, 8_000_000
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Who may come in. key None: all; hosts: names in the Host header, None: any; cors: origins of web pages; body in bytes, seconds to
+    send it in."""
+
+    key: str | None = None
+    hosts: tuple[str, ...] | None = _LOOPBACK
+    cors: tuple[str, ...] = ()
+    body: int = 1_000_000
+    body_seconds: float = 30.0
+
+
+def create_app(engine: Engine, line: Line[Event], model: str, door: Door) -> Starlette:
+    """The ASGI application for one model."""
+    created = int(time.time())
+    entry = model_body(model, created, engine.model.context)
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "running": line.running, "waiting": line.waiting})
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    async def one_model(request: Request) -> Response:
+        asked = request.path_params["model"]
+        if asked != model:
+            raise no_model(asked, model)
+        return JSONResponse(entry)
+
+    def generation(read: Callable[[Any, str], GenerationRequest]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Any:
+            line.check()  # before the body is read: a full house says so at once
+            return Answer(engine, line, read(await _json(request, door), model), model)
+
+        return endpoint
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/models/{model:path}", one_model),
+            Route("/v1/completions", generation(completion_request), methods=["POST"]),
+            Route("/v1/chat/completions", generation(chat_request), methods=["POST"]),
+        ],
+        middleware=_middleware(door),
+        exception_handlers={
+            PolyquantError: _refused,
+            HTTPException: _not_found,
+            ClientDisconnect: _nobody_left,
+            Exception: _failed,
+        },
+    )
+
+
+def _middleware(door: Door) -> Sequence[Middleware]:
+    cors = [Middleware(CORSMiddleware, allow_origins=door.cors, allow_methods=["GET", "POST"], allow_headers=["*"])]
+    return [Middleware(_Lingering), *(cors if door.cors else []), Middleware(_Doorman, door=door)]
+
+
+async def _refused(_: Request, problem: Exception) -> Response:
+    assert isinstance(problem, PolyquantError)
+    return refuse(refusal_of(problem))
+
+
+async def _not_found(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    what = {404: "there is nothing at", 405: f"{request.method} is not allowed at"}.get(problem.status_code, "no")
+    answer = refuse(RequestError(f"{what} {request.url.path[:200]}", status=problem.status_code, code="not_found"))
+    answer.headers.update(problem.headers or {})
+    return answer
+
+
+async def _failed(_: Request, problem: Exception) -> Response:
+    """A bug of ours: starlette raises it again, so that it is logged with its traceback."""
+    return refuse(RequestError(f"the server failed ({type(problem).__name__})", status=500, code="server_error"))
+
+
+async def _nobody_left(_: Request, problem: Exception) -> Response:
+    """Nobody reads this."""
+    return Response(status_code=400)
+
+
+async def _json(request: Request, door: Door) -> Any:
+    """The body, parsed. Raises RequestError, ClientDisconnect."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError("the body must be sent as 'Content-Type: application/json'", status=415, code="invalid_json")
+    too_large = RequestError(f"the body is larger than {door.body} bytes", status=413, code="body_too_large")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length[:20]) > door.body:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(door.body_seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > door.body:
+                    raise too_large
+    except TimeoutError:
+        raise RequestError("the body took too long", status=408, code="timeout") from None
+    if not body:
+        raise RequestError("the body is empty", code="invalid_json")
+    try:
+        return strict_json.parse(body, strict_json.Limit(door.body, _VALUES))
+    except PolyquantError as problem:
+        raise RequestError(str(problem), code="invalid_json") from None
+
+
+class _Doorman:
+    """Host and key, before anything is read."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app, self._door = app, door
+        self._key = None if door.key is None else b"Bearer " + door.key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or let in."""
+        problem = self._problem(scope)
+        await (self._app if problem is None else refuse(problem))(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> RequestError | None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._door.hosts is not None:
+            name, colon, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
+            host = name if colon and port.isdigit() else name + colon + port
+            if host.lower() not in self._door.hosts:
+                return RequestError(
+                    f"this server answers to {', '.join(self._door.hosts)} only", status=403, code="wrong_host"
+                )
+        if self._key is None or scope["path"] == "/health":
+            return None
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._key):
+            return RequestError("no API key, or a wrong one", status=401, code="invalid_api_key")
+        return None
+
+
+class _Lingering:
+    """An answer that goes out before the body has come in closes the connection. What is still on its way is read and dropped for a
+    moment: closing on unread bytes resets the connection, and the client would not see the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on; linger before the last part of an early answer."""
+        names = {name for name, _ in scope["headers"]}
+        unread = b"transfer-encoding" in names or dict(scope["headers"]).get(b"content-length", b"0") != b"0"
+
+        async def receiving() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message["type"] == "http.request" and message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            if unread and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Connection"] = "close"
+            if unread and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await _drop(receive)
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        await self._app(scope, receiving, sending)
+
+
+async def _drop(receive: Receive) -> None:
+    """Read to the end of the request, within limits."""
+    left = _LINGER_BYTES
+    try:
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return

@@ -1,0 +1,93 @@
+"""Typed access to the JSON object of a request. null means absent; a field that nobody asked for is refused by `finish`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from polyquant.errors import printable
+from polyquant.integrations.server.refusal import RequestError
+
+__all__ = ["Fields", "wrong"]
+
+
+def wrong(param: str, expected: str, found: Any) -> RequestError:
+    """The error for a value that is not what the field takes."""
+    shown = printable(repr(found), 80)
+    return RequestError(f"'{param}' must be {expected}, found {shown}", code="invalid_value", param=param)
+
+
+class Fields:
+    """A body and which of its fields were asked for. prefix: the path of a nested object, for errors."""
+
+    def __init__(self, body: Any, prefix: str = "") -> None:
+        if not isinstance(body, Mapping):
+            raise wrong(prefix.rstrip(".") or "the request", "a JSON object", body)
+        self._body, self._prefix = body, prefix
+        self._known: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        """The value, None where absent."""
+        self._known.add(name)
+        return self._body.get(name)
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """A string."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise wrong(self._prefix + name, "a string", value)
+        return default if value is None else value
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise wrong(self._prefix + name, "true or false", value)
+        return default if value is None else value
+
+    def integer(self, name: str, default: int | None, *, low: int, high: int) -> int | None:
+        """A whole number from low to high."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise wrong(self._prefix + name, f"a whole number from {low} to {high}", value)
+        return value
+
+    def number(self, name: str, default: float, *, low: float, high: float, above: bool = False) -> float:
+        """A number from low to high; above: low itself is refused."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+            or (above and value == low)
+        ):
+            raise wrong(self._prefix + name, f"a number {'above' if above else 'from'} {low:g} to {high:g}", value)
+        return float(value)
+
+    def neutral(self, name: str, *values: Any) -> None:
+        """A field that is not supported: only null and the values without effect pass."""
+        value = self.get(name)
+        if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
+            raise RequestError(
+                f"'{self._prefix}{name}' is not supported: it would change the answer",
+                code="unsupported_parameter",
+                param=self._prefix + name,
+            )
+
+    def finish(self, harmless: Iterable[str] = ()) -> None:
+        """Refuse what is left. harmless: fields that change no answer."""
+        self._known.update(harmless)
+        for name in self._body:
+            if name not in self._known:
+                near = get_close_matches(name[:64], self._known, n=1)
+                shown = printable(self._prefix + name, 80)
+                raise RequestError(
+                    f"unknown field '{shown}'" + (f"; did you mean '{near[0]}'?" if near else ""),
+                    code="unknown_parameter",
+                    param=shown,
+                )

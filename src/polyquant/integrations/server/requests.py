@@ -1,0 +1,229 @@
+"""The bodies of /v1/completions and /v1/chat/completions, checked before anything is computed.
+
+Names and defaults are OpenAI's; `top_k`, `min_p` and `repetition_penalty` as vLLM names them. A field that would change the answer and
+is not supported is refused, never ignored; fields that change nothing (`user`, `metadata`, ...) pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from polyquant.integrations.server.fields import Fields, wrong
+from polyquant.integrations.server.refusal import RequestError
+from polyquant.runtime.sampling import Sampling
+
+__all__ = ["GenerationRequest", "Message", "Prompt", "chat_request", "completion_request", "no_model"]
+
+Prompt: TypeAlias = str | tuple[int, ...]
+Message: TypeAlias = Mapping[str, str]
+
+MAX_CHOICES = 64  # prompts x n of one request
+MAX_STOPS = 4
+COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; a chat goes on to the end of the context
+_WHOLE_TEXT = 1 << 31  # vLLM's repetition_penalty looks at all tokens so far
+
+_HARMLESS = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "prediction",
+)
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request. `messages` for a chat, else `prompts`; n answers to each. max_tokens None: as many as the context holds."""
+
+    chat: bool
+    prompts: tuple[Prompt, ...]
+    messages: tuple[Message, ...]
+    max_tokens: int | None
+    sampling: Sampling
+    stop: tuple[str, ...]
+    n: int
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+
+
+def completion_request(body: Any, model: str) -> GenerationRequest:
+    """The body of /v1/completions. Raises RequestError."""
+    fields = Fields(body)
+    _check_model(fields, model)
+    prompts = _prompts(fields.get("prompt"))
+    fields.neutral("suffix", "")
+    fields.neutral("echo", False)
+    fields.neutral("best_of", 1)
+    logprobs = fields.integer("logprobs", None, low=0, high=5)
+    if logprobs:
+        raise RequestError(
+            "only the log probabilities of the chosen tokens are given: 'logprobs' must be 0 or null",
+            code="unsupported_parameter",
+            param="logprobs",
+        )
+    limit = fields.integer("max_tokens", COMPLETION_TOKENS, low=1, high=1 << 31)
+    return _request(fields, prompts=prompts, messages=(), max_tokens=limit, logprobs=logprobs is not None)
+
+
+def chat_request(body: Any, model: str) -> GenerationRequest:
+    """The body of /v1/chat/completions. Raises RequestError."""
+    fields = Fields(body)
+    _check_model(fields, model)
+    messages = _messages(fields.get("messages"))
+    fields.neutral("tools", [])
+    fields.neutral("tool_choice", "none", "auto")
+    fields.neutral("functions", [])
+    fields.neutral("function_call", "none", "auto")
+    fields.neutral("response_format", {"type": "text"})
+    fields.neutral("modalities", ["text"])
+    fields.neutral("top_logprobs", 0)
+    logprobs = fields.boolean("logprobs")
+    old = fields.integer("max_tokens", None, low=1, high=1 << 31)
+    new = fields.integer("max_completion_tokens", None, low=1, high=1 << 31)
+    if old is not None and new is not None and old != new:
+        raise wrong("max_tokens", "equal to 'max_completion_tokens' where both are given", old)
+    limit = new if new is not None else old
+    return _request(fields, prompts=(), messages=messages, max_tokens=limit, logprobs=logprobs)
+
+
+def _request(
+    fields: Fields,
+    *,
+    prompts: tuple[Prompt, ...],
+    messages: tuple[Message, ...],
+    max_tokens: int | None,
+    logprobs: bool,
+) -> GenerationRequest:
+    """The fields that both have, and nothing else left over."""
+    fields.neutral("frequency_penalty", 0)
+    fields.neutral("presence_penalty", 0)
+    fields.neutral("logit_bias", {})
+    n = fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1
+    if n * max(1, len(prompts)) > MAX_CHOICES:
+        raise wrong("n", f"small enough: at most {MAX_CHOICES} answers a request (prompts x n)", n)
+    top_k = fields.integer("top_k", 0, low=-1, high=1 << 31) or 0
+    seed = fields.integer("seed", None, low=-(1 << 63), high=(1 << 64) - 1)
+    sampling = Sampling(
+        temperature=fields.number("temperature", 1.0, low=0, high=2),
+        top_k=max(0, top_k),  # vLLM writes "off" as -1
+        top_p=fields.number("top_p", 1.0, low=0, high=1, above=True),
+        min_p=fields.number("min_p", 0.0, low=0, high=1),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, low=0, high=10, above=True),
+        repetition_window=_WHOLE_TEXT,
+        seed=None if seed is None else seed % (1 << 64),
+    )
+    stop = _stops(fields.get("stop"))
+    stream = fields.boolean("stream")
+    include_usage = _include_usage(fields.get("stream_options"), stream)
+    fields.finish(_HARMLESS)
+    return GenerationRequest(
+        bool(messages), prompts, messages, max_tokens, sampling, stop, n, stream, include_usage, logprobs
+    )
+
+
+def _check_model(fields: Fields, model: str) -> None:
+    asked = fields.text("model")
+    if asked is None:
+        raise RequestError(f"'model' is missing; this server has '{model}'", code="missing_parameter", param="model")
+    if asked != model:
+        raise no_model(asked, model)
+
+
+def no_model(asked: str, model: str) -> RequestError:
+    """The error for a model that is not this server's."""
+    return RequestError(
+        f"the model '{asked[:100]}' does not exist; this server has '{model}'",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
+
+
+def _include_usage(value: Any, stream: bool) -> bool:
+    if value is None:
+        return False
+    if not stream:
+        raise wrong("stream_options", "absent unless 'stream' is true", value)
+    options = Fields(value, "stream_options.")
+    include = options.boolean("include_usage")
+    options.neutral("continuous_usage_stats", False)
+    options.finish(["include_obfuscation"])
+    return include
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+        raise wrong("stop", f"a non-empty string or a list of up to {MAX_STOPS}", value)
+    return tuple(stops)
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """A string, ids, or a list of either."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if _ids(value):
+            return (tuple(value),)
+        if len(value) > MAX_CHOICES:
+            raise wrong("prompt", f"a list of at most {MAX_CHOICES} prompts", f"{len(value)} prompts")
+        if all(isinstance(p, str) for p in value):
+            return tuple(value)
+        if all(isinstance(p, list) and p and _ids(p) for p in value):
+            return tuple(tuple(p) for p in value)
+    raise wrong("prompt", "a string, a list of token ids, or a list of these", value)
+
+
+def _ids(value: list[Any]) -> bool:
+    return all(isinstance(t, int) and not isinstance(t, bool) for t in value)
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", "a list of at least one message", value)
+    return tuple(_message(m, f"messages[{i}]") for i, m in enumerate(value))
+
+
+def _message(value: Any, where: str) -> Message:
+    fields = Fields(value, f"{where}.")
+    role = fields.text("role")
+    if role not in _ROLES:
+        raise wrong(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
+    message = {"role": _ROLES[role], "content": _content(fields.get("content"), f"{where}.content")}
+    name = fields.text("name")
+    if name is not None:
+        message["name"] = name
+    # What clients send back of an answer of ours; empty, it means nothing.
+    for empty in ("tool_calls", "annotations"):
+        fields.neutral(empty, [])
+    for empty in ("function_call", "tool_call_id", "refusal", "audio"):
+        fields.neutral(empty)
+    fields.finish()
+    return message
+
+
+def _content(value: Any, where: str) -> str:
+    """Text, or parts of type text, joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise wrong(where, "a string or a list of text parts", value)
+    texts = []
+    for i, item in enumerate(value):
+        part = Fields(item, f"{where}[{i}].")
+        if part.text("type") != "text":
+            raise wrong(f"{where}[{i}].type", "'text' (this model takes nothing else)", part.get("type"))
+        text = part.text("text")
+        if text is None:
+            raise wrong(f"{where}[{i}].text", "a string", None)
+        part.finish()
+        texts.append(text)
+    return "".join(texts)

@@ -6,14 +6,16 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from polyquant.errors import printable
-from polyquant.pipeline.execute import Progress as Told
+
+if TYPE_CHECKING:
+    from polyquant.pipeline.execute import Progress as Told
 
 __all__ = [
     "Table",

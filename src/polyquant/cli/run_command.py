@@ -115,7 +115,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
             click.echo(f"note: {printable(note, 600)}", err=True)
     if talk:
         if not templates:
-            hint = f"polyquant run {path} -p TEXT (it has no chat template to converse by)"
+            hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template to converse by)"
             raise InputError("there is no prompt", file=path, hint=hint)
         _converse(job, stats)
         return

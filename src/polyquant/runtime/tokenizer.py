@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from polyquant.errors import InputError, PolyquantError, UnsupportedError, printable
 from polyquant.models import pretokenizers, tokenizer_files, vocabulary
 from polyquant.models.tokenizer import chat_templates, from_files, settings_of
-from polyquant.models.vocabulary import CONTROL, USER, Vocabulary
+from polyquant.models.vocabulary import Vocabulary
 from polyquant.storage import strict_json
 from polyquant.storage.source import Source
 from polyquant.types import Checkpoint
@@ -59,6 +59,8 @@ class Tokenizer:
         self.special, self.templates, self.file, self.notes = dict(special), dict(templates), file, tuple(notes)
         self._around = around
         self._skipped = {i for i, token in core.get_added_tokens_decoder().items() if token.special}
+        # Ids around a text say nothing either, though the table may not call them special (ChatGLM's `sop`).
+        self._hidden = {i for side in around or () for i in side} - self._skipped
         texts = (core.token_to_id(text) for text in _TURN_ENDS)
         self.ends = frozenset(ends) | {i for i in texts if i is not None and i in self._skipped}
 
@@ -77,7 +79,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD. Ids beyond the vocabulary (rows that no token has) say nothing."""
-        text: str = self._core.decode(list(ids), skip_special_tokens=skip_special)
+        shown = [i for i in ids if i not in self._hidden] if skip_special and self._hidden else list(ids)
+        text: str = self._core.decode(shown, skip_special_tokens=skip_special)
         return text
 
     def stream(self, *, skip_special: bool = True) -> TextStream:
@@ -100,7 +103,7 @@ class Tokenizer:
 
     def is_special(self, token: int) -> bool:
         """Whether it is a control token, which decoding leaves out."""
-        return token in self._skipped
+        return token in self._skipped or token in self._hidden
 
     @property
     def size(self) -> int:
@@ -172,18 +175,11 @@ def _from_words(words: Vocabulary, checkpoint: Checkpoint) -> Tokenizer:
         _guarded(lambda: _assembled(body), "the tokenizer cannot be used", checkpoint.path),
         special=words.special,
         ends=ends | _ends_of_folder(checkpoint),
-        around=(_prefix_of_chatglm(words), ()) if checkpoint.config.get("model_type") == "chatglm" else None,
+        around=(words.prefix, ()) if words.prefix else None,
         templates=words.templates,
         file=checkpoint.path,
         notes=(*words.warnings, *notes),
     )
-
-
-def _prefix_of_chatglm(words: Vocabulary) -> list[int]:
-    """[gMASK] sop, which the code of its tokenizer puts in front of every text. Where the files do not name these two, they are the second
-    and fourth after the pieces (tokenization_chatglm.py of THUDM/chatglm2-6b)."""
-    named = {words.tokens[i]: i for i, kind in enumerate(words.types) if kind in (CONTROL, USER)}
-    return [named.get(text, len(words.tokens) + i) for text, i in (("[gMASK]", 1), ("sop", 3))]
 
 
 def _from_folder(checkpoint: Checkpoint) -> Tokenizer:

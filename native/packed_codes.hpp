@@ -509,7 +509,8 @@ struct Mxfp4Codes {
     uint64_t exponents = 0;
     for (int g = 0; g < 8; ++g) exponents |= uint64_t(b[17 * g]) << (8 * g);
     const I8x e = ints8(exponents);  // half of 2^(e - 127): the codes count halves
-    c.set_d(0, F8(e < 2 ? (0x00200000 << (e & 1)) : (e - 1) << 23));
+    const I8x tiny = e < 2, subnormal = (e + 1) * 0x00200000, normal = (e - 1) << 23;
+    c.set_d(0, F8((tiny & subnormal) | (~tiny & normal)));
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, look_up(kTwiceE2m1, nibbles(b + 17 * g + 1)));
   }

@@ -85,6 +85,9 @@ class Answer:
             async with aclosing(self._chunks(ticket, envelope, generations)) as chunks:
                 async for chunk in chunks:
                     await send(_event(json.dumps(chunk)))
+                    await asyncio.sleep(
+                        0
+                    )  # where many chunks wait, others get their turn, and a lost client is noticed
             await send(_event("[DONE]"))
         except PolyquantError as problem:
             await send(_event(json.dumps(error_body(refusal_of(problem)))))

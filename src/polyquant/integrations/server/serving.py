@@ -73,7 +73,8 @@ def serve(model: Model, name: str, address: Address, door: Door, *, queue: int, 
     """Answer requests until a signal comes. queue: how many may wait. on_ready is called once it answers."""
     line: Line[Event] = Line(queue)
     app = create_app(Engine(model), line, name, door)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # bugs with their tracebacks, nothing else
+    for logger in ("uvicorn.error", "asyncio"):  # bugs with their tracebacks; clients that vanish are no news
+        logging.getLogger(logger).setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
         http=_Connection,

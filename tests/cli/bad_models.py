@@ -177,6 +177,7 @@ UNRUNNABLE: dict[str, Maker] = {
     "layer types unknown": folder_of(LAYERED, layer_types=["full_attention", "linear_attention"]),
     "ChatGLM with a norm after": folder_of(VECTORS / "runtime/chatglm2", apply_residual_connection_post_layernorm=True),
     "ChatGLM with a ratio of text": folder_of(VECTORS / "runtime/chatglm2", rope_ratio="2"),
+    "ChatGLM quantized its own way": folder_of(VECTORS / "runtime/chatglm2", quantization_bit=4),
     "ChatGLM with four groups": folder_of(VECTORS / "runtime/chatglm2", multi_query_group_num=4),
     "no embedding": without(EMBEDDING),
     "no matrix": without(UP),

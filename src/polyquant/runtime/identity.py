@@ -58,6 +58,11 @@ def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
 
 def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     """Quantized folders whose scales are not read would run, and say nonsense."""
+    bits = checkpoint.config.get("quantization_bit")
+    if bits:
+        raise UnsupportedError(
+            f"ChatGLM's own quantization (quantization_bit {bits}) is not run", file=checkpoint.path / "config.json"
+        )
     said = checkpoint.config.get("quantization_config")
     if not said:
         return

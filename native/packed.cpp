@@ -16,7 +16,7 @@ namespace {
 const PackedSet* best() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) return &packed_vnni();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return &packed_avx2();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &packed_avx2();  // f16c came before avx2
 #endif
   return &packed_plain();
 }

@@ -3,7 +3,7 @@
 // `sub` the weights that share d and m; `wide`: 128 neighbours share d, and codes are
 // so small that 128 products of pairs fit 16 bits. Codes and scales are stored 32 bytes at a time: a load that spans several small stores
 // would wait until they have reached the cache.
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
 #endif
 

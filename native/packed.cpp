@@ -50,12 +50,13 @@ struct Room {
 
 thread_local Room panel_room, row_room, input_room;
 
-constexpr size_t kChunkBytes = 24 << 10;  // of weights: a few microseconds of work, short against a helper that was interrupted
+// Eight chunks a thread: few enough that each thread reads long stretches, enough that one that was interrupted holds up little.
+constexpr size_t kChunks = 8, kLeastBytes = 16 << 10;
 
-size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens) {
-  const size_t group = tokens > 4 ? 8 : w.lanes;
-  const size_t line = std::max<size_t>(1, w.line_bytes / w.lanes);
-  return std::max<size_t>(1, (tokens > 4 ? kChunkBytes / 2 : kChunkBytes) / line / group) * group;
+size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens, size_t bytes) {
+  const size_t group = tokens > 4 ? 8 : w.lanes, line = w.line_bytes / w.lanes + 1;
+  const size_t share = std::max(kLeastBytes, bytes / (kChunks * size_t(get_threads())));
+  return std::max<size_t>(1, share / line / group) * group;
 }
 
 struct Rounded {
@@ -123,10 +124,12 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   thread_local std::vector<Piece> pieces;
   pieces.clear();
   bool integers = false;
+  size_t bytes = 0;
+  for (const PackedJob& job : jobs) bytes += job.matrix->rows / job.matrix->lanes * job.matrix->line_bytes;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const PackedMatrix& w = *jobs[j].matrix;
     integers = integers || (rounding != Rounding::none && jobs[j].kernel);
-    const size_t step = rows_of_a_chunk(w, tokens);
+    const size_t step = rows_of_a_chunk(w, tokens, bytes);
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
   Activations a{};

@@ -86,6 +86,13 @@ PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
 #endif
 }
 
+// The hardware's prefetcher stops at the end of each page of 4 KiB: without this, every page begins with a wait for memory.
+template <size_t bytes>
+PQ_INLINE void fetch_ahead(const uint8_t* p) {
+  constexpr size_t ahead = 4096;
+  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + ahead + i), _MM_HINT_T0);
+}
+
 // Rows times up to four tokens: codes of a unit are made once and stay in the first cache.
 template <class T, int N, bool wide>
 void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y, size_t stride) {
@@ -97,6 +104,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
     for (size_t u = 0; u * kUnit < w.cols; ++u) {
       Codes c;
+      fetch_ahead<size_t(256 / T::block * T::bytes)>(line + u * size_t(256 / T::block * T::bytes));
       take_unit<T>(line, u, w.cols, lane, c);
       for (int n = 0; n < N; ++n) {
         const size_t t = token + size_t(n);

@@ -57,36 +57,41 @@ Packed make_packed(const std::string& name, Bytes bytes, size_t rows, size_t col
   return p;
 }
 
-void multiply(const std::vector<const Packed*>& packed, Input x, const std::vector<Output>& y, int rounding) {
-  const size_t tokens = x.shape(0), count = packed.size();
-  if (count == 0 || count != y.size() || rounding < 0 || rounding > 3) throw nb::value_error("one output for each matrix");
-  std::array<PackedJob, 8> few;
-  if (count > few.size()) throw nb::value_error("at most eight matrices at a time");
-  for (size_t i = 0; i < count; ++i) {
-    const Packed& p = *packed[i];
-    if (x.shape(1) != p.matrix.cols || y[i].shape(0) != tokens || y[i].shape(1) != p.matrix.rows)
-      throw nb::value_error("shapes of weights, activations and output do not fit");
-    few[i] = {&p.matrix, p.kernel, p.dequantizer, y[i].data()};
-  }
-  nb::gil_scoped_release release;
-  const KernelTime time;
-  multiply_packed({few.data(), count}, x.data(), tokens, Rounding(rounding));
-}
-
-// Matrices that share an input, bound together so that a call carries nothing but arrays.
+// Matrices that share an input, bound together so that a call carries nothing but arrays. Their outputs lie side by side.
 struct Group {
   std::vector<nb::object> owners;
-  std::vector<const Packed*> packed;
+  std::vector<PackedJob> jobs;
+  size_t cols = 0, rows = 0;
 
   explicit Group(nb::sequence items) {
     for (nb::handle h : items) {
+      const auto& p = *nb::cast<const Packed*>(h);
       owners.push_back(nb::borrow(h));
-      packed.push_back(nb::cast<const Packed*>(h));
+      jobs.push_back({&p.matrix, p.kernel, p.dequantizer, nullptr});
+      cols = p.matrix.cols;
+      rows += p.matrix.rows;
+      if (cols != jobs[0].matrix->cols) throw nb::value_error("matrices of one group have one input");
     }
+    if (jobs.empty() || jobs.size() > 64) throw nb::value_error("1 to 64 matrices");
   }
-  void one(Input x, int rounding, Output a) const { multiply(packed, x, {a}, rounding); }
-  void two(Input x, int rounding, Output a, Output b) const { multiply(packed, x, {a, b}, rounding); }
-  void three(Input x, int rounding, Output a, Output b, Output c) const { multiply(packed, x, {a, b, c}, rounding); }
+
+  // x [T, K], y [T, sum of N]
+  void multiply(Input x, int rounding, Output y) const {
+    const size_t tokens = x.shape(0);
+    if (x.shape(1) != cols || y.shape(0) != tokens || y.shape(1) != rows || rounding < 0 || rounding > 3)
+      throw nb::value_error("shapes of weights, activations and output do not fit");
+    std::array<PackedJob, 64> mine;
+    float* at = y.data();
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      mine[i] = jobs[i];
+      mine[i].y = at;
+      at += jobs[i].matrix->rows;
+    }
+    const float* in = x.data();
+    nb::gil_scoped_release release;
+    const KernelTime time;
+    multiply_packed({mine.data(), jobs.size()}, in, tokens, rows, Rounding(rounding));
+  }
 };
 
 }  // namespace
@@ -95,9 +100,7 @@ void bind_packed(nb::module_& m) {
   nb::class_<Packed>(m, "Packed");
   nb::class_<Group>(m, "PackedGroup")
       .def(nb::init<nb::sequence>())
-      .def("multiply", &Group::one)
-      .def("multiply", &Group::two)
-      .def("multiply", &Group::three);
+      .def("multiply", &Group::multiply);
   m.def("has_packed", &has_packed, "codec"_a);
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("packed_set", [] { return packed_set().name; });

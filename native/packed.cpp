@@ -91,7 +91,7 @@ struct Rounded {
   }
 };
 
-void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens) {
+void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride) {
   const PackedMatrix& w = *job.matrix;
   auto* rows = reinterpret_cast<float*>(row_room.at_least((8 * w.cols + 8) * sizeof(float)));
   // Rows of several lanes lie apart: one at a time.
@@ -105,10 +105,10 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const float* x,
       else
         job.kernel->dequantize(w, v + i, row);
     }
-    packed_set().multiply_floats(rows, n, w.cols, x, tokens, job.y + w.row(v), w.rows);
+    packed_set().multiply_floats(rows, n, w.cols, x, tokens, job.y + w.row(v), stride);
     if (w.scale != 1.0f)
       for (size_t t = 0; t < tokens; ++t)
-        for (size_t i = 0; i < n; ++i) job.y[t * w.rows + w.row(v + i)] *= w.scale;
+        for (size_t i = 0; i < n; ++i) job.y[t * stride + w.row(v + i)] *= w.scale;
   }
 }
 
@@ -116,7 +116,7 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const float* x,
 
 uint8_t* scratch(size_t bytes) { return panel_room.at_least(bytes); }
 
-void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, Rounding rounding) {
+void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding) {
   if (tokens == 0 || jobs.empty()) return;
   struct Piece {
     size_t job, first, last;
@@ -139,9 +139,9 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
     const Piece piece = list[i];
     const PackedJob& job = jobs[piece.job];
     if (job.kernel && rounding != Rounding::none)
-      job.kernel->multiply(*job.matrix, piece.first, piece.last, a, job.y, job.matrix->rows);
+      job.kernel->multiply(*job.matrix, piece.first, piece.last, a, job.y, stride);
     else
-      float_rows(job, piece.first, piece.last, x, tokens);
+      float_rows(job, piece.first, piece.last, x, tokens, stride);
   });
 }
 

@@ -69,13 +69,13 @@ uint8_t* scratch(size_t bytes);
 
 enum class Rounding { none, block, token, wide };
 
-// Several matrices with one input, in one parallel loop. y[i] is [T, rows of i].
+// Several matrices with one input, in one parallel loop. y[t * stride + row].
 struct PackedJob {
   const PackedMatrix* matrix;
   const PackedKernel* kernel;       // null: float path only
   const BlockKernel* dequantizer;   // of block types: exact; null where kernel->dequantize serves
   float* y;
 };
-void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, Rounding rounding);
+void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding);
 
 }  // namespace polyquant

@@ -44,14 +44,15 @@ class Group:
 
     def __init__(self, handles: Sequence[Any], sizes: Sequence[int]) -> None:
         self._multiply = native.module().PackedGroup(list(handles)).multiply
-        self._sizes = tuple(sizes)
+        ends = np.cumsum(sizes).tolist()
+        self._rows = ends[-1]
+        self._slices = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
 
     def __call__(self, x: F32, rounding: Rounding) -> list[F32]:
-        """x [T, K] C-contiguous -> one [T, N_i] for each."""
-        tokens = len(x)
-        out: list[F32] = [np.empty((tokens, n), np.float32) for n in self._sizes]
-        self._multiply(x, _CODES[rounding], *out)
-        return out
+        """x [T, K] C-contiguous -> one [T, N_i] for each: columns of one array."""
+        y: F32 = np.empty((len(x), self._rows), np.float32)
+        self._multiply(x, _CODES[rounding], y)
+        return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
 
 
 def round_activations(x: F32, rounding: Rounding) -> F32:

@@ -41,6 +41,7 @@ class Decoder:
     ) -> None:
         self.hyper, self.embedding, self.layers = hyper, embedding, tuple(layers)
         self.norm, self.head, self.rotary, self.cache_type = norm, head, rotary, cache
+        self._table = dict(embedding.parts)  # looked up once: each look maps the file anew
 
     def cache(self) -> KVCache:
         """An empty cache of this decoder's shape."""
@@ -76,6 +77,7 @@ class Decoder:
 
     def _embed(self, tokens: NDArray[np.int64]) -> F32:
         out = np.empty((len(tokens), self.hyper.hidden), np.float32)
-        for i, token in enumerate(tokens):
-            out[i] = self.embedding.dequantize(rows=slice(int(token), int(token) + 1))[0]
+        codec, shape = self.embedding.codec, self.embedding.shape
+        for i, token in enumerate(tokens.tolist()):
+            codec.dequantize(self._table, shape, rows=slice(token, token + 1), out=out[i : i + 1])
         return out

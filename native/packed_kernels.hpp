@@ -9,6 +9,7 @@
 #endif
 
 #define PQ_UNROLL _Pragma("GCC unroll 8")
+#define PQ_IN_MEMORY(array) asm("" : "+m"(array))  // else the compiler takes its elements out of a register again, one by one
 
 #include "packed.hpp"
 #include "packed_codes.hpp"
@@ -33,6 +34,12 @@ PQ_INLINE const uint8_t* line_of(const PackedMatrix& w, size_t v) {
   return w.data + v / w.lanes * w.line_bytes;
 }
 
+// Where weight j of a unit stands among its codes: of a paired type the second and third quarter of each 64 change places.
+template <class T>
+constexpr int place(int j) {
+  return !T::paired || ((j >> 4 & 1) == (j >> 5 & 1)) ? j : j ^ 48;
+}
+
 template <class T>
 void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
   const int lane = int(v % w.lanes);
@@ -41,7 +48,7 @@ void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
     take_unit<T>(line_of<T>(w, v), u, w.cols, lane, c);
     const int count = w.cols - u * kUnit < kUnit ? int(w.cols - u * kUnit) : 256;
     for (int j = 0; j < count; ++j) {
-      const float x = c.d[j / T::sub] * float(c.q[j]);
+      const float x = c.d[j / T::sub] * float(c.q[place<T>(j)]);
       row[u * kUnit + j] = T::offset ? x + c.m[j / T::sub] : x;
     }
   }
@@ -73,6 +80,27 @@ PQ_INLINE __m256i dot32(__m256i w, __m256i a) {
   return T::top ? dot4(zero, w, a) : dot4(zero, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
 }
 
+// The same for two vectors of codes; two products of pairs of unsigned codes fit 16 bits.
+template <class T>
+PQ_INLINE __m256i dot64(__m256i w, __m256i a, __m256i w2, __m256i a2) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  constexpr bool in_16 = false;
+#else
+  constexpr bool in_16 = T::top != 0 && T::top <= 63;
+#endif
+  if constexpr (in_16) {
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(w, a), _mm256_maddubs_epi16(w2, a2));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  } else if constexpr (T::top != 0) {
+    return dot4(dot4(_mm256_setzero_si256(), w, a), w2, a2);
+  } else {
+    return dot4(dot4(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(a, w)), _mm256_abs_epi8(w2), _mm256_sign_epi8(a2, w2));
+  }
+}
+
+// The first scale for the lower half, the second for the upper: loads, since the ports that shuffle are busy with unpacking.
+PQ_INLINE __m256 two_scales(const float* s) { return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + 1), 0xf0); }
+
 // Sums of products of 128 small codes, at most 3 each.
 PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -96,59 +124,74 @@ PQ_INLINE void fetch_ahead(const uint8_t* p) {
 // Rows times up to four tokens: codes of a unit are made once and stay in the first cache.
 template <class T, int N, bool wide>
 void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y, size_t stride) {
-  const size_t blocks = a.padded / 32;
+  constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
+  const size_t cols = w.cols, units = a.padded / kUnit, blocks = a.padded / 32;
+  const int8_t* const q0 = (T::paired ? a.paired : a.q) + token * a.padded;
+  const float *const scale0 = a.scale + token * blocks, *const sum0 = (T::sub == 32 ? a.sum32 : a.sum16) + token * blocks * size_t(32 / T::sub);
   for (size_t v = first; v < last; ++v) {
     const uint8_t* line = line_of<T>(w, v);
     const int lane = int(v % w.lanes);
     __m256 acc[N][4];
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
-    for (size_t u = 0; u * kUnit < w.cols; ++u) {
+    for (size_t u = 0; u < units; ++u) {
       Codes c;
-      fetch_ahead<size_t(256 / T::block * T::bytes)>(line + u * size_t(256 / T::block * T::bytes));
-      take_unit<T>(line, u, w.cols, lane, c);
+      fetch_ahead<unit_bytes>(line + u * unit_bytes);
+      take_unit<T>(line, u, cols, lane, c);
+      PQ_UNROLL
       for (int n = 0; n < N; ++n) {
-        const size_t t = token + size_t(n);
-        const int8_t* q = a.q + t * a.padded + u * kUnit;
-        const __m256 as = _mm256_loadu_ps(a.scale + t * blocks + 8 * u);
+        const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
+        const float *scale = scale0 + size_t(n) * blocks + 8 * u, *sums = sum0 + (size_t(n) * blocks + 8 * u) * size_t(32 / T::sub);
         if constexpr (wide) {
           // One scale for 128: the products of four groups are added in 16 bits.
           for (int h = 0; h < 2; ++h) {
             const __m256i dot = dot128(c.q + 128 * h, q + 128 * h);
-            const __m256 scale = _mm256_set1_ps(c.d[4 * h] * a.scale[t * blocks + 8 * u + size_t(4 * h)]);
-            acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[n][h]);
+            acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(c.d[4 * h] * scale[4 * h]), acc[n][h]);
           }
-          if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(a.sum32 + t * blocks + 8 * u), acc[n][2]);
+          if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][2]);
+        } else if constexpr (T::paired) {
+          alignas(32) float s[8];
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));
+          PQ_IN_MEMORY(s);
+          PQ_UNROLL
+          for (int b = 0; b < 8; b += 2) {
+            const __m256i low = bytes32(q + 32 * b), high = bytes32(q + 32 * b + 32);
+            const __m256 dot = _mm256_cvtepi32_ps(dot64<T>(bytes32(c.q + 32 * b), low, bytes32(c.q + 32 * b + 32), high));
+            acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s + b), acc[n][b / 2]);
+          }
+          if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
         } else if constexpr (T::sub == 32) {
           alignas(32) float s[8];
-          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), as));
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));
           PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
-            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_broadcast_ss(s + b), acc[n][b & 3]);
+            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_set1_ps(s[b]), acc[n][b & 3]);
           }
-          if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(a.sum32 + t * blocks + 8 * u), acc[n][0]);
+          if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
         } else {
           alignas(32) float s[16];
+          const __m256 as = _mm256_loadu_ps(scale);
           const __m256 low = _mm256_permutevar8x32_ps(as, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
           const __m256 high = _mm256_permutevar8x32_ps(as, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), low));
           _mm256_store_ps(s + 8, _mm256_mul_ps(_mm256_load_ps(c.d + 8), high));
-          const __m256i halves = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+          PQ_IN_MEMORY(s);
           PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
-            const __m256 two = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(s + 2 * b)));
-            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_permutevar_ps(two, halves), acc[n][b & 3]);
+            acc[n][b & 3] = _mm256_fmadd_ps(dot, two_scales(s + 2 * b), acc[n][b & 3]);
           }
           if (T::offset) {
-            const float* sums = a.sum16 + t * 2 * blocks + 16 * u;
             acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
             acc[n][1] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8), _mm256_loadu_ps(sums + 8), acc[n][1]);
           }
         }
       }
     }
-    for (int n = 0; n < N; ++n) y[(token + size_t(n)) * stride + w.row(v)] = w.scale * sum8(_mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3])));
+    for (int n = 0; n < N; ++n) {
+      const __m256 sum = _mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3]));
+      y[(token + size_t(n)) * stride + w.row(v)] = w.scale * sum8(sum);
+    }
   }
 }
 
@@ -170,7 +213,7 @@ void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p
       else
         std::memset(&c, 0, sizeof c);
       int8_t* out = p.q + 32 * 64 * u + 4 * r;
-      for (int k = 0; k < 64; ++k) std::memcpy(out + 32 * k, c.q + 4 * k, 4);
+      for (int k = 0; k < 64; ++k) std::memcpy(out + 32 * k, c.q + place<T>(4 * k), 4);
       for (int s = 0; s < subs; ++s) p.d[(u * subs + size_t(s)) * 8 + r] = c.d[s];
       if (T::offset)
         for (int s = 0; s < subs; ++s) p.m[(u * subs + size_t(s)) * 8 + r] = c.m[s];
@@ -333,7 +376,7 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
         float total = 0;
         for (int s = 0; s < 256 / T::sub; ++s) {
           int dot = 0;
-          for (int j = 0; j < T::sub; ++j) dot += int(c.q[s * T::sub + j]) * int(q[s * T::sub + j]);
+          for (int j = 0; j < T::sub; ++j) dot += int(c.q[place<T>(s * T::sub + j)]) * int(q[s * T::sub + j]);
           total += c.d[s] * scale[s * T::sub / 32] * float(dot);
           if (T::offset) total += c.m[s] * sums[s];
         }

@@ -29,9 +29,21 @@ PQ_INLINE void take_unit(const uint8_t* line, size_t u, size_t cols, int lane, C
   T::take(padded, lane, c);
 }
 
+// Rows that share a line: known to the compiler, since dividing by it takes as long as a fair part of a short row.
+template <class T>
+constexpr size_t kLanes = 1;
+template <class T>
+  requires(T::lanes > 0)
+constexpr size_t kLanes<T> = T::lanes;
+
 template <class T>
 PQ_INLINE const uint8_t* line_of(const PackedMatrix& w, size_t v) {
-  return w.data + v / w.lanes * w.line_bytes;
+  return w.data + v / kLanes<T> * w.line_bytes;
+}
+
+template <class T>
+PQ_INLINE size_t row_of(const PackedMatrix& w, size_t v) {
+  return kLanes<T> == 1 ? v : v / kLanes<T> * w.row_step + v % kLanes<T> * w.lane_step;
 }
 
 // Where weight j of a unit stands among its codes: of a paired type the second and third quarter of each 64 change places.
@@ -42,7 +54,7 @@ constexpr int place(int j) {
 
 template <class T>
 void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
-  const int lane = int(v % w.lanes);
+  const int lane = int(v % kLanes<T>);
   for (size_t u = 0; u * kUnit < w.cols; ++u) {
     Codes c;
     take_unit<T>(line_of<T>(w, v), u, w.cols, lane, c);
@@ -130,7 +142,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
   const float *const scale0 = a.scale + token * blocks, *const sum0 = (T::sub == 32 ? a.sum32 : a.sum16) + token * blocks * size_t(32 / T::sub);
   for (size_t v = first; v < last; ++v) {
     const uint8_t* line = line_of<T>(w, v);
-    const int lane = int(v % w.lanes);
+    const int lane = int(v % kLanes<T>);
     __m256 acc[N][4];
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
     for (size_t u = 0; u < units; ++u) {
@@ -159,6 +171,18 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s + b), acc[n][b / 2]);
           }
           if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
+        } else if constexpr (T::whole) {
+          // The whole scales are multiplied in where pairs are added, so that one float a group is left.
+          alignas(32) float s[8];
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_set1_ps(c.unit), _mm256_loadu_ps(scale)));
+          PQ_UNROLL
+          for (int b = 0; b < 8; ++b) {
+            const __m256i scales = _mm256_shuffle_epi8(c.whole, _mm256_set1_epi16(short(0x0100 + 0x0202 * b)));
+            const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes32(c.q + 32 * b), bytes32(q + 32 * b)), scales);
+            acc[n][b & 3] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(s[b]), acc[n][b & 3]);
+          }
+          acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
+          acc[n][1] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8), _mm256_loadu_ps(sums + 8), acc[n][1]);
         } else if constexpr (T::sub == 32) {
           alignas(32) float s[8];
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));
@@ -190,7 +214,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
     }
     for (int n = 0; n < N; ++n) {
       const __m256 sum = _mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3]));
-      y[(token + size_t(n)) * stride + w.row(v)] = w.scale * sum8(sum);
+      y[(token + size_t(n)) * stride + row_of<T>(w, v)] = w.scale * sum8(sum);
     }
   }
 }
@@ -209,7 +233,7 @@ void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p
     for (size_t r = 0; r < 8; ++r) {
       Codes c;
       if (first + r < last)
-        take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % w.lanes), c);
+        take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % kLanes<T>), c);
       else
         std::memset(&c, 0, sizeof c);
       int8_t* out = p.q + 32 * 64 * u + 4 * r;
@@ -283,7 +307,7 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
   for (int n = 0; n < N; ++n) {
     alignas(32) float out[8];
     _mm256_store_ps(out, _mm256_mul_ps(acc[n], _mm256_set1_ps(w.scale)));
-    for (size_t v = first; v < last; ++v) y[(token + size_t(n)) * stride + w.row(v)] = out[v - first];
+    for (size_t v = first; v < last; ++v) y[(token + size_t(n)) * stride + row_of<T>(w, v)] = out[v - first];
   }
 }
 
@@ -365,10 +389,10 @@ template <class T>
 void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   const size_t units = a.padded / kUnit;
   for (size_t v = first; v < last; ++v) {
-    for (size_t t = 0; t < a.tokens; ++t) y[t * stride + w.row(v)] = 0;
+    for (size_t t = 0; t < a.tokens; ++t) y[t * stride + row_of<T>(w, v)] = 0;
     for (size_t u = 0; u < units; ++u) {
       Codes c;
-      take_unit<T>(line_of<T>(w, v), u, w.cols, int(v % w.lanes), c);
+      take_unit<T>(line_of<T>(w, v), u, w.cols, int(v % kLanes<T>), c);
       for (size_t t = 0; t < a.tokens; ++t) {
         const int8_t* q = a.q + t * a.padded + u * kUnit;
         const float* scale = a.scale + t * (a.padded / 32) + 8 * u;
@@ -380,7 +404,7 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
           total += c.d[s] * scale[s * T::sub / 32] * float(dot);
           if (T::offset) total += c.m[s] * sums[s];
         }
-        y[t * stride + w.row(v)] += w.scale * total;
+        y[t * stride + row_of<T>(w, v)] += w.scale * total;
       }
     }
   }
@@ -539,43 +563,43 @@ void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* 
 
 // ---------------------------------------------------------------- the table
 
-#define PQ_TYPE(name, lanes, ...) \
-  PackedKernel { name, __VA_ARGS__::block, __VA_ARGS__::bytes, lanes, multiply<__VA_ARGS__>, dequantize_row<__VA_ARGS__> }
+#define PQ_TYPE(name, ...) \
+  PackedKernel { name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>, dequantize_row<__VA_ARGS__> }
 
 constexpr PackedKernel kKernels[] = {
-    PQ_TYPE("q4_0", 1, NibbleCodes<false, false>),
-    PQ_TYPE("q4_1", 1, NibbleCodes<true, false>),
-    PQ_TYPE("q5_0", 1, NibbleCodes<false, true>),
-    PQ_TYPE("q5_1", 1, NibbleCodes<true, true>),
-    PQ_TYPE("q8_0", 1, ByteCodes<2>),
-    PQ_TYPE("q8_1", 1, ByteCodes<4>),
-    PQ_TYPE("q1_0", 1, Q1_0Codes),
-    PQ_TYPE("q2_0", 1, Q2_0Codes),
-    PQ_TYPE("q2_k", 1, Q2_KCodes),
-    PQ_TYPE("q3_k", 1, Q3_KCodes),
-    PQ_TYPE("q4_k", 1, Q4_KCodes),
-    PQ_TYPE("q5_k", 1, Q5_KCodes),
-    PQ_TYPE("q6_k", 1, Q6_KCodes),
-    PQ_TYPE("q8_k", 1, Q8_KCodes),
-    PQ_TYPE("iq1_s", 1, Iq1SCodes),
-    PQ_TYPE("iq1_m", 1, Iq1MCodes),
-    PQ_TYPE("iq2_xxs", 1, Iq2XxsCodes),
-    PQ_TYPE("iq2_xs", 1, Iq2XsCodes),
-    PQ_TYPE("iq2_s", 1, Iq2SCodes),
-    PQ_TYPE("iq3_xxs", 1, Iq3XxsCodes),
-    PQ_TYPE("iq3_s", 1, Iq3SCodes),
-    PQ_TYPE("iq4_nl", 1, Iq4NlCodes),
-    PQ_TYPE("iq4_xs", 1, Iq4XsCodes),
-    PQ_TYPE("mxfp4", 1, Mxfp4Codes),
-    PQ_TYPE("nvfp4", 1, Nvfp4Codes),
-    PQ_TYPE("tq1_0", 1, Tq1Codes),
-    PQ_TYPE("tq2_0", 1, Tq2Codes),
-    PQ_TYPE("i2_s.x86", 1, I2SX86Codes),
-    PQ_TYPE("i2_s.arm", 1, I2SArmCodes),
-    PQ_TYPE("i2_s.x4", 4, QuadCodes<true>),
-    PQ_TYPE("hf_bitnet", 4, QuadCodes<false>),
-    PQ_TYPE("trinity.i2_s", 1, TrinityCodes<0>),
-    PQ_TYPE("trinity.tq2_0", 1, TrinityCodes<2>),
+    PQ_TYPE("q4_0", NibbleCodes<false, false>),
+    PQ_TYPE("q4_1", NibbleCodes<true, false>),
+    PQ_TYPE("q5_0", NibbleCodes<false, true>),
+    PQ_TYPE("q5_1", NibbleCodes<true, true>),
+    PQ_TYPE("q8_0", ByteCodes<2>),
+    PQ_TYPE("q8_1", ByteCodes<4>),
+    PQ_TYPE("q1_0", Q1_0Codes),
+    PQ_TYPE("q2_0", Q2_0Codes),
+    PQ_TYPE("q2_k", Q2_KCodes),
+    PQ_TYPE("q3_k", Q3_KCodes),
+    PQ_TYPE("q4_k", Q4_KCodes),
+    PQ_TYPE("q5_k", Q5_KCodes),
+    PQ_TYPE("q6_k", Q6_KCodes),
+    PQ_TYPE("q8_k", Q8_KCodes),
+    PQ_TYPE("iq1_s", Iq1SCodes),
+    PQ_TYPE("iq1_m", Iq1MCodes),
+    PQ_TYPE("iq2_xxs", Iq2XxsCodes),
+    PQ_TYPE("iq2_xs", Iq2XsCodes),
+    PQ_TYPE("iq2_s", Iq2SCodes),
+    PQ_TYPE("iq3_xxs", Iq3XxsCodes),
+    PQ_TYPE("iq3_s", Iq3SCodes),
+    PQ_TYPE("iq4_nl", Iq4NlCodes),
+    PQ_TYPE("iq4_xs", Iq4XsCodes),
+    PQ_TYPE("mxfp4", Mxfp4Codes),
+    PQ_TYPE("nvfp4", Nvfp4Codes),
+    PQ_TYPE("tq1_0", Tq1Codes),
+    PQ_TYPE("tq2_0", Tq2Codes),
+    PQ_TYPE("i2_s.x86", I2SX86Codes),
+    PQ_TYPE("i2_s.arm", I2SArmCodes),
+    PQ_TYPE("i2_s.x4", QuadCodes<true>),
+    PQ_TYPE("hf_bitnet", QuadCodes<false>),
+    PQ_TYPE("trinity.i2_s", TrinityCodes<0>),
+    PQ_TYPE("trinity.tq2_0", TrinityCodes<2>),
 };
 
 #undef PQ_TYPE

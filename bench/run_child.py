@@ -18,15 +18,21 @@ import numpy as np
 TOKENS = (np.arange(4096) * 7919 % 31000).astype(np.int32)
 
 
-def measure(step: Callable[[np.ndarray], object], restart: Callable[[], object], prefill: int, decode: int) -> dict:
-    """step: go on with these tokens. Decode is the median over single tokens, prefill one run over all."""
+def measure(
+    step: Callable[[np.ndarray], object],
+    restart: Callable[[], object],
+    prefill: int,
+    decode: int,
+    inside: Callable[[], float] = lambda: 0.0,
+) -> dict:
+    """step: go on with these tokens. Decode is the median over single tokens, prefill one run over all. inside: seconds spent in kernels."""
     step(TOKENS[:8])
-    taken = []
+    taken, before = [], inside()
     for i in range(decode):
         start = time.perf_counter()
         step(TOKENS[i : i + 1])
         taken.append(time.perf_counter() - start)
-    out = {"decode": 1 / median(taken) if taken else 0.0, "decode_total": sum(taken)}
+    out = {"decode": 1 / median(taken), "outside": 1 - (inside() - before) / sum(taken)} if decode else {}
     if prefill:
         restart()
         start = time.perf_counter()
@@ -36,31 +42,24 @@ def measure(step: Callable[[np.ndarray], object], restart: Callable[[], object],
 
 
 def ours(path: str, threads: int, prefill: int, decode: int) -> dict:
-    """polyquant, and how long the first token took from the start of `load`."""
+    """polyquant; first: seconds from before its import to the first token. read: bytes that a token needs."""
     start = time.perf_counter()
     import polyquant
     from polyquant.ops import native
 
     model = polyquant.load(path, threads=threads)
-    session = model.session()
-    session.feed(TOKENS[:1])
-    first = time.perf_counter() - start
     state = [model.session()]
+    state[0].feed(TOKENS[:1])
+    first = time.perf_counter() - start
 
     def restart() -> None:
         state[0] = model.session()
 
-    before = native.kernel_seconds()
-    out = measure(lambda t: state[0].feed(t), restart, 0, decode)
-    inside = native.kernel_seconds() - before  # the eight tokens before the first are in it, and count little
-    out |= {
-        "first": first,
-        "outside": max(0.0, 1 - inside / max(out["decode_total"], 1e-9)),
-        "file": model.checkpoint.nbytes,
-    }
-    if prefill:
-        out["prefill"] = measure(lambda t: state[0].feed(t), restart, prefill, 0)["prefill"]
-    return out
+    out = measure(lambda t: state[0].feed(t), restart, prefill, decode, native.kernel_seconds)
+    table, names = model.decoder.embedding, model.checkpoint.weights
+    tied = not {"output.weight", "lm_head.weight"} & set(names)
+    size = model.checkpoint.nbytes
+    return out | {"first": first, "file": size, "read": size - (0 if tied else table.nbytes)}
 
 
 def llama_cpp(path: str, threads: int, prefill: int, decode: int) -> dict:

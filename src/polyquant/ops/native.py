@@ -24,7 +24,7 @@ except ImportError:  # the pure package: `doctor` says so
 _enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0"
 
 __all__ = [
-    "available", "dequantize_blocks", "engine", "instruction_set", "lib", "module", "pack_ternary", "quantize_blocks", "set_threads", "ternarize", "threads",
+    "available", "dequantize_blocks", "engine", "instruction_set", "kernel_seconds", "lib", "module", "pack_ternary", "quantize_blocks", "set_threads", "ternarize", "threads",
     "unpack_ternary",
 ]  # fmt: skip
 
@@ -71,6 +71,11 @@ def set_threads(count: int) -> None:
     """Threads of the native kernels, 1 to 256; 0 for as many as there are processors for us. Changes nothing in the numpy engine."""
     if _native is not None:
         _native.set_threads(count)
+
+
+def kernel_seconds() -> float:
+    """Seconds that this process has spent inside the kernels of a decoder: what is left of a token's time is Python's."""
+    return _native.kernel_nanoseconds() / 1e9 if _native is not None else 0.0
 
 
 def dequantize_blocks(codec: str, blocks: U8, out: F32) -> bool:

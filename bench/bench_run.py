@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "build" / "bench"
 LLAMA = ("q4_0", "q8_0", "q4_k", "iq4_xs", "tq2_0")
 WATCHED = ("q2_k", "q3_k", "q5_k", "q6_k", "mxfp4")
-ROUNDS = 3
+ROUNDS = 3  # of the models with a promise; the others run once
 
 
 def llama(codec: str) -> Path:
@@ -82,11 +82,11 @@ def child(engine: str, path: Path, threads: int, prefill: int = 0, decode: int =
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int = 0) -> tuple[dict, dict | None]:
+def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int, rounds: int) -> tuple[dict, dict | None]:
     """Medians of runs that take turns."""
     there = find_spec("llama_cpp") is not None
     a, b = [], []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         a.append(child("ours", ours, threads, prefill))
         if there:
             b.append(child("llama.cpp", theirs, threads, prefill))
@@ -100,7 +100,7 @@ def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int = 0) -> tu
 def decode_rows(label: str, ours: Path, theirs: Path, bar: float | None) -> Iterator[Row]:
     """One and two threads, and a prefill of 512 tokens with two."""
     for threads in (1, 2):
-        mine, peer = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0)
+        mine, peer = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0, ROUNDS if bar else 1)
         extra = {"of floor": mine["read"] * mine["decode"] / bandwidth(threads), "outside kernels": mine["outside"]}
         yield Row(
             f"{label}, decode, {threads} threads", "tokens/s", mine["decode"], peer and peer["decode"], bar, True, extra

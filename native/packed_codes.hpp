@@ -2,7 +2,8 @@
 // `take` makes one unit, 256 weights, of 256 / block blocks. `top` is the largest code of an unsigned type (signed types have top 0),
 // `sub` the weights that share d and m; `wide`: 128 neighbours share d, and codes are
 // so small that 128 products of pairs fit 16 bits; `paired`: of two groups of 32, codes 0 ... 15 of both come first, then 16 ... 31 of both,
-// which is how nibbles split without moving halves of vectors about; `whole`: the scales of sub-blocks of 16 are small whole numbers. Codes and scales are stored 32 bytes at a time: a load that spans several small stores
+// which is how nibbles split without moving halves of vectors about; `whole`: the scales of sub-blocks of 16 are small whole numbers,
+// and m = -zero * d unless zero is 0. Codes and scales are stored 32 bytes at a time: a load that spans several small stores
 // would wait until they have reached the cache.
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
@@ -24,11 +25,13 @@ struct alignas(64) Codes {
 #if defined(__AVX2__)
   // Whole numbers of which the d are multiples, of sub-blocks of 16: the even ones in the lower half, the odd ones in the upper.
   __m256i whole;
+  __m128i natural;  // the same in their order, as bytes
   float unit;
 
   PQ_INLINE void set_whole(__m128i scales, float one) {
     const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     whole = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, apart));
+    natural = scales;
     unit = one;
   }
 #endif
@@ -72,7 +75,17 @@ PQ_INLINE B32 field(const B32& x, uint8_t mask) {
 #endif
 }
 
-// The same for a shift that the compiler knows once it has unrolled the loop around: 0, 2, 4, 6.
+// x << shift where no bit leaves its byte
+template <int shift>
+PQ_INLINE B32 raised(const B32& x) {
+#if defined(__AVX2__)
+  return B32(_mm256_slli_epi16(__m256i(x), shift));
+#else
+  return x << shift;
+#endif
+}
+
+// The same as `field` for a shift that the compiler knows once it has unrolled the loop around: 0, 2, 4, 6.
 PQ_INLINE B32 quarter(const B32& x, int i) { return i == 0 ? x & 3 : i == 1 ? field<2>(x, 3) : i == 2 ? field<4>(x, 3) : field<6>(x, 3); }
 
 using I8x = int32_t __attribute__((vector_size(32)));
@@ -250,7 +263,7 @@ PQ_INLINE B32 move_bit(const B32& x, int from, int to) {
 }
 
 struct Q2_KCodes {
-  static constexpr int block = 256, bytes = 84, sub = 16, top = 3;
+  static constexpr int block = 256, bytes = 84, zero = 0, sub = 16, top = 3;
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
 #if defined(__AVX2__)
@@ -269,7 +282,7 @@ struct Q2_KCodes {
 };
 
 struct Q3_KCodes {
-  static constexpr int block = 256, bytes = 110, sub = 16, top = 7;
+  static constexpr int block = 256, bytes = 110, zero = 4, sub = 16, top = 7;
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const uint64_t low = load<uint64_t>(b + 96);
@@ -318,7 +331,7 @@ struct Q5_KCodes {
 };
 
 struct Q6_KCodes {
-  static constexpr int block = 256, bytes = 210, sub = 16, top = 63;
+  static constexpr int block = 256, bytes = 210, zero = 32, sub = 16, top = 63;
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
 #if defined(__AVX2__)
@@ -331,8 +344,8 @@ struct Q6_KCodes {
     }
     for (int h = 0; h < 2; ++h) {
       const B32 x = load32(b + 64 * h), y = load32(b + 64 * h + 32), top2 = load32(b + 128 + 32 * h);
-      c.set(4 * h, (x & 15) | (top2 & 3) * 16);
-      c.set(4 * h + 1, (y & 15) | (top2 & 12) * 4);
+      c.set(4 * h, (x & 15) | raised<4>(top2 & 3));
+      c.set(4 * h + 1, (y & 15) | raised<2>(top2 & 12));
       c.set(4 * h + 2, field<4>(x, 15) | (top2 & 48));
       c.set(4 * h + 3, field<4>(y, 15) | field<2>(top2, 48));
     }

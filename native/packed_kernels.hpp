@@ -181,8 +181,15 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
             const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes32(c.q + 32 * b), bytes32(q + 32 * b)), scales);
             acc[n][b & 3] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(s[b]), acc[n][b & 3]);
           }
-          acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
-          acc[n][1] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8), _mm256_loadu_ps(sums + 8), acc[n][1]);
+          if constexpr (T::zero) {
+            const __m256 k = _mm256_set1_ps(-float(T::zero) * c.unit);
+            const __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c.natural)), y8 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(c.natural, c.natural)));
+            acc[n][0] = _mm256_fmadd_ps(_mm256_mul_ps(x, _mm256_loadu_ps(sums)), k, acc[n][0]);
+            acc[n][1] = _mm256_fmadd_ps(_mm256_mul_ps(y8, _mm256_loadu_ps(sums + 8)), k, acc[n][1]);
+          } else {
+            acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
+            acc[n][1] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8), _mm256_loadu_ps(sums + 8), acc[n][1]);
+          }
         } else if constexpr (T::sub == 32) {
           alignas(32) float s[8];
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 
 import polyquant
 from polyquant.ops import native
+from polyquant.ops.matmul import Group, packed, round_activations
 from polyquant.pipeline.execute import cores
 from polyquant.registry import codec
 
@@ -41,8 +43,9 @@ def doctor() -> list[Check]:
             if native.available()
             else "not built: install a C++ compiler, then reinstall polyquant"
         )
-        return [*checks, Check("engine", "numpy: correct, and slow", False, why), _speed()]
-    return [*checks, Check("engine", f"native, {native.instruction_set()}"), *_agreement(), _speed()]
+        return [*checks, _extra(), Check("engine", "numpy: correct, and slow", False, why), _speed()]
+    engine = Check("engine", f"native, {native.instruction_set()}, {native.threads()} threads")
+    return [*checks, _extra(), engine, *_agreement(), _speed(), *_products()]
 
 
 def _agreement() -> list[Check]:
@@ -76,6 +79,37 @@ def _speed() -> Check:
     parts, out = q4.pack(q4.quantize(w)), np.empty_like(w)
     best = min(_timed(lambda: q4.dequantize(parts, w.shape, out=out)) for _ in range(5))
     return Check("speed", f"Q4_0 to float32: {w.size / best / 1e6:,.0f} million weights/s on one core")
+
+
+def _extra() -> Check:
+    """Text needs two packages more; token ids run without them."""
+    missing = [name for name in ("tokenizers", "jinja2") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return Check("text", "tokenizers and jinja2 are there: run, eval and serve understand text")
+    return Check(
+        "text",
+        f"without {' and '.join(missing)}: run, eval and serve take no text",
+        advice="pip install 'polyquant[run]'",
+    )
+
+
+def _products() -> list[Check]:
+    """Packed multiplication against the reference, and how fast one token goes through a matrix of 16 million weights."""
+    rng = np.random.default_rng(2)
+    w, x = rng.standard_normal((4096, 4096)).astype(np.float32), rng.standard_normal((1, 4096)).astype(np.float32)
+    q4 = codec("q4_k")
+    parts = q4.pack(q4.quantize(w[:256]))
+    blocks = np.ascontiguousarray(np.tile(parts["blocks"], (16, 1)))
+    group = Group([packed("q4_k", blocks, *w.shape)], [len(w)])
+    want = round_activations(x, "block") @ q4.dequantize(parts, w[:256].shape).T
+    got = group(x, "block")[0][:, :256]
+    if not np.allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max()):
+        return [
+            Check("products", "packed kernels differ from numpy", False, "run with POLYQUANT_NATIVE=0 and report this")
+        ]
+    best = min(_timed(lambda: group(x, "block")) for _ in range(9))
+    rate = f"{w.size / best / 1e9:.0f} billion weights/s, {blocks.nbytes / best / 1e9:.0f} GB/s packed"
+    return [Check("products", f"Q4_K times int8 activations: {rate}")]
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -85,7 +85,7 @@ def _extra() -> Check:
     """Text needs two packages more; token ids run without them."""
     missing = [name for name in ("tokenizers", "jinja2") if importlib.util.find_spec(name) is None]
     if not missing:
-        return Check("text", "tokenizers and jinja2 are there: run, eval and serve understand text")
+        return Check("text", "tokenizers and jinja2 found: run, eval, serve take text")
     return Check(
         "text",
         f"without {' and '.join(missing)}: run, eval and serve take no text",

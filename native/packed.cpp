@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -64,11 +65,11 @@ struct Rounded {
 
   Rounded(const float* x, size_t cols, size_t tokens, Rounding how) {
     const size_t padded = (cols + kUnit - 1) / kUnit * kUnit, blocks = padded / 32;
-    uint8_t* room = input_room.at_least(tokens * (padded + 4 * blocks * sizeof(float)));
+    uint8_t* room = input_room.at_least(tokens * (2 * padded + 4 * blocks * sizeof(float)));
     auto* scale = reinterpret_cast<float*>(room);
     float *sum16 = scale + tokens * blocks, *sum32 = sum16 + 2 * tokens * blocks;
     auto* q = reinterpret_cast<int8_t*>(sum32 + tokens * blocks);
-    a = {q, scale, sum16, sum32, tokens, padded, how != Rounding::block};
+    a = {q, q + tokens * padded, scale, sum16, sum32, tokens, padded, how != Rounding::block};
     const PackedSet& set = packed_set();
     const auto one = [&](size_t t) {
       const float* row = x + t * cols;
@@ -88,6 +89,9 @@ struct Rounded {
       const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
       for (size_t t = first; t < last; ++t) one(t);
     });
+    if (tokens > 4) return;
+    int8_t* paired = q + tokens * padded;
+    for (size_t i = 0; i < tokens * padded; i += 16) std::memcpy(paired + (i / 16 % 4 == 1 || i / 16 % 4 == 2 ? i ^ 48 : i), q + i, 16);
   }
 };
 

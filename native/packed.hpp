@@ -18,6 +18,7 @@ constexpr size_t kUnit = 256;  // codes are made, and activations padded, by 256
 // int8 activations of T tokens; row stride in numbers is `padded`, K rounded up to 256.
 struct Activations {
   const int8_t* q;       // [T, padded]
+  const int8_t* paired;  // the same with the second and third quarter of each 64 exchanged; for at most four tokens
   const float* scale;    // [T, padded / 32]
   const float* sum16;    // [T, padded / 16] scale * sum of the codes
   const float* sum32;    // [T, padded / 32]

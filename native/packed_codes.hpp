@@ -1,7 +1,8 @@
 // Each packed type as integer codes: w = d * q + m. Included once for each instruction set.
 // `take` makes one unit, 256 weights, of 256 / block blocks. `top` is the largest code of an unsigned type (signed types have top 0),
 // `sub` the weights that share d and m; `wide`: 128 neighbours share d, and codes are
-// so small that 128 products of pairs fit 16 bits. Codes and scales are stored 32 bytes at a time: a load that spans several small stores
+// so small that 128 products of pairs fit 16 bits; `paired`: of two groups of 32, codes 0 ... 15 of both come first, then 16 ... 31 of both,
+// which is how nibbles split without moving halves of vectors about; `whole`: the scales of sub-blocks of 16 are small whole numbers. Codes and scales are stored 32 bytes at a time: a load that spans several small stores
 // would wait until they have reached the cache.
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
@@ -19,6 +20,18 @@ using F8 = float __attribute__((vector_size(32)));
 struct alignas(64) Codes {
   int8_t q[256];
   float d[16], m[16];
+
+#if defined(__AVX2__)
+  // Whole numbers of which the d are multiples, of sub-blocks of 16: the even ones in the lower half, the odd ones in the upper.
+  __m256i whole;
+  float unit;
+
+  PQ_INLINE void set_whole(__m128i scales, float one) {
+    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    whole = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, apart));
+    unit = one;
+  }
+#endif
 
   PQ_INLINE void set(int group, const B32& codes) { std::memcpy(q + 32 * group, &codes, 32); }
   PQ_INLINE void set_d(int eight, const F8& x) { std::memcpy(d + 8 * eight, &x, 32); }
@@ -87,14 +100,13 @@ PQ_INLINE F8 floats8(uint64_t bytes) { return to_floats(ints8(bytes)); }
 
 PQ_INLINE F8 signed_floats8(uint64_t bytes) { return floats8(bytes ^ 0x8080808080808080u) - 128.0f; }
 
-// 16 bytes: low nibbles, then high nibbles.
-PQ_INLINE B32 nibbles(const uint8_t* p) {
+// 16 bytes and 16 bytes.
+PQ_INLINE B32 two16(const uint8_t* p, const uint8_t* q) {
 #if defined(__AVX2__)
-  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return B32(_mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(x, 4), x), _mm256_set1_epi8(15)));
+  return B32(_mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(q), reinterpret_cast<const __m128i*>(p)));
 #else
   B32 out;
-  for (int j = 0; j < 16; ++j) out[j] = p[j] & 15, out[j + 16] = p[j] >> 4;
+  for (int j = 0; j < 16; ++j) out[j] = p[j], out[j + 16] = q[j];
   return out;
 #endif
 }
@@ -141,16 +153,22 @@ PQ_INLINE B32 words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 template <bool affine, bool fifth>
 struct NibbleCodes {
   static constexpr int block = 32, high = affine ? 4 : 2, start = high + (fifth ? 4 : 0), bytes = start + 16, sub = 32, top = fifth ? 31 : 15;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = true, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const F8 d = halves8<bytes>(b);
     c.set_d(0, d);
     c.set_m(0, affine ? halves8<bytes>(b + 2) : d * -float((top + 1) / 2));
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g, b += bytes) {
-      B32 q = nibbles(b + start);
-      if constexpr (fifth) q |= spread_bits(load<uint32_t>(b + high), 16);
-      c.set(g, q);
+    for (int g = 0; g < 8; g += 2, b += 2 * bytes) {
+      const B32 x = two16(b + start, b + bytes + start);
+      B32 low = x & 15, upper = field<4>(x, 15);
+      if constexpr (fifth) {
+        const uint32_t h = load<uint32_t>(b + high), k = load<uint32_t>(b + bytes + high);
+        low |= spread_bits((h & 0xffff) | k << 16, 16);
+        upper |= spread_bits(h >> 16 | (k & 0xffff0000u), 16);
+      }
+      c.set(g, low);
+      c.set(g + 1, upper);
     }
   }
 };
@@ -158,7 +176,7 @@ struct NibbleCodes {
 template <int head>
 struct ByteCodes {
   static constexpr int block = 32, bytes = head + 32, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     c.set_d(0, halves8<bytes>(b));
     PQ_UNROLL
@@ -168,7 +186,7 @@ struct ByteCodes {
 
 struct Q1_0Codes {
   static constexpr int block = 128, bytes = 18, sub = 32, top = 1;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const float x = half_at(b), y = half_at(b + 18);
     const F8 s = {x, x, x, x, y, y, y, y};
@@ -199,7 +217,7 @@ PQ_INLINE B32 quarters(const uint8_t* p) {
 
 struct Q2_0Codes {
   static constexpr int block = 64, bytes = 18, sub = 32, top = 3;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const float w = half_at(b), x = half_at(b + 18), y = half_at(b + 36), z = half_at(b + 54);
     const F8 s = {w, w, x, x, y, y, z, z};
@@ -233,8 +251,11 @@ PQ_INLINE B32 move_bit(const B32& x, int from, int to) {
 
 struct Q2_KCodes {
   static constexpr int block = 256, bytes = 84, sub = 16, top = 3;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = false, whole = true;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+#if defined(__AVX2__)
+    c.set_whole(_mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), _mm_set1_epi8(15)), half_at(b + 80));
+#endif
     const float d = half_at(b + 80), min = -half_at(b + 82);
     constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
     for (int e = 0; e < 2; ++e) {
@@ -249,14 +270,18 @@ struct Q2_KCodes {
 
 struct Q3_KCodes {
   static constexpr int block = 256, bytes = 110, sub = 16, top = 7;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = false, whole = true;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const uint64_t low = load<uint64_t>(b + 96);
     const uint32_t high = load<uint32_t>(b + 104);
     const uint64_t h0 = (high & 0x03030303u) | uint64_t(high >> 2 & 0x03030303u) << 32;
     const uint64_t h1 = (high >> 4 & 0x03030303u) | uint64_t(high >> 6 & 0x03030303u) << 32;
     constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
-    const F8 x = (floats8((low & nibble) | h0 << 4) - 32.0f) * half_at(b + 108), y = (floats8((low >> 4 & nibble) | h1 << 4) - 32.0f) * half_at(b + 108);
+    const uint64_t s0 = (low & nibble) | h0 << 4, s1 = (low >> 4 & nibble) | h1 << 4;
+#if defined(__AVX2__)
+    c.set_whole(_mm_sub_epi8(_mm_set_epi64x(int64_t(s1), int64_t(s0)), _mm_set1_epi8(32)), half_at(b + 108));
+#endif
+    const F8 x = (floats8(s0) - 32.0f) * half_at(b + 108), y = (floats8(s1) - 32.0f) * half_at(b + 108);
     c.set_d(0, x);
     c.set_d(1, y);
     c.set_m(0, x * -4.0f);
@@ -269,7 +294,7 @@ struct Q3_KCodes {
 
 struct Q4_KCodes {
   static constexpr int block = 256, bytes = 144, sub = 32, top = 15;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     scales_and_minima(b, c);
     PQ_UNROLL
@@ -283,7 +308,7 @@ struct Q4_KCodes {
 
 struct Q5_KCodes {
   static constexpr int block = 256, bytes = 176, sub = 32, top = 31;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     scales_and_minima(b, c);
     const B32 fifth = load32(b + 16);
@@ -294,8 +319,11 @@ struct Q5_KCodes {
 
 struct Q6_KCodes {
   static constexpr int block = 256, bytes = 210, sub = 16, top = 63;
-  static constexpr bool offset = true, wide = false;
+  static constexpr bool offset = true, wide = false, paired = false, whole = true;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+#if defined(__AVX2__)
+    c.set_whole(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 192)), half_at(b + 208));
+#endif
     for (int e = 0; e < 2; ++e) {
       const F8 d = signed_floats8(load<uint64_t>(b + 192 + 8 * e)) * half_at(b + 208);
       c.set_d(e, d);
@@ -313,7 +341,7 @@ struct Q6_KCodes {
 
 struct Q8_KCodes {
   static constexpr int block = 256, bytes = 292, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     c.set_d(0, all(load<float>(b)));
     PQ_UNROLL
@@ -336,7 +364,7 @@ PQ_INLINE void set_eights(Codes& c, int g, F eight) {
 
 struct Iq2XxsCodes {
   static constexpr int block = 256, bytes = 66, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
     PQ_UNROLL
@@ -370,7 +398,7 @@ PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
 
 struct Iq2XsCodes {
   static constexpr int block = 256, bytes = 74, sub = 16, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g)
@@ -384,7 +412,7 @@ struct Iq2XsCodes {
 
 struct Iq2SCodes {
   static constexpr int block = 256, bytes = 82, sub = 16, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
@@ -399,7 +427,7 @@ struct Iq2SCodes {
 
 struct Iq3XxsCodes {
   static constexpr int block = 256, bytes = 98, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
     PQ_UNROLL
@@ -417,7 +445,7 @@ struct Iq3XxsCodes {
 
 struct Iq3SCodes {
   static constexpr int block = 256, bytes = 110, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
     PQ_UNROLL
@@ -441,7 +469,7 @@ PQ_INLINE uint64_t eighths(unsigned index, unsigned minus) {
 
 struct Iq1SCodes {
   static constexpr int block = 256, bytes = 50, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t scales = 0;
     PQ_UNROLL
@@ -457,7 +485,7 @@ struct Iq1SCodes {
 
 struct Iq1MCodes {
   static constexpr int block = 256, bytes = 56, sub = 16, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     unsigned bits = 0;
     for (int k = 0; k < 4; ++k) bits |= unsigned(b[49 + 2 * k] >> 4) << (4 * k);
@@ -482,29 +510,37 @@ alignas(16) constexpr int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -
 
 struct Iq4NlCodes {
   static constexpr int block = 32, bytes = 18, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = true, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     c.set_d(0, halves8<18>(b));
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, look_up(kLevels4, nibbles(b + 18 * g + 2)));
+    for (int g = 0; g < 8; g += 2) {
+      const B32 x = two16(b + 18 * g + 2, b + 18 * g + 20);
+      c.set(g, look_up(kLevels4, x & 15));
+      c.set(g + 1, look_up(kLevels4, field<4>(x, 15)));
+    }
   }
 };
 
 struct Iq4XsCodes {
   static constexpr int block = 256, bytes = 136, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = true, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const I8x eight = {0, 1, 2, 3, 4, 5, 6, 7}, low = I8x{} + int32_t(load<uint32_t>(b + 4)), high = I8x{} + load<uint16_t>(b + 2);
     const I8x scales = (low >> (4 * eight) & 15) | (high >> (2 * eight) & 3) << 4;
     c.set_d(0, (to_floats(scales) - 32.0f) * half_at(b));
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, look_up(kLevels4, nibbles(b + 8 + 16 * g)));
+    for (int g = 0; g < 8; g += 2) {
+      const B32 x = load32(b + 8 + 16 * g);
+      c.set(g, look_up(kLevels4, x & 15));
+      c.set(g + 1, look_up(kLevels4, field<4>(x, 15)));
+    }
   }
 };
 
 struct Mxfp4Codes {
   static constexpr int block = 32, bytes = 17, sub = 32, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = true, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     uint64_t exponents = 0;
     for (int g = 0; g < 8; ++g) exponents |= uint64_t(b[17 * g]) << (8 * g);
@@ -512,13 +548,17 @@ struct Mxfp4Codes {
     const I8x tiny = e < 2, subnormal = (e + 1) * 0x00200000, normal = (e - 1) << 23;
     c.set_d(0, F8((tiny & subnormal) | (~tiny & normal)));
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, look_up(kTwiceE2m1, nibbles(b + 17 * g + 1)));
+    for (int g = 0; g < 8; g += 2) {
+      const B32 x = two16(b + 17 * g + 1, b + 17 * g + 18);
+      c.set(g, look_up(kTwiceE2m1, x & 15));
+      c.set(g + 1, look_up(kTwiceE2m1, field<4>(x, 15)));
+    }
   }
 };
 
 struct Nvfp4Codes {
   static constexpr int block = 64, bytes = 36, sub = 16, top = 0;
-  static constexpr bool offset = false, wide = false;
+  static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     for (int e = 0; e < 2; ++e) {
       // Half of an unsigned E4M3 value, its bits seen as those of a float; 0x7f is 0 and the top bit is ignored, as in ggml.
@@ -559,7 +599,7 @@ PQ_INLINE B32 digit(const B32& x) {
 
 struct Tq1Codes {
   static constexpr int block = 256, bytes = 54, sub = 32, top = 2;
-  static constexpr bool offset = true, wide = true;
+  static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(half_at(b + 52), c);
     B32 x = load32(b);
@@ -587,7 +627,7 @@ struct Tq1Codes {
 
 struct Tq2Codes {
   static constexpr int block = 256, bytes = 66, sub = 32, top = 3;
-  static constexpr bool offset = true, wide = true;
+  static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(half_at(b + 64), c);
     PQ_UNROLL
@@ -602,7 +642,7 @@ alignas(16) constexpr int8_t kTrinitySymbols[16] = {1, 2, 0, 1};  // 0, +1, -1, 
 // I2_S: four symbols a byte, the first in the highest bits.
 struct I2SX86Codes {
   static constexpr int block = 128, bytes = 32, sub = 32, top = 2;
-  static constexpr bool offset = true, wide = true;
+  static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(1, c);
     PQ_UNROLL
@@ -618,7 +658,7 @@ struct I2SX86Codes {
 
 struct I2SArmCodes {
   static constexpr int block = 64, bytes = 16, sub = 32, top = 2;
-  static constexpr bool offset = true, wide = true;
+  static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     one_scale(1, c);
     const B32 fields = words(0x0c0c0c0c0c0c0c0cu, 0x0c0c0c0c0c0c0c0cu, 0x0303030303030303u, 0x0303030303030303u);
@@ -635,8 +675,8 @@ struct I2SArmCodes {
 // One of four rows that share their bytes: row `lane` in bits 2 * lane, or the other way round.
 template <bool high_first>
 struct QuadCodes {
-  static constexpr int block = 32, bytes = 32, sub = 32, top = 2;
-  static constexpr bool offset = true, wide = true;
+  static constexpr int block = 32, bytes = 32, sub = 32, top = 2, lanes = 4;
+  static constexpr bool offset = true, wide = true, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int lane, Codes& c) {
     one_scale(1, c);
     switch (high_first ? 3 - lane : lane) {
@@ -659,7 +699,7 @@ struct QuadCodes {
 template <int head>
 struct TrinityCodes {
   static constexpr int block = 32, bytes = head + 8, sub = 32, top = 2;
-  static constexpr bool offset = true, wide = head == 0;
+  static constexpr bool offset = true, wide = head == 0, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     const F8 d = head ? halves8<bytes>(b) : all(1);
     c.set_d(0, d);

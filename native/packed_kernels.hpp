@@ -9,6 +9,7 @@
 #endif
 
 #define PQ_UNROLL _Pragma("GCC unroll 8")
+#define PQ_IN_MEMORY(array) asm("" : "+m"(array))  // else the compiler takes its elements out of a register again, one by one
 
 #include "packed.hpp"
 #include "packed_codes.hpp"
@@ -28,20 +29,38 @@ PQ_INLINE void take_unit(const uint8_t* line, size_t u, size_t cols, int lane, C
   T::take(padded, lane, c);
 }
 
+// Rows that share a line: known to the compiler, since dividing by it takes as long as a fair part of a short row.
+template <class T>
+constexpr size_t kLanes = 1;
+template <class T>
+  requires(T::lanes > 0)
+constexpr size_t kLanes<T> = T::lanes;
+
 template <class T>
 PQ_INLINE const uint8_t* line_of(const PackedMatrix& w, size_t v) {
-  return w.data + v / w.lanes * w.line_bytes;
+  return w.data + v / kLanes<T> * w.line_bytes;
+}
+
+template <class T>
+PQ_INLINE size_t row_of(const PackedMatrix& w, size_t v) {
+  return kLanes<T> == 1 ? v : v / kLanes<T> * w.row_step + v % kLanes<T> * w.lane_step;
+}
+
+// Where weight j of a unit stands among its codes: of a paired type the second and third quarter of each 64 change places.
+template <class T>
+constexpr int place(int j) {
+  return !T::paired || ((j >> 4 & 1) == (j >> 5 & 1)) ? j : j ^ 48;
 }
 
 template <class T>
 void dequantize_row(const PackedMatrix& w, size_t v, float* row) {
-  const int lane = int(v % w.lanes);
+  const int lane = int(v % kLanes<T>);
   for (size_t u = 0; u * kUnit < w.cols; ++u) {
     Codes c;
     take_unit<T>(line_of<T>(w, v), u, w.cols, lane, c);
     const int count = w.cols - u * kUnit < kUnit ? int(w.cols - u * kUnit) : 256;
     for (int j = 0; j < count; ++j) {
-      const float x = c.d[j / T::sub] * float(c.q[j]);
+      const float x = c.d[j / T::sub] * float(c.q[place<T>(j)]);
       row[u * kUnit + j] = T::offset ? x + c.m[j / T::sub] : x;
     }
   }
@@ -73,6 +92,27 @@ PQ_INLINE __m256i dot32(__m256i w, __m256i a) {
   return T::top ? dot4(zero, w, a) : dot4(zero, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
 }
 
+// The same for two vectors of codes; two products of pairs of unsigned codes fit 16 bits.
+template <class T>
+PQ_INLINE __m256i dot64(__m256i w, __m256i a, __m256i w2, __m256i a2) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  constexpr bool in_16 = false;
+#else
+  constexpr bool in_16 = T::top != 0 && T::top <= 63;
+#endif
+  if constexpr (in_16) {
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(w, a), _mm256_maddubs_epi16(w2, a2));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  } else if constexpr (T::top != 0) {
+    return dot4(dot4(_mm256_setzero_si256(), w, a), w2, a2);
+  } else {
+    return dot4(dot4(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(a, w)), _mm256_abs_epi8(w2), _mm256_sign_epi8(a2, w2));
+  }
+}
+
+// The first scale for the lower half, the second for the upper: loads, since the ports that shuffle are busy with unpacking.
+PQ_INLINE __m256 two_scales(const float* s) { return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + 1), 0xf0); }
+
 // Sums of products of 128 small codes, at most 3 each.
 PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -96,59 +136,86 @@ PQ_INLINE void fetch_ahead(const uint8_t* p) {
 // Rows times up to four tokens: codes of a unit are made once and stay in the first cache.
 template <class T, int N, bool wide>
 void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y, size_t stride) {
-  const size_t blocks = a.padded / 32;
+  constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
+  const size_t cols = w.cols, units = a.padded / kUnit, blocks = a.padded / 32;
+  const int8_t* const q0 = (T::paired ? a.paired : a.q) + token * a.padded;
+  const float *const scale0 = a.scale + token * blocks, *const sum0 = (T::sub == 32 ? a.sum32 : a.sum16) + token * blocks * size_t(32 / T::sub);
   for (size_t v = first; v < last; ++v) {
     const uint8_t* line = line_of<T>(w, v);
-    const int lane = int(v % w.lanes);
+    const int lane = int(v % kLanes<T>);
     __m256 acc[N][4];
     for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = _mm256_setzero_ps();
-    for (size_t u = 0; u * kUnit < w.cols; ++u) {
+    for (size_t u = 0; u < units; ++u) {
       Codes c;
-      fetch_ahead<size_t(256 / T::block * T::bytes)>(line + u * size_t(256 / T::block * T::bytes));
-      take_unit<T>(line, u, w.cols, lane, c);
+      fetch_ahead<unit_bytes>(line + u * unit_bytes);
+      take_unit<T>(line, u, cols, lane, c);
+      PQ_UNROLL
       for (int n = 0; n < N; ++n) {
-        const size_t t = token + size_t(n);
-        const int8_t* q = a.q + t * a.padded + u * kUnit;
-        const __m256 as = _mm256_loadu_ps(a.scale + t * blocks + 8 * u);
+        const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
+        const float *scale = scale0 + size_t(n) * blocks + 8 * u, *sums = sum0 + (size_t(n) * blocks + 8 * u) * size_t(32 / T::sub);
         if constexpr (wide) {
           // One scale for 128: the products of four groups are added in 16 bits.
           for (int h = 0; h < 2; ++h) {
             const __m256i dot = dot128(c.q + 128 * h, q + 128 * h);
-            const __m256 scale = _mm256_set1_ps(c.d[4 * h] * a.scale[t * blocks + 8 * u + size_t(4 * h)]);
-            acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[n][h]);
+            acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(c.d[4 * h] * scale[4 * h]), acc[n][h]);
           }
-          if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(a.sum32 + t * blocks + 8 * u), acc[n][2]);
+          if (T::offset) acc[n][2] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][2]);
+        } else if constexpr (T::paired) {
+          alignas(32) float s[8];
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));
+          PQ_IN_MEMORY(s);
+          PQ_UNROLL
+          for (int b = 0; b < 8; b += 2) {
+            const __m256i low = bytes32(q + 32 * b), high = bytes32(q + 32 * b + 32);
+            const __m256 dot = _mm256_cvtepi32_ps(dot64<T>(bytes32(c.q + 32 * b), low, bytes32(c.q + 32 * b + 32), high));
+            acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s + b), acc[n][b / 2]);
+          }
+          if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
+        } else if constexpr (T::whole) {
+          // The whole scales are multiplied in where pairs are added, so that one float a group is left.
+          alignas(32) float s[8];
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_set1_ps(c.unit), _mm256_loadu_ps(scale)));
+          PQ_UNROLL
+          for (int b = 0; b < 8; ++b) {
+            const __m256i scales = _mm256_shuffle_epi8(c.whole, _mm256_set1_epi16(short(0x0100 + 0x0202 * b)));
+            const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes32(c.q + 32 * b), bytes32(q + 32 * b)), scales);
+            acc[n][b & 3] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(s[b]), acc[n][b & 3]);
+          }
+          acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
+          acc[n][1] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8), _mm256_loadu_ps(sums + 8), acc[n][1]);
         } else if constexpr (T::sub == 32) {
           alignas(32) float s[8];
-          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), as));
+          _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), _mm256_loadu_ps(scale)));
           PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
-            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_broadcast_ss(s + b), acc[n][b & 3]);
+            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_set1_ps(s[b]), acc[n][b & 3]);
           }
-          if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(a.sum32 + t * blocks + 8 * u), acc[n][0]);
+          if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
         } else {
           alignas(32) float s[16];
+          const __m256 as = _mm256_loadu_ps(scale);
           const __m256 low = _mm256_permutevar8x32_ps(as, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
           const __m256 high = _mm256_permutevar8x32_ps(as, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_load_ps(c.d), low));
           _mm256_store_ps(s + 8, _mm256_mul_ps(_mm256_load_ps(c.d + 8), high));
-          const __m256i halves = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+          PQ_IN_MEMORY(s);
           PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256 dot = _mm256_cvtepi32_ps(dot32<T>(bytes32(c.q + 32 * b), bytes32(q + 32 * b)));
-            const __m256 two = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(s + 2 * b)));
-            acc[n][b & 3] = _mm256_fmadd_ps(dot, _mm256_permutevar_ps(two, halves), acc[n][b & 3]);
+            acc[n][b & 3] = _mm256_fmadd_ps(dot, two_scales(s + 2 * b), acc[n][b & 3]);
           }
           if (T::offset) {
-            const float* sums = a.sum16 + t * 2 * blocks + 16 * u;
             acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
             acc[n][1] = _mm256_fmadd_ps(_mm256_load_ps(c.m + 8), _mm256_loadu_ps(sums + 8), acc[n][1]);
           }
         }
       }
     }
-    for (int n = 0; n < N; ++n) y[(token + size_t(n)) * stride + w.row(v)] = w.scale * sum8(_mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3])));
+    for (int n = 0; n < N; ++n) {
+      const __m256 sum = _mm256_add_ps(_mm256_add_ps(acc[n][0], acc[n][1]), _mm256_add_ps(acc[n][2], acc[n][3]));
+      y[(token + size_t(n)) * stride + row_of<T>(w, v)] = w.scale * sum8(sum);
+    }
   }
 }
 
@@ -166,11 +233,11 @@ void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p
     for (size_t r = 0; r < 8; ++r) {
       Codes c;
       if (first + r < last)
-        take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % w.lanes), c);
+        take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % kLanes<T>), c);
       else
         std::memset(&c, 0, sizeof c);
       int8_t* out = p.q + 32 * 64 * u + 4 * r;
-      for (int k = 0; k < 64; ++k) std::memcpy(out + 32 * k, c.q + 4 * k, 4);
+      for (int k = 0; k < 64; ++k) std::memcpy(out + 32 * k, c.q + place<T>(4 * k), 4);
       for (int s = 0; s < subs; ++s) p.d[(u * subs + size_t(s)) * 8 + r] = c.d[s];
       if (T::offset)
         for (int s = 0; s < subs; ++s) p.m[(u * subs + size_t(s)) * 8 + r] = c.m[s];
@@ -240,7 +307,7 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
   for (int n = 0; n < N; ++n) {
     alignas(32) float out[8];
     _mm256_store_ps(out, _mm256_mul_ps(acc[n], _mm256_set1_ps(w.scale)));
-    for (size_t v = first; v < last; ++v) y[(token + size_t(n)) * stride + w.row(v)] = out[v - first];
+    for (size_t v = first; v < last; ++v) y[(token + size_t(n)) * stride + row_of<T>(w, v)] = out[v - first];
   }
 }
 
@@ -322,10 +389,10 @@ template <class T>
 void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
   const size_t units = a.padded / kUnit;
   for (size_t v = first; v < last; ++v) {
-    for (size_t t = 0; t < a.tokens; ++t) y[t * stride + w.row(v)] = 0;
+    for (size_t t = 0; t < a.tokens; ++t) y[t * stride + row_of<T>(w, v)] = 0;
     for (size_t u = 0; u < units; ++u) {
       Codes c;
-      take_unit<T>(line_of<T>(w, v), u, w.cols, int(v % w.lanes), c);
+      take_unit<T>(line_of<T>(w, v), u, w.cols, int(v % kLanes<T>), c);
       for (size_t t = 0; t < a.tokens; ++t) {
         const int8_t* q = a.q + t * a.padded + u * kUnit;
         const float* scale = a.scale + t * (a.padded / 32) + 8 * u;
@@ -333,11 +400,11 @@ void multiply(const PackedMatrix& w, size_t first, size_t last, const Activation
         float total = 0;
         for (int s = 0; s < 256 / T::sub; ++s) {
           int dot = 0;
-          for (int j = 0; j < T::sub; ++j) dot += int(c.q[s * T::sub + j]) * int(q[s * T::sub + j]);
+          for (int j = 0; j < T::sub; ++j) dot += int(c.q[place<T>(s * T::sub + j)]) * int(q[s * T::sub + j]);
           total += c.d[s] * scale[s * T::sub / 32] * float(dot);
           if (T::offset) total += c.m[s] * sums[s];
         }
-        y[t * stride + w.row(v)] += w.scale * total;
+        y[t * stride + row_of<T>(w, v)] += w.scale * total;
       }
     }
   }
@@ -496,43 +563,43 @@ void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* 
 
 // ---------------------------------------------------------------- the table
 
-#define PQ_TYPE(name, lanes, ...) \
-  PackedKernel { name, __VA_ARGS__::block, __VA_ARGS__::bytes, lanes, multiply<__VA_ARGS__>, dequantize_row<__VA_ARGS__> }
+#define PQ_TYPE(name, ...) \
+  PackedKernel { name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>, dequantize_row<__VA_ARGS__> }
 
 constexpr PackedKernel kKernels[] = {
-    PQ_TYPE("q4_0", 1, NibbleCodes<false, false>),
-    PQ_TYPE("q4_1", 1, NibbleCodes<true, false>),
-    PQ_TYPE("q5_0", 1, NibbleCodes<false, true>),
-    PQ_TYPE("q5_1", 1, NibbleCodes<true, true>),
-    PQ_TYPE("q8_0", 1, ByteCodes<2>),
-    PQ_TYPE("q8_1", 1, ByteCodes<4>),
-    PQ_TYPE("q1_0", 1, Q1_0Codes),
-    PQ_TYPE("q2_0", 1, Q2_0Codes),
-    PQ_TYPE("q2_k", 1, Q2_KCodes),
-    PQ_TYPE("q3_k", 1, Q3_KCodes),
-    PQ_TYPE("q4_k", 1, Q4_KCodes),
-    PQ_TYPE("q5_k", 1, Q5_KCodes),
-    PQ_TYPE("q6_k", 1, Q6_KCodes),
-    PQ_TYPE("q8_k", 1, Q8_KCodes),
-    PQ_TYPE("iq1_s", 1, Iq1SCodes),
-    PQ_TYPE("iq1_m", 1, Iq1MCodes),
-    PQ_TYPE("iq2_xxs", 1, Iq2XxsCodes),
-    PQ_TYPE("iq2_xs", 1, Iq2XsCodes),
-    PQ_TYPE("iq2_s", 1, Iq2SCodes),
-    PQ_TYPE("iq3_xxs", 1, Iq3XxsCodes),
-    PQ_TYPE("iq3_s", 1, Iq3SCodes),
-    PQ_TYPE("iq4_nl", 1, Iq4NlCodes),
-    PQ_TYPE("iq4_xs", 1, Iq4XsCodes),
-    PQ_TYPE("mxfp4", 1, Mxfp4Codes),
-    PQ_TYPE("nvfp4", 1, Nvfp4Codes),
-    PQ_TYPE("tq1_0", 1, Tq1Codes),
-    PQ_TYPE("tq2_0", 1, Tq2Codes),
-    PQ_TYPE("i2_s.x86", 1, I2SX86Codes),
-    PQ_TYPE("i2_s.arm", 1, I2SArmCodes),
-    PQ_TYPE("i2_s.x4", 4, QuadCodes<true>),
-    PQ_TYPE("hf_bitnet", 4, QuadCodes<false>),
-    PQ_TYPE("trinity.i2_s", 1, TrinityCodes<0>),
-    PQ_TYPE("trinity.tq2_0", 1, TrinityCodes<2>),
+    PQ_TYPE("q4_0", NibbleCodes<false, false>),
+    PQ_TYPE("q4_1", NibbleCodes<true, false>),
+    PQ_TYPE("q5_0", NibbleCodes<false, true>),
+    PQ_TYPE("q5_1", NibbleCodes<true, true>),
+    PQ_TYPE("q8_0", ByteCodes<2>),
+    PQ_TYPE("q8_1", ByteCodes<4>),
+    PQ_TYPE("q1_0", Q1_0Codes),
+    PQ_TYPE("q2_0", Q2_0Codes),
+    PQ_TYPE("q2_k", Q2_KCodes),
+    PQ_TYPE("q3_k", Q3_KCodes),
+    PQ_TYPE("q4_k", Q4_KCodes),
+    PQ_TYPE("q5_k", Q5_KCodes),
+    PQ_TYPE("q6_k", Q6_KCodes),
+    PQ_TYPE("q8_k", Q8_KCodes),
+    PQ_TYPE("iq1_s", Iq1SCodes),
+    PQ_TYPE("iq1_m", Iq1MCodes),
+    PQ_TYPE("iq2_xxs", Iq2XxsCodes),
+    PQ_TYPE("iq2_xs", Iq2XsCodes),
+    PQ_TYPE("iq2_s", Iq2SCodes),
+    PQ_TYPE("iq3_xxs", Iq3XxsCodes),
+    PQ_TYPE("iq3_s", Iq3SCodes),
+    PQ_TYPE("iq4_nl", Iq4NlCodes),
+    PQ_TYPE("iq4_xs", Iq4XsCodes),
+    PQ_TYPE("mxfp4", Mxfp4Codes),
+    PQ_TYPE("nvfp4", Nvfp4Codes),
+    PQ_TYPE("tq1_0", Tq1Codes),
+    PQ_TYPE("tq2_0", Tq2Codes),
+    PQ_TYPE("i2_s.x86", I2SX86Codes),
+    PQ_TYPE("i2_s.arm", I2SArmCodes),
+    PQ_TYPE("i2_s.x4", QuadCodes<true>),
+    PQ_TYPE("hf_bitnet", QuadCodes<false>),
+    PQ_TYPE("trinity.i2_s", TrinityCodes<0>),
+    PQ_TYPE("trinity.tq2_0", TrinityCodes<2>),
 };
 
 #undef PQ_TYPE

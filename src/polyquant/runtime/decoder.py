@@ -69,7 +69,7 @@ class Decoder:
         if step is None or not known:
             step = Step(self, self.hyper.hidden, len(self.rotary.frequencies))
         self._embed(tokens, step.x)
-        step.cos[:], step.sin[:] = self.rotary.angles(position, 1)
+        self.rotary.angles(position, 1, (step.cos, step.sin))
         if known:
             step.tape.run(position)
             cache.stepped()

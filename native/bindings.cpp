@@ -236,4 +236,5 @@ NB_MODULE(_native, m) {
   m.def("instruction_set", &instruction_set);
   bind_decoder(m);
   bind_packed(m);
+  bind_tape(m);
 }

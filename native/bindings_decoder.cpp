@@ -4,10 +4,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <initializer_list>
 #include <optional>
 
 #include "bindings.hpp"
 #include "decoder.hpp"
+#include "tape.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
@@ -20,6 +22,7 @@ using Rows = nb::ndarray<const float, nb::device::cpu>;  // any step from row to
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Steps = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Recent = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
@@ -37,6 +40,17 @@ class Kernel {
   KernelTime time_;
   std::optional<nb::gil_scoped_release> release_;
 };
+
+// Runs a step of a layer at `position`, and records it: `touched` are the activations that it reads and writes, which it holds by pointer. It
+// holds whatever else it needs as arrays, which keeps them alive.
+template <class F>
+void perform(size_t work, size_t position, std::initializer_list<const float*> touched, const F& step) {
+  {
+    Kernel running(work);
+    step(position);
+  }
+  record(touched, step);
+}
 
 void require(bool good, const char* what) {
   if (!good) throw nb::value_error(what);
@@ -66,11 +80,13 @@ void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
   require(weight.shape(0) == n, "one weight a number of a row");
   if (x.size() == 0) return;
   const size_t stride = stride_of(x);
-  Kernel running(x.size());
-  if (x.ndim() == 1) return rms_norm(x.data(), n, weight.data(), out.data(), 1, n, eps);
-  const size_t inner = x.size() / x.shape(0) / n;  // rows that lie contiguously
-  if (inner == 1 || stride == inner * n) return rms_norm(x.data(), inner == 1 ? stride : n, weight.data(), out.data(), x.size() / n, n, eps);
-  for (size_t i = 0; i < x.shape(0); ++i) rms_norm(x.data() + i * stride, n, weight.data(), out.data() + i * inner * n, inner, n, eps);
+  const size_t outer = x.ndim() == 1 ? 1 : x.shape(0), inner = x.size() / outer / n;  // inner: rows that lie contiguously
+  const float* from = x.data();
+  float* to = out.data();
+  perform(x.size(), 0, {from, to}, [=](size_t) {
+    if (inner == 1 || stride == inner * n) return rms_norm(from, inner == 1 ? stride : n, weight.data(), to, outer * inner, n, eps);
+    for (size_t i = 0; i < outer; ++i) rms_norm(from + i * stride, n, weight.data(), to + i * inner * n, inner, n, eps);
+  });
 }
 
 void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
@@ -80,8 +96,9 @@ void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
   const Turn turn{x.shape(0), x.shape(1), x.shape(2), cos.shape(1), stride_of(x), interleaved};
   require(cos.shape(0) == turn.tokens && sin.shape(0) == turn.tokens && sin.shape(1) == turn.turned && turn.turned <= turn.size / 2,
           "cos and sin must be [tokens, at most size / 2]");
-  Kernel running(x.size());
-  rotate(x.data(), cos.data(), sin.data(), out.data(), turn);
+  const float *from = x.data(), *c = cos.data(), *s = sin.data();
+  float* to = out.data();
+  perform(x.size(), 0, {from, c, s, to}, [=](size_t) { rotate(from, c, s, to, turn); });
 }
 
 void gate_py(Rows gates, Rows up, Out out, bool relu2) {
@@ -90,9 +107,33 @@ void gate_py(Rows gates, Rows up, Out out, bool relu2) {
   if (out.size() == 0) return;
   const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates), also = stride_of(up);
   const Gate which = relu2 ? Gate::relu2 : Gate::swiglu;
-  Kernel running(out.size());
-  if (from == width && also == width) return gate(which, gates.data(), up.data(), out.data(), out.size());
-  for (size_t i = 0; i < rows; ++i) gate(which, gates.data() + i * from, up.data() + i * also, out.data() + i * width, width);
+  const float *g = gates.data(), *u = up.data();
+  float* to = out.data();
+  perform(out.size(), 0, {g, u, to}, [=](size_t) {
+    if (from == width && also == width) return gate(which, g, u, to, rows * width);
+    for (size_t i = 0; i < rows; ++i) gate(which, g + i * from, u + i * also, to + i * width, width);
+  });
+}
+
+void add_py(Rows x, Rows y, Out out) {
+  same_shape(x, out);
+  same_shape(y, out);
+  if (out.size() == 0) return;
+  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(x), also = stride_of(y);
+  const float *a = x.data(), *b = y.data();
+  float* to = out.data();
+  perform(out.size(), 0, {a, b, to}, [=](size_t) { add(a, from, b, also, to, width, rows, width); });
+}
+
+// y [T, n] += bias [n]
+void add_bias_py(Output y, Vector bias) {
+  require(y.shape(1) == bias.shape(0), "one bias for each number of a row");
+  if (y.size() == 0) return;
+  require(y.shape(1) == 1 || y.stride(1) == 1, "rows must be contiguous");
+  const size_t rows = y.shape(0), n = y.shape(1), stride = rows == 1 ? n : size_t(y.stride(0));
+  require(stride >= n, "rows must be contiguous");
+  float* to = y.data();
+  perform(y.size(), 0, {to}, [=](size_t) { add(to, stride, bias.data(), 0, to, stride, rows, n); });
 }
 
 Kept kept_of(const Blocks& blocks) {
@@ -125,8 +166,13 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
   }
   if (out.size() == 0) return;
   const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data()};
-  Kernel running(count * (start + count) * groups * size);
-  attend(cache, tokens);
+  positions_to(start, count, blocks * cache_block);
+  perform(count * (start + count) * groups * size, start, {tokens.q, tokens.k, tokens.v, tokens.out},
+          [cache, tokens, keys, values, steps, recent](size_t position) {
+            Tokens now = tokens;
+            now.start = position;
+            attend(cache, now);
+          });
 }
 
 }  // namespace
@@ -135,6 +181,8 @@ void bind_decoder(nb::module_& m) {
   m.def("rms_norm", &rms_norm_py, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(), "eps"_a);
   m.def("rotate", &rotate_py, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "out"_a.noconvert(), "interleaved"_a);
   m.def("gate", &gate_py, "gates"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(), "relu2"_a);
+  m.def("add", &add_py, "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert());
+  m.def("add_bias", &add_bias_py, "y"_a.noconvert(), "bias"_a.noconvert());
   m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
         "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a, "steps"_a.noconvert().none() = nb::none(),
         "recent"_a.noconvert().none() = nb::none());

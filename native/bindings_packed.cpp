@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "packed.hpp"
+#include "tape.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
@@ -75,24 +76,33 @@ struct Group {
     if (jobs.empty() || jobs.size() > 64) throw nb::value_error("1 to 64 matrices");
   }
 
-  // x [T, K], y [T, sum of N]
-  void multiply(Input x, int rounding, Output y) const {
-    const size_t tokens = x.shape(0);
-    if (x.shape(1) != cols || y.shape(0) != tokens || y.shape(1) != rows || rounding < 0 || rounding > 3)
-      throw nb::value_error("shapes of weights, activations and output do not fit");
+  void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
     std::array<PackedJob, 64> mine;
-    float* at = y.data();
     for (size_t i = 0; i < jobs.size(); ++i) {
       mine[i] = jobs[i];
-      mine[i].y = at;
-      at += jobs[i].matrix->rows;
+      mine[i].y = y;
+      y += jobs[i].matrix->rows;
     }
-    const float* in = x.data();
-    nb::gil_scoped_release release;
-    const KernelTime time;
-    multiply_packed({mine.data(), jobs.size()}, in, tokens, rows, Rounding(rounding));
+    multiply_packed({mine.data(), jobs.size()}, x, tokens, rows, rounding);
   }
 };
+
+// x [T, K], y [T, sum of N]
+void multiply(nb::pointer_and_handle<Group> self, Input x, int how, Output y) {
+  const Group* group = self.p;
+  const size_t tokens = x.shape(0);
+  if (x.shape(1) != group->cols || y.shape(0) != tokens || y.shape(1) != group->rows || how < 0 || how > 3)
+    throw nb::value_error("shapes of weights, activations and output do not fit");
+  const float* in = x.data();
+  float* out = y.data();
+  const Rounding rounding = Rounding(how);
+  {
+    nb::gil_scoped_release release;
+    const KernelTime time;
+    group->run(in, tokens, rounding, out);
+  }
+  if (recording) record({in, out}, [=, alive = nb::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
+}
 
 }  // namespace
 
@@ -100,7 +110,7 @@ void bind_packed(nb::module_& m) {
   nb::class_<Packed>(m, "Packed");
   nb::class_<Group>(m, "PackedGroup")
       .def(nb::init<nb::sequence>())
-      .def("multiply", &Group::multiply);
+      .def("multiply", &multiply);
   m.def("has_packed", &has_packed, "codec"_a);
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("packed_set", [] { return packed_set().name; });

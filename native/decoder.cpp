@@ -56,4 +56,15 @@ void gate(Gate which, const float* gates, const float* up, float* out, size_t n)
   });
 }
 
+void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n) {
+  const size_t step = std::max<size_t>(1, piece / std::max<size_t>(1, n));
+  parallel_for((rows + step - 1) / step, [=](size_t chunk) {
+    for (size_t r = chunk * step; r < std::min(rows, (chunk + 1) * step); ++r) {
+      const float *a = x + r * x_stride, *b = y + r * y_stride;
+      float* to = out + r * out_stride;
+      for (size_t i = 0; i < n; ++i) to[i] = a[i] + b[i];
+    }
+  });
+}
+
 }  // namespace polyquant

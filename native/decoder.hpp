@@ -19,6 +19,9 @@ void rotate(const float* x, const float* cos, const float* sin, float* out, cons
 enum class Gate { swiglu, relu2 };
 void gate(Gate which, const float* gates, const float* up, float* out, size_t n);
 
+// out [rows, n] = x + y, each with its own stride from row to row; 0 for one row that serves all. out may be x.
+void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n);
+
 inline constexpr size_t cache_block = 32;  // positions of a block of the cache
 
 enum class Kept { f32, f16, i8 };

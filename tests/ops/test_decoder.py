@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyquant.ops import native
-from polyquant.ops.decoder import BLOCK, attend, attend_int8, relu2_gate, rms_norm, rotate, swiglu
+from polyquant.ops.decoder import BLOCK, add, add_bias, attend, attend_int8, relu2_gate, rms_norm, rotate, swiglu
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -35,6 +35,24 @@ def test_rotate(engine, tokens, heads, size, turned, interleaved):
         turn = np.exp(1j * angle[:, None, i].astype(np.float64)) * (x[..., a] + 1j * x[..., b])
         expected[..., a], expected[..., b] = turn.real, turn.imag
     np.testing.assert_allclose(rotate(x, np.cos(angle), np.sin(angle), interleaved=interleaved), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2048), (3, 7), (0, 5), (4, 6, 33), (40, 2049)])
+def test_add(engine, shape):
+    x, y = noise(*shape), noise(*shape, seed=1)
+    found = add(x, y)
+    np.testing.assert_array_equal(found, x + y)
+    assert found is not x
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize(("tokens", "n"), [(1, 1), (1, 300), (7, 33), (0, 4), (40, 2049)])
+def test_add_bias(engine, tokens, n):
+    wide, bias = noise(tokens, n + 5), noise(n, seed=1)
+    expected = wide.copy()
+    expected[:, 2 : n + 2] += bias
+    add_bias(wide[:, 2 : n + 2], bias)
+    np.testing.assert_array_equal(wide, expected)
 
 
 GATES = [-math.inf, -200, -100, -88, -20, -1, -1e-30, 0, 1e-30, 0.5, 1, 20, 88, 89, 200, math.inf, math.nan]

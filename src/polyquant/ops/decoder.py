@@ -24,10 +24,21 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.ops.native import lib
+from polyquant.ops.native import empty, lib
 from polyquant.types import F32, I8
 
-__all__ = ["BLOCK", "attend", "attend_int8", "dequantize_block", "relu2_gate", "rms_norm", "rotate", "swiglu"]
+__all__ = [
+    "BLOCK",
+    "add",
+    "add_bias",
+    "attend",
+    "attend_int8",
+    "dequantize_block",
+    "relu2_gate",
+    "rms_norm",
+    "rotate",
+    "swiglu",
+]
 
 BLOCK = 32
 """Positions of a block of the cache."""
@@ -38,7 +49,7 @@ F16: TypeAlias = NDArray[np.float16]
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; x [..., n], weight [n]."""
     if (native := lib()) is not None:
-        out = np.empty(x.shape, np.float32)
+        out = empty(*x.shape)
         native.rms_norm(x, weight, out, eps)
         return out
     mean = np.einsum("...i,...i->...", x, x, dtype=np.float64)[..., None] / x.shape[-1]
@@ -51,7 +62,7 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
     Pairs are (i, i + R), or (2i, 2i + 1) if interleaved.
     """
     if (native := lib()) is not None:
-        out = np.empty(x.shape, np.float32)
+        out = empty(*x.shape)
         native.rotate(x, cos, sin, out, interleaved)
         return out
     r = cos.shape[1]
@@ -69,7 +80,7 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
 def swiglu(gate: F32, up: F32) -> F32:
     """silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
     if (native := lib()) is not None:
-        out = np.empty(gate.shape, np.float32)
+        out = empty(*gate.shape)
         native.gate(gate, up, out, False)
         return out
     with np.errstate(over="ignore"):
@@ -79,10 +90,27 @@ def swiglu(gate: F32, up: F32) -> F32:
 def relu2_gate(gate: F32, up: F32) -> F32:
     """max(gate, 0)^2 * up."""
     if (native := lib()) is not None:
-        out = np.empty(gate.shape, np.float32)
+        out = empty(*gate.shape)
         native.gate(gate, up, out, True)
         return out
     return np.asarray(np.square(np.maximum(gate, 0)) * up, np.float32)
+
+
+def add(x: F32, y: F32) -> F32:
+    """x + y of one shape."""
+    if (native := lib()) is not None:
+        out = empty(*x.shape)
+        native.add(x, y, out)
+        return out
+    return x + y
+
+
+def add_bias(y: F32, bias: F32) -> None:
+    """y [T, n] += bias [n]."""
+    if (native := lib()) is not None:
+        native.add_bias(y, bias)
+    else:
+        np.add(y, bias, out=y)
 
 
 def attend(
@@ -94,7 +122,7 @@ def attend(
     own among them; 0 for all.
     """
     if (native := lib()) is not None:
-        out = np.empty(q.shape, np.float32)
+        out = empty(*q.shape)
         native.attend(q, k, v, keys, values, out, start, scale, window)
         return out
     end = start + len(k)
@@ -111,7 +139,7 @@ def attend_int8(
     q: F32, k: F32, v: F32, keys: I8, values: I8, steps: F32, recent: F32, *, start: int, scale: float, window: int = 0
 ) -> F32:
     """`attend` on an int8 cache: `recent` holds the positions of start's block before start; a block that gets full is quantized."""
-    out = np.empty(q.shape, np.float32)
+    out = empty(*q.shape)
     if (native := lib()) is not None:
         native.attend(q, k, v, keys, values, out, start, scale, window, steps, recent)
         return out

@@ -50,7 +50,7 @@ class Group:
 
     def __call__(self, x: F32, rounding: Rounding) -> list[F32]:
         """x [T, K] C-contiguous -> one [T, N_i] for each: columns of one array."""
-        y: F32 = np.empty((len(x), self._rows), np.float32)
+        y = native.empty(len(x), self._rows)
         self._multiply(x, _CODES[rounding], y)
         return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
 

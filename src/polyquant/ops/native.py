@@ -24,9 +24,21 @@ except ImportError:  # the pure package: `doctor` says so
 _enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0"
 
 __all__ = [
-    "available", "dequantize_blocks", "engine", "instruction_set", "kernel_seconds", "lib", "module", "pack_ternary", "quantize_blocks", "set_threads", "ternarize", "threads",
+    "available",
+    "dequantize_blocks",
+    "empty",
+    "engine",
+    "instruction_set",
+    "kernel_seconds",
+    "lib",
+    "module",
+    "pack_ternary",
+    "quantize_blocks",
+    "set_threads",
+    "ternarize",
+    "threads",
     "unpack_ternary",
-]  # fmt: skip
+]
 
 
 def available() -> bool:
@@ -54,6 +66,12 @@ def engine(which: Literal["native", "numpy"]) -> Iterator[None]:
         yield
     finally:
         _enabled = before
+
+
+def empty(*shape: int) -> F32:
+    """Uninitialized float32; while a tape records, in memory that it owns: the activations of a recordable layer."""
+    lent = None if _native is None else _native.lent(shape)
+    return np.empty(shape, np.float32) if lent is None else lent
 
 
 def instruction_set() -> str:

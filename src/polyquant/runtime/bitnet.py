@@ -9,7 +9,7 @@ Activations of the linears are rounded to int8 per token: the model was trained 
 from __future__ import annotations
 
 from polyquant.models.config import Hyper
-from polyquant.ops.decoder import relu2_gate, rms_norm, rotate, swiglu
+from polyquant.ops.decoder import add, relu2_gate, rms_norm, rotate, swiglu
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rope import Rotary
 from polyquant.runtime.tensors import Tensors
@@ -20,6 +20,8 @@ __all__ = ["BitNetLayer"]
 
 class BitNetLayer:
     """One layer. silu: gate with SiLU instead of squared ReLU."""
+
+    recordable = True
 
     def __init__(self, tensors: Tensors, hyper: Hyper, index: int, *, silu: bool) -> None:
         self.index, self.eps, self.size = index, hyper.rms_eps, hyper.head_size
@@ -50,9 +52,9 @@ class BitNetLayer:
         a = cache.attend(self.index, q, k, v, scale=size**-0.5)
         a = rms_norm(a.reshape(tokens, -1), self.attn_sub_norm, self.eps)
         (o,) = self.o(a)
-        x = x + o
+        x = add(x, o)
         h = rms_norm(x, self.ffn_norm, self.eps)
         gate, up = self.gate_up(h)
         h = rms_norm(self.gated(gate, up), self.ffn_sub_norm, self.eps)
         (down,) = self.down(h)
-        return x + down
+        return add(x, down)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from polyquant.models.config import Hyper
-from polyquant.ops.decoder import rms_norm, rotate, swiglu
+from polyquant.ops.decoder import add, rms_norm, rotate, swiglu
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rope import Rotary
 from polyquant.runtime.tensors import Tensors
@@ -20,6 +20,8 @@ __all__ = ["ChatGLMLayer"]
 
 class ChatGLMLayer:
     """One layer of the decoder."""
+
+    recordable = True
 
     def __init__(self, tensors: Tensors, hyper: Hyper, index: int) -> None:
         self.index, self.eps, self.size = index, hyper.rms_eps, hyper.head_size
@@ -43,9 +45,9 @@ class ChatGLMLayer:
         k = rotate(k, cos, sin, interleaved=rotary.interleaved)
         a = cache.attend(self.index, q, k, v, scale=size**-0.5)
         (o,) = self.o(a.reshape(tokens, -1))
-        x = x + o
+        x = add(x, o)
         h = rms_norm(x, self.ffn_norm, self.eps)
         (both,) = self.gate_up(h)  # [T, 2 F]
         gate, up = (np.ascontiguousarray(y) for y in np.split(both, 2, axis=1))
         (down,) = self.down(swiglu(gate, up))
-        return x + down
+        return add(x, down)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyquant.ops.decoder import BLOCK, attend, attend_int8, dequantize_block
+from polyquant.runtime.step import Step
 from polyquant.types import F32
 
 __all__ = ["CacheType", "KVCache"]
@@ -33,13 +34,18 @@ class KeptLayer(Protocol):
         What was stored at `start` and after is forgotten.
         """
 
+    def stored(self, end: int) -> None:
+        """A recorded step stored the position before `end`, past `attend`."""
+
 
 class KVCache:
     """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it.
-    grain: a cache truncated to a multiple of it is as if nothing had been there."""
+    grain: a cache truncated to a multiple of it is as if nothing had been there. step: the recorded step of one token (runtime/step.py); it
+    knows the arrays of now, so whatever goes past it, `attend` or `truncate`, forgets it."""
 
     def __init__(self, layers: int, groups: int, size: int, kind: CacheType = "f32") -> None:
         self.length, self.grain = 0, BLOCK if kind == "int8" else 1
+        self.step: Step | None = None
         self.layers: list[KeptLayer] = [
             Int8Layer(groups, size)
             if kind == "int8"
@@ -54,11 +60,19 @@ class KVCache:
 
     def attend(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
         """Store k, v [T, G, D] of the T next positions and attend to them and all before. q [T, H, D] -> [T, H, D]."""
+        self.step = None
         return self.layers[layer].attend(q, k, v, self.length, scale, window)
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on. In int8, positions of a block that was full stay as int8 left them."""
+        self.step = None
         self.length = max(0, min(self.length, length))
+
+    def stepped(self) -> None:
+        """The recorded step ran once more."""
+        for layer in self.layers:
+            layer.stored(self.length + 1)
+        self.length += 1
 
 
 class FloatLayer:
@@ -80,6 +94,9 @@ class FloatLayer:
             self.keys, self.values = grown(self.keys, end), grown(self.values, end)
             self.room = self.keys.shape[1] * BLOCK
         return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window)
+
+    def stored(self, end: int) -> None:
+        """See KeptLayer."""
 
 
 class Int8Layer:
@@ -108,6 +125,10 @@ class Int8Layer:
         return attend_int8(
             q, k, v, self.keys, self.values, self.steps, self.recent, start=start, scale=scale, window=window
         )
+
+    def stored(self, end: int) -> None:
+        """See KeptLayer."""
+        self.end = end
 
     def _go_back(self, start: int) -> None:
         block = start // BLOCK

@@ -14,6 +14,7 @@ import numpy as np
 
 from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
+from polyquant.ops.decoder import add_bias
 from polyquant.ops.matmul import Group, Rounding, round_activations
 from polyquant.types import F32, Floats, Ternary, Weight
 
@@ -47,7 +48,7 @@ class Linear:
         if self._has_bias:
             for out, bias in zip(y, self.bias, strict=True):
                 if bias is not None:
-                    np.add(out, bias, out=out)
+                    add_bias(out, bias)
         return y
 
 

@@ -7,7 +7,7 @@ y = h + D (silu(G norm(h)) * U norm(h))
 from __future__ import annotations
 
 from polyquant.models.config import Hyper
-from polyquant.ops.decoder import rms_norm, rotate, swiglu
+from polyquant.ops.decoder import add, rms_norm, rotate, swiglu
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rope import Rotary
 from polyquant.runtime.tensors import Tensors
@@ -18,6 +18,8 @@ __all__ = ["LlamaLayer"]
 
 class LlamaLayer:
     """One layer of the decoder."""
+
+    recordable = True
 
     def __init__(self, tensors: Tensors, hyper: Hyper, index: int) -> None:
         self.index, self.eps, self.size = index, hyper.rms_eps, hyper.head_size
@@ -48,8 +50,8 @@ class LlamaLayer:
         k = rotate(k, cos, sin, interleaved=rotary.interleaved)
         a = cache.attend(self.index, q, k, v, scale=size**-0.5, window=self.window)
         (o,) = self.o(a.reshape(tokens, -1))
-        x = x + o
+        x = add(x, o)
         h = rms_norm(x, self.ffn_norm, self.eps)
         gate, up = self.gate_up(h)
         (down,) = self.down(swiglu(gate, up))
-        return x + down
+        return add(x, down)

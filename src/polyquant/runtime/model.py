@@ -130,9 +130,12 @@ class Session:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise InputError("tokens must be a list of ids", found=f"{ids.dtype} {list(ids.shape)}")
-        if ids.min() < 0 or ids.max() >= self.model.vocab:
+        listed = (
+            ids.tolist()
+        )  # of one token, the common case, Python finds the least and the greatest sooner than numpy
+        if min(listed) < 0 or max(listed) >= self.model.vocab:
             raise InputError(
-                "a token is outside the vocabulary", expected=f"0 to {self.model.vocab - 1}", found=int(ids.max())
+                "a token is outside the vocabulary", expected=f"0 to {self.model.vocab - 1}", found=max(listed)
             )
         if self.position + len(ids) > self.model.context:
             raise InputError(

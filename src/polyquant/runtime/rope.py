@@ -28,13 +28,14 @@ class Rotary:
     amplitude: float
     interleaved: bool
 
-    def angles(self, start: int, tokens: int) -> tuple[F32, F32]:
-        """cos and sin [T, R] of the positions start ... start + tokens - 1."""
+    def angles(self, start: int, tokens: int, out: tuple[F32, F32] | None = None) -> tuple[F32, F32]:
+        """cos and sin [T, R] of the positions start ... start + tokens - 1. out: where they go."""
+        shape = tokens, len(self.frequencies)
+        cos, sin = out or (np.empty(shape, np.float32), np.empty(shape, np.float32))
         turns = np.arange(start, start + tokens, dtype=np.float64)[:, None] * self.frequencies
-        return (
-            (np.cos(turns) * self.amplitude).astype(np.float32),
-            (np.sin(turns) * self.amplitude).astype(np.float32),
-        )
+        np.multiply(np.cos(turns), self.amplitude, out=cos, casting="same_kind")
+        np.multiply(np.sin(turns), self.amplitude, out=sin, casting="same_kind")
+        return cos, sin
 
 
 def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file: object = None) -> Rotary:

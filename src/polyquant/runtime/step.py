@@ -1,0 +1,26 @@
+"""One token's way through all layers, recorded when it runs for the first time and run again by one native call.
+
+Between two kernels Python takes a few microseconds, hundreds of times a token. A decoder that feeds one token does the same operations on
+the same arrays each time, so they are recorded (native/tape.hpp): only the token's embedding, its angles and its position differ. The layers
+know nothing of it, but for what Layer.recordable promises. The tape itself checks that each operation reads what an earlier one wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyquant.ops import native
+from polyquant.types import F32
+
+__all__ = ["Step"]
+
+
+class Step:
+    """x [1, hidden], cos and sin [1, R]: what goes in; out [1, hidden]: what the last run left. owner: the decoder that recorded it."""
+
+    def __init__(self, owner: object, hidden: int, angles: int) -> None:
+        self.owner = owner
+        self.tape: Any = native.module().Tape()
+        with self.tape:
+            self.x, self.cos, self.sin = native.empty(1, hidden), native.empty(1, angles), native.empty(1, angles)
+        self.out: F32 = self.x

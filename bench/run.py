@@ -109,7 +109,10 @@ def main() -> int:
     for name in args.sections or NAMES:
         section: Section = import_module(f"bench_{name}").SECTION
         peers = {peer: release(peer) for peer in section.peers}
-        rows = list(section.rows())
+        rows = []
+        for row in section.rows():
+            rows.append(row)
+            print(f"{row.name}: {number(row.ours)} {row.unit}, times {number(row.ratio)}", file=sys.stderr, flush=True)
         missed |= any(row.met is False for row in rows)
         console.print(table(section, rows))
         for peer, found in peers.items():

@@ -13,6 +13,7 @@ import polyquant as pq
 from golden import VECTORS, arrays
 from polyquant.errors import InputError, PolyquantError
 from polyquant.models.config import from_config, from_metadata
+from polyquant.models.rope import scaling_metadata
 from polyquant.ops.decoder import rotate
 from polyquant.runtime.rope import rotary
 
@@ -133,3 +134,14 @@ def test_divisors_that_cannot_be_right():
     for bad in (0.0, math.nan, -1.0):
         with pytest.raises(InputError):
             rotary(hyper, interleaved=False, divisors=np.full(8, bad, np.float32))
+
+
+def test_the_keys_of_yarn_that_gguf_lacks_are_named():
+    def said(**more):
+        rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **more}
+        return scaling_metadata(from_config({**CONFIG, "rope_parameters": rope}, vocab=4))
+
+    keys, warning = said(mscale=0.7, truncate=False)
+    assert keys["rope.scaling.factor"].value == 4.0
+    assert warning is not None and "mscale, truncate" in warning
+    assert said()[1] is None

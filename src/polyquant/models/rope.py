@@ -20,6 +20,7 @@ from polyquant.types import F32, Meta
 __all__ = ["FREQS", "llama3_factors", "recognise_llama3", "scaling_metadata"]
 
 FREQS = "rope_freqs.weight"
+_WITHOUT_KEY = ("mscale", "mscale_all_dim", "truncate")
 
 
 def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
@@ -48,6 +49,11 @@ def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
             value = next((rope[s] for s in sources if _number(rope.get(s))), None)
             if value is not None:
                 out[f"rope.scaling.{key}"] = f32(float(value))
+        if lost := [key for key in _WITHOUT_KEY if key in rope]:
+            return (
+                out,
+                f"GGUF has no key for {', '.join(lost)} of this yarn scaling: long contexts will differ a little",
+            )
     return out, None
 
 

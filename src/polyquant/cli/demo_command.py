@@ -54,6 +54,7 @@ def demo(folder: str) -> None:
     out.print(
         f"""
 Where to look next:
+  polyquant run {last} -p 'And it came to pass' -n 40
   polyquant inspect {last}
   polyquant compare {demo_model("llama")} {last} --sort error
   polyquant edit {last} --set general.name='my model' --output copy.gguf

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Table",
+    "activations_option",
     "as_json",
+    "cache_option",
     "decibel",
     "json_option",
     "layout_option",
@@ -176,6 +178,18 @@ tile_option = click.option(
     "--tile",
     type=_TileType(),
     help="Kernel configuration of TL1/TL2 tensors, which no file holds; known models need none.",
+)
+activations_option = click.option(
+    "--activations",
+    type=click.Choice(["int8", "float"]),
+    default="int8",
+    show_default=True,
+    help="int8 rounds the inputs of quantized weights, which is faster.",
+)
+cache_option = click.option(
+    "--cache",
+    type=click.Choice(["f32", "f16", "int8"]),
+    help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]",
 )
 json_option = click.option(
     "--format",

@@ -8,7 +8,9 @@ import sys
 import click
 
 from polyquant.cli.console import (
+    activations_option,
     as_json,
+    cache_option,
     json_option,
     layout_option,
     out,
@@ -54,18 +56,8 @@ Examples:
     help="Slide the window by so many tokens and score every token.  [default: windows side by side, second half scored]",
 )
 @click.option("--tokens", type=click.IntRange(2), help="Use only so many tokens of the text.")
-@click.option(
-    "--activations",
-    type=click.Choice(["int8", "float"]),
-    default="int8",
-    show_default=True,
-    help="Inputs of quantized matrices: rounded as the fast kernels do, or exact.",
-)
-@click.option(
-    "--cache",
-    type=click.Choice(["f32", "f16", "int8"]),
-    help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]",
-)
+@activations_option
+@cache_option
 @layout_option
 @click.option("--against-layout", type=click.Choice(LAYOUTS), help="The same for OTHER.")
 @tile_option

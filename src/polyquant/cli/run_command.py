@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from polyquant.cli.console import as_json, json_option, layout_option, tile_option
+from polyquant.cli.console import activations_option, as_json, cache_option, json_option, layout_option, tile_option
 from polyquant.errors import InputError, printable
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.load import load
@@ -51,10 +51,8 @@ Examples:
 @click.option("--repetition-window", type=int, default=64, show_default=True, help="How many of the last tokens.")
 @click.option("--seed", type=int, help="The same seed, the same text.")
 @click.option("--stop", metavar="TEXT", multiple=True, help="End before this text; may be repeated.")
-@click.option("--activations", type=click.Choice(["int8", "float"]), default="int8", show_default=True,
-              help="int8 rounds the inputs of quantized weights, which is faster.")  # fmt: skip
-@click.option("--cache", type=click.Choice(["f32", "f16", "int8"]),
-              help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]")  # fmt: skip
+@activations_option
+@cache_option
 @click.option("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
 @click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
 @click.option("--stats", is_flag=True, help="Times on stderr, in a pipe too.")

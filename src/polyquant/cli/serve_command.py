@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from polyquant.cli.console import activations_option, cache_option
 from polyquant.errors import InputError, UnsupportedError, printable
 
 if TYPE_CHECKING:
@@ -39,10 +40,8 @@ Python:
               help="Requests that may wait; beyond: 503.")  # fmt: skip
 @click.option("--max-body", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="BYTES",
               help="Largest body of a request.")  # fmt: skip
-@click.option("--activations", type=click.Choice(["int8", "float"]), default="int8", show_default=True,
-              help="int8 rounds the inputs of quantized weights, which is faster.")  # fmt: skip
-@click.option("--cache", type=click.Choice(["f32", "f16", "int8"]),
-              help="How keys and values are kept.  [default: f16; f32 with float activations]")  # fmt: skip
+@activations_option
+@cache_option
 @click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
 def serve(
     path: str,

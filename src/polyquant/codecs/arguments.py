@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.errors import CodecError
-from polyquant.types import F32, U8, ArraySpec, Parts, Shape
+from polyquant.ops import matmul
+from polyquant.types import F32, U8, ArraySpec, Parts, Shape, as_matrix
 
-__all__ = ["column_weights", "output", "part", "real", "stored_bytes"]
+__all__ = ["column_weights", "output", "packed_rows", "part", "real", "stored_bytes"]
 
 _EXTENDED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # of ml_dtypes; numpy calls their kind "V"
 
@@ -53,6 +54,11 @@ def stored_bytes(name: str, parts: Parts, key: str, spec: ArraySpec, *, same_sha
             found=f"{found.dtype} {list(found.shape)}" if same_shape else f"{found.nbytes} of {found.dtype}",
         )
     return found
+
+
+def packed_rows(name: str, parts: Parts, shape: Shape, spec: ArraySpec) -> Any | None:
+    """A handle for multiplication (ops/matmul.py) of rows of blocks, part `blocks`; None without a native kernel. Raises CodecError."""
+    return matmul.packed(name, stored_bytes(name, parts, "blocks", spec), *as_matrix(shape))
 
 
 def output(out: F32 | None, shape: Shape) -> F32:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import column_weights, output, real, stored_bytes
+from polyquant.codecs.arguments import column_weights, output, packed_rows, real, stored_bytes
 from polyquant.errors import CodecError, UnsupportedError
-from polyquant.ops import matmul, native
+from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
 
 __all__ = ["BlockCodec", "Decode", "Encode", "Field", "Search", "check_columns"]
@@ -147,4 +147,4 @@ class BlockCodec:
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
         """A handle for multiplication (ops/matmul.py); None without a native kernel. Raises CodecError if the size contradicts the shape."""
-        return matmul.packed(self.name, self.unpack(parts, shape).blocks, *as_matrix(shape))
+        return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])

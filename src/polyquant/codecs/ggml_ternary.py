@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import real, stored_bytes
+from polyquant.codecs.arguments import packed_rows, real
 from polyquant.codecs.blocks import BlockCodec, Field, check_columns
 from polyquant.errors import CodecError
-from polyquant.ops import matmul, native
+from polyquant.ops import native
 from polyquant.ops.rounding import clamp, from_half, half_away, inverse, to_half
 from polyquant.types import F32, I8, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
@@ -192,9 +192,7 @@ class TernaryBlockCodec:
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
         """A handle for multiplication (ops/matmul.py). Raises CodecError if the size contradicts the shape."""
-        return matmul.packed(
-            self.name, stored_bytes(self.name, parts, "blocks", self.specs(shape)["blocks"]), *as_matrix(shape)
-        )
+        return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])
 
 
 def _codec(

@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, real, stored_bytes
+from polyquant.codecs.arguments import output, packed_rows, real, stored_bytes
 from polyquant.errors import CodecError
-from polyquant.ops import matmul, native
+from polyquant.ops import native
 from polyquant.types import ArraySpec, Floats, Parts, Shape, as_matrix
 
 __all__ = [
@@ -167,8 +167,7 @@ class PlainCodec:
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
         """A handle for multiplication (ops/matmul.py), for f32, f16 and bf16. Raises CodecError if the size contradicts the shape."""
-        blocks = stored_bytes(self.name, parts, "blocks", self.specs(shape)["blocks"])
-        return matmul.packed(self.name, blocks, *as_matrix(shape))
+        return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])
 
 
 def _widen(values: NDArray[Any], out: Float32 | None = None) -> Float32:

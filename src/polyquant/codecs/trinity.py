@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, part, real, stored_bytes
+from polyquant.codecs.arguments import output, packed_rows, part, real, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ternary import Lanes, scaled
 from polyquant.errors import CodecError
-from polyquant.ops import matmul
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
 __all__ = ["TRINITY_TQ2_0", "TrinityTQ2"]
@@ -123,9 +122,7 @@ class TrinityTQ2:
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
         """A handle for multiplication (ops/matmul.py). Raises CodecError if the size contradicts the shape."""
-        return matmul.packed(
-            self.name, stored_bytes(self.name, parts, "blocks", self.specs(shape)["blocks"]), *as_matrix(shape)
-        )
+        return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])
 
 
 TRINITY_TQ2_0 = TrinityTQ2("trinity.tq2_0")

@@ -40,7 +40,7 @@ class ChatGLMLayer:
         tokens, size = len(x), self.size
         h = rms_norm(x, self.attn_norm, self.eps)
         (qkv,) = self.qkv(h)  # [T, (H + 2 G) D]
-        q, k, v = (np.ascontiguousarray(y).reshape(tokens, -1, size) for y in np.split(qkv, self.cuts, axis=1))
+        q, k, v = (y.reshape(tokens, -1, size) for y in np.split(qkv, self.cuts, axis=1))
         q = rotate(q, cos, sin, interleaved=rotary.interleaved)
         k = rotate(k, cos, sin, interleaved=rotary.interleaved)
         a = cache.attend(self.index, q, k, v, scale=size**-0.5)
@@ -48,6 +48,6 @@ class ChatGLMLayer:
         x = add(x, o)
         h = rms_norm(x, self.ffn_norm, self.eps)
         (both,) = self.gate_up(h)  # [T, 2 F]
-        gate, up = (np.ascontiguousarray(y) for y in np.split(both, 2, axis=1))
+        gate, up = np.split(both, 2, axis=1)
         (down,) = self.down(swiglu(gate, up))
         return add(x, down)

@@ -447,9 +447,7 @@ PQ_INLINE F8 nearest8(const F8& x) {
 // Halves added to halves, as the reference does.
 PQ_INLINE float tree8(const F8& e) {
 #if defined(__AVX2__)
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(__m256(e)), _mm256_extractf128_ps(__m256(e), 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  return sum8(__m256(e));
 #else
   const float four[4] = {e[0] + e[4], e[1] + e[5], e[2] + e[6], e[3] + e[7]};
   return (four[0] + four[2]) + (four[1] + four[3]);

@@ -32,6 +32,7 @@ CODECS: dict[str, str] = {
     **_family("trinity", "trinity.tq2_0"),
     **_family("tl", "tl1 tl2"),
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
+    **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
 FORMATS: dict[str, str] = {
     "gguf": "polyquant.formats.gguf",
@@ -50,6 +51,8 @@ def _load(name: str) -> Any:
     if name in CODECS:
         module, attribute = CODECS[name].split(":")
         return getattr(import_module(module), attribute)
+    if name.startswith("trellis."):  # a family with more members than a table holds
+        return import_module("polyquant.codecs.trellis").trellis_named(name)
     plugins = _entry_points("polyquant.codecs")
     if name in plugins:
         return plugins[name].load()

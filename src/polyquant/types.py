@@ -27,7 +27,7 @@ Parts: TypeAlias = Mapping[str, NDArray[Any]]
 __all__ = [
     "F32", "I8", "U8", "Action", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
     "Kind", "Layout", "Meta", "Parts", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
-    "Translation", "Weight", "as_matrix",
+    "Translation", "TrellisCode", "TrellisCodes", "Weight", "as_matrix",
 ]  # fmt: skip
 
 
@@ -65,7 +65,38 @@ class Blocks:
     blocks: U8
 
 
-Form: TypeAlias = Floats | Ternary | Blocks
+@dataclass(frozen=True, slots=True)
+class TrellisCode:
+    """How a stream of codes becomes numbers: number j is codebook(the `window_bits` bits that start at bit `bits` * j of a circular stream).
+
+    codebook: "grid", "mul1", "mcg", "3inst" or "lut"; tile_order: which number of a 16 x 16 tile stands at which place of its stream.
+    hadamard: sizes of the blocks that were rotated, along K and along N; 1 for none.
+    """
+
+    bits: int
+    codebook: str
+    window_bits: int
+    tile_order: str
+    hadamard: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrellisCodes:
+    """A weight [N, K] as codes of 16 x 16 tiles of its transpose: W^T = diag(su) H_K (scale * numbers) H_N diag(sv).
+
+    code: what the numbers mean. codes: uint8 [ceil(K / 16), ceil(N / 16), 256] in the order of the stream. scales: float32 [G, N], one row for
+    each ceil(K / G) inputs. su: float32 [K]; sv: float32 [N]. table: float32 [2 ** window_bits] of the codebook "lut", else None.
+    """
+
+    code: TrellisCode
+    codes: U8
+    scales: F32
+    su: F32
+    sv: F32
+    table: F32 | None = None
+
+
+Form: TypeAlias = Floats | Ternary | Blocks | TrellisCodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +121,7 @@ class Codec(Protocol):
         """Registry name; two codecs share one if and only if their bytes are interchangeable."""
 
     @property
-    def form(self) -> type[Floats | Ternary | Blocks]:
+    def form(self) -> type[Form]:
         """Form of the codes; equal forms transcode."""
 
     @property

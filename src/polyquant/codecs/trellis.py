@@ -1,0 +1,337 @@
+"""Trellis-coded weights: tiles of 16 x 16, k bits a weight, as Trellis v3 stores them.
+
+    indices u8 [ceil(K / 16), ceil(N / 16), 32 k]   one tile of W^T after the other: 256 codes of k bits, a circular stream (ops/trellis.py)
+    scales  f32 [G, N]                              one row for each ceil(K / G) inputs
+    su      f32 [K]      sv f32 [N]                 signs, or signs times a scale of the channel
+    lut     f32 [2 ** L]                            the codebook "lut" alone
+
+    W^T = diag(su) . H_K . (scales * numbers) . H_N . diag(sv)          H: orthonormal, in blocks (ops/hadamard.py); the identity without rotation
+
+Bits per weight: k + 32 (G / K + 1 / N + 1 / K). In a tile of row-major order number 16 i + o belongs to input i and output o; tiles that K or N do not
+fill end in numbers that nothing reads.
+
+Codebook "grid" has L = k and is what files without a codebook mean. Unrotated, each weight is ((number * scale) * sv) * su in float32, rounded to
+half precision: the decoder of Metal Marlin. Sources: QTIP (arXiv 2406.11235), EXL3, Metal Marlin; where they disagree: docs/formats/trellis.md.
+
+    trellis.3                    mul1, L = 14, rotated, one group         trellis.3.mul1.16         another window
+    trellis.3.mul1.14.flat       not rotated, groups of 128 inputs        trellis.3.grid            L = 3, not rotated
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyquant.codecs.arguments import output, part, real, stored_bytes
+from polyquant.errors import CodecError, UnknownNameError
+from polyquant.ops import trellis as ops
+from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
+from polyquant.types import F32, ArraySpec, Parts, Shape, TrellisCode, TrellisCodes, as_matrix
+
+__all__ = [
+    "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "from_tiles", "numbers", "restore", "to_tiles", "trellis_named",
+]  # fmt: skip
+
+GROUP = 128
+"""Inputs that share a scale where nothing is rotated."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trellis:
+    """hadamard: True for the largest blocks that fit each axis, False for none, or the two block sizes (along K, along N).
+
+    groups: rows of `scales`; None for 1 where rotated, else one for each 128 inputs.
+    """
+
+    bits: int
+    codebook: str = "mul1"
+    window_bits: int = 14
+    hadamard: bool | tuple[int, int] = True
+    groups: int | None = None
+    tile_order: str = "row_major"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """Says everything that the bytes mean."""
+        name = f"trellis.{self.bits}"
+        plain = self.codebook == "grid"
+        if (self.codebook, self.window_bits) != ("mul1", 14) or self.hadamard is not True or self.tile_order != "row_major":
+            name += f".{self.codebook}" + ("" if plain else f".{self.window_bits}")
+        if self.hadamard is False and not plain:
+            name += ".flat"
+        elif self.hadamard is True and plain:
+            name += ".rotated"
+        elif isinstance(self.hadamard, tuple):
+            name += ".h{}x{}".format(*self.hadamard)
+        if self.tile_order != "row_major":
+            name += f".{self.tile_order}"
+        return name + (f".g{self.groups}" if self.groups is not None else "")
+
+    @property
+    def form(self) -> type[TrellisCodes]:
+        """Codes of tiles."""
+        return TrellisCodes
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """Any shape."""
+        return 1, 1
+
+    @property
+    def row_sliced(self) -> bool:
+        """Tiles hold 16 outputs each, and a rotation mixes them."""
+        return False
+
+    def configure(self, **options: Any) -> Trellis:
+        """codebook, window_bits, hadamard, groups, tile_order. The codebook "grid" has window_bits = bits and is not rotated unless asked for.
+
+        Raises TypeError for an option it does not have, CodecError for a value that makes no codec.
+        """
+        if options.get("codebook", self.codebook) == "grid":
+            options.setdefault("window_bits", self.bits)
+            if self.codebook != "grid":
+                options.setdefault("hadamard", False)
+        return replace(self, **options)._checked()
+
+    def _checked(self) -> Trellis:
+        largest = 16 if self.codebook != "grid" else self.bits
+        if self.codebook not in ops.CODEBOOKS:
+            raise UnknownNameError("codebook", self.codebook, ops.CODEBOOKS)
+        if not 1 <= self.bits <= 8 or not isinstance(self.window_bits, int) or not self.bits <= self.window_bits <= largest:
+            raise CodecError(
+                "no such trellis", expected=f"window_bits from {self.bits} to {largest}", found=f"{self.window_bits!r}"
+            )
+        if self.tile_order not in ops.TILE_ORDERS:
+            raise UnknownNameError("tile order", self.tile_order, ops.TILE_ORDERS)
+        if self.groups is not None and self.groups < 1:
+            raise CodecError("a weight has at least one group of scales", found=self.groups)
+        blocks = self.hadamard if isinstance(self.hadamard, tuple) else ()
+        if any(b < 1 or b & (b - 1) or b > LARGEST_BLOCK for b in blocks):
+            raise CodecError(f"Hadamard blocks are powers of two up to {LARGEST_BLOCK}", found=blocks)
+        return self
+
+    def blocks(self, shape: Shape) -> tuple[int, int]:
+        """Sizes of the Hadamard blocks along K and N. Raises CodecError if they do not divide the shape."""
+        n, k = as_matrix(shape)
+        if isinstance(self.hadamard, tuple):
+            if k % self.hadamard[0] or n % self.hadamard[1]:
+                raise CodecError("Hadamard blocks do not divide the weight", expected=self.hadamard, found=list(shape))
+            return self.hadamard
+        return (block_size(k), block_size(n)) if self.hadamard else (1, 1)
+
+    def code(self, shape: Shape) -> TrellisCode:
+        """What the codes of a weight of this shape mean."""
+        return TrellisCode(self.bits, self.codebook, self.window_bits, self.tile_order, self.blocks(shape))
+
+    def group_count(self, shape: Shape) -> int:
+        """Rows of `scales`."""
+        _, k = as_matrix(shape)
+        if self.groups is not None:
+            return self.groups
+        return 1 if self.hadamard is not False else -(-k // GROUP)
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """Sizes of the parts of a weight [N, K]. Raises CodecError for another number of dimensions, and for blocks that do not divide it."""
+        if len(shape) != 2 or 0 in shape:
+            raise CodecError(f"{self.name} takes matrices", found=f"shape {list(shape)}")
+        n, k = shape
+        self.blocks(shape)
+        f32 = np.dtype(np.float32)
+        found = {
+            "indices": ArraySpec((-(-k // 16), -(-n // 16), 32 * self.bits), np.dtype(np.uint8)),
+            "scales": ArraySpec((self.group_count(shape), n), f32),
+            "su": ArraySpec((k,), f32),
+            "sv": ArraySpec((n,), f32),
+        }
+        return found | ({"lut": ArraySpec((1 << self.window_bits,), f32)} if self.codebook == "lut" else {})
+
+    # ------------------------------------------------------------ layout
+
+    def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
+        """Codes to parts. Raises CodecError if they mean something else than this codec's."""
+        shape = (len(codes.sv), len(codes.su))
+        if codes.code != self.code(shape) or codes.scales.shape != (self.group_count(shape), shape[0]):
+            raise CodecError(f"codes that are not {self.name}'s", expected=self.code(shape), found=codes.code)
+        parts = {
+            "indices": ops.pack_bits(codes.codes, self.bits),
+            "scales": np.asarray(codes.scales, np.float32),
+            "su": np.asarray(codes.su, np.float32),
+            "sv": np.asarray(codes.sv, np.float32),
+        }
+        return parts if codes.table is None else {**parts, "lut": codes.table}
+
+    def unpack(self, parts: Parts, shape: Shape) -> TrellisCodes:
+        """Parts to codes. Raises CodecError if a part does not fit."""
+        specs = self.specs(shape)
+        packed = stored_bytes(self.name, parts, "indices", specs["indices"]).reshape(specs["indices"].shape)
+        floats = {key: _floats(parts, key, spec) for key, spec in specs.items() if key != "indices"}
+        codes = ops.unpack_bits(packed, self.bits)
+        return TrellisCodes(
+            self.code(shape), codes, floats["scales"], floats["su"], floats["sv"], floats.get("lut")
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ math
+
+    def table(self, parts: Parts) -> F32:
+        """The codebook, float32 [2 ** window_bits]."""
+        if self.codebook == "lut":
+            return _floats(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
+        return ops.codebook(self.codebook, self.window_bits)
+
+    def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None, table: F32 | None = None) -> TrellisCodes:
+        """Floats [N, K] to codes: the path of least squared error. table: float32 [2 ** window_bits], the codebook "lut".
+
+        Raises CodecError for what is no matrix of finite numbers.
+        """
+        target = np.ascontiguousarray(real(self.name, w), np.float32)
+        shape = target.shape
+        specs = self.specs(shape)
+        if not np.isfinite(target).all():
+            raise CodecError("the weight holds NaN or infinity")
+        if (table is None) != (self.codebook != "lut"):
+            raise CodecError("the codebook 'lut' needs a table, and no other does", found=self.codebook)
+        book = ops.codebook(self.codebook, self.window_bits) if table is None else np.asarray(table, np.float32)
+        blocks, (n, k) = self.blocks(shape), shape
+        su, sv = _signs(k, blocks[0], 0), _signs(n, blocks[1], 1)
+        rotated = hadamard(target * su * sv[:, None], blocks[0])  # [N, K]
+        rotated = hadamard(np.ascontiguousarray(rotated.T), blocks[1])  # [K, N]
+        groups = specs["scales"].shape[0]
+        span = -(-k // groups)
+        scales = _first_scales(rotated, groups, span, book)
+        wide = np.repeat(scales, span, 0)[:k]
+        tiles = to_tiles(rotated / np.where(wide > 0, wide, 1), self.tile_order)
+        codes = ops.encode(tiles.reshape(-1, ops.TILE), self.bits, self.window_bits, book).reshape(tiles.shape)
+        found = from_tiles(ops.decode(codes, self.bits, self.window_bits, book), (k, n), self.tile_order)
+        scales = _best_scales(rotated, found, groups, span)
+        return TrellisCodes(self.code(shape), codes, scales, su, sv, table)
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """Parts to float32 [N, K]; of `rows` all are decoded, since the rotation mixes them."""
+        codes = self.unpack(parts, shape)
+        w = restore(numbers(codes, self.table(parts)), codes)
+        chosen = w if rows is None else w[rows]
+        result = output(out, chosen.shape)
+        result.reshape(chosen.shape)[...] = chosen
+        return result
+
+
+def _floats(parts: Parts, key: str, spec: ArraySpec) -> F32:
+    found = part(parts, key)
+    if found.shape != spec.shape or found.dtype != np.float32:
+        raise CodecError(
+            f"part '{key}' does not fit this weight",
+            expected=f"float32 {list(spec.shape)}",
+            found=f"{found.dtype} {list(found.shape)}",
+        )
+    return found
+
+
+def _signs(length: int, block: int, axis: int) -> F32:
+    """Random signs of an axis that is rotated, always the same for a length; ones for an axis that is not."""
+    if block == 1:
+        return np.ones(length, np.float32)
+    bits = np.random.Generator(np.random.PCG64([length, axis])).integers(0, 2, length, np.int8)
+    return (1 - 2 * bits).astype(np.float32)
+
+
+def to_tiles(w: F32, tile_order: str) -> F32:
+    """[K, N] -> [ceil(K / 16), ceil(N / 16), 256] in stream order, padded with zeros."""
+    k, n = w.shape
+    padded = np.zeros((-(-k // 16) * 16, -(-n // 16) * 16), w.dtype)
+    padded[:k, :n] = w
+    tiles = padded.reshape(padded.shape[0] // 16, 16, padded.shape[1] // 16, 16).transpose(0, 2, 1, 3)
+    flat = tiles.reshape(*tiles.shape[:2], ops.TILE)
+    return np.ascontiguousarray(flat if tile_order == "row_major" else flat[..., ops.TILE_ORDERS[tile_order]])
+
+
+def from_tiles(tiles: NDArray[Any], shape: tuple[int, int], tile_order: str) -> NDArray[Any]:
+    """The inverse: [tiles_k, tiles_n, 256] in stream order -> [K, N]."""
+    rows, columns = tiles.shape[:2]
+    if tile_order != "row_major":
+        placed = np.empty_like(tiles)
+        placed[..., ops.TILE_ORDERS[tile_order]] = tiles
+        tiles = placed
+    full = tiles.reshape(rows, columns, 16, 16).transpose(0, 2, 1, 3).reshape(16 * rows, 16 * columns)
+    return full[: shape[0], : shape[1]]
+
+
+def numbers(codes: TrellisCodes, table: F32) -> F32:
+    """The codebook's numbers of a weight, before scales: [K, N]."""
+    values = ops.decode(codes.codes, codes.code.bits, codes.code.window_bits, table)
+    return from_tiles(values, (len(codes.su), len(codes.sv)), codes.code.tile_order)
+
+
+def restore(values: F32, codes: TrellisCodes) -> F32:
+    """Numbers [K, N] -> the weight [N, K]: scales, rotations, su and sv."""
+    k, n = values.shape
+    span = -(-k // len(codes.scales))
+    scaled = values * codes.scales[np.arange(k) // span]
+    block_k, block_n = codes.code.hadamard
+    if block_k == block_n == 1:
+        w = scaled * codes.sv * codes.su[:, None]
+        if codes.code.codebook == "grid":
+            w = w.astype(np.float16).astype(np.float32)
+        return np.ascontiguousarray(w.T)
+    rotated = hadamard(scaled, block_n) * codes.sv  # [K, N]
+    return hadamard(np.ascontiguousarray(rotated.T), block_k) * codes.su  # [N, K]
+
+
+def _rms(x: F32) -> F32:
+    return np.asarray(np.sqrt(np.square(x, dtype=np.float64).mean(0)), np.float32)
+
+
+def _first_scales(w: F32, groups: int, span: int, book: F32) -> F32:
+    """[G, N]: the root mean square of each group of each column of [K, N], over that of the codebook."""
+    spread = np.float32(np.sqrt(np.square(book, dtype=np.float64).mean()))
+    return np.stack([_rms(w[g * span : (g + 1) * span]) for g in range(groups)]) / spread
+
+
+def _best_scales(w: F32, found: F32, groups: int, span: int) -> F32:
+    """[G, N] of least squared error for given numbers, both [K, N]."""
+    out = np.empty((groups, w.shape[1]), np.float32)
+    for g in range(groups):
+        rows = slice(g * span, (g + 1) * span)
+        product = np.einsum("kn,kn->n", w[rows], found[rows], dtype=np.float64)
+        square = np.einsum("kn,kn->n", found[rows], found[rows], dtype=np.float64)
+        out[g] = np.divide(product, square, out=np.zeros_like(product), where=square > 0)
+    return out
+
+
+def trellis_named(name: str) -> Trellis:
+    """The codec of a name, the inverse of `Trellis.name`. Raises UnknownNameError."""
+    words = name.split(".")[1:]
+    unknown = UnknownNameError("codec", name, [f"trellis.{b}" for b in range(2, 9)])
+    options: dict[str, Any] = {}
+    try:
+        bits = int(words.pop(0))
+        if words and words[0] in ops.CODEBOOKS:
+            options["codebook"] = words.pop(0)
+            if options["codebook"] != "grid":
+                options["window_bits"] = int(words.pop(0))
+        for word in words:
+            if word == "flat":
+                options["hadamard"] = False
+            elif word == "rotated":
+                options["hadamard"] = True
+            elif word in ops.TILE_ORDERS:
+                options["tile_order"] = word
+            elif word.startswith("h"):
+                k, n = word[1:].split("x")
+                options["hadamard"] = (int(k), int(n))
+            elif word.startswith("g"):
+                options["groups"] = int(word[1:])
+            else:
+                raise unknown
+        return Trellis(bits).configure(**options)
+    except (ValueError, IndexError, CodecError):
+        raise unknown from None
+
+
+TRELLIS_2, TRELLIS_3, TRELLIS_4 = Trellis(2), Trellis(3), Trellis(4)
+TRELLIS_5, TRELLIS_6, TRELLIS_7, TRELLIS_8 = Trellis(5), Trellis(6), Trellis(7), Trellis(8)

@@ -1,0 +1,194 @@
+"""Trellis-coded numbers: bit streams, windows, codebooks, and the encoder; each with its numpy reference.
+
+A tile is 256 numbers. Its codes of k bits are one circular stream of 256 k bits, least significant bit first:
+
+    bit      0    k    2k   3k                     256 k
+             | c0 | c1 | c2 | c3 | ...  | c255 |  (then c0 again)
+    state j  [-- window of L bits that starts at bit k j --)        number j = codebook(state j)
+
+With L = k the states are the codes. With L > k neighbours share L - k bits: a tail-biting trellis of 2 ** L states.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.ops import native
+from polyquant.types import F32, U8
+
+__all__ = [
+    "CODEBOOKS", "GRID_STEP", "SEAM", "TILE", "TILE_ORDERS", "codebook", "decode", "encode", "encode_reference", "pack_bits", "states", "unpack_bits",
+]  # fmt: skip
+
+TILE = 256
+GRID_STEP = np.float32(1.24371088)
+CODEBOOKS = ("grid", "mul1", "mcg", "3inst", "lut")
+SEAM = 48
+"""Steps on either side of the seam of a tile that are looked at to choose the state there."""
+
+_U16 = NDArray[np.uint16]
+
+
+# ---------------------------------------------------------------- codes <-> bytes
+
+
+def pack_bits(codes: U8, bits: int) -> U8:
+    """Codes [..., n] below 2 ** bits -> uint8 [..., ceil(n * bits / 8)], least significant bit first, zeros at the end."""
+    lib = native.lib()
+    if lib is not None and codes.shape[-1] % 8 == 0 and codes.size:
+        out = np.empty((*codes.shape[:-1], codes.shape[-1] * bits // 8), np.uint8)
+        lib.trellis_pack(np.ascontiguousarray(codes).reshape(-1), bits, out.reshape(-1))
+        return out
+    wide = (codes[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(wide.reshape(*codes.shape[:-1], codes.shape[-1] * bits), axis=-1, bitorder="little")
+
+
+def unpack_bits(packed: U8, bits: int, count: int = TILE) -> U8:
+    """uint8 [..., at least ceil(count * bits / 8)] -> codes [..., count]."""
+    lib = native.lib()
+    if lib is not None and count % 8 == 0 and packed.shape[-1] == count * bits // 8 and packed.size:
+        out = np.empty((*packed.shape[:-1], count), np.uint8)
+        lib.trellis_unpack(np.ascontiguousarray(packed).reshape(-1), bits, out.reshape(-1))
+        return out
+    wide = np.unpackbits(packed, axis=-1, count=count * bits, bitorder="little").reshape(*packed.shape[:-1], count, bits)
+    return np.asarray((wide << np.arange(bits, dtype=np.uint8)).sum(-1), np.uint8)
+
+
+def states(codes: U8, bits: int, window_bits: int) -> _U16:
+    """Codes [..., 256] -> the windows [..., 256]: state j holds the codes j, j + 1, ... from its low end."""
+    out = np.zeros(codes.shape, np.uint32)
+    for i in range(-(-window_bits // bits)):
+        out |= np.roll(codes, -i, -1).astype(np.uint32) << np.uint32(i * bits)
+    return np.asarray(out & np.uint32((1 << window_bits) - 1), np.uint16)
+
+
+# ---------------------------------------------------------------- codebooks
+
+
+def _mul1(state: NDArray[np.uint32]) -> F32:
+    product = state * np.uint32(0x83DCD12D)
+    total = sum((product >> np.uint32(8 * i)) & np.uint32(255) for i in range(4))
+    # What a half-precision multiply-add of 1024 + total with 0x1eee and 0xc931 gives, as on the GPUs that this code comes from.
+    return (np.float32(1024) + total.astype(np.float32)) * np.float32(0.006771087646484375) - np.float32(10.3828125)
+
+
+def _halves(bits: NDArray[np.uint32]) -> F32:
+    pair = ((bits & np.uint32(0x8FFF8FFF)) ^ np.uint32(0x3B603B60)).view(np.float16).reshape(-1, 2)
+    return np.asarray(pair[:, 0] + pair[:, 1], np.float32)
+
+
+@cache
+def codebook(name: str, window_bits: int) -> F32:
+    """The numbers of a codebook, float32 [2 ** window_bits], read-only. "lut" has none of its own. Raises KeyError.
+
+    grid: (i - (2 ** L - 1) / 2) * 1.24371088, L = bits (Metal Marlin). mul1, mcg, 3inst: those of EXL3, which hash 16 bits; a shorter window is a
+    number below 2 ** L. All but the grid are half-precision numbers with a variance of about 1.
+    """
+    state = np.arange(1 << window_bits, dtype=np.uint32)
+    if name == "grid":
+        out = (state.astype(np.float32) - np.float32(((1 << window_bits) - 1) / 2)) * GRID_STEP
+    elif name == "mul1":
+        out = _mul1(state).astype(np.float16).astype(np.float32)
+    elif name == "mcg":
+        out = _halves(state * np.uint32(0xCBAC1FED))
+    elif name == "3inst":
+        out = _halves(state * np.uint32(89226354) + np.uint32(64248484))
+    else:
+        raise KeyError(name)
+    out.flags.writeable = False
+    return out
+
+
+def _tensor_core_order() -> NDArray[np.intp]:
+    """EXL3 keeps a tile as the 32 threads of a tensor-core fragment hold it, from the last to the first when read in our direction."""
+    thread, i = np.divmod(np.arange(TILE), 8)
+    row = thread % 4 * 2 + i % 2 + i // 2 % 2 * 8
+    column = thread // 4 + i // 4 * 8
+    return np.asarray((16 * row + column)[::-1], np.intp)
+
+
+TILE_ORDERS: dict[str, NDArray[np.intp]] = {"row_major": np.arange(TILE), "exl3": _tensor_core_order()}
+"""Stream position -> place in the tile, 16 * input + output."""
+
+
+def decode(codes: U8, bits: int, window_bits: int, table: F32) -> F32:
+    """Codes [..., 256] -> numbers float32 [..., 256] in stream order."""
+    return table[states(codes, bits, window_bits)]
+
+
+# ---------------------------------------------------------------- encoder
+
+
+def _levels(table: F32) -> tuple[NDArray[np.int16], np.float32]:
+    """The codebook as int16, and the factor: 4 standard deviations, or the largest number, fill the range."""
+    factor = np.float32(32767) / max(np.float32(4), np.abs(table).max())
+    return np.rint(table * factor).astype(np.int16), factor
+
+
+def _doublings(bits: int) -> int:
+    """How often a difference is doubled before it is squared, so that the small errors of many bits keep their digits."""
+    return max(0, bits - 3)
+
+
+def _square(x: NDArray[np.int32], levels: NDArray[np.int16], doublings: int) -> NDArray[np.int32]:
+    """round(d ** 2 / 2 ** 15) of saturated differences x - level: [..., S], at most 32768."""
+    d = np.clip(x - levels, -32768, 32767)
+    for _ in range(doublings):
+        d = np.clip(2 * d, -32768, 32767)
+    return (d * d + 0x4000) >> 15
+
+
+def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
+    """Codes uint8 [T, 256] of numbers [T, 256]: the tail-biting path of least squared error through the trellis (Viterbi), in 16-bit arithmetic.
+
+    First the 96 steps around the seam are walked from all states, which chooses the state there; then the tile from that state to itself.
+    Ties go to the smallest code. Metrics saturate at 65535; the smallest is taken off at each step.
+    """
+    levels, factor = _levels(table)
+    groups = 1 << (window_bits - bits)
+    x = np.clip(np.rint(tiles * factor), -32767, 32767).astype(np.int32)
+    of_state = np.arange(1 << window_bits) & (groups - 1)
+    out = np.empty(tiles.shape, np.uint8)
+
+    def sums(metric: NDArray[np.int32], value: np.int32) -> NDArray[np.int32]:
+        e = _square(value, levels.astype(np.int32), _doublings(bits))
+        return np.minimum(metric[of_state] + e, 65535).reshape(groups, 1 << bits)
+
+    def walk(metric: NDArray[np.int32], values: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+        history = [metric]
+        for value in values:
+            history.append(sums(history[-1], value).min(1) - history[-1].min())
+        return history
+
+    def back(history: list[NDArray[np.int32]], values: NDArray[np.int32], group: int) -> tuple[int, list[int]]:
+        path = []
+        for metric, value in zip(history[-2::-1], values[::-1], strict=False):
+            state = group << bits | int(sums(metric, value)[group].argmin())
+            path.append(state)
+            group = state & (groups - 1)
+        return group, path[::-1]
+
+    for t, row in enumerate(x):
+        around = np.concatenate([row[-SEAM:], row[:SEAM]])
+        history = walk(np.zeros(groups, np.int32), around)
+        seam, _ = back(history[SEAM:], around[SEAM:], int(history[-1].argmin()))
+        start = np.full(groups, 65535, np.int32)
+        start[seam] = 0
+        _, path = back(walk(start, row), row, seam)
+        out[t] = np.asarray(path) & ((1 << bits) - 1)
+    return out
+
+
+def encode(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
+    """`encode_reference`, by the native kernel where there is one: equal codes."""
+    lib = native.lib()
+    tiles = np.ascontiguousarray(tiles, np.float32)
+    if lib is None:
+        return encode_reference(tiles, bits, window_bits, table)
+    levels, factor = _levels(table)
+    out = np.empty(tiles.shape, np.uint8)
+    lib.trellis_encode(tiles, bits, window_bits, levels, float(factor), _doublings(bits), out)
+    return out

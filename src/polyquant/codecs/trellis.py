@@ -61,7 +61,11 @@ class Trellis:
         """Says everything that the bytes mean."""
         name = f"trellis.{self.bits}"
         plain = self.codebook == "grid"
-        if (self.codebook, self.window_bits) != ("mul1", 14) or self.hadamard is not True or self.tile_order != "row_major":
+        if (
+            (self.codebook, self.window_bits) != ("mul1", 14)
+            or self.hadamard is not True
+            or self.tile_order != "row_major"
+        ):
             name += f".{self.codebook}" + ("" if plain else f".{self.window_bits}")
         if self.hadamard is False and not plain:
             name += ".flat"
@@ -103,7 +107,11 @@ class Trellis:
         largest = 16 if self.codebook != "grid" else self.bits
         if self.codebook not in ops.CODEBOOKS:
             raise UnknownNameError("codebook", self.codebook, ops.CODEBOOKS)
-        if not 1 <= self.bits <= 8 or not isinstance(self.window_bits, int) or not self.bits <= self.window_bits <= largest:
+        if (
+            not 1 <= self.bits <= 8
+            or not isinstance(self.window_bits, int)
+            or not self.bits <= self.window_bits <= largest
+        ):
             raise CodecError(
                 "no such trellis", expected=f"window_bits from {self.bits} to {largest}", found=f"{self.window_bits!r}"
             )
@@ -158,7 +166,7 @@ class Trellis:
         shape = (len(codes.sv), len(codes.su))
         if codes.code != self.code(shape) or codes.scales.shape != (self.group_count(shape), shape[0]):
             raise CodecError(f"codes that are not {self.name}'s", expected=self.code(shape), found=codes.code)
-        parts = {
+        parts: dict[str, NDArray[Any]] = {
             "indices": ops.pack_bits(codes.codes, self.bits),
             "scales": np.asarray(codes.scales, np.float32),
             "su": np.asarray(codes.su, np.float32),
@@ -240,7 +248,7 @@ def _signs(length: int, block: int, axis: int) -> F32:
     return (1 - 2 * bits).astype(np.float32)
 
 
-def to_tiles(w: F32, tile_order: str) -> F32:
+def to_tiles(w: NDArray[Any], tile_order: str) -> NDArray[Any]:
     """[K, N] -> [ceil(K / 16), ceil(N / 16), 256] in stream order, padded with zeros."""
     k, n = w.shape
     padded = np.zeros((-(-k // 16) * 16, -(-n // 16) * 16), w.dtype)
@@ -269,7 +277,7 @@ def numbers(codes: TrellisCodes, table: F32) -> F32:
 
 def restore(values: F32, codes: TrellisCodes) -> F32:
     """Numbers [K, N] -> the weight [N, K]: scales, rotations, su and sv."""
-    k, n = values.shape
+    k = len(values)
     span = -(-k // len(codes.scales))
     scaled = values * codes.scales[np.arange(k) // span]
     block_k, block_n = codes.code.hadamard

@@ -53,7 +53,9 @@ def unpack_bits(packed: U8, bits: int, count: int = TILE) -> U8:
         out = np.empty((*packed.shape[:-1], count), np.uint8)
         lib.trellis_unpack(np.ascontiguousarray(packed).reshape(-1), bits, out.reshape(-1))
         return out
-    wide = np.unpackbits(packed, axis=-1, count=count * bits, bitorder="little").reshape(*packed.shape[:-1], count, bits)
+    wide = np.unpackbits(packed, axis=-1, count=count * bits, bitorder="little").reshape(
+        *packed.shape[:-1], count, bits
+    )
     return np.asarray((wide << np.arange(bits, dtype=np.uint8)).sum(-1), np.uint8)
 
 
@@ -70,7 +72,7 @@ def states(codes: U8, bits: int, window_bits: int) -> _U16:
 
 def _mul1(state: NDArray[np.uint32]) -> F32:
     product = state * np.uint32(0x83DCD12D)
-    total = sum((product >> np.uint32(8 * i)) & np.uint32(255) for i in range(4))
+    total = np.ascontiguousarray(product).view(np.uint8).reshape(*product.shape, 4).sum(-1)
     # What a half-precision multiply-add of 1024 + total with 0x1eee and 0xc931 gives, as on the GPUs that this code comes from.
     return (np.float32(1024) + total.astype(np.float32)) * np.float32(0.006771087646484375) - np.float32(10.3828125)
 
@@ -138,7 +140,7 @@ def _square(x: NDArray[np.int32], levels: NDArray[np.int16], doublings: int) -> 
     d = np.clip(x - levels, -32768, 32767)
     for _ in range(doublings):
         d = np.clip(2 * d, -32768, 32767)
-    return (d * d + 0x4000) >> 15
+    return np.asarray((d * d + 0x4000) >> 15, np.int32)
 
 
 def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
@@ -153,19 +155,19 @@ def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
     of_state = np.arange(1 << window_bits) & (groups - 1)
     out = np.empty(tiles.shape, np.uint8)
 
-    def sums(metric: NDArray[np.int32], value: np.int32) -> NDArray[np.int32]:
+    def sums(metric: NDArray[np.int32], value: NDArray[np.int32]) -> NDArray[np.int32]:
         e = _square(value, levels.astype(np.int32), _doublings(bits))
-        return np.minimum(metric[of_state] + e, 65535).reshape(groups, 1 << bits)
+        return np.asarray(np.minimum(metric[of_state] + e, 65535).reshape(groups, 1 << bits), np.int32)
 
     def walk(metric: NDArray[np.int32], values: NDArray[np.int32]) -> list[NDArray[np.int32]]:
         history = [metric]
-        for value in values:
-            history.append(sums(history[-1], value).min(1) - history[-1].min())
+        for value in values[:, None]:
+            history.append(np.asarray(sums(history[-1], value).min(1) - history[-1].min(), np.int32))
         return history
 
     def back(history: list[NDArray[np.int32]], values: NDArray[np.int32], group: int) -> tuple[int, list[int]]:
         path = []
-        for metric, value in zip(history[-2::-1], values[::-1], strict=False):
+        for metric, value in zip(history[-2::-1], values[::-1, None], strict=False):
             state = group << bits | int(sums(metric, value)[group].argmin())
             path.append(state)
             group = state & (groups - 1)

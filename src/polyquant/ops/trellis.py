@@ -74,7 +74,10 @@ def _mul1(state: NDArray[np.uint32]) -> F32:
     product = state * np.uint32(0x83DCD12D)
     total = np.ascontiguousarray(product).view(np.uint8).reshape(*product.shape, 4).sum(-1)
     # What a half-precision multiply-add of 1024 + total with 0x1eee and 0xc931 gives, as on the GPUs that this code comes from.
-    return (np.float32(1024) + total.astype(np.float32)) * np.float32(0.006771087646484375) - np.float32(10.3828125)
+    return np.asarray(
+        (np.float32(1024) + total.astype(np.float32)) * np.float32(0.006771087646484375) - np.float32(10.3828125),
+        np.float32,
+    )
 
 
 def _halves(bits: NDArray[np.uint32]) -> F32:

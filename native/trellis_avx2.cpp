@@ -351,10 +351,8 @@ void transpose(const float* x, float* out) {
 void finish(const float* x, float sv, const float* su, float* out, size_t count) {
   const __m256 factor = _mm256_set1_ps(sv);
   size_t i = 0;
-  if (reinterpret_cast<uintptr_t>(out) % 4 == 0) {
-    for (; i < count && reinterpret_cast<uintptr_t>(out + i) % 32; ++i) out[i] = x[i] * sv * su[i];
+  if (reinterpret_cast<uintptr_t>(out) % 32 == 0)
     for (; i + 8 <= count; i += 8) _mm256_stream_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
-  }
   for (; i + 8 <= count; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
   for (; i < count; ++i) out[i] = x[i] * sv * su[i];
 }

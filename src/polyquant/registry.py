@@ -36,6 +36,7 @@ CODECS: dict[str, str] = {
 }
 FORMATS: dict[str, str] = {
     "gguf": "polyquant.formats.gguf",
+    "trellis-v3": "polyquant.formats.trellis",
     "hf": "polyquant.formats.hf",
 }
 

@@ -237,4 +237,5 @@ NB_MODULE(_native, m) {
   bind_decoder(m);
   bind_packed(m);
   bind_tape(m);
+  bind_trellis(m);
 }

@@ -8,5 +8,6 @@ namespace polyquant {
 void bind_decoder(nanobind::module_& m);
 void bind_packed(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);
+void bind_trellis(nanobind::module_& m);
 
 }  // namespace polyquant

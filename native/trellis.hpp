@@ -1,0 +1,48 @@
+// Trellis-coded weights (codecs/trellis.py): bit streams, rotations, the encoder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace polyquant {
+
+constexpr size_t kTile = 256;  // numbers of a tile: 16 inputs x 16 outputs
+constexpr size_t kSeam = 48;   // steps on either side of a tile's seam that choose the state there
+
+// 8 codes of `bits` bits <-> `bits` bytes, least significant bit first; count is a multiple of 8.
+void trellis_pack(const uint8_t* codes, size_t count, unsigned bits, uint8_t* packed);
+void trellis_unpack(const uint8_t* packed, size_t count, unsigned bits, uint8_t* codes);
+
+// Each block of each row is rotated in place by the orthonormal Sylvester matrix; block: a power of two up to 128 that divides cols.
+void hadamard(float* x, size_t rows, size_t cols, size_t block);
+
+// Number j of a tile is levels[window of `window` bits at bit `bits` * j] / factor.
+struct TrellisSearch {
+  unsigned bits, window;
+  const int16_t* levels;
+  float factor;
+  int doublings;  // of a difference before it is squared
+  size_t groups() const { return size_t(1) << (window - bits); }
+};
+
+// The tail-biting path of least squared error for each tile: ops/trellis.py's encode_reference, bit for bit.
+void trellis_encode(const float* tiles, size_t count, const TrellisSearch& search, uint8_t* codes);
+
+// One way of walking through the trellis. Metrics stand in an order of its own: `place` of a group.
+struct TrellisWalk {
+  const int16_t* table;  // levels in the order in which `walk` reads them
+  void (*walk)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps, uint16_t* history[2]);
+  bool planes;           // groups apart by their low bits; else in their order
+
+  size_t place(const TrellisSearch& s, size_t group) const {
+    return planes ? (group & ((size_t(1) << s.bits) - 1)) * (s.groups() >> s.bits) + (group >> s.bits) : group;
+  }
+};
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// How these kernels walk; null where the search does not fill their vectors. `arranged` gets the levels, 2 ** window of them.
+using TrellisWalker = void (*)(const TrellisSearch&, const int16_t*, const int16_t* [2], size_t, uint16_t* [2]);
+TrellisWalker trellis_walk_avx2(const TrellisSearch& search, bool* planes);
+#endif
+
+}  // namespace polyquant

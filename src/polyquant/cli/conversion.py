@@ -39,7 +39,9 @@ _OPTIONS = (
         type=click.Choice(["gguf", "hf", "trellis-v3"]),
         help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; else hf]",
     ),
-    click.option("--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ..."),
+    click.option(
+        "--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ..."
+    ),
     click.option(
         "--bits",
         type=click.IntRange(2, 8),

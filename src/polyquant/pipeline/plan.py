@@ -51,6 +51,8 @@ TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 TRELLIS = "trellis-v3"
 
+NO_OPTIONS = TrellisOptions()
+
 DEFAULT_NAME = "model.gguf"
 """Of a plan that does not know its target yet."""
 
@@ -185,7 +187,7 @@ def make_plan(
     architecture: str | None = None,
     tile: Tile | None = None,
     shard_bytes: int | None = None,
-    trellis: TrellisOptions = TrellisOptions(),
+    trellis: TrellisOptions = NO_OPTIONS,
 ) -> Plan:
     """Decide everything. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. trellis: of a Trellis target.
 

@@ -132,7 +132,9 @@ def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool
     return "trellis_ldlq" if calibrated or carried else "trellis_viterbi"
 
 
-def warnings(source: Checkpoint, files: Collection[str], carried: Sequence[str], stacks: Sequence[str]) -> tuple[str, ...]:
+def warnings(
+    source: Checkpoint, files: Collection[str], carried: Sequence[str], stacks: Sequence[str]
+) -> tuple[str, ...]:
     """What a reader of the folder should know. carried: weights whose codes are kept; stacks: float tensors of more than two dimensions."""
     out = []
     silent = [name for name in carried if not _states_error(source, name)]

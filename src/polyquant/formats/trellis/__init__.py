@@ -2,6 +2,11 @@
 
 from polyquant.formats.trellis.layout import lay_out
 
-__all__ = ["lay_out", "name"]
+__all__ = ["CODES", "lay_out", "name", "sniff"]
 
 name = "trellis-v3"
+CODES: dict[str, str] = {}
+
+
+def sniff(path: object) -> None:
+    """Nothing."""

@@ -23,7 +23,17 @@ from typing import Any
 from polyquant.codecs.trellis import Trellis
 from polyquant.types import TensorSpec, TrellisCode
 
-__all__ = ["FILE", "METHODS", "MSE_BYTES", "Origin", "config_entry", "config_text", "effective_bits", "mse_text", "target_bits"]
+__all__ = [
+    "FILE",
+    "METHODS",
+    "MSE_BYTES",
+    "Origin",
+    "config_entry",
+    "config_text",
+    "effective_bits",
+    "mse_text",
+    "target_bits",
+]
 
 FILE = "quantization_config.json"
 METHODS = ("trellis_viterbi", "trellis_ldlq")

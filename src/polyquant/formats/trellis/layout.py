@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from polyquant.codecs.dtypes import BY_NUMPY, WORDS
+from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import PlanError
-from polyquant.formats.hf.dtypes import stored_tensors
-from polyquant.formats.hf.folder import base_name
 from polyquant.formats.trellis.config import FILE, MSE_BYTES, Origin, config_entry, config_text, effective_bits
 from polyquant.storage import strict_json
+from polyquant.storage.folder import base_name
 from polyquant.storage.safetensors import header_bytes
 from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
@@ -31,7 +32,6 @@ __all__ = ["SHARD_BYTES", "lay_out"]
 SHARD_BYTES = 2_000_000_000
 _INDEX = "model.safetensors.index.json"
 _METADATA = {"format": "pt"}
-_WORDS = {np.dtype(np.uint8): "U8", np.dtype(np.float32): "F32"}
 _FRAME = 64
 """Bytes of a header besides its tensors: length, __metadata__, padding."""
 
@@ -86,13 +86,20 @@ def lay_out(
 
 def _stored(tensor: TensorSpec) -> Iterator[_Stored]:
     """The tensors that hold one weight. Raises PlanError for a codec that has no place here."""
-    specs = tensor.codec.specs(tensor.shape)
-    if isinstance(tensor.codec, Trellis):
+    specs, codec = tensor.codec.specs(tensor.shape), tensor.codec
+    if isinstance(codec, Trellis):
         for part, spec in specs.items():
-            yield _Stored((tensor.name, part), spec, f"{tensor.name}.{part}", _WORDS[spec.dtype], spec.shape)
-        return
-    for part, name, dtype, shape in stored_tensors(tensor.name, tensor.shape, tensor.codec):
-        yield _Stored((tensor.name, part), specs[part], name, dtype, shape)
+            yield _Stored((tensor.name, part), spec, f"{tensor.name}.{part}", BY_NUMPY[spec.dtype], spec.shape)
+    elif isinstance(codec, OpaqueDtype):
+        yield _Stored((tensor.name, "bytes"), specs["bytes"], tensor.name, codec.dtype, tensor.shape)
+    elif codec.name in WORDS:
+        yield _Stored((tensor.name, "blocks"), specs["blocks"], tensor.name, WORDS[codec.name], tensor.shape)
+    else:
+        raise PlanError(
+            f"a Trellis folder cannot hold {codec}",
+            tensor=tensor.name,
+            hint=f"--rule '{tensor.name}=trellis.4', or =bf16",
+        )
 
 
 def _split(weights: list[list[_Stored]], limit: int) -> list[list[_Stored]]:

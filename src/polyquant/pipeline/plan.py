@@ -56,7 +56,7 @@ NO_OPTIONS = TrellisOptions()
 DEFAULT_NAME = "model.gguf"
 """Of a plan that does not know its target yet."""
 
-SEARCH_BYTES = 40
+SEARCH_BYTES = 32
 """Working memory of a search for trellis codes, per weight of the one tensor that is in work."""
 
 BLOCK_WEIGHTS = 1 << 20

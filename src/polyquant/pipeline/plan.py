@@ -343,7 +343,7 @@ def _choose_trellis(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts
     if recipe.base is None or not trellis_target.is_linear(tensor.target, shape):
         return trellis_target.keep(have, shape)
     wanted = codec(recipe.base)
-    return (wanted, recipe.name) if wanted.form is TrellisCodes else trellis_target.keep(have, shape)
+    return (wanted, "") if wanted.form is TrellisCodes else trellis_target.keep(have, shape)
 
 
 def _is_vector(tensor: TensorMap) -> bool:

@@ -91,7 +91,7 @@ def keep(have: Codec, shape: Shape) -> tuple[Codec, str]:
     if have.form is TrellisCodes:
         return exact_trellis(have, shape), "codes kept"
     if have.form is Floats:
-        return have, "stays float"
+        return have, "float"
     return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
 
 

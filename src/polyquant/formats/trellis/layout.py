@@ -69,7 +69,7 @@ def lay_out(
     """
     quantized = [t for t in tensors if isinstance(t.codec, Trellis)]
     if not quantized:
-        raise PlanError("no weight would be quantized: this would be no Trellis folder", hint="use --to hf")
+        raise PlanError("no weight would be quantized: this would be no Trellis folder", hint="say how many bits, e.g. --bits 4; or write floats, --to hf")
     shards = _split([list(_stored(t)) for t in tensors], shard_bytes)
     plans, slots, weight_map = _shard_files(shards)
     total = sum(s.spec.nbytes for s in slots.values())
@@ -98,7 +98,7 @@ def _stored(tensor: TensorSpec) -> Iterator[_Stored]:
         raise PlanError(
             f"a Trellis folder cannot hold {codec}",
             tensor=tensor.name,
-            hint=f"--rule '{tensor.name}=trellis.4', or =bf16",
+            hint=f"give it another: --rule '{tensor.name}=trellis.4', or =bf16",
         )
 
 

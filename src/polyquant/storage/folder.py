@@ -18,7 +18,16 @@ from typing import Any
 from polyquant.errors import InputError
 from polyquant.storage import strict_json
 
-__all__ = ["SIDE_FILES", "LeavesFolderError", "base_name", "entries", "member", "read_config", "read_index"]
+__all__ = [
+    "SIDE_FILES",
+    "LeavesFolderError",
+    "base_name",
+    "entries",
+    "member",
+    "read_config",
+    "read_index",
+    "subfolder",
+]
 
 SIDE_FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -67,6 +76,24 @@ def member(folder: Path, name: str) -> Path | None:
     return path
 
 
+def subfolder(folder: Path, name: str) -> Path:
+    """The folder of that name inside `folder`, links followed. Raises InputError if it leaves the folder or is none."""
+    if not base_name(name):
+        raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain folder name", found=name)
+    path = folder / name
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as e:
+        raise InputError("is a broken link", file=path, hint="finish the download, or copy the folder here") from e
+    if path.is_symlink() and not _allowed(folder.resolve(), target):
+        raise LeavesFolderError(
+            "is a link that leaves the folder", file=path, found=target, hint="copy the folder here"
+        )
+    if not target.is_dir():
+        raise InputError("is not a folder", file=path)
+    return path
+
+
 def _allowed(folder: Path, target: Path) -> bool:
     if target.is_relative_to(folder):
         return True
@@ -84,8 +111,8 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     return strict_json.typed(strict_json.read(path), dict, "config.json", file=path)
 
 
-def read_index(folder: Path, name: str) -> tuple[dict[str, str], object]:
-    """(weight_map, metadata.total_size) of an index. Raises InputError, also if an entry is no plain file name."""
+def read_index(folder: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """(weight_map, metadata) of an index. Raises InputError, also if an entry is no plain file name."""
     path = member(folder, name)
     if path is None:
         raise InputError("is missing", file=folder / name)
@@ -101,4 +128,4 @@ def read_index(folder: Path, name: str) -> tuple[dict[str, str], object]:
                 found=file,
             )
     metadata = content.get("metadata")
-    return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
+    return weight_map, metadata if isinstance(metadata, dict) else {}

@@ -36,9 +36,9 @@ def choose(folder: Path) -> WeightFiles:
             note = (f"{single} is used; {index} beside it is ignored",) if index in names else ()
             return WeightFiles((single,), notes=note)
         if index in names:
-            weight_map, total = read_index(folder, index)
+            weight_map, metadata = read_index(folder, index)
             files = tuple(dict.fromkeys(sorted(weight_map.values())))
-            return WeightFiles(files, weight_map, total, index)
+            return WeightFiles(files, weight_map, metadata.get("total_size"), index)
     return _without_index(folder, [n for n in names if n.endswith(".safetensors")])
 
 

@@ -1,12 +1,10 @@
-"""Trellis v3 folders (and v2): quantized weights in tiles, beside config.json and tokenizer of a Hugging Face model."""
+"""Trellis v2 and v3: folders of trellis-coded weights, in the document's form and in every dialect of Metal Marlin."""
 
+from polyquant.formats.trellis.check import check
+from polyquant.formats.trellis.codes import CODES
 from polyquant.formats.trellis.layout import lay_out
+from polyquant.formats.trellis.open import open, sniff
 
-__all__ = ["CODES", "lay_out", "name", "sniff"]
+__all__ = ["CODES", "check", "lay_out", "name", "open", "sniff"]
 
 name = "trellis-v3"
-CODES: dict[str, str] = {}
-
-
-def sniff(path: object) -> None:
-    """Nothing."""

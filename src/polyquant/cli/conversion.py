@@ -57,6 +57,8 @@ _OPTIONS = (
         type=click.Choice(["mul1", "mcg", "3inst", "grid"]),
         help="Trellis: grid for programs that know no other (no window, no rotation).  [default: mul1]",
     ),
+    click.option("--repair", is_flag=True, help="Trellis of Metal Marlin: what its quantizer meant, not what its decoder reads."),
+    click.option("--axes", type=click.Choice(["kn", "nk"]), help="Trellis: how tiles lie, where a source does not show it."),
     click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
     click.option(
         "--rule",

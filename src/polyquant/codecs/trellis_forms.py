@@ -8,7 +8,7 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError
 from polyquant.types import Codec, Shape, TrellisCodes
 
-__all__ = ["exact_trellis", "same_codes"]
+__all__ = ["exact_trellis", "floats_of", "same_codes"]
 
 
 class _Dialect(Protocol):
@@ -21,6 +21,12 @@ class _Dialect(Protocol):
 def exact_trellis(codec: Codec, shape: Shape) -> Trellis:
     """The codec `Trellis` that holds a weight of another codec of trellis codes without changing one."""
     return codec if isinstance(codec, Trellis) else cast(_Dialect, codec).trellis(shape)
+
+
+def floats_of(codec: Codec, shape: Shape) -> str:
+    """The name of the smallest float codec for decoded trellis codes: the plain grid rounds to half precision itself."""
+    exact = exact_trellis(codec, shape)
+    return "f16" if exact.codebook == "grid" and exact.blocks(shape) == (1, 1) else "bf16"
 
 
 def same_codes(a: Codec, b: Codec, shape: Shape) -> bool:

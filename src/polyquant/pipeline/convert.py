@@ -40,6 +40,8 @@ class PlanOptions(TypedDict, total=False):
     bits: int | None
     effort: Effort | None
     codebook: str | None
+    repair: bool
+    axes: str | None
 
 
 def plan(
@@ -58,6 +60,8 @@ def plan(
     bits: int | None = None,
     effort: Effort | None = None,
     codebook: str | None = None,
+    repair: bool = False,
+    axes: str | None = None,
 ) -> Plan:
     """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3"). Nothing is written.
 
@@ -66,9 +70,10 @@ def plan(
     importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K].
     bits, effort, codebook: of a Trellis folder's linear layers (embeddings, head, norms and routers stay float unless a rule names them); effort
     "fast", "default", "max" is a window of 12, 14, 16 bits. Without bits, codec and recipe trellis codes are carried over as they are.
+    repair: weights of Metal Marlin as its quantizer meant them, not as its decoder reads them; axes: "kn" or "nk" of a Trellis source.
     Raises InputError, PlanError, UnknownNameError, CodecError.
     """
-    source = open_checkpoint(src, ternary_layout=ternary_layout)
+    source = open_checkpoint(src, ternary_layout=ternary_layout, repair=repair, axes=axes)
     if tile is not None and source.format == "gguf":
         source = with_tile(source, tile)
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from polyquant.codecs.tl import TL, Tile
 from polyquant.codecs.trellis import Trellis
-from polyquant.codecs.trellis_forms import same_codes
+from polyquant.codecs.trellis_forms import floats_of, same_codes
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
@@ -56,8 +56,8 @@ NO_OPTIONS = TrellisOptions()
 DEFAULT_NAME = "model.gguf"
 """Of a plan that does not know its target yet."""
 
-SEARCH_BYTES = 32
-"""Working memory of a search for trellis codes, per weight of the one tensor that is in work."""
+TRELLIS_BYTES = 32
+"""Working memory of a search for trellis codes or of their decoding, per weight of the one tensor that is in work."""
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
@@ -139,8 +139,8 @@ class Plan:
             rows, k = as_matrix(step.map.shape)
             if step.streams:
                 return 2 * min(rows, step.block_rows) * k * 16
-            if step.searches:
-                return rows * k * SEARCH_BYTES
+            if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
+                return rows * k * TRELLIS_BYTES
             return rows * k * (3 if step.target.form is Ternary else 10)
 
         return max((need(s) for s in self.steps), default=0)
@@ -360,10 +360,13 @@ def _keep(have: Codec, tensor: TensorMap, to: str) -> tuple[Codec, str]:
     if to == "gguf":
         if have.name.startswith("hf_bitnet") or tensor.ternarize:
             return codec("i2_s.x86"), "ternary"
-        return (codec("bf16"), "decoded to floats") if have.form is TrellisCodes else (have, "kept")
+        if have.form is not TrellisCodes:
+            return have, "kept"
     if have.form is Floats:
         return have, "kept"
-    return codec("bf16" if have.form in (Blocks, TrellisCodes) else "f32"), "decoded to floats"
+    if have.form is TrellisCodes:
+        return codec(floats_of(have, tensor.shape)), "decoded to floats"
+    return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
 
 
 def _fitting(name: str, tensor: TensorMap, why: str) -> tuple[Codec, str]:

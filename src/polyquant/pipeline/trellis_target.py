@@ -102,21 +102,26 @@ def origin(source: Checkpoint, weight: Weight, action: Action) -> Origin:
         return Origin(weight.nbytes, weight.codec.name)
     said = _stated(source, weight.name)
     mse, nbytes, dtype = (said.get(key) for key in ("mse", "original_bytes", "original_dtype"))
-    known = isinstance(mse, int | float) and 0 <= mse < 1e90
     word, size = _BYTES.get(str(source.config.get("dtype", source.config.get("torch_dtype"))), ("bf16", 2))
     if not (isinstance(nbytes, int) and 0 < nbytes < 1 << 60 and isinstance(dtype, str)):
         nbytes, dtype = size * math.prod(weight.shape), word
-    return Origin(nbytes, dtype[:40], float(mse) if known and mse is not None else 0.0)
+    return Origin(nbytes, dtype[:40], _number(mse) or 0.0)
 
 
 def _states_error(source: Checkpoint, name: str) -> bool:
     """True if the source says the error of a weight."""
-    return isinstance(_stated(source, name).get("mse"), int | float)
+    return _number(_stated(source, name).get("mse")) is not None
+
+
+def _number(found: object) -> float | None:
+    """A mean squared error as a file states it; None for anything else."""
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 1e90:
+        return None
+    return float(found)
 
 
 def _stated(source: Checkpoint, name: str) -> Mapping[str, Any]:
-    trellis = source.metadata.get("trellis")
-    tensors = trellis.get("tensor_metadata") if isinstance(trellis, Mapping) else None
+    tensors = source.metadata.get("tensor_metadata")
     entry = tensors.get(name) if isinstance(tensors, Mapping) else None
     return entry if isinstance(entry, Mapping) else {}
 
@@ -124,8 +129,7 @@ def _stated(source: Checkpoint, name: str) -> Mapping[str, Any]:
 def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool) -> str:
     """`quantization_method`: how the codes were searched; codes that are all carried over keep what their file states."""
     searched = any(a in (Action.QUANTIZE, Action.REQUANTIZE) for a in actions)
-    trellis = source.metadata.get("trellis")
-    said = trellis.get("quantization_method") if isinstance(trellis, Mapping) else None
+    said = source.metadata.get("quantization_method")
     if not searched and said in METHODS:
         return str(said)
     carried = not searched and any(w.codec.name.startswith("exl3") for w in source.values())

@@ -75,7 +75,8 @@ def survey(path: Path) -> Survey:
     try:
         out.files = files.choose(path)
     except PolyquantError as e:
-        out.broken(e, "TRL010" if e.file != path else "TRL019", path)
+        about_json = isinstance(e.file, Path) and e.file.suffix == ".json"
+        out.broken(e, "TRL019" if e.file == path else "TRL010" if about_json else "TRL017", path)
         return out
     tensors: dict[str, Stored] = {}
     for folder, name in out.files.names:

@@ -75,7 +75,8 @@ def survey(path: Path) -> Survey:
     try:
         out.files = files.choose(path)
     except PolyquantError as e:
-        out.broken(e, "TRL010" if e.file != path else "TRL019", path)
+        about_json = isinstance(e.file, Path) and e.file.suffix == ".json"
+        out.broken(e, "TRL019" if e.file == path else "TRL010" if about_json else "TRL017", path)
         return out
     tensors: dict[str, Stored] = {}
     for folder, name in out.files.names:
@@ -223,7 +224,7 @@ def axes_of(out: Survey, asked: Axes | None) -> tuple[dict[str, Axes], tuple[str
     votes: Counter[Axes] = Counter(f.axes for f in out.weights.values() if f.axes is not None)
     silent = [f for f in out.weights.values() if f.axes is None]
     fallback: Axes = "kn" if out.metadata.seed else "nk"
-    agreed = list(votes)[0] if len(votes) == 1 else fallback
+    agreed: Axes = next(iter(votes)) if len(votes) == 1 else fallback
     chosen: Axes = asked or agreed
     found: dict[str, Axes] = {name: asked or f.axes or _own(f) or chosen for name, f in out.weights.items()}
     return found, tuple(_axes_notes(silent, votes, chosen)) if asked is None else (f"axes {asked}, as asked",)

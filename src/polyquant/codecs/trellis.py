@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from polyquant.codecs import trellis_search as search
 from polyquant.codecs.arguments import output, part, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
+from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
 from polyquant.types import F32, ArraySpec, Parts, Shape, TrellisCode, TrellisCodes, as_matrix
@@ -227,12 +228,64 @@ class Trellis:
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` all are decoded, since the rotation mixes them."""
-        codes = self.unpack(parts, shape)
-        w = restore(numbers(codes, self.table(parts)), codes)
-        chosen = w if rows is None else w[rows]
-        result = output(out, chosen.shape)
-        result.reshape(chosen.shape)[...] = chosen
+        if rows is not None:
+            chosen = self.dequantize(parts, shape)[rows]
+            result = output(out, chosen.shape)
+            result.reshape(chosen.shape)[...] = chosen
+            return result
+        result = output(out, shape)
+        handle = self._handle(parts, shape) if native.lib() is not None else None
+        if handle is not None:
+            handle.dequantize(result.reshape(shape))
+        else:
+            codes = self.unpack(parts, shape)
+            result.reshape(shape)[...] = restore(numbers(codes, self.table(parts)), codes)
         return result
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py); None where groups of scales are no multiples of 128 inputs."""
+        groups, k = self.group_count(shape), shape[1]
+        if groups > 1 and -(-k // groups) % GROUP:
+            return None
+        return self._handle(parts, shape)
+
+    def _handle(self, parts: Parts, shape: Shape) -> Any:
+        specs = self.specs(shape)
+        tiles = stored_bytes(self.name, parts, "indices", specs["indices"])
+        table = self.table(parts)
+        book = self.codebook
+        levels = ops.fractions(table) if book == "lut" else ops.whole_levels(book, self.window_bits)
+        return matmul.trellis(
+            tiles,
+            table,
+            levels,
+            shape=(shape[0], shape[1]),
+            bits=self.bits,
+            window_bits=self.window_bits,
+            book=book,
+            tile_order=self.tile_order,
+            blocks=self.blocks(shape),
+            halves=book == "grid" and self.blocks(shape) == (1, 1),
+            **{key: _floats(parts, key, specs[key]) for key in ("scales", "su", "sv")},
+        )
+
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: matmul.Rounding) -> F32:
+        """x [T, K] -> x W^T [T, N]: the reference of the packed kernel. The input is rounded after its rotation, 128 numbers with one scale."""
+        if rounding == "none":
+            return np.asarray(x @ self.dequantize(parts, shape).T, np.float32)
+        codes, blocks = self.unpack(parts, shape), self.blocks(shape)
+        levels, step, zero = (
+            ops.fractions(self.table(parts))
+            if codes.table is not None
+            else ops.whole_levels(self.codebook, self.window_bits)
+        )
+        found = from_tiles(
+            levels[ops.states(codes.codes, self.bits, self.window_bits)], (shape[1], shape[0]), self.tile_order
+        ).astype(np.float32) * np.float32(step) + np.float32(zero)
+        span = -(-shape[1] // len(codes.scales))
+        inner = found * codes.scales[np.arange(shape[1]) // span]
+        rounded = matmul.round_activations(hadamard(x * codes.su, blocks[0]), "wide")
+        return np.asarray(hadamard(rounded @ inner, blocks[1]) * codes.sv, np.float32)
 
 
 def _floats(parts: Parts, key: str, spec: ArraySpec) -> F32:
@@ -282,8 +335,9 @@ def restore(values: F32, codes: TrellisCodes) -> F32:
         if codes.code.codebook == "grid":
             w = w.astype(np.float16).astype(np.float32)
         return np.ascontiguousarray(w.T)
-    rotated = hadamard(scaled, block_n) * codes.sv  # [K, N]
-    return hadamard(np.ascontiguousarray(rotated.T), block_k) * codes.su  # [N, K]
+    rotated = hadamard(np.ascontiguousarray(scaled.T), block_k)  # [N, K]
+    turned = hadamard(np.ascontiguousarray(rotated.T), block_n)  # [K, N]
+    return np.ascontiguousarray(turned.T) * codes.sv[:, None] * codes.su
 
 
 def trellis_named(name: str) -> Trellis:

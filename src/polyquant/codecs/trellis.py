@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import output, part, real, stored_bytes
+from polyquant.codecs.arguments import float_part, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
@@ -178,7 +178,7 @@ class Trellis:
         """Parts to codes. Raises CodecError if a part does not fit."""
         specs = self.specs(shape)
         packed = stored_bytes(self.name, parts, "indices", specs["indices"]).reshape(specs["indices"].shape)
-        floats = {key: _floats(parts, key, spec) for key, spec in specs.items() if key != "indices"}
+        floats = {key: float_part(parts, key, spec) for key, spec in specs.items() if key != "indices"}
         codes = ops.unpack_bits(packed, self.bits)
         return TrellisCodes(
             self.code(shape), codes, floats["scales"], floats["su"], floats["sv"], floats.get("lut")
@@ -189,7 +189,7 @@ class Trellis:
     def table(self, parts: Parts) -> F32:
         """The codebook, float32 [2 ** window_bits]."""
         if self.codebook == "lut":
-            return _floats(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
+            return float_part(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
         return ops.codebook(self.codebook, self.window_bits)
 
     def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None, table: F32 | None = None) -> TrellisCodes:
@@ -227,17 +227,6 @@ class Trellis:
         result = output(out, chosen.shape)
         result.reshape(chosen.shape)[...] = chosen
         return result
-
-
-def _floats(parts: Parts, key: str, spec: ArraySpec) -> F32:
-    found = part(parts, key)
-    if found.shape != spec.shape or found.dtype != np.float32:
-        raise CodecError(
-            f"part '{key}' does not fit this weight",
-            expected=f"float32 {list(spec.shape)}",
-            found=f"{found.dtype} {list(found.shape)}",
-        )
-    return found
 
 
 def _signs(length: int, block: int, axis: int) -> F32:

@@ -75,7 +75,7 @@ def _mul1(state: NDArray[np.uint32]) -> F32:
     total = np.ascontiguousarray(product).view(np.uint8).reshape(*product.shape, 4).sum(-1)
     # What a half-precision multiply-add of 1024 + total with 0x1eee and 0xc931 gives, as on the GPUs that this code comes from.
     return np.asarray(
-        (np.float32(1024) + total.astype(np.float32)) * np.float32(0.006771087646484375) - np.float32(10.3828125),
+        (np.float32(1024) + total.astype(np.float32)) * np.float32(0.00676727294921875) - np.float32(10.3828125),
         np.float32,
     )
 

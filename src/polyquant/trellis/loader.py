@@ -93,8 +93,7 @@ class TrellisModelLoader:
         """
         self.path = Path(path)
         self.repair = repair
-        options: dict[str, Any] = {"repair": True} if repair else {}
-        self.checkpoint: Checkpoint = open_checkpoint(self.path, **options)
+        self.checkpoint: Checkpoint = open_checkpoint(self.path, repair=repair)
         if not any(w.codec.form is TrellisCodes for w in self.checkpoint.values()):
             raise UnsupportedError(
                 "no trellis weights here", file=self.path, found=self.checkpoint.format, hint="polyquant inspect shows what there is"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers.quantizers import auto
@@ -18,10 +19,10 @@ QUANT_METHOD = "polyquant_trellis"
 
 
 class Held:
-    """Tensors that the user's process holds instead of files. codecs: weight -> codec name; shapes: tensor -> shape."""
+    """Tensors that the user's process holds instead of files. codecs: weight -> codec name; shapes: tensor -> shape; source: where they came from."""
 
-    def __init__(self, codecs: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.codecs, self.shapes = codecs, shapes
+    def __init__(self, codecs: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], source: Path) -> None:
+        self.codecs, self.shapes, self.source = codecs, shapes, source
 
     def __deepcopy__(self, memo: Any) -> Held:
         return self  # transformers copies its configurations again and again

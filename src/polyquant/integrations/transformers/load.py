@@ -23,6 +23,7 @@ from polyquant.types import Checkpoint, TrellisCodes, Weight
 
 __all__ = ["TrellisHfQuantizer", "load_trellis_model"]
 
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
 """Options that say where a configuration is found."""
 
@@ -56,8 +57,7 @@ def load_trellis_model(
         if repair:
             raise InputError("repair works on folders", file=path)
         return _by_plugin(path, dequantize, activations, options)
-    choices: dict[str, Any] = {"repair": True} if repair else {}
-    checkpoint = open_checkpoint(path, **choices)
+    checkpoint = open_checkpoint(path, repair=repair)
     if not repair and _names_plugin(checkpoint.config.get("quantization_config")):
         return _by_plugin(path, dequantize, activations, options)
     return _from_memory(checkpoint, dequantize=dequantize, activations=activations, options=options)
@@ -103,7 +103,7 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
         codecs[name] = found.codec.name
         state |= {f"{name}.{part}": torch.from_numpy(array) for part, array in found.parts.items()}
     if not dequantize:
-        held = Held(codecs, {name: tuple(tensor.shape) for name, tensor in state.items()})
+        held = Held(codecs, {name: tuple(tensor.shape) for name, tensor in state.items()}, checkpoint.path)
         config.quantization_config = {"quant_method": QUANT_METHOD, "held": held, "activations": activations}
     kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
     model, report = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True, **options)
@@ -113,10 +113,8 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
 
 def _tensor(weight: Weight) -> torch.Tensor:
     """A float tensor as it is stored, where torch has its dtype; float32 otherwise."""
-    if weight.codec.name in ("f32", "f16"):
-        (array,) = weight.read().values()
-        return torch.from_numpy(array.reshape(weight.shape))
-    if weight.codec.name == "bf16":
-        (array,) = weight.read().values()
-        return torch.from_numpy(array.view(np.uint16).reshape(weight.shape)).view(torch.bfloat16)
-    return torch.from_numpy(weight.dequantize())
+    dtype = _DTYPES.get(weight.codec.name)
+    if dtype is None:
+        return torch.from_numpy(weight.dequantize())
+    (stored,) = weight.read().values()
+    return torch.from_numpy(stored.reshape(-1).view(np.uint8)).view(dtype).reshape(weight.shape)

@@ -88,7 +88,7 @@ class TrellisHfQuantizer(HfQuantizer):
         held = self.quantization_config.held
         if held is not None:
             self.codecs = {name: _trellis(codec) for name, codec in held.codecs.items()}
-            self.shapes, self.file = held.shapes, None
+            self.shapes, self.file = held.shapes, held.source
             return
         if not files or not all(f.endswith(".safetensors") for f in files):
             raise UnsupportedError("trellis weights come from safetensors files", file=source, found=files)
@@ -125,7 +125,7 @@ class TrellisHfQuantizer(HfQuantizer):
                 None  # saving then knows the model's own conversions only: its weights are plain now
             )
         else:
-            saves_as_v3(model, self.file)
+            saves_as_v3(model, self.file if self.quantization_config.held is None else None)
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:

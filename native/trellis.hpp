@@ -7,7 +7,8 @@
 namespace polyquant {
 
 constexpr size_t kTile = 256;  // numbers of a tile: 16 inputs x 16 outputs
-constexpr size_t kSeam = 48;   // steps on either side of a tile's seam that choose the state there
+constexpr size_t kStagger = 32;  // numbers between planes, so that they do not fall on each other in the caches
+constexpr size_t kSeam = 128;   // steps on either side of a tile's seam that choose the state there
 
 // 8 codes of `bits` bits <-> `bits` bytes, least significant bit first; count is a multiple of 8.
 void trellis_pack(const uint8_t* codes, size_t count, unsigned bits, uint8_t* packed);
@@ -28,14 +29,24 @@ struct TrellisSearch {
 // The tail-biting path of least squared error for each tile: ops/trellis.py's encode_reference, bit for bit.
 void trellis_encode(const float* tiles, size_t count, const TrellisSearch& search, uint8_t* codes);
 
+// The first group of the block of 16 * 2 ** bits that a walk in planes makes n groups after its beginning: blocks that are reached from the
+// same metrics follow one another.
+inline size_t trellis_block(const TrellisSearch& s, size_t n) {
+  const size_t block = size_t(16) << s.bits, plane = s.groups() >> s.bits;
+  if (plane < block) return n;
+  const size_t i = n / block;
+  return (i & ((size_t(1) << s.bits) - 1)) * plane + (i >> s.bits) * block;
+}
+
 // One way of walking through the trellis. Metrics stand in an order of its own: `place` of a group.
 struct TrellisWalk {
   const int16_t* table;  // levels in the order in which `walk` reads them
   void (*walk)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps, uint16_t* history[2]);
   bool planes;           // groups apart by their low bits; else in their order
 
+  size_t row(const TrellisSearch& s) const { return planes ? s.groups() + (kStagger << s.bits) : s.groups(); }
   size_t place(const TrellisSearch& s, size_t group) const {
-    return planes ? (group & ((size_t(1) << s.bits) - 1)) * (s.groups() >> s.bits) + (group >> s.bits) : group;
+    return planes ? (group & ((size_t(1) << s.bits) - 1)) * ((s.groups() >> s.bits) + kStagger) + (group >> s.bits) : group;
   }
 };
 

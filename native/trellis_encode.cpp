@@ -39,9 +39,9 @@ void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], siz
 
 // From `group` after the last step to the one before the first, which is returned; states[j] is passed on the way.
 size_t walk_back(const TrellisSearch& s, const TrellisWalk& way, const int16_t* x, size_t steps, const uint16_t* history, size_t group, uint16_t* states) {
-  const size_t groups = s.groups();
+  const size_t groups = s.groups(), row = way.row(s);
   for (size_t j = steps; j-- > 0;) {
-    const uint16_t* metric = history + j * groups;
+    const uint16_t* metric = history + j * row;
     size_t best = group << s.bits;
     int least = 65536;
     for (size_t b = 0; b < size_t(1) << s.bits; ++b) {
@@ -54,19 +54,28 @@ size_t walk_back(const TrellisSearch& s, const TrellisWalk& way, const int16_t* 
   return group;
 }
 
+// Numbers in memory that begins with a cache line: vectors that straddle two lines load at half speed.
+template <class T>
+struct Lines {
+  std::vector<T> numbers;
+  T* of(size_t count) {
+    if (numbers.size() < count + 64 / sizeof(T)) numbers.resize(count + 64 / sizeof(T));
+    return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(numbers.data()) + 63) / 64 * 64);
+  }
+};
+
 struct Room {
-  std::vector<uint16_t> history[2];
+  Lines<uint16_t> history[2];
   int16_t x[2][kTile], around[2][2 * kSeam];
   uint16_t states[kTile];
 };
 
 void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& way, Room& room, uint8_t* codes, int count) {
-  const size_t groups = s.groups();
+  const size_t groups = s.groups(), row = way.row(s);
   uint16_t* history[2];
   const int16_t *x[2], *around[2];
   for (int t = 0; t < 2; ++t) {
-    room.history[t].resize((kTile + 1) * groups);
-    history[t] = room.history[t].data();
+    history[t] = room.history[t].of((kTile + 1) * row);
     const float* tile = tiles + (t < count ? t : 0) * kTile;
     for (size_t j = 0; j < kTile; ++j) {
       const float scaled = tile[j] * s.factor;
@@ -75,17 +84,17 @@ void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& w
     std::memcpy(room.around[t], room.x[t] + kTile - kSeam, kSeam * sizeof(int16_t));
     std::memcpy(room.around[t] + kSeam, room.x[t], kSeam * sizeof(int16_t));
     x[t] = room.x[t], around[t] = room.around[t];
-    std::memset(history[t], 0, groups * sizeof(uint16_t));
+    std::memset(history[t], 0, row * sizeof(uint16_t));
   }
   way.walk(s, way.table, around, 2 * kSeam, history);
   size_t seam[2];
   for (int t = 0; t < 2; ++t) {
-    const uint16_t* last = history[t] + 2 * kSeam * groups;
+    const uint16_t* last = history[t] + 2 * kSeam * row;
     size_t best = 0;
     for (size_t g = 1; g < groups; ++g)
       if (last[way.place(s, g)] < last[way.place(s, best)]) best = g;
-    seam[t] = walk_back(s, way, around[t] + kSeam, kSeam, history[t] + kSeam * groups, best, room.states);
-    std::fill_n(history[t], groups, uint16_t(65535));
+    seam[t] = walk_back(s, way, around[t] + kSeam, kSeam, history[t] + kSeam * row, best, room.states);
+    std::fill_n(history[t], row, uint16_t(65535));
     history[t][way.place(s, seam[t])] = 0;
   }
   way.walk(s, way.table, x, kTile, history);
@@ -96,24 +105,28 @@ void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& w
 }
 
 // levels[q << bits | b] for 16 neighbours q together, then the next b
-std::vector<int16_t> in_planes(const TrellisSearch& s) {
+void in_planes(const TrellisSearch& s, int16_t* out) {
   const size_t choices = size_t(1) << s.bits, groups = s.groups();
-  std::vector<int16_t> out(groups * choices);
-  for (size_t q = 0; q < groups; ++q)
-    for (size_t b = 0; b < choices; ++b) out[(q / 16 * choices + b) * 16 + q % 16] = s.levels[q << s.bits | b];
-  return out;
+  for (size_t n = 0; n < groups; ++n) {
+    const size_t block = 16 * choices, q = trellis_block(s, n / block * block) + n % block;
+    for (size_t b = 0; b < choices; ++b) out[(n / 16 * choices + b) * 16 + n % 16] = s.levels[q << s.bits | b];
+  }
 }
 
 }  // namespace
 
 void trellis_encode(const float* tiles, size_t count, const TrellisSearch& s, uint8_t* codes) {
   TrellisWalk way{s.levels, walk_plain, false};
-  std::vector<int16_t> arranged;
+  Lines<int16_t> arranged;
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx2"))
     if (const TrellisWalker walk = trellis_walk_avx2(s, &way.planes)) {
       way.walk = walk;
-      if (way.planes) arranged = in_planes(s), way.table = arranged.data();
+      if (way.planes) {
+        int16_t* const table = arranged.of(size_t(1) << s.window);
+        in_planes(s, table);
+        way.table = table;
+      }
     }
 #endif
   parallel_for((count + 1) / 2, [&](size_t pair) {

@@ -70,20 +70,21 @@ PQ_INLINE void take_apart8(const __m256i* v, uint16_t* out, size_t plane) {
 template <int bits, int doublings>
 void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, uint16_t* history[2]) {
   constexpr size_t choices = size_t(1) << bits;
-  const size_t groups = s.groups(), plane = groups >> bits;
-  unsigned base[2] = {least_of(history[0], groups), least_of(history[1], groups)};
+  const size_t groups = s.groups(), mask = (groups >> bits) - 1, plane = mask + 1 + kStagger, row = plane << bits;
+  unsigned base[2] = {least_of(history[0], row), least_of(history[1], row)};
   for (size_t j = 0; j < steps; ++j) {
-    const uint16_t *m0 = history[0] + j * groups, *m1 = history[1] + j * groups;
-    uint16_t *n0 = history[0] + (j + 1) * groups, *n1 = history[1] + (j + 1) * groups;
+    const uint16_t *m0 = history[0] + j * row, *m1 = history[1] + j * row;
+    uint16_t *n0 = history[0] + (j + 1) * row, *n1 = history[1] + (j + 1) * row;
     const __m256i x0 = _mm256_set1_epi16(x[0][j]), x1 = _mm256_set1_epi16(x[1][j]);
     const __m256i b0 = _mm256_set1_epi16(short(base[0])), b1 = _mm256_set1_epi16(short(base[1]));
     __m256i low0 = _mm256_set1_epi16(-1), low1 = low0;
     const int16_t* level = table;
-    for (size_t q = 0; q < groups; q += 16 * choices) {
+    for (size_t n = 0; n < groups; n += 16 * choices) {
+      const size_t q = trellis_block(s, n);
       __m256i v0[choices], v1[choices];
 #pragma GCC unroll 8
       for (size_t i = 0; i < choices; ++i) {
-        const size_t r = (q + 16 * i) & (plane - 1);
+        const size_t r = (q + 16 * i) & mask;
         __m256i best0 = _mm256_set1_epi16(-1), best1 = best0;
 #pragma GCC unroll 8
         for (size_t b = 0; b < choices; ++b, level += 16) {

@@ -26,7 +26,7 @@ __all__ = [
 TILE = 256
 GRID_STEP = np.float32(1.24371088)
 CODEBOOKS = ("grid", "mul1", "mcg", "3inst", "lut")
-SEAM = 48
+SEAM = 128
 """Steps on either side of the seam of a tile that are looked at to choose the state there."""
 
 _U16 = NDArray[np.uint16]
@@ -149,7 +149,7 @@ def _square(x: NDArray[np.int32], levels: NDArray[np.int16], doublings: int) -> 
 def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
     """Codes uint8 [T, 256] of numbers [T, 256]: the tail-biting path of least squared error through the trellis (Viterbi), in 16-bit arithmetic.
 
-    First the 96 steps around the seam are walked from all states, which chooses the state there; then the tile from that state to itself.
+    First a whole round that begins half a tile before the seam is walked from all states, which chooses the state there; then the tile from that state to itself.
     Ties go to the smallest code. Metrics saturate at 65535; the smallest is taken off at each step.
     """
     levels, factor = _levels(table)

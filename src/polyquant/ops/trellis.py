@@ -70,7 +70,7 @@ def states(codes: U8, bits: int, window_bits: int) -> _U16:
 # ---------------------------------------------------------------- codebooks
 
 
-MUL1_STEP, MUL1_MIDDLE = 0.006771087646484375, 10.3828125  # 0x1eee and 0xc931 in half precision
+MUL1_STEP, MUL1_MIDDLE = 0.00676727294921875, 10.3828125  # 0x1eee and 0xc931 in half precision
 
 
 def _byte_sums(state: NDArray[np.uint32]) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ def survey_file(out: Survey) -> None:
     out.files = TrellisFiles(3, ((out.path.parent, out.path.name),))
     _read_metadata(out, out.path.parent)
     _group(out, tensors)
+    hint = "it lies in another shard: open the folder"
+    out.breaches = [replace(b, hint=hint) if b.code == "TRL020" else b for b in out.breaches]
 
 
 def _read_metadata(out: Survey, folder: Path) -> None:

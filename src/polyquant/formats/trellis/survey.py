@@ -51,8 +51,12 @@ class Survey:
     doubled: list[str] = field(default_factory=list)
 
     def broken(self, error: PolyquantError, code: str, file: Path) -> None:
-        """Record what could not be read."""
+        """Record a weight file, or all of them, that could not be read."""
         self.whole = False
+        self.refused(error, code, file)
+
+    def refused(self, error: PolyquantError, code: str, file: Path) -> None:
+        """Record an error that leaves the weight files readable."""
         self.breaches.append(breach_of(error, code, file))
 
 
@@ -71,7 +75,7 @@ def survey(path: Path) -> Survey:
     try:
         out.config = read_config(path)
     except PolyquantError as e:
-        out.broken(e, "TRL002", path / "config.json")
+        out.refused(e, "TRL002", path / "config.json")
     try:
         out.files = files.choose(path)
     except PolyquantError as e:
@@ -104,7 +108,7 @@ def _read_metadata(out: Survey, folder: Path) -> None:
     try:
         out.metadata = read_metadata(folder, out.files.layers)
     except PolyquantError as e:
-        out.broken(e, "TRL031", folder / files.CONFIG)
+        out.refused(e, "TRL031", folder / files.CONFIG)
         return
     quantization = (out.config or {}).get("quantization_config")
     ours = isinstance(quantization, dict) and quantization.get("quant_method") == _PLUGIN

@@ -7,8 +7,10 @@ from safetensors.numpy import load_file
 from contract import same_floats
 from golden import VECTORS
 from polyquant import codec
+from polyquant.codecs.trellis import numbers
 from polyquant.errors import CodecError, UnknownNameError
-from polyquant.ops.trellis import unpack_bits
+from polyquant.ops import trellis as ops
+from polyquant.ops.hadamard import hadamard_reference
 
 TRELLIS = VECTORS / "trellis"
 FOLDERS = ("v2_cuda", "v2_exl3", "v2_odd")
@@ -32,7 +34,7 @@ def golden():
             )
 
 
-@pytest.mark.parametrize(("bits", "parts", "shape", "expected"), golden())
+@pytest.mark.parametrize(("bits", "parts", "shape", "expected"), [*golden()])
 def test_decodes_as_metal_marlin_does(bits, parts, shape, expected, engine):
     found = codec(f"metal_marlin.{bits}")
     same_floats(found.dequantize(parts, shape), expected.astype(np.float32))
@@ -41,7 +43,7 @@ def test_decodes_as_metal_marlin_does(bits, parts, shape, expected, engine):
     assert found.dequantize(parts, shape, out=out) is out
 
 
-@pytest.mark.parametrize(("bits", "parts", "shape", "expected"), golden())
+@pytest.mark.parametrize(("bits", "parts", "shape", "expected"), [*golden()])
 def test_becomes_trellis_without_a_change_of_value(bits, parts, shape, expected):
     found = codec(f"metal_marlin.{bits}")
     target = found.trellis(shape)
@@ -79,25 +81,29 @@ def test_other_names_are_refused(name):
 
 
 @pytest.mark.parametrize("shape", [(17, 40), (32, 32), (5, 130)])
-def test_quantize_takes_the_nearest_number(shape):
+def test_quantizes_like_the_grid_of_trellis(shape):
     found = codec("metal_marlin.4")
     w = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    parts = found.pack(found.quantize(w))
-    near = found.dequantize(parts, shape)
-    step = np.float32(1.24371088) * np.repeat(parts["scales"], -(-shape[1] // len(parts["scales"])), 0)[: shape[1]].T
-    inside = np.abs(w) < 7 * step
-    assert (np.abs(w - near)[inside] <= (step / 2)[inside] * 1.01).all()
-    assert inside.mean() > 0.9
+    parts, grid = found.pack(found.quantize(w)), codec("trellis.4.grid")
+    same_floats(found.dequantize(parts, shape), grid.dequantize(grid.pack(grid.quantize(w)), shape))
 
 
-def test_rotated_flavour_rotates_inputs_only():
-    found = codec("metal_marlin.8.h128")
-    w = np.random.default_rng(2).standard_normal((16, 256)).astype(np.float32)
-    parts = found.pack(found.quantize(w))
-    assert np.square(found.dequantize(parts, w.shape) - w).mean() < 1e-2
-    plain = codec("metal_marlin.8.g2")
-    unrotated = plain.dequantize({**parts, "scales": np.repeat(parts["scales"], 2, 0)}, w.shape)
-    assert np.square(unrotated - w).mean() > 0.5
+@pytest.mark.parametrize("shape", [(16, 256), (128, 128)])
+def test_rotated_flavour_rotates_inputs_and_swaps_nothing(shape):
+    rng = np.random.default_rng(2)
+    n, k = shape
+    parts = {
+        "indices": rng.integers(0, 256, (n // 16, k // 16, 96), np.uint8),
+        "scales": rng.random((1, n), np.float32),
+        "su": rng.choice(np.array([-1, 1], np.float32), k),
+        "sv": rng.choice(np.array([-1, 1], np.float32), n),
+    }
+    ones = {"su": np.ones(k, np.float32), "sv": np.ones(n, np.float32)}
+    codes = codec("metal_marlin.3.g1").unpack({**parts, **ones}, shape)
+    plain = numbers(codes, ops.codebook("grid", 3)).T * parts["scales"].T * parts["sv"][:, None]
+    expected = hadamard_reference(np.ascontiguousarray(plain), 128) * parts["su"]
+    found = codec("metal_marlin.3.h128.g1").dequantize(parts, shape)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused():
@@ -125,4 +131,5 @@ def test_packing_is_the_documented_one():
     for name in names:
         bits, codes = int(name[1]), vectors[f"{name}_indices"]
         for packed in (vectors[f"{name}_packed"], vectors[f"{name}_packed_vectorized"]):
-            assert np.array_equal(unpack_bits(packed.reshape(-1), bits, codes.size), codes.reshape(-1))
+            assert packed[0] == bits  # the header
+            assert np.array_equal(ops.unpack_bits(packed[1:], bits, codes.size), codes.reshape(-1))

@@ -86,14 +86,15 @@ def as_trellis(weight: Weight) -> TrellisWeight:
 class TrellisModelLoader:
     """Quantized weights by layer and by name. Closing is optional; `with` does it."""
 
-    def __init__(self, path: str | os.PathLike[str], *, repair: bool = False) -> None:
-        """repair: give what the quantizer of Metal Marlin's files meant instead of what its decoder makes of them.
+    def __init__(self, path: str | os.PathLike[str], *, repair: bool = False, axes: str | None = None) -> None:
+        """repair: give what the quantizer of Metal Marlin's files meant instead of what its decoder makes of them. axes: "kn" or "nk", how tiles
+        lie where the folder does not show it.
 
         Raises InputError for a folder that is broken, UnsupportedError for one that holds no Trellis.
         """
         self.path = Path(path)
-        self.repair = repair
-        self.checkpoint: Checkpoint = open_checkpoint(self.path, repair=repair)
+        self.repair, self.axes = repair, axes
+        self.checkpoint: Checkpoint = open_checkpoint(self.path, repair=repair, axes=axes)
         if not any(w.codec.form is TrellisCodes for w in self.checkpoint.values()):
             raise UnsupportedError(
                 "no trellis weights here", file=self.path, found=self.checkpoint.format, hint="polyquant inspect shows what there is"

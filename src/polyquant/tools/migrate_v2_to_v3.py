@@ -25,10 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", required=True, metavar="DIR", help="new folder")
     parser.add_argument("--shard-size", default=DEFAULT_SHARD_SIZE, metavar="SIZE", help="default: %(default)s")
     parser.add_argument("--repair", action="store_true", help="write what Metal Marlin's quantizer meant")
+    parser.add_argument("--axes", choices=("kn", "nk"), help="how tiles lie, where the input does not show it")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
     asked = parser.parse_args(arguments)
     try:
-        loader = TrellisModelLoader(asked.input, repair=asked.repair)
+        loader = TrellisModelLoader(asked.input, repair=asked.repair, axes=asked.axes)
         watch = _show if sys.stderr.isatty() else None
         report = convert_to_v3(loader, asked.output, asked.shard_size, overwrite=asked.overwrite, on_progress=watch)
     except (PolyquantError, OSError) as problem:

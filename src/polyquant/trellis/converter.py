@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from polyquant.pipeline.convert import convert
 from polyquant.pipeline.execute import Progress, Report
@@ -30,7 +28,7 @@ def convert_to_v3(
     """
     limit = shard_bytes(shard_size)
     opened = loader if isinstance(loader, TrellisModelLoader) else TrellisModelLoader(loader)
-    options: dict[str, Any] = {"repair": True} if opened.repair else {}
     return convert(
-        opened.path, Path(output_path), to="trellis-v3", shard_bytes=limit, overwrite=overwrite, on_progress=on_progress, **options
+        opened.path, output_path, to="trellis-v3", shard_bytes=limit, repair=opened.repair, axes=opened.axes, overwrite=overwrite,
+        on_progress=on_progress,
     )  # fmt: skip

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.trellis import Trellis
+from polyquant.codecs.trellis_forms import exact_trellis
 from polyquant.errors import UnknownNameError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.types import F32, U8, Checkpoint, Floats, TrellisCodes, Weight
@@ -71,29 +72,29 @@ class TrellisWeight:
 
 def as_trellis(weight: Weight) -> TrellisWeight:
     """A quantized weight of any Trellis dialect, read into memory in the axes of v3; its codes are not touched. Raises UnsupportedError."""
-    n, k = weight.shape
     codec: Any = weight.codec
+    if codec.form is not TrellisCodes:
+        raise UnsupportedError("not a trellis weight", tensor=weight.name, found=codec.name)
+    n, k = weight.shape
     parts: Mapping[str, NDArray[Any]] = weight.read()
     if not isinstance(codec, Trellis):
-        if codec.form is not TrellisCodes:
-            raise UnsupportedError("not a trellis weight", tensor=weight.name, found=codec.name)
-        native: Trellis = codec.trellis(weight.shape)
-        parts = native.pack(codec.unpack(parts, weight.shape))
-        codec = native
+        parts = exact_trellis(codec, weight.shape).pack(codec.unpack(parts, weight.shape))
+        codec = exact_trellis(codec, weight.shape)
     return TrellisWeight(weight.name, (n, k), codec, **parts)
 
 
 class TrellisModelLoader:
     """Quantized weights by layer and by name. Closing is optional; `with` does it."""
 
-    def __init__(self, path: str | os.PathLike[str], *, repair: bool = False) -> None:
-        """repair: give what the quantizer of Metal Marlin's files meant instead of what its decoder makes of them.
+    def __init__(self, path: str | os.PathLike[str], *, repair: bool = False, axes: str | None = None) -> None:
+        """repair: give what the quantizer of Metal Marlin's files meant instead of what its decoder makes of them. axes: "kn" or "nk", how tiles
+        lie where the folder does not show it.
 
         Raises InputError for a folder that is broken, UnsupportedError for one that holds no Trellis.
         """
         self.path = Path(path)
-        self.repair = repair
-        self.checkpoint: Checkpoint = open_checkpoint(self.path, repair=repair)
+        self.repair, self.axes = repair, axes
+        self.checkpoint: Checkpoint = open_checkpoint(self.path, repair=repair, axes=axes)
         if not any(w.codec.form is TrellisCodes for w in self.checkpoint.values()):
             raise UnsupportedError(
                 "no trellis weights here", file=self.path, found=self.checkpoint.format, hint="polyquant inspect shows what there is"

@@ -10,6 +10,7 @@ from transformers.quantizers import auto
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
 from polyquant.runtime.load import Activations
 
@@ -19,10 +20,13 @@ QUANT_METHOD = "polyquant_trellis"
 
 
 class Held:
-    """Tensors that the user's process holds instead of files. codecs: weight -> codec name; shapes: tensor -> shape; source: where they came from."""
+    """Tensors that the user's process holds instead of files. codecs: weight -> codec; shapes: tensor -> shape; source: where they came
+    from; metadata: what quantization_config.json would say of them."""
 
-    def __init__(self, codecs: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], source: Path) -> None:
-        self.codecs, self.shapes, self.source = codecs, shapes, source
+    def __init__(
+        self, codecs: Mapping[str, Trellis], shapes: Mapping[str, tuple[int, ...]], source: Path, metadata: bytes
+    ) -> None:
+        self.codecs, self.shapes, self.source, self.metadata = codecs, shapes, source, metadata
 
     def __deepcopy__(self, memo: Any) -> Held:
         return self  # transformers copies its configurations again and again

@@ -11,15 +11,18 @@ import numpy as np
 import torch
 import transformers
 
+from polyquant.codecs.trellis import Trellis
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
+from polyquant.formats.trellis.config import config_entry, config_text
 from polyquant.integrations.transformers.config import QUANT_METHOD, Held, TrellisConfig
 from polyquant.integrations.transformers.linear import cpu_only
 from polyquant.integrations.transformers.matching import refuse_report
 from polyquant.integrations.transformers.quantizer import TrellisHfQuantizer
+from polyquant.pipeline.trellis_target import method_of, origin
 from polyquant.runtime.load import Activations
 from polyquant.trellis.loader import as_trellis
-from polyquant.types import Checkpoint, TrellisCodes, Weight
+from polyquant.types import Action, Checkpoint, TensorSpec, TrellisCodes, Weight
 
 __all__ = ["TrellisHfQuantizer", "load_trellis_model"]
 
@@ -94,21 +97,30 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
         raise InputError("transformers needs a config.json", file=checkpoint.path)
     config = transformers.AutoConfig.from_pretrained(checkpoint.path)
     state: dict[str, torch.Tensor] = {}
-    codecs: dict[str, str] = {}
+    packed: list[TensorSpec] = []
     for name, weight in checkpoint.items():
         if weight.codec.form is not TrellisCodes or dequantize:
             state[name] = _tensor(weight)
             continue
         found = as_trellis(weight)
-        codecs[name] = found.codec.name
+        packed.append(TensorSpec(name, found.shape, found.codec))
         state |= {f"{name}.{part}": torch.from_numpy(array) for part, array in found.parts.items()}
     if not dequantize:
-        held = Held(codecs, {name: tuple(tensor.shape) for name, tensor in state.items()}, checkpoint.path)
-        config.quantization_config = {"quant_method": QUANT_METHOD, "held": held, "activations": activations}
+        config.quantization_config = {**_described(checkpoint, packed, state), "activations": activations}
     kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
     model, report = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True, **options)
     refuse_report(model, set(report["missing_keys"]), set(report["unexpected_keys"]), checkpoint.path)
     return model
+
+
+def _described(checkpoint: Checkpoint, packed: list[TensorSpec], state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What config.json would say if the folder were Trellis v3."""
+    method = method_of(checkpoint, [Action.TRANSCODE], calibrated=False)
+    origins = {t.name: origin(checkpoint, checkpoint[t.name], Action.TRANSCODE) for t in packed}
+    metadata, _ = config_text(packed, origins, method)
+    codecs = {t.name: t.codec for t in packed if isinstance(t.codec, Trellis)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    return {**config_entry(packed, method), "held": Held(codecs, shapes, checkpoint.path, metadata)}
 
 
 def _tensor(weight: Weight) -> torch.Tensor:

@@ -14,19 +14,18 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.utils import cached_file
 
 from polyquant.codecs.trellis import Trellis
-from polyquant.errors import UnsupportedError
+from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
+from polyquant.formats.trellis.config import FILE as METADATA
 from polyquant.integrations.transformers.config import QUANT_METHOD
 from polyquant.integrations.transformers.linear import TrellisLinear, cpu_only
 from polyquant.integrations.transformers.matching import Renaming, Shapes, Sources, require_match
 from polyquant.integrations.transformers.saving import saves_as_v3
-from polyquant.registry import codec as codec_named
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
 
 __all__ = ["TrellisHfQuantizer"]
 
-METADATA = "quantization_config.json"
 PARTS = ("indices", "scales", "su", "sv", "lut")
 _CHOICES = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -44,6 +43,7 @@ class TrellisHfQuantizer(HfQuantizer):
         self.shapes: Shapes = {}
         self.sources: Sources = {}
         self.file: Path | None = None
+        self.metadata = b""
         if not self.pre_quantized:
             raise UnsupportedError(
                 "this checkpoint does not say that its weights are trellis-coded", hint="polyquant.hf_adapter.load_trellis_model opens other dialects; polyquant quantize makes new ones"
@@ -87,8 +87,7 @@ class TrellisHfQuantizer(HfQuantizer):
         """Codecs and shapes: headers of the files, or what the configuration holds."""
         held = self.quantization_config.held
         if held is not None:
-            self.codecs = {name: _trellis(codec) for name, codec in held.codecs.items()}
-            self.shapes, self.file = held.shapes, held.source
+            self.codecs, self.shapes, self.file, self.metadata = held.codecs, held.shapes, held.source, held.metadata
             return
         if not files or not all(f.endswith(".safetensors") for f in files):
             raise UnsupportedError("trellis weights come from safetensors files", file=source, found=files)
@@ -96,6 +95,11 @@ class TrellisHfQuantizer(HfQuantizer):
         if not (folder / METADATA).exists():  # a hub's cache has only what was asked for
             cached_file(source, METADATA, _raise_exceptions_for_missing_entries=False)
         self.file = folder
+        if not (folder / METADATA).exists():
+            raise InputError(
+                "trellis weights without their metadata", file=folder / METADATA, hint="finish the download"
+            )
+        self.metadata = (folder / METADATA).read_bytes()
         opened = open_checkpoint(folder)
         self.codecs = {w.name: w.codec for w in opened.values() if isinstance(w.codec, Trellis)}
         self.shapes = {name: e.shape for f in files for name, e in read_header(Source(Path(f))).entries.items()}
@@ -125,7 +129,7 @@ class TrellisHfQuantizer(HfQuantizer):
                 None  # saving then knows the model's own conversions only: its weights are plain now
             )
         else:
-            saves_as_v3(model, self.file if self.quantization_config.held is None else None)
+            saves_as_v3(model, self.metadata)
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -177,9 +181,3 @@ class _Dequantize(ConversionOps):
     def _one(self, name: str, parts: dict[str, Any]) -> torch.Tensor:
         codec = self.hf_quantizer.codecs[name]
         return torch.from_numpy(codec.dequantize(parts, (len(parts["sv"]), len(parts["su"]))))
-
-
-def _trellis(name: str) -> Trellis:
-    found = codec_named(name)
-    assert isinstance(found, Trellis), name
-    return found

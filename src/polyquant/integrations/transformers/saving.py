@@ -9,30 +9,25 @@ from types import MethodType
 from typing import Any
 
 from polyquant.errors import UnsupportedError
+from polyquant.formats.trellis.config import FILE as METADATA
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
 from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE
 
-__all__ = ["INDEX", "METADATA", "saves_as_v3"]
+__all__ = ["saves_as_v3"]
 
-METADATA = "quantization_config.json"
 INDEX = "model.safetensors.index.json"
 _ONE = "model.safetensors"
 
 
-def saves_as_v3(model: Any, folder: Path | None) -> None:
-    """Teach one model to save itself. folder: where it came from, whose metadata hold for the same tensors elsewhere; None for another dialect."""
-    model.polyquant_metadata = None if folder is None else (folder / METADATA).read_bytes()
+def saves_as_v3(model: Any, metadata: bytes) -> None:
+    """Teach one model to save itself. metadata: quantization_config.json, which holds for the same tensors elsewhere."""
+    model.polyquant_metadata = metadata
     model.save_pretrained = MethodType(_save, model)
 
 
 def _save(model: Any, save_directory: str | os.PathLike[str], **options: Any) -> None:
     """PreTrainedModel.save_pretrained, then the rest of the folder. Raises UnsupportedError before anything is written."""
-    if model.polyquant_metadata is None:
-        raise UnsupportedError(
-            "a model that was loaded from another dialect has no Trellis v3 metadata to save",
-            hint="python -m polyquant.tools.migrate_v2_to_v3 writes such a folder",
-        )
     if options.get("push_to_hub"):
         raise UnsupportedError(
             "the folder is complete only after transformers is done", hint="save it, then upload the folder"

@@ -34,8 +34,11 @@ CODECS: dict[str, str] = {
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
     **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
+_NAMED = ("trellis", "metal_marlin", "exl3")
+"""Families with more members than a table holds: each module reads its own names."""
 FORMATS: dict[str, str] = {
     "gguf": "polyquant.formats.gguf",
+    "trellis-v3": "polyquant.formats.trellis",
     "hf": "polyquant.formats.hf",
 }
 
@@ -51,8 +54,9 @@ def _load(name: str) -> Any:
     if name in CODECS:
         module, attribute = CODECS[name].split(":")
         return getattr(import_module(module), attribute)
-    if name.startswith("trellis."):  # a family with more members than a table holds
-        return import_module("polyquant.codecs.trellis").trellis_named(name)
+    family = name.partition(".")[0]
+    if family in _NAMED:
+        return getattr(import_module(f"polyquant.codecs.{family}"), f"{family}_named")(name)
     plugins = _entry_points("polyquant.codecs")
     if name in plugins:
         return plugins[name].load()

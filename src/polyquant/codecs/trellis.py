@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs import trellis_search as search
-from polyquant.codecs.arguments import output, part, real, stored_bytes
+from polyquant.codecs.arguments import float_part, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
@@ -180,7 +180,7 @@ class Trellis:
         """Parts to codes. Raises CodecError if a part does not fit."""
         specs = self.specs(shape)
         packed = stored_bytes(self.name, parts, "indices", specs["indices"]).reshape(specs["indices"].shape)
-        floats = {key: _floats(parts, key, spec) for key, spec in specs.items() if key != "indices"}
+        floats = {key: float_part(parts, key, spec) for key, spec in specs.items() if key != "indices"}
         codes = ops.unpack_bits(packed, self.bits)
         return TrellisCodes(
             self.code(shape), codes, floats["scales"], floats["su"], floats["sv"], floats.get("lut")
@@ -191,7 +191,7 @@ class Trellis:
     def table(self, parts: Parts) -> F32:
         """The codebook, float32 [2 ** window_bits]."""
         if self.codebook == "lut":
-            return _floats(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
+            return float_part(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
         return ops.codebook(self.codebook, self.window_bits)
 
     def quantize(
@@ -266,7 +266,7 @@ class Trellis:
             tile_order=self.tile_order,
             blocks=self.blocks(shape),
             halves=book == "grid" and self.blocks(shape) == (1, 1),
-            **{key: _floats(parts, key, specs[key]) for key in ("scales", "su", "sv")},
+            **{key: float_part(parts, key, specs[key]) for key in ("scales", "su", "sv")},
         )
 
     def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: matmul.Rounding) -> F32:
@@ -286,17 +286,6 @@ class Trellis:
         inner = found * codes.scales[np.arange(shape[1]) // span]
         rounded = matmul.round_activations(hadamard(x * codes.su, blocks[0]), "wide")
         return np.asarray(hadamard(rounded @ inner, blocks[1]) * codes.sv, np.float32)
-
-
-def _floats(parts: Parts, key: str, spec: ArraySpec) -> F32:
-    found = part(parts, key)
-    if found.shape != spec.shape or found.dtype != np.float32:
-        raise CodecError(
-            f"part '{key}' does not fit this weight",
-            expected=f"float32 {list(spec.shape)}",
-            found=f"{found.dtype} {list(found.shape)}",
-        )
-    return found
 
 
 def _signs(length: int, block: int, axis: int) -> F32:

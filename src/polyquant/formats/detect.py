@@ -54,18 +54,23 @@ def open_checkpoint(
     ternary_layout: str | None = None,
     dialect: str | None = None,
     tile: Tile | None = None,
+    repair: bool = False,
+    axes: str | None = None,
 ) -> Checkpoint:
-    """Open a GGUF file or a Hugging Face folder as a mapping from tensor name to Weight. Reads headers only.
+    """Open a GGUF file, a Trellis folder or a Hugging Face folder as a mapping from tensor name to Weight. Reads headers only.
 
     ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"), dialect and tile (BM, BK, bm of TL1 and TL2 tensors) say what the
-    bytes of a GGUF file cannot tell. Raises InputError for broken input.
+    bytes of a GGUF file cannot tell; repair (what Metal Marlin's quantizer meant) and axes ("kn" or "nk") what those of a Trellis folder cannot. Raises InputError for broken input.
     """
     module, _ = detect(path)
     chosen = {"ternary_layout": ternary_layout, "dialect": dialect}
     options: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
     if (options or tile) and module.__name__ != "polyquant.formats.gguf":
         raise UnsupportedError("layout, dialect and tile can be chosen for GGUF files only", file=path)
-    found = cast(Checkpoint, module.open(Path(path), **options))
+    asked: dict[str, Any] = ({"repair": True} if repair else {}) | ({} if axes is None else {"axes": axes})
+    if asked and module.__name__ != "polyquant.formats.trellis":
+        raise UnsupportedError("repair and axes can be chosen for Trellis folders only", file=path)
+    found = cast(Checkpoint, module.open(Path(path), **options, **asked))
     return found if tile is None else with_tile(found, tile)
 
 

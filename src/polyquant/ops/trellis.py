@@ -70,11 +70,11 @@ def states(codes: U8, bits: int, window_bits: int) -> _U16:
 # ---------------------------------------------------------------- codebooks
 
 
-MUL1_STEP, MUL1_MIDDLE = 0.006771087646484375, 10.3828125  # 0x1eee and 0xc931 in half precision
+MUL1_STEP, MUL1_MIDDLE = 0.00676727294921875, 10.3828125  # 0x1eee and 0xc931 in half precision
 
 
 def _byte_sums(state: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    return (state * np.uint32(0x83DCD12D)).view(np.uint8).reshape(-1, 4).sum(-1)
+    return np.asarray((state * np.uint32(0x83DCD12D)).view(np.uint8).reshape(-1, 4).sum(-1), np.uint64)
 
 
 def _mul1(state: NDArray[np.uint32]) -> F32:

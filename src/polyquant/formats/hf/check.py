@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from polyquant.codecs.dtypes import NUMPY, PLAIN
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
-from polyquant.formats.hf import folder as folders
-from polyquant.formats.hf.dtypes import NUMPY, PLAIN
+from polyquant.formats.hf.folder import WeightFiles, choose
 from polyquant.formats.hf.open import Shard, Tensor, check_pair
+from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, strict_json, torch_file
 from polyquant.storage.source import Source
 from polyquant.types import ArraySpec, Finding, Severity
@@ -118,7 +119,7 @@ def _side_files(folder: Path) -> Iterator[Finding]:
 
 def _weight_files(folder: Path, found: _Found) -> Iterator[Finding]:
     try:
-        chosen = folders.choose(folder)
+        chosen = choose(folder)
     except (InputError, UnsupportedError) as e:
         found.whole = False
         index = e.file if isinstance(e.file, Path) and e.file != folder else None
@@ -170,7 +171,7 @@ def _shard(path: Path, found: _Found, weight_map: Mapping[str, str] | None = Non
         found.tensors[name] = (shard, tensor)
 
 
-def _index(chosen: folders.WeightFiles, found: _Found) -> Iterator[Finding]:
+def _index(chosen: WeightFiles, found: _Found) -> Iterator[Finding]:
     if not found.whole:
         return
     for tensor, name in (chosen.weight_map or {}).items():

@@ -8,8 +8,8 @@ from typing import Any
 
 from polyquant.errors import PlanError
 from polyquant.formats.hf.dtypes import PACKED, bitnet_codec, stored_tensors
-from polyquant.formats.hf.folder import base_name
 from polyquant.storage import strict_json
+from polyquant.storage.folder import base_name
 from polyquant.storage.safetensors import header_bytes
 from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from polyquant.codecs.dtypes import NUMPY, codec_of
 from polyquant.errors import InputError, printable
-from polyquant.formats.hf import folder as folders
-from polyquant.formats.hf.dtypes import NUMPY, bitnet_codec, codec_of
+from polyquant.formats.hf.dtypes import bitnet_codec
+from polyquant.formats.hf.folder import PICKLE, SAFETENSORS, WeightFiles, choose
+from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
 from polyquant.storage.source import Source
 from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Weight
 
 __all__ = ["Shard", "Tensor", "check_pair", "open", "read_shard", "sniff"]
 
-_WEIGHTS = tuple(f"{name}{index}" for name in (folders.SAFETENSORS, folders.PICKLE) for index in ("", ".index.json"))
+_WEIGHTS = tuple(f"{name}{index}" for name in (SAFETENSORS, PICKLE) for index in ("", ".index.json"))
 
 
 class Tensor(Protocol):
@@ -76,7 +78,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
         return Checkpoint("hf", path, weights, shard.metadata, notes=("one file; config.json was not read", *pairs))
     config = folders.read_config(path)
     notes: tuple[str, ...] = () if config is not None else ("config.json is missing",)
-    chosen = folders.choose(path)
+    chosen = choose(path)
     tensors, metadata, more = _gather(path, chosen)
     weights, pairs = _weights(tensors, config or {})
     files = {name: found for name in folders.SIDE_FILES if (found := folders.member(path, name)) is not None}
@@ -93,7 +95,7 @@ def read_shard(path: Path) -> Shard:
 
 
 def _gather(
-    folder: Path, chosen: folders.WeightFiles
+    folder: Path, chosen: WeightFiles
 ) -> tuple[dict[str, tuple[Shard, Tensor]], Mapping[str, str], tuple[str, ...]]:
     """Tensors of all shards, where the index says; those that it forgot too, with a note."""
     tensors: dict[str, tuple[Shard, Tensor]] = {}

@@ -1,0 +1,32 @@
+"""safetensors' names of dtypes <-> our plain codecs and numpy's dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from polyquant.codecs.opaque_dtype import OpaqueDtype
+from polyquant.registry import codec
+from polyquant.types import Codec
+
+__all__ = ["BY_NUMPY", "NUMPY", "PLAIN", "WORDS", "codec_of"]
+
+PLAIN = {
+    "F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16", "I8": "i8",
+    "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool", "F8_E4M3": "f8_e4m3", "F8_E5M2": "f8_e5m2",
+}  # fmt: skip
+WORDS = {name: dtype for dtype, name in PLAIN.items()}
+NUMPY: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"),
+}  # fmt: skip
+BY_NUMPY = {dtype: word for word, dtype in NUMPY.items()}
+
+
+def codec_of(dtype: str, nbytes: int) -> Codec:
+    """The codec of a safetensors dtype; an opaque one where we cannot decode it."""
+    if dtype in PLAIN:
+        return codec(PLAIN[dtype])
+    return OpaqueDtype(type_id=-1, nbytes=nbytes, dtype=dtype)

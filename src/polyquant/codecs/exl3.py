@@ -1,0 +1,173 @@
+"""EXL3, ExLlamaV3's trellis-coded weights, as they lie in safetensors files.
+
+    trellis  i16 [K / 16, N / 16, 16 k]   256 codes of k bits a tile: a circular stream that is read in 32-bit words, most significant bit first;
+                                          state j = the 16 bits that end with code j; places in the order of a tensor-core fragment
+    suh      f16 [K]      svh  f16 [N]    signs times scales of the channels
+    mul1 or mcg  i32 [1]                  the multiplier of that codebook; "3inst" has no such part
+
+    W^T = diag(suh) . H_K . codebook(state) . H_N . diag(svh)             H: orthonormal, blocks of 128
+
+Bits per weight: k + 16 (1 / K + 1 / N), k = 1 to 8. Read from its end to its beginning the same stream is the one of ops/trellis.py with windows of 16 bits
+that begin with their code: reversing the 32-bit words of a tile is all that lies between this and `trellis.K.CODEBOOK.16.exl3`.
+Source: github.com/turboderp-org/exllamav3 (facts; the vectors in tests/vectors/trellis check them).
+
+    exl3.3.mul1   exl3.4.mcg   exl3.2.3inst
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyquant.codecs.arguments import output, part
+from polyquant.codecs.trellis import Trellis, numbers, restore
+from polyquant.errors import CodecError, UnknownNameError
+from polyquant.ops import trellis as ops
+from polyquant.types import F32, U8, ArraySpec, Parts, Shape, TrellisCodes
+
+__all__ = ["BLOCK", "EXL3", "MULTIPLIERS", "exl3_named"]
+
+BLOCK = 128
+MULTIPLIERS = {"mul1": 0x83DCD12D, "mcg": 0xCBAC1FED}
+_CODEBOOKS = (*MULTIPLIERS, "3inst")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EXL3:
+    """bits: 1 to 8. codebook: mul1, mcg or 3inst."""
+
+    bits: int
+    codebook: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """Bits and codebook."""
+        return f"exl3.{self.bits}.{self.codebook}"
+
+    @property
+    def form(self) -> type[TrellisCodes]:
+        """Codes of tiles."""
+        return TrellisCodes
+
+    @property
+    def granule(self) -> tuple[int, int]:
+        """Whole Hadamard blocks on both axes."""
+        return BLOCK, BLOCK
+
+    @property
+    def row_sliced(self) -> bool:
+        """A rotation mixes the outputs."""
+        return False
+
+    def trellis(self, shape: Shape) -> Trellis:
+        """The codec of Trellis v3 that holds a weight of this shape with the same codes."""
+        del shape
+        return Trellis(self.bits).configure(codebook=self.codebook, window_bits=16, tile_order="exl3")
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """Sizes of the parts of a weight [N, K]. Raises CodecError for another number of dimensions, and where blocks of 128 do not divide it."""
+        if len(shape) != 2 or 0 in shape or shape[0] % BLOCK or shape[1] % BLOCK:
+            raise CodecError(f"{self.name} takes matrices of multiples of {BLOCK}", found=f"shape {list(shape)}")
+        n, k = shape
+        half = np.dtype(np.float16)
+        found = {
+            "trellis": ArraySpec((k // 16, n // 16, 16 * self.bits), np.dtype(np.int16)),
+            "suh": ArraySpec((k,), half),
+            "svh": ArraySpec((n,), half),
+        }
+        return found | ({self.codebook: ArraySpec((1,), np.dtype(np.int32))} if self.codebook in MULTIPLIERS else {})
+
+    # ------------------------------------------------------------ layout
+
+    def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
+        """Codes to parts; scales go into svh, and both vectors are rounded to half precision.
+
+        Raises CodecError if the codes mean something else than this codec's, have groups of scales, or are too large for half precision.
+        """
+        shape = (len(codes.sv), len(codes.su))
+        self.specs(shape)
+        if codes.code != self.trellis(shape).code(shape) or len(codes.scales) != 1:
+            raise CodecError(f"codes that are not {self.name}'s", expected=self.trellis(shape).name, found=codes.code)
+        stream = ops.pack_bits(codes.codes, self.bits)
+        parts: dict[str, NDArray[Any]] = {
+            "trellis": _reversed_words(stream).view("<i2"),
+            "suh": _half("suh", codes.su),
+            "svh": _half("svh", codes.sv * codes.scales[0]),
+        }
+        if self.codebook in MULTIPLIERS:
+            parts[self.codebook] = np.array([MULTIPLIERS[self.codebook]], np.uint32).view(np.int32)
+        return parts
+
+    def unpack(self, parts: Parts, shape: Shape) -> TrellisCodes:
+        """Parts to codes. Raises CodecError if a part does not fit, or names a multiplier that is not its codebook's."""
+        found = {key: _fitting(parts, key, spec) for key, spec in self.specs(shape).items()}
+        if self.codebook in MULTIPLIERS:
+            multiplier = int(found[self.codebook].view(np.uint32)[0])
+            if multiplier != MULTIPLIERS[self.codebook]:
+                raise CodecError(
+                    f"another multiplier than that of {self.codebook}", expected=MULTIPLIERS[self.codebook], found=multiplier
+                )  # fmt: skip
+        stream = np.ascontiguousarray(found["trellis"].astype("<i2", copy=False)).view(np.uint8)
+        return TrellisCodes(
+            self.trellis(shape).code(shape),
+            ops.unpack_bits(_reversed_words(stream), self.bits),
+            np.ones((1, shape[0]), np.float32),
+            found["suh"].astype(np.float32),
+            found["svh"].astype(np.float32),
+        )
+
+    # ------------------------------------------------------------ math
+
+    def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None) -> TrellisCodes:
+        """Floats [N, K] to codes: the path of least squared error. Raises CodecError for what is no matrix of finite numbers."""
+        self.specs(np.shape(w))
+        return self.trellis(np.shape(w)).quantize(w, importance=importance)
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
+        """Parts to float32 [N, K]; of `rows` all are decoded."""
+        codes = self.unpack(parts, shape)
+        w = restore(numbers(codes, ops.codebook(self.codebook, 16)), codes)
+        chosen = w if rows is None else w[rows]
+        result = output(out, chosen.shape)
+        result.reshape(chosen.shape)[...] = chosen
+        return result
+
+
+def _reversed_words(stream: U8) -> U8:
+    """Bytes [..., 4 n] with the order of their 32-bit words turned around; its own inverse."""
+    words = stream.reshape(*stream.shape[:-1], -1, 4)
+    return np.ascontiguousarray(words[..., ::-1, :]).reshape(stream.shape)
+
+
+def _fitting(parts: Parts, key: str, spec: ArraySpec) -> NDArray[Any]:
+    found = part(parts, key)
+    if found.dtype != spec.dtype or found.shape != spec.shape:
+        raise CodecError(
+            f"part '{key}' does not fit this weight",
+            expected=f"{spec.dtype} {list(spec.shape)}",
+            found=f"{found.dtype} {list(found.shape)}",
+        )
+    return found
+
+
+def _half(key: str, values: F32) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise CodecError(f"{key} does not fit half precision", found=float(np.abs(values).max()))
+    return half
+
+
+def exl3_named(name: str) -> EXL3:
+    """The codec of a name, e.g. "exl3.3.mul1". Raises UnknownNameError."""
+    known = [f"exl3.{bits}.{codebook}" for bits in range(1, 9) for codebook in _CODEBOOKS]
+    if name not in known:
+        raise UnknownNameError("codec", name, known)
+    _, bits, codebook = name.split(".")
+    return EXL3(int(bits), codebook)

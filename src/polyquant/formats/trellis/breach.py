@@ -1,0 +1,45 @@
+"""What is wrong with a folder, said once: `open` raises it, `check` reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyquant.errors import InputError, PolyquantError
+from polyquant.storage.folder import LeavesFolderError
+from polyquant.types import Finding, Severity
+
+__all__ = ["Breach", "breach_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A rule that a folder breaks, so that it cannot be read as it is. code: see codes.py."""
+
+    code: str
+    message: str
+    file: Path | None = None
+    tensor: str | None = None
+    expected: object = None
+    found: object = None
+    hint: str | None = None
+
+    def error(self) -> InputError:
+        """As an exception."""
+        return InputError(
+            self.message, file=self.file, tensor=self.tensor, expected=self.expected, found=self.found, hint=self.hint
+        )
+
+    def finding(self) -> Finding:
+        """As a finding."""
+        bare = InputError(self.message, expected=self.expected, found=self.found, hint=self.hint)
+        return Finding(self.code, Severity.ERROR, str(bare), self.tensor, self.file.name if self.file else None)
+
+
+def breach_of(error: PolyquantError, code: str, file: Path) -> Breach:
+    """The breach behind an error; what leaves the folder has a code of its own, wherever it is met."""
+    where = error.file if isinstance(error.file, Path) else file
+    if isinstance(error, LeavesFolderError):
+        code = "TRL011"
+    tensor = error.tensor if isinstance(error.tensor, str) else None
+    return Breach(code, error.message, where, tensor, error.expected, error.found, error.hint)

@@ -1,0 +1,124 @@
+"""quantization_config.json against the document and against the tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from polyquant.formats.trellis.folder import CONFIG
+from polyquant.formats.trellis.survey import Survey
+from polyquant.formats.trellis.weights import Facts
+from polyquant.types import Finding, Severity
+
+__all__ = ["check_config"]
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+_SHARED: dict[str, tuple[type, ...]] = {
+    "average_bits_per_weight": (int, float), "target_bits": (int,), "hadamard_transform": (bool,), "tile_size": (int,),
+}  # fmt: skip
+_TENSOR: dict[str, tuple[type, ...]] = {
+    "bits": (int,), "shape": (list,), "mse": (int, float), "original_bytes": (int,), "compressed_bytes": (int,),
+    "compression_ratio": (int, float),
+}  # fmt: skip
+_LAYER = re.compile(r".*layers\.(\d+)\.(.+)\.weight")
+_ROUNDING = 0.006
+"""Relative slack of ratios and averages that were rounded to two or four digits."""
+
+
+def check_config(found: Survey) -> Iterator[Finding]:
+    """Fields that the document lists, names on both sides, true figures."""
+    content = found.metadata.content
+    if content is None:
+        missing_elsewhere = any(b.code in ("TRL030", "TRL031") for b in found.breaches)
+        if found.files.version == 3 and not missing_elsewhere:
+            yield Finding("TRL030", WARNING, f"{CONFIG} is missing", file=found.path.name)
+    elif not found.metadata.seed:
+        yield _lacks("tensor_metadata")
+    else:
+        yield from _fields(content)
+        yield from _allocation(content, found.weights)
+        yield from _figures(content, found.weights)
+    yield from _names(found)
+
+
+def _lacks(what: str, tensor: str | None = None) -> Finding:
+    return Finding("TRL032", WARNING, f"lacks {what}, or it is of the wrong type", tensor, CONFIG)
+
+
+def _fields(content: Mapping[str, Any]) -> Iterator[Finding]:
+    for key, kind in (("quantization_version", str), ("quantization_method", str), ("layer_allocation", dict)):
+        if not isinstance(content.get(key), kind):
+            yield _lacks(key)
+    version = content.get("quantization_version")
+    if isinstance(version, str) and version != "trellis_v3":
+        yield Finding("TRL032", WARNING, f"quantization_version is {version[:40]!r}, not 'trellis_v3'", file=CONFIG)
+    shared = content.get("global_config")
+    if not isinstance(shared, dict):
+        yield _lacks("global_config")
+        return
+    for key, kinds in _SHARED.items():
+        if not _is(shared.get(key), kinds):
+            yield _lacks(f"global_config.{key}")
+    if _is(shared.get("tile_size"), (int,)) and shared["tile_size"] != 16:
+        yield Finding("TRL032", ERROR, f"tile_size is {shared['tile_size']}, it is always 16", file=CONFIG)
+    for name, entry in content["tensor_metadata"].items():
+        for key, kinds in _TENSOR.items():
+            if not _is(entry.get(key), kinds):
+                yield _lacks(key, name)
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+def _names(found: Survey) -> Iterator[Finding]:
+    """Tensors without metadata, metadata without tensors."""
+    noted = found.metadata.notes
+    if not noted or not found.whole:
+        return
+    broken = {b.tensor for b in found.breaches}
+    for name in found.weights:
+        if name not in noted:
+            yield Finding("TRL033", WARNING, "is quantized, and the metadata do not name it", name)
+    for name, note in noted.items():
+        if name not in found.weights and name not in broken:
+            yield Finding("TRL033", WARNING, "is named in the metadata, and no tensor is there", name, note.file.name)
+
+
+def _allocation(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
+    layers = content.get("layer_allocation")
+    if not isinstance(layers, dict):
+        return
+    for name, facts in weights.items():
+        match = _LAYER.fullmatch(name)
+        layer = layers.get(match[1]) if match else None
+        said = layer.get(match[2]) if match and isinstance(layer, dict) else None
+        if said is not None and said != facts.bits:
+            message = f"layer_allocation says {str(said)[:20]} bits, the tensor has {facts.bits}"
+            yield Finding("TRL035", WARNING, message, name, CONFIG)
+
+
+def _figures(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Bytes and bits that leave something out."""
+    wrong = []
+    for name, facts in weights.items():
+        entry = content["tensor_metadata"].get(name, {})
+        if _is(entry.get("compressed_bytes"), (int,)) and entry["compressed_bytes"] != _bytes(facts):
+            wrong.append((name, entry["compressed_bytes"], _bytes(facts)))
+    if wrong:
+        name, said, true = wrong[0]
+        message = f"compressed_bytes of {len(wrong)} tensors are not those of all components (here {said}, true {true})"
+        yield Finding("TRL036", NOTE, message, name, CONFIG)
+    shared = content.get("global_config")
+    said = shared.get("average_bits_per_weight") if isinstance(shared, dict) else None
+    if said is None or not _is(said, (int, float)) or not weights:
+        return
+    true_bits = 8 * sum(map(_bytes, weights.values())) / sum(f.n * f.k for f in weights.values())
+    if abs(float(said) - true_bits) > _ROUNDING * true_bits:
+        message = f"average_bits_per_weight is {said:.4g}, all components have {true_bits:.4g}"
+        yield Finding("TRL036", NOTE, message, file=CONFIG)
+
+
+def _bytes(facts: Facts) -> int:
+    return sum(s.entry.nbytes for s in facts.components.values())

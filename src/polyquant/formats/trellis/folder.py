@@ -1,0 +1,91 @@
+"""Which files of a folder are a Trellis model.
+
+v3   model.safetensors.index.json and the shards that it names, or trellis_index.json and trellis_shard_NNNNN.safetensors
+v2   layer_NNNN/*.safetensors, layer_NNNN/index.json
+both base_weights.safetensors and router_weights.safetensors beside them: plain tensors, often in no index
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyquant.errors import InputError
+from polyquant.storage.folder import entries, read_index, subfolder
+
+__all__ = ["BASE_FILES", "CONFIG", "INDEX", "LAYER", "V2_INDEX", "WRITER_INDEX", "TrellisFiles", "choose"]
+
+INDEX, CONFIG = "model.safetensors.index.json", "quantization_config.json"
+V2_INDEX, WRITER_INDEX = "quantization_index.json", "trellis_index.json"
+BASE_FILES = ("base_weights.safetensors", "router_weights.safetensors")
+LAYER = re.compile(r"layer_(\d{1,6})")
+_WRITTEN = re.compile(r"trellis_shard_(\d{5})\.safetensors")
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class TrellisFiles:
+    """The weight files, as (folder, name), and the small ones that describe them.
+
+    weight_map: tensor -> file, None without an index; metadata: that of the index; layers: folders of a v2 model; unused: safetensors files
+    that nothing names.
+    """
+
+    version: int
+    names: tuple[tuple[Path, str], ...]
+    base: tuple[tuple[Path, str], ...] = ()
+    weight_map: Mapping[str, str] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    layers: tuple[Path, ...] = ()
+    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def choose(folder: Path) -> TrellisFiles:
+    """The files of the model in `folder`. Raises InputError."""
+    names = entries(folder)
+    present = [n for n in names if n.endswith(".safetensors")]
+    base = [n for n in BASE_FILES if n in present]
+    layers = sorted((n for n in names if LAYER.fullmatch(n)), key=lambda n: (int(n[6:]), n))
+    notes = (f"{len(layers)} layer folders beside {INDEX} are ignored",) if layers and INDEX in names else ()
+    if INDEX in names:
+        weight_map, metadata = read_index(folder, INDEX)
+        shards = sorted(set(weight_map.values()))
+        base = [n for n in base if n not in shards]
+        unused = tuple(n for n in present if n not in (*shards, *base))
+        return TrellisFiles(3, _in(folder, shards), _in(folder, base), weight_map, metadata, (), unused, notes)
+    written = [n for n in present if _WRITTEN.fullmatch(n)]
+    if layers and not written:
+        return _version_2(folder, layers, base, [n for n in present if n not in base])
+    shards = written or [n for n in present if n not in base]
+    if not shards:
+        raise InputError("no shards here", file=folder, expected=f"{INDEX}, {WRITER_INDEX} or layer_0000", found="none")
+    _refuse_gaps(folder, shards)
+    unused = tuple(n for n in present if n not in (*shards, *base))
+    return TrellisFiles(3, _in(folder, shards), _in(folder, base), None, {}, (), unused, ("there is no index",))
+
+
+def _version_2(folder: Path, layers: list[str], base: list[str], unused: list[str]) -> TrellisFiles:
+    paths = tuple(subfolder(folder, name) for name in layers)
+    # The index of a layer says which file holds which tensor, and is wrong: every file is read.
+    names = tuple((p, n) for p in paths for n in entries(p) if n.endswith(".safetensors"))
+    if not names:
+        raise InputError("the layer folders hold no safetensors files", file=folder, hint="finish the download")
+    return TrellisFiles(2, names, _in(folder, base), layers=paths, unused=tuple(unused))
+
+
+def _refuse_gaps(folder: Path, shards: list[str]) -> None:
+    """Shards are numbered: a missing one shows in the numbers."""
+    numbers = [(int(m[2]), int(m[3])) for n in shards if (m := _SHARD.fullmatch(n))]
+    if numbers and [i for i, _ in numbers] != list(range(1, numbers[0][1] + 1)):
+        raise InputError("shards are missing", file=folder, expected=f"{numbers[0][1]} shards", found=len(numbers))
+    written = [int(m[1]) for n in shards if (m := _WRITTEN.fullmatch(n))]
+    if written != list(range(len(written))):
+        raise InputError("shards are missing", file=folder, expected="numbers from 0 on", found=shards[0])
+
+
+def _in(folder: Path, names: Iterable[str]) -> tuple[tuple[Path, str], ...]:
+    return tuple((folder, name) for name in names)

@@ -1,0 +1,137 @@
+"""Opening Trellis folders of every dialect: headers, JSON and one header byte a weight."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from polyquant.codecs.dtypes import codec_of
+from polyquant.errors import InputError, PolyquantError, UnknownNameError
+from polyquant.formats.trellis.folder import BASE_FILES, CONFIG, INDEX, LAYER, V2_INDEX, WRITER_INDEX
+from polyquant.formats.trellis.survey import Survey, axes_of, component, survey
+from polyquant.formats.trellis.weights import Axes, Stored, weight_of
+from polyquant.storage import safetensors, strict_json
+from polyquant.storage.folder import SIDE_FILES, entries, member
+from polyquant.storage.source import Source
+from polyquant.types import Checkpoint, Evidence, Weight
+
+__all__ = ["open", "sniff"]
+
+_NAMES = (b'.indices"', b'__indices"')
+
+
+def sniff(path: str | os.PathLike[str]) -> Evidence | None:
+    """Evidence that this is a Trellis folder or one of its shards, by content; None if not."""
+    path = Path(path)
+    if not path.is_dir():
+        return _sniff_file(path) if path.is_file() and path.suffix == ".safetensors" else None
+    names = set(entries(path))
+    if WRITER_INDEX in names:
+        return Evidence("trellis-v3", f"folder with {WRITER_INDEX}")
+    if INDEX in names:
+        return Evidence("trellis-v3", f"{INDEX} names *.indices") if _mentions(path / INDEX) else None
+    layers = [n for n in names if LAYER.fullmatch(n) and (path / n).is_dir()]
+    if layers and any(n.endswith(".safetensors") for layer in layers for n in entries(path / layer)):
+        return Evidence("trellis-v2", f"{len(layers)} layer folders with safetensors files")
+    shards = sorted(n for n in names if n.endswith(".safetensors") and n not in BASE_FILES)
+    if layers and (V2_INDEX in names or CONFIG in names):
+        return Evidence("trellis-v2", f"{len(layers)} layer folders and their metadata")
+    return _sniff_file(path / shards[0]) if shards else None
+
+
+def _mentions(index: Path) -> bool:
+    """True if the index speaks of indices. An index that cannot be read says nothing: another format's reader says why."""
+    try:
+        source = Source(index)
+        if source.size > strict_json.INDEX.nbytes:
+            return False
+        data = source.pread(0, source.size).tobytes()
+    except InputError:
+        return False
+    return any(name in data for name in _NAMES)
+
+
+def _sniff_file(path: Path) -> Evidence | None:
+    try:
+        source = Source(path)
+        if not safetensors.plausible(source):
+            return None
+        header, _ = safetensors.survey(source, most=1)
+    except InputError:
+        return None
+    for name in header.entries:
+        split = component(name)
+        if split and split[2] == "indices" and f"{split[0]}{split[1]}su" in header.entries:
+            return Evidence("trellis-v3", "safetensors file with indices and su")
+    return None
+
+
+def open(
+    path: str | os.PathLike[str], *, repair: bool = False, axes: str | None = None
+) -> Checkpoint:  # fmt: skip
+    """A folder of any dialect, or one of its shards.
+
+    repair: weights as Metal Marlin's quantizer meant them, not as its decoder reads them (reads su). axes: "kn" or "nk" for all weights, where the files
+    do not say. Raises InputError, with the first thing that is wrong; UnknownNameError for other axes.
+    """
+    path = Path(path)
+    if axes not in (None, "kn", "nk"):
+        raise UnknownNameError("axes", str(axes), ("kn", "nk"))
+    asked: Axes | None = "kn" if axes == "kn" else "nk" if axes == "nk" else None
+    found = survey(path)
+    for breach in found.breaches:
+        raise breach.error()
+    chosen, axes_notes = axes_of(found, asked)
+    weights: dict[str, Weight] = {n: _plain(n, stored) for n, stored in found.plain.items()}
+    for name, facts in found.weights.items():
+        weights[name] = weight_of(facts, chosen[name], found.metadata, repair=repair)
+    ordered = {name: weights[name] for name in _file_order(found)}
+    side = {}
+    if path.is_dir():
+        side = {name: file for name in SIDE_FILES if (file := member(path, name)) is not None}
+    notes = (*_notes(found), *axes_notes, *(("repaired: what the quantizer meant",) if repair else ()))
+    told = {name: {"mse": note.mse} for name, note in found.metadata.notes.items() if note.mse is not None}
+    metadata = {**found.files.metadata, "tensor_metadata": told, **(found.metadata.content or {})}
+    return Checkpoint(
+        f"trellis-v{found.files.version}", path, ordered, metadata, found.config or {}, side, _dialect(chosen), notes
+    )
+
+
+def _plain(name: str, stored: Stored) -> Weight:
+    entry = stored.entry
+    try:
+        codec = codec_of(entry.dtype, entry.nbytes)
+        arrays = {part: entry.array(stored.source, spec) for part, spec in codec.specs(entry.shape).items()}
+    except PolyquantError as e:
+        raise InputError(e.message, file=stored.source.path, tensor=name, expected=e.expected, found=e.found) from None
+    return Weight(name, entry.shape, codec, arrays)
+
+
+def _file_order(found: Survey) -> list[str]:
+    """Names by file and offset; of a quantized weight, that of its indices."""
+    files = {folder / name: i for i, (folder, name) in enumerate((*found.files.names, *found.files.base))}
+    first = {**found.plain, **{n: f.components["indices"] for n, f in found.weights.items()}}
+    return sorted(first, key=lambda n: (files[first[n].source.path], first[n].entry.offset))
+
+
+def _dialect(axes: dict[str, Axes]) -> Evidence | None:
+    kinds = set(axes.values())
+    if kinds == {"nk"}:
+        return Evidence("metal-marlin", "tiles of [N, K]")
+    return Evidence("document", "tiles of [K, N]") if kinds == {"kn"} else None
+
+
+def _notes(found: Survey) -> Iterator[str]:
+    """What the reader had to work around."""
+    yield from found.files.notes
+    if found.config is None:
+        yield "config.json is missing" if found.path.is_dir() else "one file; config.json was not read"
+    if found.strays:
+        yield f"{len(found.strays)} tensors are not where weight_map says, e.g. {found.strays[0][0]}"
+    if found.doubled:
+        yield f"{len(found.doubled)} tensors of base files are in the shards too, and were taken from there"
+    if found.beside and found.files.weight_map is not None:
+        yield f"{len(found.beside)} plain tensors lie beside the shards, in no weight_map"
+    if not found.metadata.notes:
+        yield "no metadata: bits, shapes and axes come from the sizes"

@@ -1,0 +1,131 @@
+"""Folders of strangers: which of their files may be opened, and the JSON that all model folders share.
+
+A file is a plain name inside the folder. A link is followed if its target stays inside the folder, or lies in `blobs` of the
+hub cache repository that the folder is a snapshot of:
+
+    models--org--name/blobs/0f3a...                                       the file
+    models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/0f3a...
+
+Anything else that leaves the folder is refused: a downloaded folder must not be able to name files of the machine it lies on.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+from polyquant.errors import InputError
+from polyquant.storage import strict_json
+
+__all__ = [
+    "SIDE_FILES",
+    "LeavesFolderError",
+    "base_name",
+    "entries",
+    "member",
+    "read_config",
+    "read_index",
+    "subfolder",
+]
+
+SIDE_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+    "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
+
+
+class LeavesFolderError(InputError):
+    """A name or a link that points outside the folder."""
+
+
+def base_name(name: object) -> bool:
+    """True for a plain file name: nothing that can leave the folder."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 255
+        and name not in (".", "..")
+        and not any(c in "/\\:" or ord(c) < 32 for c in name)
+    )
+
+
+def entries(folder: Path) -> list[str]:
+    """Names in the folder, sorted. Raises InputError."""
+    try:
+        return sorted(p.name for p in folder.iterdir())
+    except OSError as e:
+        raise InputError(f"cannot be listed: {e.strerror}", file=folder) from e
+
+
+def member(folder: Path, name: str) -> Path | None:
+    """The regular file of that name, links followed; None if there is none. Raises InputError if it leaves the folder."""
+    if not base_name(name):
+        raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain file name", found=name)
+    path = folder / name
+    if not path.is_symlink() and not path.exists():
+        return None
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as e:
+        raise InputError("is a broken link", file=path, hint="finish the download, or copy the file here") from e
+    if path.is_symlink() and not _allowed(folder.resolve(), target):
+        raise LeavesFolderError("is a link that leaves the folder", file=path, found=target, hint="copy the file here")
+    if not stat.S_ISREG(target.stat().st_mode):
+        raise InputError("is not a regular file", file=path)
+    return path
+
+
+def subfolder(folder: Path, name: str) -> Path:
+    """The folder of that name inside `folder`, links followed. Raises InputError if it leaves the folder or is none."""
+    if not base_name(name):
+        raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain folder name", found=name)
+    path = folder / name
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as e:
+        raise InputError("is a broken link", file=path, hint="finish the download, or copy the folder here") from e
+    if path.is_symlink() and not _allowed(folder.resolve(), target):
+        raise LeavesFolderError(
+            "is a link that leaves the folder", file=path, found=target, hint="copy the folder here"
+        )
+    if not target.is_dir():
+        raise InputError("is not a folder", file=path)
+    return path
+
+
+def _allowed(folder: Path, target: Path) -> bool:
+    if target.is_relative_to(folder):
+        return True
+    for parent in folder.parents:
+        if parent.name == "snapshots":
+            return target.is_relative_to(parent.parent / "blobs")
+    return False
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """config.json, None if there is none. Raises InputError."""
+    path = member(folder, "config.json")
+    if path is None:
+        return None
+    return strict_json.typed(strict_json.read(path), dict, "config.json", file=path)
+
+
+def read_index(folder: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """(weight_map, metadata) of an index. Raises InputError, also if an entry is no plain file name."""
+    path = member(folder, name)
+    if path is None:
+        raise InputError("is missing", file=folder / name)
+    content = strict_json.typed(strict_json.read(path, strict_json.INDEX), dict, "index", file=path)
+    weight_map = strict_json.typed(content.get("weight_map"), dict, "weight_map", file=path)
+    for tensor, file in weight_map.items():
+        if not base_name(file):
+            raise LeavesFolderError(
+                "weight_map names a file outside the folder",
+                file=path,
+                tensor=tensor,
+                expected="a base name",
+                found=file,
+            )
+    metadata = content.get("metadata")
+    return weight_map, metadata if isinstance(metadata, dict) else {}

@@ -74,7 +74,7 @@ MUL1_STEP, MUL1_MIDDLE = 0.00676727294921875, 10.3828125  # 0x1eee and 0xc931 in
 
 
 def _byte_sums(state: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    return (state * np.uint32(0x83DCD12D)).view(np.uint8).reshape(-1, 4).sum(-1)
+    return np.asarray((state * np.uint32(0x83DCD12D)).view(np.uint8).reshape(-1, 4).sum(-1), np.uint64)
 
 
 def _mul1(state: NDArray[np.uint32]) -> F32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from polyquant.cli.console import (
     tile_option,
     watcher,
 )
+from polyquant.codecs.trellis import Trellis
 from polyquant.errors import printable
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
@@ -56,6 +58,22 @@ _OPTIONS = (
         "--codebook",
         type=click.Choice(["mul1", "mcg", "3inst", "grid"]),
         help="Trellis: grid for programs that know no other (no window, no rotation).  [default: mul1]",
+    ),
+    click.option(
+        "--calibration",
+        metavar="FILE|self",
+        help="Trellis: text on which the float model shows what its layers read; self: text that it writes.",
+    ),
+    click.option(
+        "--method",
+        type=click.Choice(["trellis_viterbi", "trellis_ldlq"]),
+        help="Trellis: least error of the weights, or of the layers' outputs on the calibration text.  [default: trellis_ldlq with --calibration]",
+    ),
+    click.option(
+        "--target-bpw",
+        type=click.FloatRange(2, 16),
+        metavar="X",
+        help="Trellis: in place of --bits: 2 to 8 bits for each weight, X in the mean with all scales, for the least harm.",
     ),
     click.option("--repair", is_flag=True, help="Trellis of Metal Marlin: what its quantizer meant, not what its decoder reads."),
     click.option("--axes", type=click.Choice(["kn", "nk"]), help="Trellis: how tiles lie, where a source does not show it."),
@@ -126,9 +144,12 @@ def run_conversion(
     to = to or guess_format(target, src, **options)
     if shrink:
         options = dict(smaller(to, options))  # type: ignore[arg-type]
-    made = plan(src, to, rules=rules, **options)
+    with progress("measuring", "tensors/s", 1) as tell:
+        made = plan(src, to, rules=rules, on_tensor=tell, **options)
     if style == "human":
         print_plan(made, whole=dry_run)
+        if options.get("target_bpw") is not None:
+            print_allocation(made)
     if dry_run:
         if style == "json":
             as_json(plan_json(made))
@@ -208,6 +229,21 @@ def print_plan(made: Plan, *, whole: bool) -> None:
         out.print("note: no native kernels: the bytes are the same, only slowly made (polyquant doctor)", markup=False)
     for warning in made.warnings:
         out.print(f"warning: {printable(warning, 400)}", markup=False)
+
+
+def print_allocation(made: Plan) -> None:
+    """Bits of the quantized weights: a line for each layer, a column for each of its matrices."""
+    bits: dict[str, dict[str, str]] = {}
+    for s in made.steps:
+        if isinstance(s.target, Trellis):
+            layer, _, rest = re.sub(r"(\d+)\.", r"\1 ", s.map.target, count=1).partition(" ")
+            column = rest.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") if rest else "weight"
+            bits.setdefault(layer, {})[column] = str(s.target.bits)
+    columns = list(dict.fromkeys(c for found in bits.values() for c in found))
+    t = table("bits", *(f">{printable(c, 16)}" for c in columns))
+    for layer, found in bits.items():
+        t.add_row(printable(layer), *(found.get(c, "-") for c in columns))
+    t.show()
 
 
 def print_report(report: Report) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.decoder import rms_norm
-from polyquant.quantizers.calibrate import LEAST_INPUTS, Moments, Stages
+from polyquant.quantizers.calibrate import LEAST_INPUTS, Moments, Stages, Tick
 from polyquant.runtime.decoder import Layer
 from polyquant.runtime.evaluate import read_text, text_tokens
 from polyquant.runtime.linear import Linear
@@ -48,7 +48,12 @@ class DecoderStages:
         """See Stages."""
         return [[w.name for linear in linears for w in linear.weights] for linears in self._linears]
 
-    def run(self, index: int, wanted: frozenset[str]) -> Mapping[str, Moments]:
+    @property
+    def states(self) -> Sequence[F32]:
+        """What the next stage reads, [T, hidden] of each window. Good until it is run."""
+        return self._states
+
+    def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
         """See Stages."""
         decoder = self.model.decoder
         if index == 0:
@@ -58,11 +63,13 @@ class DecoderStages:
             with _tapped(decoder.layers[index], taps):
                 for i, x in enumerate(self._states):
                     self._states[i] = decoder.alone(index, x, decoder.cache())
+                    tick((i + 1) / len(self._states))
         else:
             for x in self._states:
                 for tap in taps:
                     tap.moments.add(rms_norm(x, decoder.norm, decoder.hyper.rms_eps))
             self._states = []
+            tick(1)
         return {w.name: tap.moments for tap in taps for w in tap.linear.weights if w.name in wanted}
 
 
@@ -100,7 +107,7 @@ def calibration_windows(
     """
     length = min(tokens, model.context)
     if text == OWN_TEXT:
-        return _own_text(model, windows, length)
+        return _own_text(model, windows // 4, length)  # enough where text is dear
     ids, bos = text_tokens(model, read_text(text), None)
     return cut(ids, bos, windows, length, text)
 
@@ -136,8 +143,8 @@ def _own_text(model: Model, windows: int, length: int) -> list[Tokens]:
     return out
 
 
-def calibration_stages(path: str | os.PathLike[str], text: str | os.PathLike[str]) -> tuple[Stages, str]:
-    """A float checkpoint and a text -> stages, and which program runs them. Raises InputError, UnsupportedError."""
+def calibration_stages(path: str | os.PathLike[str], text: str | os.PathLike[str]) -> Stages:
+    """A float checkpoint and a text -> its stages. Raises InputError, UnsupportedError."""
     try:
         model = load(path, activations="float")
     except UnsupportedError as refused:
@@ -148,5 +155,9 @@ def calibration_stages(path: str | os.PathLike[str], text: str | os.PathLike[str
             ) from None
         from polyquant.quantizers.calibrate_torch import TorchStages
 
-        return TorchStages(path, text, windows=WINDOWS, tokens=TOKENS), "transformers"
-    return DecoderStages(model, calibration_windows(model, text)), "polyquant"
+        if text == OWN_TEXT:
+            raise UnsupportedError(
+                f"{refused.message}, so it cannot write its own text", file=path, hint="give a file: --calibration FILE"
+            ) from None
+        return TorchStages(path, read_text(text), windows=WINDOWS, tokens=TOKENS)
+    return DecoderStages(model, calibration_windows(model, text))

@@ -15,7 +15,7 @@ from polyquant.pipeline.execute import Progress, Report, execute
 from polyquant.pipeline.importance import load_importance
 from polyquant.pipeline.plan import TRELLIS, Plan, make_plan, with_name
 from polyquant.pipeline.recipe import Rule, parse_rule
-from polyquant.pipeline.trellis_target import Effort, TrellisOptions
+from polyquant.pipeline.trellis_target import Effort, Method, TrellisOptions
 from polyquant.storage.staging import Resume, refuse_target
 from polyquant.types import F32
 
@@ -40,6 +40,9 @@ class PlanOptions(TypedDict, total=False):
     bits: int | None
     effort: Effort | None
     codebook: str | None
+    method: Method | None
+    calibration: str | os.PathLike[str] | None
+    target_bpw: float | None
     repair: bool
     axes: str | None
 
@@ -60,8 +63,12 @@ def plan(
     bits: int | None = None,
     effort: Effort | None = None,
     codebook: str | None = None,
+    method: Method | None = None,
+    calibration: str | os.PathLike[str] | None = None,
+    target_bpw: float | None = None,
     repair: bool = False,
     axes: str | None = None,
+    on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
     """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3"). Nothing is written.
 
@@ -70,6 +77,9 @@ def plan(
     importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K].
     bits, effort, codebook: of a Trellis folder's linear layers (embeddings, head, norms and routers stay float unless a rule names them); effort
     "fast", "default", "max" is a window of 12, 14, 16 bits. Without bits, codec and recipe trellis codes are carried over as they are.
+    calibration: a UTF-8 text on which the float model shows what its layers read, or "self" for text that it writes; then codes are searched for
+    the least error of the layers' outputs (method "trellis_ldlq"), without it for that of the weights ("trellis_viterbi"). target_bpw: effective
+    bits per quantized weight, scales counted; each weight gets 2 to 8 bits so that the model suffers least. on_tensor: told of that measurement.
     repair: weights of Metal Marlin as its quantizer meant them, not as its decoder reads them; axes: "kn" or "nk" of a Trellis source.
     Raises InputError, PlanError, UnknownNameError, CodecError.
     """
@@ -80,7 +90,8 @@ def plan(
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(
         source, to, codec=codec, recipe=recipe, rules=parsed, requantize=requantize, importance=weights,
-        architecture=architecture, tile=tile, shard_bytes=shard_bytes, trellis=TrellisOptions(bits, effort, codebook),
+        architecture=architecture, tile=tile, shard_bytes=shard_bytes,
+        trellis=TrellisOptions(bits, effort, codebook, method, None if calibration is None else str(calibration), target_bpw), on_tensor=on_tensor,
     )  # fmt: skip
 
 
@@ -136,7 +147,7 @@ def quantize(
 
 def smaller(to: str, options: PlanOptions) -> PlanOptions:
     """The options of `quantize`, with its default where they do not say how small."""
-    if options.get("codec") or options.get("recipe") or options.get("bits") is not None:
+    if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
         return options
     default: PlanOptions = {"bits": DEFAULT_BITS} if to == TRELLIS else {"recipe": "q4_k_m"}
     return {**options, **default}
@@ -146,7 +157,9 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanO
     """GGUF for a name that ends in .gguf; a Trellis folder for options that only such a one has, and from one; else a Hugging Face folder."""
     if dst.suffix.lower() == ".gguf":
         return "gguf"
-    said = (options.get("codec") or "").startswith("trellis.") or options.get("bits") is not None
+    said = (options.get("codec") or "").startswith("trellis.") or any(
+        options.get(key) is not None for key in ("bits", "target_bpw", "method", "calibration")
+    )
     floats = options.get("codec") or options.get("recipe")
     return TRELLIS if said or (not floats and detect(src)[1].name.startswith("trellis")) else "hf"
 

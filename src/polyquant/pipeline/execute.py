@@ -22,8 +22,10 @@ from polyquant.errors import CodecError, InputError
 from polyquant.formats.trellis.config import mse_text
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline import work
+from polyquant.pipeline.calibrate import calibration_stages
 from polyquant.pipeline.plan import Plan, Step
 from polyquant.pipeline.work import Piece
+from polyquant.quantizers.calibrate import Hessians
 from polyquant.storage.staging import Resume, Staging, refuse_target, staged
 from polyquant.types import as_matrix
 
@@ -147,9 +149,12 @@ class _Run:
         self.plan, self.threads, self.measure, self.on_progress = plan, threads, measure, on_progress
         self.searches = any(s.searches for s in plan.steps)
         self.total = sum(self._work(s, s.weights) for s in plan.steps)
+        self.calibrating = sum(s.weights for s in plan.steps if s.searches) if plan.calibration is not None else 0
+        self.calibrated = 0.0
         self.done_weights = 0
         self.started = time.monotonic()
         self.stop = threading.Event()
+        self.hessians: Hessians | None = None
 
     def _work(self, step: Step, weights: int) -> int:
         """What so many weights of a step count towards the progress, so that the time that is left can be told from it."""
@@ -176,9 +181,7 @@ class _Run:
 
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
             try:
-                for step in self.plan.steps:
-                    if step.map.target in reports:
-                        continue
+                for step in self._ordered([s for s in self.plan.steps if s.map.target not in reports]):
                     found = list(work.blocks(step))
                     open_blocks[step.map.target], sums[step.map.target] = len(found), []
                     for rows in found:
@@ -197,10 +200,31 @@ class _Run:
                     future.cancel()
         return [reports[s.map.target] for s in self.plan.steps]
 
+    def _ordered(self, steps: list[Step]) -> list[Step]:
+        """The steps in the order of the work: those that are searched on inputs as the calibration comes to them."""
+        wanted = [s.map.source for s in steps if s.searches]
+        if self.plan.calibration is None or not wanted:
+            return steps
+        self._show("calibration text")
+        stages = calibration_stages(self.plan.source.path, self.plan.calibration)
+        self.hessians = hessians = Hessians(stages, wanted, self._calibrated)
+        return sorted(steps, key=lambda s: hessians.order(s.map.source) if s.searches else -1)
+
+    def _calibrated(self, share: float) -> None:
+        """The model has come so far through the calibration text."""
+        if self.stop.is_set():
+            raise InterruptedError("the conversion ended before its calibration did")
+        self.calibrated = share
+        self._show("calibrating")
+
     def _tell(self, name: str, weights: int) -> None:
         self.done_weights += weights
+        self._show(name)
+
+    def _show(self, name: str) -> None:
         if self.on_progress is not None:
-            self.on_progress(Progress(self.done_weights, self.total, name, time.monotonic() - self.started))
+            done, total = self.done_weights + int(self.calibrated * self.calibrating), self.total + self.calibrating
+            self.on_progress(Progress(done, total, name, time.monotonic() - self.started))
 
     def _step_report(self, step: Step, results: list[_Result]) -> StepReport:
         measured = [e for e, _ in results if e is not None]
@@ -254,7 +278,7 @@ class _Run:
         if rows is not None:
             yield work.stream(self.plan, step, rows, measure=self.measure)
         else:
-            yield from work.whole(self.plan, step, measure=self.measure)
+            yield from work.whole(self.plan, step, measure=self.measure, hessians=self.hessians)
 
 
 def _write(staging: Staging, tensor: str, piece: Piece) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,8 @@ from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
 from polyquant.pipeline import trellis_target
+from polyquant.pipeline.allocation import with_allocation
+from polyquant.pipeline.calibrate import OWN_TEXT
 from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.pipeline.trellis_target import TrellisOptions
 from polyquant.registry import codec, format_module
@@ -58,6 +60,9 @@ DEFAULT_NAME = "model.gguf"
 
 TRELLIS_BYTES = 32
 """Working memory of a search for trellis codes or of their decoding, per weight of the one tensor that is in work."""
+
+HESSIAN_BYTES = 44
+"""Working memory for each of the K x K numbers of a Hessian: as collected for the inputs of a layer, rotated, and its factor in float64."""
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
@@ -103,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion, ready to run. method: how the codes of a Trellis target are searched."""
+    """A conversion, ready to run. method: how the codes of a Trellis target are searched; calibration: with the inputs that this text gives."""
 
     source: Checkpoint
     format: str
@@ -114,6 +119,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     importance: Mapping[str, F32] = field(default_factory=dict)
     method: str | None = None
+    calibration: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +146,7 @@ class Plan:
             if step.streams:
                 return 2 * min(rows, step.block_rows) * k * 16
             if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
-                return rows * k * TRELLIS_BYTES
+                return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if self.calibration is not None else 0)
             return rows * k * (3 if step.target.form is Ternary else 10)
 
         return max((need(s) for s in self.steps), default=0)
@@ -167,6 +173,10 @@ class Plan:
                 h.update(f"{offset} ".encode() + data)
         for name, values in sorted(self.importance.items()):
             h.update(name.encode() + values.tobytes())
+        if self.calibration is not None:
+            h.update(self.calibration.encode())
+            if self.calibration != OWN_TEXT:
+                h.update(Path(self.calibration).read_bytes())
         return h.hexdigest()
 
 
@@ -188,8 +198,10 @@ def make_plan(
     tile: Tile | None = None,
     shard_bytes: int | None = None,
     trellis: TrellisOptions = NO_OPTIONS,
+    on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
     """Decide everything. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. trellis: of a Trellis target.
+    on_tensor: told (done, all, name) of the tensors whose sensitivity is measured, for trellis.target_bpw.
 
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """
@@ -201,6 +213,10 @@ def make_plan(
         *(_constant(target, values) for target, values in translation.constants.items()),
     ]
     _refuse_lossy(steps, source, requantize=requantize)
+    warnings = (*source.notes, *translation.warnings, *_mismatched_importance(steps, importance))
+    if trellis.target_bpw is not None:
+        steps, how = with_allocation(source, steps, trellis, on_tensor)
+        chosen = replace(chosen, name=how)
     specs = [TensorSpec(s.map.target, s.map.shape, s.target) for s in steps]
     module = format_module(to)
     if to == "gguf":
@@ -211,13 +227,13 @@ def make_plan(
         if to == TRELLIS:
             options |= _trellis_options(source, steps, trellis)
         layout = module.lay_out(specs, translation.files, **options)
-    warnings = (*source.notes, *translation.warnings, *_mismatched_importance(steps, importance))
     if to == TRELLIS:
         carried = [s.map.source for s in steps if isinstance(s.target, Trellis) and not s.searches]
         stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
         warnings += trellis_target.warnings(source, translation.files, carried, stacks)
     return Plan(
-        source, to, chosen, translation, tuple(steps), layout, warnings, importance or {}, options.get("method") if to == TRELLIS else None
+        source, to, chosen, translation, tuple(steps), layout, warnings, importance or {}, options.get("method") if to == TRELLIS else None,
+        trellis.calibration if trellis.calibrated and any(s.searches for s in steps) else None,
     )  # fmt: skip
 
 
@@ -241,7 +257,7 @@ def _trellis_options(source: Checkpoint, steps: Sequence[Step], trellis: Trellis
         if isinstance(s.target, Trellis)
     }
     actions = [s.action for s in steps if isinstance(s.target, Trellis)]
-    method = trellis_target.method_of(source, actions, calibrated=False)
+    method = trellis_target.method_of(source, actions, calibrated=trellis.calibrated)
     return {"origins": origins, "method": method, "target_bits": trellis.bits}
 
 

@@ -14,9 +14,10 @@ from polyquant.pipeline.recipe import Recipe, Rule, uniform
 from polyquant.registry import codec
 from polyquant.types import Action, Blocks, Checkpoint, Codec, Floats, Shape, TrellisCodes, Weight
 
-__all__ = ["EFFORT", "Effort", "TrellisOptions", "is_linear", "keep", "method_of", "origin", "recipe_of", "warnings"]
+__all__ = ["EFFORT", "Effort", "Method", "TrellisOptions", "is_linear", "keep", "method_of", "origin", "recipe_of", "warnings"]
 
 Effort = Literal["fast", "default", "max"]
+Method = Literal["trellis_viterbi", "trellis_ldlq"]
 EFFORT: dict[str, int] = {"fast": 12, "default": 14, "max": 16}
 """Window of the code in bits: each two more take four times the time, and lower the error by 1 to 3 percent."""
 
@@ -30,17 +31,48 @@ _BYTES = {"float32": ("f32", 4), "float16": ("f16", 2), "bfloat16": ("bf16", 2)}
 
 @dataclass(frozen=True, slots=True)
 class TrellisOptions:
-    """bits: of each quantized weight; effort: the window (EFFORT); codebook: "mul1", "mcg", "3inst" or "grid", which has no window."""
+    """bits: of each quantized weight; effort: the window (EFFORT); codebook: "mul1", "mcg", "3inst" or "grid", which has no window.
+
+    method: how codes are searched, by default with calibration where there is a text; calibration: a UTF-8 file, or "self" for text that the model
+    writes; target_bpw: effective bits per quantized weight, in place of `bits`: then each tensor gets its own.
+    """
 
     bits: int | None = None
     effort: Effort | None = None
     codebook: str | None = None
+    method: Method | None = None
+    calibration: str | None = None
+    target_bpw: float | None = None
 
     @property
     def given(self) -> str | None:
         """The first option that says something, as the command line calls it; None if all are left out."""
-        said = {"--bits": self.bits, "--effort": self.effort, "--codebook": self.codebook}
+        said = {
+            "--bits": self.bits, "--target-bpw": self.target_bpw, "--effort": self.effort, "--codebook": self.codebook,
+            "--method": self.method, "--calibration": self.calibration,
+        }  # fmt: skip
         return next((name for name, value in said.items() if value is not None), None)
+
+    @property
+    def calibrated(self) -> bool:
+        """True if codes are searched with Hessians."""
+        return self.calibration is not None and self.method != "trellis_viterbi"
+
+    def refuse(self) -> None:
+        """Raises PlanError for options that do not go together."""
+        if self.method not in (None, *METHODS):
+            raise PlanError("no such method", expected=" or ".join(METHODS), found=self.method)
+        if self.method == "trellis_ldlq" and self.calibration is None:
+            raise PlanError(
+                "trellis_ldlq needs to see the inputs of each layer",
+                hint="add --calibration FILE, or --calibration self for text that the model writes",
+            )
+        if self.method == "trellis_viterbi" and self.calibration is not None and self.target_bpw is None:
+            raise PlanError("trellis_viterbi reads no calibration text", hint="leave out --method, or --calibration")
+        if self.target_bpw is not None and self.bits is not None:
+            raise PlanError("--bits and --target-bpw say how small twice", hint="leave out one of them")
+        if self.target_bpw is not None and not 2 <= self.target_bpw <= 16:
+            raise PlanError("no such size", expected="2 to 9 bits per weight", found=self.target_bpw)
 
     def codec_name(self, bits: int) -> str:
         """The codec for a number of bits. Raises PlanError for options that do not go together, and for bits that it has not."""
@@ -64,8 +96,10 @@ def recipe_of(chosen: Recipe, options: TrellisOptions, rules: Sequence[Rule], *,
             f"a codec or recipe says its own bits and window, so {options.given} says it twice",
             hint=f"leave out {options.given}, or write the options instead: --bits 3 --effort max",
         )
-    if options.bits is not None:
-        chosen = uniform(options.codec_name(options.bits))
+    options.refuse()
+    bits = options.bits if options.target_bpw is None else 4  # each tensor's own are found later
+    if bits is not None:
+        chosen = uniform(options.codec_name(bits))
     elif options.given and not rules:
         raise PlanError(f"{options.given} needs a number of bits", hint="add --bits 3")
     if chosen.base is not None and codec(chosen.base).form not in (TrellisCodes, Floats):

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.transcode import transcode
+from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.pipeline.plan import Plan, Step
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
+from polyquant.quantizers.calibrate import Hessians
+from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.types import F32, Action, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
 
 __all__ = ["Piece", "blocks", "stream", "whole"]
@@ -78,8 +81,8 @@ def _convert(
     return out, error_sums(w, target.dequantize(out, shape)) if measure else None
 
 
-def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
-    """A tensor that is read whole."""
+def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = None) -> Iterator[Piece]:
+    """A tensor that is read whole. hessians: for trellis codes that are searched on inputs."""
     weight = plan.source[step.map.source]
     source, target, shape, order = weight.codec, step.target, step.map.shape, step.map.row_order
     if step.action is Action.COPY and order is None:
@@ -95,7 +98,7 @@ def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
             codes = Ternary(codes.codes[order], codes.scale if codes.scale.size == 1 else codes.scale[order])
         yield Piece(target.pack(codes))
     elif target.form is TrellisCodes:
-        yield _search(plan, step, _floats(weight, step))
+        yield _search(plan, step, weight, hessians)
     else:
         yield from _from_floats(plan, step, _floats(weight, step), measure=measure)
 
@@ -110,11 +113,17 @@ def _floats(weight: Weight, step: Step) -> F32:
     return w[:, order] if len(shape) == 1 else w[order]
 
 
-def _search(plan: Plan, step: Step, w: F32) -> Piece:
+def _search(plan: Plan, step: Step, weight: Weight, hessians: Hessians | None) -> Piece:
     """Trellis codes of a weight. The error is always measured: the folder states it."""
     target = step.target
-    parts = target.pack(target.quantize(w))
-    return Piece(parts, error=error_sums(w, target.dequantize(parts, step.map.shape)))
+    assert isinstance(target, Trellis)
+    name = step.map.target
+    h, note = (plan.importance.get(name), "") if hessians is None else hessians.of(step.map.source)
+    w = _floats(weight, step)
+    found = quantize_trellis(target, w, h)
+    parts = target.pack(found.codes)
+    notes = "; ".join(f"{name}: {n}" for n in (note, found.note) if n)
+    return Piece(parts, error=error_sums(w, target.dequantize(parts, step.map.shape)), note=notes)
 
 
 def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[Piece]:

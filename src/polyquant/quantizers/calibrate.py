@@ -15,10 +15,13 @@ import numpy as np
 
 from polyquant.types import F32
 
-__all__ = ["LEAST_INPUTS", "Hessians", "Moments", "Stages"]
+__all__ = ["LEAST_INPUTS", "Hessians", "Moments", "Stages", "Tick"]
 
 LEAST_INPUTS = 64
 """Of fewer inputs (experts that the text hardly reaches) the Hessian is left aside."""
+
+
+Tick = Callable[[float], None]
 
 
 class Moments:
@@ -45,20 +48,22 @@ class Stages(Protocol):
     def names(self) -> Sequence[Sequence[str]]:
         """The tensors whose inputs each stage sees, by their names in the checkpoint."""
 
-    def run(self, index: int, wanted: frozenset[str]) -> Mapping[str, Moments]:
-        """Run a stage, from the first on one after the other; tensors that share an input share their moments. Other than `wanted` are left out."""
+    def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
+        """Run a stage, from the first on one after the other; tensors that share an input share their moments. Other than `wanted` are left out.
+
+        tick: told now and then which share of the stage is done, from 0 to 1.
+        """
 
 
 class Hessians:
     """Hessians by tensor, for one request each, from any thread.
 
-    wanted: the tensors that will be asked for; others are not collected. on_stage: told (stages run, stages in all) after each.
+    wanted: the tensors that will be asked for; others are not collected. tick: told the share of all stages that is done; what it raises ends the
+    calibration.
     """
 
-    def __init__(
-        self, stages: Stages, wanted: Iterable[str], on_stage: Callable[[int, int], None] | None = None
-    ) -> None:
-        self._stages, self._wanted, self._on_stage = stages, frozenset(wanted), on_stage
+    def __init__(self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None) -> None:
+        self._stages, self._wanted, self._tick = stages, frozenset(wanted), tick
         self._stage_of = {name: i for i, names in enumerate(stages.names) for name in names}
         self._held: dict[str, Moments] = {}
         self._next = 0
@@ -74,11 +79,13 @@ class Hessians:
             return None, "not calibrated: the model gives it no inputs"
         with self._lock:
             while self._next <= self._stage_of[name]:
-                self._held.update(self._stages.run(self._next, self._wanted))
+                self._held.update(self._stages.run(self._next, self._wanted, self._told))
                 self._next += 1
-                if self._on_stage is not None:
-                    self._on_stage(self._next, len(self._stages.names))
             found = self._held.pop(name)
         if found.count < LEAST_INPUTS:
             return None, f"not calibrated: {found.count} inputs seen, fewer than {LEAST_INPUTS}"
         return found.hessian, ""
+
+    def _told(self, share: float) -> None:
+        if self._tick is not None:
+            self._tick((self._next + share) / len(self._stages.names))

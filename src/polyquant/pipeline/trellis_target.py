@@ -43,7 +43,9 @@ class TrellisOptions:
         return next((name for name, value in said.items() if value is not None), None)
 
     def codec_name(self, bits: int) -> str:
-        """The codec for a number of bits. Raises PlanError for options that do not go together, CodecError for bits that no trellis has."""
+        """The codec for a number of bits. Raises PlanError for options that do not go together, and for bits that it has not."""
+        if not 2 <= bits <= 8:
+            raise PlanError("no such width", expected="2 to 8 bits", found=bits)
         book = self.codebook or "mul1"
         if book == "grid":
             if self.effort is not None:

@@ -61,7 +61,7 @@ struct Mul1 {
   PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(halves(state), a)); }
   PQ_INLINE __m256 number(__m256i state) const {
     const __m256 x = _mm256_add_ps(_mm256_cvtepi32_ps(level(state)), _mm256_set1_ps(1024));
-    const __m256 y = _mm256_sub_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.006771087646484375f)), _mm256_set1_ps(10.3828125f));
+    const __m256 y = _mm256_sub_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.00676727294921875f)), _mm256_set1_ps(10.3828125f));
     return _mm256_cvtph_ps(_mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 };

@@ -96,6 +96,8 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
     if not checkpoint.config:
         raise InputError("transformers needs a config.json", file=checkpoint.path)
     config = transformers.AutoConfig.from_pretrained(checkpoint.path)
+    if hasattr(config, "quantization_config"):  # of EXL3, which transformers would look for a plugin of
+        del config.quantization_config
     state: dict[str, torch.Tensor] = {}
     packed: list[TensorSpec] = []
     for name, weight in checkpoint.items():

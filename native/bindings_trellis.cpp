@@ -73,6 +73,13 @@ struct Trellis {
   TrellisMatrix matrix;
 };
 
+Book book_of(const std::string& name) {
+  const std::pair<const char*, Book> known[] = {{"mul1", Book::mul1}, {"grid", Book::grid}, {"mcg", Book::mcg}, {"3inst", Book::three_inst}, {"lut", Book::table}};
+  for (const auto& [word, book] : known)
+    if (name == word) return book;
+  throw nb::value_error("no codebook of that name");
+}
+
 // levels: [2 ** window + 1], the last one for lanes that read two; order: [256], None for row-major; halves: grids that are not rotated.
 Trellis make(Bytes tiles, size_t inputs, size_t outputs, int bits, int window, const std::string& book, Levels levels, Floats numbers, float step,
              float zero, std::optional<Bytes> order, std::pair<int, int> blocks, Scales scales, Floats su, Floats sv, bool halves) {
@@ -81,7 +88,7 @@ Trellis make(Bytes tiles, size_t inputs, size_t outputs, int bits, int window, c
   if (bits < 1 || bits > 8 || window < bits || window > 16 || inputs == 0 || outputs == 0 || inputs > (size_t(1) << 40) / outputs ||
       tiles.shape(0) != (inputs + 15) / 16 * columns * 32 * size_t(bits) || levels.shape(0) != states + 1 || numbers.shape(0) != states ||
       (order && order->shape(0) != kTile) || !fits(inputs, blocks.first) || !fits(outputs, blocks.second) || groups == 0 || groups > inputs ||
-      scales.shape(1) != outputs || su.shape(0) != inputs || sv.shape(0) != outputs || (book != "mul1" && book != "grid" && book != "table"))
+      scales.shape(1) != outputs || su.shape(0) != inputs || sv.shape(0) != outputs)
     throw nb::value_error("shapes of tiles, scales and signs do not fit");
   const size_t span = (inputs + groups - 1) / groups;
   if (order)
@@ -89,7 +96,7 @@ Trellis make(Bytes tiles, size_t inputs, size_t outputs, int bits, int window, c
       if (order->data()[j] / 16 != order->data()[kTile - 32 + j % 32] / 16) throw nb::value_error("an order that no kernel takes");
   Trellis t{tiles, levels, numbers, su, sv, order, std::vector<float>(groups * columns * 16), {}};
   for (size_t g = 0; g < groups; ++g) std::copy_n(scales.data() + g * outputs, outputs, t.scales.data() + g * columns * 16);
-  const Book kind = book == "mul1" ? Book::mul1 : book == "grid" ? Book::grid : Book::table;
+  const Book kind = book_of(book);
   t.matrix = {tiles.data(), inputs, outputs, unsigned(bits), unsigned(window), kind, levels.data(), numbers.data(), step, zero,
               order ? order->data() : nullptr, size_t(blocks.first), size_t(blocks.second), groups, span, t.scales.data(), su.data(), sv.data(), halves,
               trellis_set().find(unsigned(bits), kind, !order)};

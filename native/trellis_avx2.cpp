@@ -60,8 +60,8 @@ struct Mul1 {
   PQ_INLINE __m256i level(__m256i state) const { return _mm256_madd_epi16(halves(state), _mm256_set1_epi16(1)); }
   PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(halves(state), a)); }
   PQ_INLINE __m256 number(__m256i state) const {
-    const __m256 x = _mm256_add_ps(_mm256_cvtepi32_ps(level(state)), _mm256_set1_ps(1024));
-    const __m256 y = _mm256_sub_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.006771087646484375f)), _mm256_set1_ps(10.3828125f));
+    // Products and sums of these short numbers are exact: the order does not matter.
+    const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(level(state)), _mm256_set1_ps(0.006771087646484375f), _mm256_set1_ps(-3.44921875f));
     return _mm256_cvtph_ps(_mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 };
@@ -75,6 +75,27 @@ struct Grid {
     return _mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(state), middle), _mm256_set1_ps(1.24371088f));
   }
 };
+
+// Two numbers of half precision hashed from each state, added in half precision.
+template <uint32_t factor, uint32_t offset>
+struct Halves {
+  __m256 unit;  // levels of 1
+  PQ_INLINE explicit Halves(const TrellisMatrix& w) : unit(_mm256_set1_ps(1.0f / w.step)) {}
+  PQ_INLINE __m256 number(__m256i state) const {
+    __m256i x = _mm256_add_epi32(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(factor))), _mm256_set1_epi32(int(offset)));
+    x = _mm256_xor_si256(_mm256_and_si256(x, _mm256_set1_epi32(int(0x8FFF8FFF))), _mm256_set1_epi32(0x3B603B60));
+    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    x = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, apart), 0xd8);
+    const __m256 sum = _mm256_add_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)));
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  PQ_INLINE __m256i level(__m256i state) const {
+    return _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(number(state), unit)), _mm256_set1_epi32(0xffff));
+  }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(level(state), a)); }
+};
+using Mcg = Halves<0xCBAC1FED, 0>;
+using ThreeInst = Halves<89226354, 64248484>;
 
 struct Table {
   const int16_t* levels;
@@ -177,12 +198,17 @@ void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
 }
 
 template <int k, class B>
-void numbers(const TrellisMatrix& w, const uint8_t* tile, float* out) {
+void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
   const B book(w);
-  if (w.order == nullptr) return each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT { _mm256_storeu_ps(out + 8 * v, book.number(state)); });
+  if (w.order == nullptr) {
+    const __m256 factors[2] = {_mm256_loadu_ps(scales), _mm256_loadu_ps(scales + 8)};
+    return each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
+      _mm256_storeu_ps(out + v / 2 * stride + v % 2 * 8, _mm256_mul_ps(book.number(state), factors[v % 2]));
+    });
+  }
   alignas(32) float all[kTile];
   each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT { _mm256_store_ps(all + 8 * v, book.number(state)); });
-  for (size_t j = 0; j < kTile; ++j) out[w.order[j]] = all[j];
+  for (size_t j = 0; j < kTile; ++j) out[w.order[j] / 16 * stride + w.order[j] % 16] = all[j] * scales[w.order[j] % 16];
 }
 
 template <int k, class B>
@@ -205,7 +231,13 @@ TrellisKernel of_bits(unsigned bits, bool row_major) {
 }
 
 TrellisKernel find(unsigned bits, Book book, bool row_major) {
-  return book == Book::mul1 ? of_bits<Mul1>(bits, row_major) : book == Book::grid ? of_bits<Grid>(bits, row_major) : of_bits<Table>(bits, row_major);
+  switch (book) {
+    case Book::mul1: return of_bits<Mul1>(bits, row_major);
+    case Book::grid: return of_bits<Grid>(bits, row_major);
+    case Book::mcg: return of_bits<Mcg>(bits, row_major);
+    case Book::three_inst: return of_bits<ThreeInst>(bits, row_major);
+    default: return of_bits<Table>(bits, row_major);
+  }
 }
 
 // N tokens against a panel of 128 inputs and 16 outputs
@@ -265,34 +297,34 @@ void times_floats(const float* w, size_t inputs, const float* x, size_t padded, 
 
 // `levels` stages of butterflies between rows `half`, 2 half, ... apart, 8 columns of 2 ** levels rows at a time in registers
 template <int levels>
-PQ_INLINE void stages(float* x, size_t rows, size_t half, float scale) {
+PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
   constexpr size_t together = size_t(1) << levels;
   const __m256 factor = _mm256_set1_ps(scale);
   for (size_t top = 0; top < rows; top += half * together)
     for (size_t r = top; r < top + half; ++r)
-      for (size_t i = 0; i < 128; i += 8) {
+      for (size_t i = 0; i < columns; i += 8) {
         __m256 v[together];
-        for (size_t j = 0; j < together; ++j) v[j] = _mm256_load_ps(x + (r + j * half) * 128 + i);
+        for (size_t j = 0; j < together; ++j) v[j] = _mm256_load_ps(x + (r + j * half) * kLine + i);
         for (size_t h = 1; h < together; h *= 2)
           for (size_t j = 0; j < together; ++j) {
             if (j & h) continue;
             const __m256 a = v[j], b = v[j | h];
             v[j] = _mm256_add_ps(a, b), v[j | h] = _mm256_sub_ps(a, b);
           }
-        for (size_t j = 0; j < together; ++j) _mm256_store_ps(x + (r + j * half) * 128 + i, _mm256_mul_ps(v[j], factor));
+        for (size_t j = 0; j < together; ++j) _mm256_store_ps(x + (r + j * half) * kLine + i, _mm256_mul_ps(v[j], factor));
       }
 }
 
-void rotate_down(float* x, size_t rows, size_t block) {
+void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
   const float scale = float(1 / std::sqrt(double(block)));
   size_t half = 1;
   while (half < block) {
     const size_t left = block / half;
     const int levels = left >= 8 ? 3 : left == 4 ? 2 : 1;
     const float factor = left == size_t(1) << levels ? scale : 1.0f;
-    if (levels == 3) stages<3>(x, rows, half, factor);
-    if (levels == 2) stages<2>(x, rows, half, factor);
-    if (levels == 1) stages<1>(x, rows, half, factor);
+    if (levels == 3) stages<3>(x, rows, columns, half, factor);
+    if (levels == 2) stages<2>(x, rows, columns, half, factor);
+    if (levels == 1) stages<1>(x, rows, columns, half, factor);
     half <<= levels;
   }
 }
@@ -301,7 +333,7 @@ void transpose(const float* x, float* out) {
   for (size_t i = 0; i < 128; i += 8)
     for (size_t j = 0; j < 128; j += 8) {
       __m256 a[8], b[8];
-      for (size_t r = 0; r < 8; ++r) a[r] = _mm256_load_ps(x + (i + r) * 128 + j);
+      for (size_t r = 0; r < 8; ++r) a[r] = _mm256_load_ps(x + (i + r) * kLine + j);
       for (size_t r = 0; r < 8; r += 2) b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
       for (size_t r = 0; r < 8; r += 4)
         for (size_t h = 0; h < 2; ++h) {
@@ -309,16 +341,26 @@ void transpose(const float* x, float* out) {
           a[r + 2 * h + 1] = _mm256_shuffle_ps(b[r + h], b[r + h + 2], 0xee);
         }
       for (size_t r = 0; r < 4; ++r) {
-        _mm256_store_ps(out + (j + r) * 128 + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x20));
-        _mm256_store_ps(out + (j + r + 4) * 128 + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
+        _mm256_store_ps(out + (j + r) * kLine + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x20));
+        _mm256_store_ps(out + (j + r + 4) * kLine + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
       }
     }
+}
+
+// Past the caches where that is possible: a weight that was decoded is larger than they are.
+void finish(const float* x, float sv, const float* su, float* out, size_t count) {
+  const __m256 factor = _mm256_set1_ps(sv);
+  size_t i = 0;
+  if (reinterpret_cast<uintptr_t>(out) % 32 == 0)
+    for (; i + 8 <= count; i += 8) _mm256_stream_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+  for (; i < count; ++i) out[i] = x[i] * sv * su[i];
 }
 
 }  // namespace
 
 const TrellisSet& trellis_avx2() {
-  static constexpr TrellisSet set{find, times, times_floats, rotate_down, transpose};
+  static constexpr TrellisSet set{find, times, times_floats, rotate_down, transpose, finish};
   return set;
 }
 

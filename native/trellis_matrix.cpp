@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "half.hpp"
+#include "simd.hpp"
 #include "threads.hpp"
 
 namespace polyquant {
@@ -14,8 +15,7 @@ namespace {
 
 constexpr size_t kBlock = 128;       // inputs that share an activation scale; outputs of a chunk of work
 constexpr size_t kColumns = kBlock / 16;
-
-float rounded_half(float x) { return half_to_float(float_to_half(x)); }
+constexpr size_t kStrip = 32;        // columns of a square whose 128 rows fit into the first cache
 
 size_t window_at(const TrellisMatrix& w, const uint8_t* tile, size_t position) {
   const size_t size = 32 * w.bits, bit = w.bits * position;
@@ -33,8 +33,11 @@ void plain_levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
   }
 }
 
-void plain_numbers(const TrellisMatrix& w, const uint8_t* tile, float* out) {
-  for (size_t j = 0; j < kTile; ++j) out[place(w, j)] = w.numbers[window_at(w, tile, j)];
+void plain_numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
+  for (size_t j = 0; j < kTile; ++j) {
+    const size_t at = place(w, j);
+    out[at / 16 * stride + at % 16] = w.numbers[window_at(w, tile, j)] * scales[at % 16];
+  }
 }
 
 void plain_times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero, const float* scales, float* y, size_t stride) {
@@ -65,44 +68,65 @@ void plain_times_floats(const float* w, size_t inputs, const float* x, size_t pa
       for (size_t o = 0; o < 16; ++o) y[t * stride + o] += x[t * padded + i] * w[16 * i + o];
 }
 
-void plain_rotate_down(float* x, size_t rows, size_t block) {
+void plain_rotate_down(float* x, size_t rows, size_t columns, size_t block) {
   for (size_t half = 1; half < block; half *= 2)
     for (size_t r = 0; r < rows; ++r) {
       if (r & half) continue;
-      float *a = x + r * kBlock, *b = a + half * kBlock;
-      for (size_t i = 0; i < kBlock; ++i) {
+      float *a = x + r * kLine, *b = a + half * kLine;
+      for (size_t i = 0; i < columns; ++i) {
         const float sum = a[i] + b[i], difference = a[i] - b[i];
         a[i] = sum, b[i] = difference;
       }
     }
   const float scale = float(1 / std::sqrt(double(block)));
-  for (size_t i = 0; i < rows * kBlock; ++i) x[i] *= scale;
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t i = 0; i < columns; ++i) x[r * kLine + i] *= scale;
 }
 
 void plain_transpose(const float* x, float* out) {
   for (size_t i = 0; i < kBlock; ++i)
-    for (size_t j = 0; j < kBlock; ++j) out[j * kBlock + i] = x[i * kBlock + j];
+    for (size_t j = 0; j < kBlock; ++j) out[j * kLine + i] = x[i * kLine + j];
+}
+
+void plain_finish(const float* x, float sv, const float* su, float* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = x[i] * sv * su[i];
 }
 
 TrellisKernel plain_find(unsigned, Book, bool) { return {plain_one, plain_levels, plain_numbers}; }
 
-// numbers * scales of 128 inputs from `first` on and 16 outputs: [inputs][16]; of weights in half precision the weights themselves
-void scaled_panel(const TrellisMatrix& w, size_t block, size_t column, float* out) {
-  const size_t last = std::min(w.inputs, (block + 1) * kBlock);
-  for (size_t r = block * 8; r < std::min(w.tile_rows(), block * 8 + 8); ++r) w.kernel.numbers(w, w.tile(r, column), out + r % 8 * kTile);
-  for (size_t i = block * kBlock; i < last; ++i) {
-    const float* scales = w.scales_of(i) + 16 * column;
-    float* row = out + (i - block * kBlock) * 16;
-    for (size_t o = 0; o < 16; ++o) row[o] *= scales[o];
-    if (!w.halves) continue;
-    for (size_t o = 0; o < std::min<size_t>(16, w.outputs - 16 * column); ++o) row[o] = rounded_half(row[o] * w.sv[16 * column + o] * w.su[i]);
-  }
+PQ_SIMD void times_one(const float* x, const float* factors, float* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = x[i] * factors[i];
+}
+
+PQ_SIMD void as_halves(float* x, const float* sv, float su, size_t count) {
+  for (size_t i = 0; i < count; ++i) x[i] = half_to_float(float_to_half(x[i] * sv[i] * su));
+}
+
+// numbers * scales of a tile: [16][stride]
+void scaled_tile(const TrellisMatrix& w, size_t row, size_t column, float* out, size_t stride) {
+  static constexpr float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  const uint8_t* tile = w.tile(row, column);
+  const size_t first = 16 * row, last = std::min(w.inputs, first + 16) - 1;
+  const float* scales = w.scales_of(first) + 16 * column;
+  if (w.scales_of(last) + 16 * column == scales) return w.kernel.numbers(w, tile, scales, out, stride);
+  w.kernel.numbers(w, tile, ones, out, stride);
+  for (size_t i = first; i <= last; ++i)
+    for (size_t o = 0; o < 16; ++o) out[(i - first) * stride + o] *= w.scales_of(i)[16 * column + o];
+}
+
+// The same of 128 inputs and the tile columns [first, last): [128][stride]; where weights are of half precision, the weights themselves
+void scaled_panel(const TrellisMatrix& w, size_t block, size_t first, size_t last, float* out, size_t stride) {
+  for (size_t r = block * 8; r < std::min(w.tile_rows(), block * 8 + 8); ++r)
+    for (size_t c = first; c < last; ++c) scaled_tile(w, r, c, out + r % 8 * 16 * stride + (c - first) * 16, stride);
+  if (!w.halves) return;
+  for (size_t i = block * kBlock; i < std::min(w.inputs, (block + 1) * kBlock); ++i)
+    as_halves(out + (i - block * kBlock) * stride, w.sv + 16 * first, w.su[i], std::min(16 * last, w.outputs) - 16 * first);
 }
 
 }  // namespace
 
 const TrellisSet& trellis_plain() {
-  static constexpr TrellisSet set{plain_find, plain_times, plain_times_floats, plain_rotate_down, plain_transpose};
+  static constexpr TrellisSet set{plain_find, plain_times, plain_times_floats, plain_rotate_down, plain_transpose, plain_finish};
   return set;
 }
 
@@ -116,24 +140,23 @@ const TrellisSet& trellis_set() {
 void trellis_dequantize(const TrellisMatrix& w, float* out) {
   const TrellisSet& set = trellis_set();
   parallel_for((w.outputs + kBlock - 1) / kBlock, [&](size_t chunk) {
-    alignas(64) thread_local float wide[kBlock * kBlock], tall[kBlock * kBlock], panel[kBlock * 16];
+    alignas(64) thread_local float wide[kBlock * kLine], tall[kBlock * kLine];
     const size_t n0 = chunk * kBlock, count = std::min(kBlock, w.outputs - n0);
     for (size_t block = 0; block * kBlock < w.inputs; ++block) {
       const size_t k0 = block * kBlock, rows = std::min(kBlock, w.inputs - k0);
-      for (size_t c = 0; c * 16 < count; ++c) {
-        scaled_panel(w, block, n0 / 16 + c, panel);
-        for (size_t i = 0; i < rows; ++i) std::memcpy(wide + i * kBlock + 16 * c, panel + 16 * i, 16 * sizeof(float));
+      for (size_t c = 0; c < count; c += kStrip) {
+        scaled_panel(w, block, (n0 + c) / 16, std::min(w.tile_columns(), (n0 + c + kStrip) / 16), wide + c, kLine);
+        if (w.block_k > 1) set.rotate_down(wide + c, rows, kStrip, w.block_k);
       }
-      if (w.block_k > 1) set.rotate_down(wide, rows, w.block_k);
       set.transpose(wide, tall);
-      if (w.block_n > 1) set.rotate_down(tall, count, w.block_n);
+      if (w.block_n > 1)
+        for (size_t i = 0; i < rows; i += kStrip) set.rotate_down(tall + i, count, kStrip, w.block_n);
       for (size_t n = 0; n < count; ++n) {
-        const float *row = tall + n * kBlock, sv = w.sv[n0 + n];
         float* to = out + (n0 + n) * w.inputs + k0;
         if (w.halves)
-          std::memcpy(to, row, rows * sizeof(float));
+          std::memcpy(to, tall + n * kLine, rows * sizeof(float));
         else
-          for (size_t i = 0; i < rows; ++i) to[i] = row[i] * sv * w.su[k0 + i];
+          set.finish(tall + n * kLine, w.sv[n0 + n], w.su + k0, to, rows);
       }
     }
   });
@@ -157,7 +180,10 @@ struct Prepared {
     parallel_for((tokens + together - 1) / together, [&](size_t c) {
       for (size_t t = c * together; t < std::min(tokens, (c + 1) * together); ++t) {
         float* row = x.data() + t * padded;
-        for (size_t i = 0; i < w.inputs; ++i) row[i] = folded ? from[t * w.inputs + i] : from[t * w.inputs + i] * w.su[i];
+        if (folded)
+          std::memcpy(row, from + t * w.inputs, w.inputs * sizeof(float));
+        else
+          times_one(from + t * w.inputs, w.su, row, w.inputs);
         if (w.block_k > 1) rotate_blocks(row, w.inputs, w.block_k);
         if (rounded) round_row(row, blocks, t);
       }
@@ -201,7 +227,7 @@ void chunk_of(const TrellisMatrix& w, const Prepared& p, size_t tokens, Rounding
     for (size_t c = first; c < last; ++c) {
       float* to = y + 16 * (c - first);
       if (rounding == Rounding::none) {
-        scaled_panel(w, block, c, floats);
+        scaled_panel(w, block, c, c + 1, floats, 16);
         set.times_floats(floats, std::min(kBlock, w.inputs - block * kBlock), p.x.data() + block * kBlock, p.in.padded, tokens, to, width);
         continue;
       }
@@ -240,7 +266,10 @@ void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t t
     for (size_t t = 0; t < tokens; ++t) {
       float *row = room.data() + t * width, *y = jobs[list[i].job].y + t * stride + 16 * first;
       if (w.block_n > 1) rotate_blocks(row, count, w.block_n);
-      for (size_t o = 0; o < count; ++o) y[o] = folded ? row[o] : row[o] * w.sv[16 * first + o];
+      if (folded)
+        std::memcpy(y, row, count * sizeof(float));
+      else
+        times_one(row, w.sv + 16 * first, y, count);
     }
   });
 }

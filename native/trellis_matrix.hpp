@@ -16,7 +16,7 @@
 
 namespace polyquant {
 
-enum class Book { mul1, grid, table };
+enum class Book { mul1, grid, mcg, three_inst, table };
 
 struct TrellisMatrix;
 
@@ -35,8 +35,8 @@ struct TrellisKernel {
   void (*one)(const TrellisMatrix&, size_t first, size_t last, const TrellisInput&, float* y);
   // levels of a tile: [8 pairs of inputs][16 outputs][2]
   void (*levels)(const TrellisMatrix&, const uint8_t* tile, int16_t* panel);
-  // numbers of a tile: [16 inputs][16 outputs]
-  void (*numbers)(const TrellisMatrix&, const uint8_t* tile, float* out);
+  // numbers of a tile times scales [16]: [16 inputs][16 outputs], `stride` floats from input to input
+  void (*numbers)(const TrellisMatrix&, const uint8_t* tile, const float* scales, float* out, size_t stride);
 };
 
 struct TrellisSet {
@@ -45,10 +45,13 @@ struct TrellisSet {
   void (*times)(const int16_t* panel, const TrellisInput&, size_t block, float step, float zero, const float* scales, float* y, size_t stride);
   // y[t * stride + o] += x[t * padded + i] w[i][o]: w [inputs][16]
   void (*times_floats)(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y, size_t stride);
-  // x [rows][128]: blocks of the first axis rotated
-  void (*rotate_down)(float* x, size_t rows, size_t block);
-  void (*transpose)(const float* x, float* out);  // [128][128]
+  // squares of 128 x 128, rows kLine apart. Blocks of the first axis rotated, in `columns` columns, a multiple of 16
+  void (*rotate_down)(float* x, size_t rows, size_t columns, size_t block);
+  void (*transpose)(const float* x, float* out);
+  void (*finish)(const float* x, float sv, const float* su, float* out, size_t count);  // out = x * sv * su
 };
+
+constexpr size_t kLine = 136;  // a power of two would put the rows of a column on one line of the first cache
 
 struct TrellisMatrix {
   const uint8_t* tiles;

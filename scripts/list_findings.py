@@ -23,6 +23,7 @@ _LONG = 170  # characters of one line in the table
 _GROUPS = {
     "GGUF": "The structure of a GGUF file",
     "HF": "A Hugging Face folder or one weight file",
+    "TRL": "A Trellis folder",
     "TEN": "The numbers of one tensor, whatever the format",
     "MOD": "The model as a whole",
     "CMP": "A comparison with the model it was made from (`validate --against`)",

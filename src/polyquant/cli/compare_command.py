@@ -41,6 +41,12 @@ Examples:
 @layout_option
 @click.option("--a-layout", type=click.Choice(LAYOUTS), help="The same for A.")
 @tile_option
+@click.option("--repair", is_flag=True, help="B is Metal Marlin's Trellis: compare what its quantizer meant.")
+@click.option(
+    "--axes",
+    type=click.Choice(["kn", "nk"]),
+    help="How the tiles of a Trellis folder B lie, where it does not show it.",
+)
 @json_option
 def compare(
     a: str,
@@ -50,11 +56,22 @@ def compare(
     ternary_layout: str | None,
     a_layout: str | None,
     tile: tuple[int, int, int] | None,
+    repair: bool,
+    axes: str | None,
     style: str,
 ) -> None:
     """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals."""
     with progress("comparing") as tell:
-        found = run(a, b, on_progress=watcher(tell), ternary_layout=ternary_layout, a_layout=a_layout, tile=tile)
+        found = run(
+            a,
+            b,
+            on_progress=watcher(tell),
+            ternary_layout=ternary_layout,
+            a_layout=a_layout,
+            tile=tile,
+            repair=repair,
+            axes=axes,
+        )
     if style == "json":
         as_json(found.to_json())
         return

@@ -66,7 +66,7 @@ def trellis(
     whole, step, zero = levels
     order = None if tile_order == "row_major" else TILE_ORDERS[tile_order].astype(np.uint8)
     return native.module().trellis(
-        np.ascontiguousarray(tiles).reshape(-1), shape[1], shape[0], bits, window_bits, book if book in ("mul1", "grid") else "table",
+        np.ascontiguousarray(tiles).reshape(-1), shape[1], shape[0], bits, window_bits, book,
         np.append(whole, np.int16(0)), table, step, zero, order, blocks, *map(np.ascontiguousarray, (scales, su, sv)), halves,
     )  # fmt: skip
 

@@ -104,13 +104,17 @@ def compare(
     ternary_layout: str | None = None,
     a_layout: str | None = None,
     tile: Tile | None = None,
+    repair: bool = False,
+    axes: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Comparison:
     """Compare the checkpoint at `b` with the truth at `a`.
 
-    ternary_layout and a_layout say how I2_S lies in b and in a, tile (BM, BK, bm) how TL1 and TL2 lie in either. Raises InputError.
+    ternary_layout and a_layout say how I2_S lies in b and in a, tile (BM, BK, bm) how TL1 and TL2 lie in either;
+    repair and axes are those of a Trellis folder b. Raises InputError.
     """
-    left, right = open_checkpoint(a, ternary_layout=a_layout), open_checkpoint(b, ternary_layout=ternary_layout)
+    left = open_checkpoint(a, ternary_layout=a_layout)
+    right = open_checkpoint(b, ternary_layout=ternary_layout, repair=repair, axes=axes)
     if tile is not None:
         left, right = with_tile(left, tile), with_tile(right, tile)
     return compare_checkpoints(left, right, on_progress=on_progress)

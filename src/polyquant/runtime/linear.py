@@ -1,7 +1,7 @@
 """y = x W^T + b with W as it lies in the file.
 
-A codec that has a method `packed(parts, shape)` brings its own kernel (ops/matmul.py). Ternary weights without one are packed anew in memory,
-which loses nothing. Any other codec is dequantized some rows at a time: correct, and slow; `Linear.kernel` says which.
+A codec that has a method `packed(parts, shape)` brings its own kernel (ops/matmul.py). Ternary weights and trellis codes without one are packed
+anew in memory, which loses nothing. Any other codec is dequantized some rows at a time: correct, and slow; `Linear.kernel` says which.
 Weights that share an input (q, k, v; gate and up) are one Linear, so that the input is rounded once and the threads meet once.
 """
 
@@ -71,6 +71,9 @@ def _handle(weight: Weight) -> Any | None:
     found = bring(weight.parts, weight.shape) if bring is not None else None
     if found is None and weight.codec.form is Ternary:
         found = repacked(weight.codec.unpack(weight.parts, weight.shape))
+    if found is None and hasattr(weight.codec, "trellis"):  # another layout of trellis codes: arranged anew in memory
+        codec = weight.codec.trellis(weight.shape)
+        found = codec.packed(codec.pack(weight.codec.unpack(weight.parts, weight.shape)), weight.shape)
     return found
 
 

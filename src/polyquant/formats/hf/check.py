@@ -14,6 +14,7 @@ import numpy as np
 
 from polyquant.codecs.dtypes import NUMPY, PLAIN
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
+from polyquant.formats.hf.exl3 import METHOD, exl3_codec, modules
 from polyquant.formats.hf.folder import WeightFiles, choose
 from polyquant.formats.hf.open import Shard, Tensor, check_pair
 from polyquant.storage import folder as folders
@@ -54,6 +55,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     yield from _weight_files(path, found)
     yield from _against_config(found, config or {})
     yield from _packed(found, config or {})
+    yield from _exl3(found, config or {})
 
 
 def _say(code: str, severity: Severity, e: PolyquantError, path: Path, tensor: str | None = None) -> Finding:
@@ -91,7 +93,7 @@ def _config(folder: Path) -> Generator[Finding, None, dict[str, Any] | None]:
         yield Finding("HF022", WARNING, "neither model_type nor architectures", file="config.json")
     quantization = (config or {}).get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    if method not in (None, "bitnet"):
+    if method not in (None, "bitnet", METHOD):
         yield Finding("HF061", WARNING, f"quantization method '{str(method)[:80]}' is not decoded", file="config.json")
     return config
 
@@ -227,6 +229,20 @@ def _same(a: tuple[Shard, Tensor], b: tuple[Shard, Tensor]) -> bool:
     left, right = one.array(shard_a.source, spec), two.array(shard_b.source, spec)
     step = max(1, (1 << 20) // spec.shape[1])
     return all(np.array_equal(left.read(i, i + step), right.read(i, i + step)) for i in range(0, rows, step))
+
+
+def _exl3(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """EXL3 weights that lack a tensor or do not fit together."""
+    quantization = config.get("quantization_config")
+    said = isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
+    described = {name: tensor for name, (_, tensor) in found.tensors.items()}
+    for module in modules(described):
+        if not found.whole or not (said or (f"{module}.suh" in described and f"{module}.svh" in described)):
+            continue
+        try:
+            exl3_codec(module, described)
+        except InputError as e:
+            yield _say("HF062", ERROR, e, found.tensors[f"{module}.trellis"][0].source.path, module)
 
 
 def _packed(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:

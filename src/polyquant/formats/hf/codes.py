@@ -64,4 +64,6 @@ CODES: dict[str, str] = {
     "finite or zero. The layer decodes to nonsense. Convert the model again from its master weights.",
     "HF061": "config.json names a quantization method that polyquant does not decode. Tensors are opened as they are stored: "
     "packed integers look like weights but are none. Dequantize with the method's own tool first.",
+    "HF062": "An EXL3 weight lacks a tensor (trellis, suh, svh), or they do not fit together: I16 [K / 16, N / 16, 16 x bits] beside F16 [K] and "
+    "F16 [N], multiples of 128. The layer cannot be decoded. Take the file from its source again.",
 }

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyquant.codecs.dtypes import BY_NUMPY, WORDS
+from polyquant.codecs.exl3 import EXL3
 from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.errors import PlanError
+from polyquant.formats.hf.exl3 import stored_names
 from polyquant.registry import codec
 from polyquant.types import Codec, Shape
 
@@ -31,11 +33,15 @@ def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, st
         return [("bytes", name, target.dtype, shape)]
     if target.name in WORDS:
         return [("blocks", name, WORDS[target.name], shape)]
+    if isinstance(target, EXL3):
+        return stored_names(name, shape, target)
     if not target.name.startswith(PACKED):
         raise PlanError(
             f"a Hugging Face folder cannot hold {target.name}",
             tensor=name,
-            hint="add --to trellis-v3" if target.name.startswith("trellis.") else "choose bf16, f16, f32 or hf_bitnet.autobitlinear",
+            hint="add --to trellis-v3"
+            if target.name.startswith("trellis.")
+            else "choose bf16, f16, f32, hf_bitnet.autobitlinear or exl3.4.mul1",
         )
     if not name.endswith(".weight"):
         raise PlanError("only tensors called *.weight can be packed", tensor=name, found=target.name)

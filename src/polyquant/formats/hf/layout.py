@@ -8,6 +8,7 @@ from typing import Any
 
 from polyquant.errors import PlanError
 from polyquant.formats.hf.dtypes import PACKED, bitnet_codec, stored_tensors
+from polyquant.formats.hf.exl3 import METHOD, exl3_config
 from polyquant.storage import strict_json
 from polyquant.storage.folder import base_name
 from polyquant.storage.safetensors import header_bytes
@@ -15,6 +16,8 @@ from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
 __all__ = ["lay_out"]
 
+_GONE = (METHOD, "polyquant_trellis")
+"""Methods whose weights, if they are none of the tensors any more, were decoded or are in another form now."""
 _INDEX = "model.safetensors.index.json"
 _Stored = tuple[tuple[str, str], ArraySpec, str, str, Shape]
 """Slot key, spec of the part, then name, dtype and shape in the file."""
@@ -61,11 +64,22 @@ def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapp
     kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
     if len(kinds) > 1:
         raise PlanError("one folder cannot hold both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))
+    exl3 = exl3_config(tensors)
+    if kinds and exl3 is not None:
+        raise PlanError("one folder cannot hold packed BitNet and EXL3 weights")
     if "config.json" not in files:
         if kinds:
             raise PlanError("packed BitNet weights need a config.json that says what their scale means")
         return files
     config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if exl3 is not None:
+        kept: Mapping[str, Any] = quantization if method == METHOD and isinstance(quantization, dict) else {}
+        return _with_config(files, {**config, "quantization_config": {**kept, **exl3}})
+    if method in _GONE and not kinds:
+        del config["quantization_config"]
+        return _with_config(files, config)
     said = bitnet_codec(config)
     if (said.name.removeprefix(PACKED) if said else None) == next(iter(kinds), None):
         return files
@@ -78,6 +92,10 @@ def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapp
         }  # fmt: skip
     else:
         del config["quantization_config"]
+    return _with_config(files, config)
+
+
+def _with_config(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Mapping[str, bytes]:
     return {**files, "config.json": (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from polyquant.codecs.dtypes import NUMPY, codec_of
 from polyquant.errors import InputError, printable
 from polyquant.formats.hf.dtypes import bitnet_codec
+from polyquant.formats.hf.exl3 import METHOD, exl3_codec, modules, weight_name
 from polyquant.formats.hf.folder import PICKLE, SAFETENSORS, WeightFiles, choose
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
@@ -134,11 +135,14 @@ def _weights(
     }
     if packed is None and pairs:
         notes.append(f"{len(pairs)} uint8 weights have a scale, but config.json does not say BitNet: opened as stored")
+    out: dict[str, Weight] = {}
+    taken = _exl3(tensors, config, out)
     method = _method(config)
-    if packed is None and method is not None:
+    if packed is None and method not in (None, METHOD):
         notes.append(f"quantization method '{printable(method, 40)}' is not understood: tensors are opened as stored")
-    out = {}
     for name, (shard, tensor) in tensors.items():
+        if name in taken:
+            continue
         if packed is not None and name.removesuffix("_scale") in pairs:
             if name in pairs:
                 out[name] = _pair(name, (shard, tensor), tensors[f"{name}_scale"], packed)
@@ -146,7 +150,35 @@ def _weights(
         codec = codec_of(tensor.dtype, tensor.nbytes)
         arrays = {part: tensor.array(shard.source, spec) for part, spec in codec.specs(tensor.shape).items()}
         out[name] = Weight(name, tensor.shape, codec, arrays)
-    return out, tuple(notes)
+    return {n: out[n] for n in dict.fromkeys(taken.get(n, n) for n in tensors) if n in out}, tuple(notes)
+
+
+def _exl3(
+    tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, Any], out: dict[str, Weight]
+) -> dict[str, str]:
+    """EXL3 weights into `out`; the tensors they consist of. Raises InputError for one that is incomplete."""
+    described = {name: tensor for name, (_, tensor) in tensors.items()}
+    taken: dict[str, str] = {}
+    for module in modules(tensors):
+        if _method(config) != METHOD and not (f"{module}.suh" in tensors and f"{module}.svh" in tensors):
+            continue
+        shard = tensors[f"{module}.trellis"][0]
+        try:
+            codec, shape = exl3_codec(module, described)
+        except InputError as e:
+            raise InputError(
+                e.message, file=shard.source.path, tensor=module, expected=e.expected, found=e.found
+            ) from None
+        arrays = {}
+        for part, spec in codec.specs(shape).items():
+            home, tensor = tensors[f"{module}.{part}"]
+            arrays[part] = tensor.array(home.source, spec)
+            taken[f"{module}.{part}"] = weight_name(module)
+        name = weight_name(module)
+        if name in tensors:
+            raise InputError("is stored both as EXL3 and plain", file=shard.source.path, tensor=name)
+        out[name] = Weight(name, shape, codec, arrays)
+    return taken
 
 
 def _method(config: Mapping[str, Any]) -> object:

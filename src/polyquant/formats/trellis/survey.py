@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,12 @@ class Survey:
     doubled: list[str] = field(default_factory=list)
 
     def broken(self, error: PolyquantError, code: str, file: Path) -> None:
-        """Record what could not be read."""
+        """Record a weight file, or all of them, that could not be read."""
         self.whole = False
+        self.refused(error, code, file)
+
+    def refused(self, error: PolyquantError, code: str, file: Path) -> None:
+        """Record an error that leaves the weight files readable."""
         self.breaches.append(breach_of(error, code, file))
 
 
@@ -71,11 +75,12 @@ def survey(path: Path) -> Survey:
     try:
         out.config = read_config(path)
     except PolyquantError as e:
-        out.broken(e, "TRL002", path / "config.json")
+        out.refused(e, "TRL002", path / "config.json")
     try:
         out.files = files.choose(path)
     except PolyquantError as e:
-        out.broken(e, "TRL010" if e.file != path else "TRL019", path)
+        about_json = isinstance(e.file, Path) and e.file.suffix == ".json"
+        out.broken(e, "TRL019" if e.file == path else "TRL010" if about_json else "TRL017", path)
         return out
     tensors: dict[str, Stored] = {}
     for folder, name in out.files.names:
@@ -95,13 +100,15 @@ def survey_file(out: Survey) -> None:
     out.files = TrellisFiles(3, ((out.path.parent, out.path.name),))
     _read_metadata(out, out.path.parent)
     _group(out, tensors)
+    hint = "it lies in another shard: open the folder"
+    out.breaches = [replace(b, hint=hint) if b.code == "TRL020" else b for b in out.breaches]
 
 
 def _read_metadata(out: Survey, folder: Path) -> None:
     try:
         out.metadata = read_metadata(folder, out.files.layers)
     except PolyquantError as e:
-        out.broken(e, "TRL031", folder / files.CONFIG)
+        out.refused(e, "TRL031", folder / files.CONFIG)
         return
     quantization = (out.config or {}).get("quantization_config")
     ours = isinstance(quantization, dict) and quantization.get("quant_method") == _PLUGIN
@@ -223,7 +230,7 @@ def axes_of(out: Survey, asked: Axes | None) -> tuple[dict[str, Axes], tuple[str
     votes: Counter[Axes] = Counter(f.axes for f in out.weights.values() if f.axes is not None)
     silent = [f for f in out.weights.values() if f.axes is None]
     fallback: Axes = "kn" if out.metadata.seed else "nk"
-    agreed = list(votes)[0] if len(votes) == 1 else fallback
+    agreed: Axes = next(iter(votes)) if len(votes) == 1 else fallback
     chosen: Axes = asked or agreed
     found: dict[str, Axes] = {name: asked or f.axes or _own(f) or chosen for name, f in out.weights.items()}
     return found, tuple(_axes_notes(silent, votes, chosen)) if asked is None else (f"axes {asked}, as asked",)

@@ -19,7 +19,7 @@ import numpy as np
 
 from polyquant.codecs.metal_marlin import MetalMarlin
 from polyquant.codecs.trellis import Trellis
-from polyquant.errors import InputError, PolyquantError
+from polyquant.errors import CodecError, InputError
 from polyquant.formats.trellis.arrays import HeadedTiles, MendedScales
 from polyquant.formats.trellis.breach import Breach
 from polyquant.formats.trellis.metadata import GRID, Codebook, Metadata, TensorNote
@@ -90,7 +90,14 @@ def examine(name: str, components: Mapping[str, Stored], metadata: Metadata) -> 
     if problems:
         return problems
     groups = components["scales"].entry.shape[0]
-    return Facts(name, n, k, bits, headers, axes, groups, components, codebook)
+    facts = Facts(name, n, k, bits, headers, axes, groups, components, codebook)
+    if codebook is not None:
+        try:
+            _codec(facts, axes or "kn", metadata, 1).specs((n, k))
+        except CodecError as e:
+            at = note.file if note is not None else file
+            return [Breach("TRL037", e.message, at, name, e.expected, e.found)]
+    return facts
 
 
 def _unfit(name: str, components: Mapping[str, Stored], file: Path) -> Iterator[Breach]:
@@ -225,7 +232,7 @@ def weight_of(facts: Facts, axes: Axes, metadata: Metadata, *, repair: bool = Fa
     try:
         codec = _codec(facts, axes, metadata, ROTATED if rotated else 1)
         specs = codec.specs(shape)
-    except PolyquantError as e:
+    except CodecError as e:
         raise InputError(e.message, file=facts.file, tensor=facts.name, expected=e.expected, found=e.found) from None
     tiles = facts.components["indices"].entry.shape
     if len(tiles) == 3 and tiles[:2] != specs["indices"].shape[:2]:

@@ -28,6 +28,7 @@ from polyquant.pipeline.calibrate import OWN_TEXT
 from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.pipeline.trellis_target import TrellisOptions
 from polyquant.registry import codec, format_module
+from polyquant.runtime.evaluate import read_text
 from polyquant.types import (
     F32,
     Action,
@@ -175,8 +176,7 @@ class Plan:
             h.update(name.encode() + values.tobytes())
         if self.calibration is not None:
             h.update(self.calibration.encode())
-            if self.calibration != OWN_TEXT:
-                h.update(Path(self.calibration).read_bytes())
+            h.update(b"" if self.calibration == OWN_TEXT else read_text(self.calibration).encode())
         return h.hexdigest()
 
 
@@ -206,6 +206,8 @@ def make_plan(
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """
     chosen = _recipe(to, codec, recipe, rules, trellis)
+    if trellis.calibration is not None and trellis.calibration != OWN_TEXT:
+        read_text(trellis.calibration)  # refused now, not when the work gets there
     translation = _translate(source, to, architecture, chosen)
     facts = _facts(source, translation, importance)
     steps = [

@@ -45,13 +45,16 @@ class TrellisOptions:
     target_bpw: float | None = None
 
     @property
-    def given(self) -> str | None:
-        """The first option that says something, as the command line calls it; None if all are left out."""
-        said = {
-            "--bits": self.bits, "--target-bpw": self.target_bpw, "--effort": self.effort, "--codebook": self.codebook,
-            "--method": self.method, "--calibration": self.calibration,
-        }  # fmt: skip
+    def sizes(self) -> str | None:
+        """The first option that says which codes, as the command line calls it; None if all are left out."""
+        said = {"--bits": self.bits, "--target-bpw": self.target_bpw, "--effort": self.effort, "--codebook": self.codebook}
         return next((name for name, value in said.items() if value is not None), None)
+
+    @property
+    def given(self) -> str | None:
+        """The first option that says something."""
+        said = {"--method": self.method, "--calibration": self.calibration}
+        return self.sizes or next((name for name, value in said.items() if value is not None), None)
 
     @property
     def calibrated(self) -> bool:
@@ -91,16 +94,16 @@ def recipe_of(chosen: Recipe, options: TrellisOptions, rules: Sequence[Rule], *,
 
     A rule that says `trellis.K` and no more takes window and codebook from the options. Raises PlanError.
     """
-    if named and options.given:
+    if named and options.sizes:
         raise PlanError(
-            f"a codec or recipe says its own bits and window, so {options.given} says it twice",
-            hint=f"leave out {options.given}, or write the options instead: --bits 3 --effort max",
+            f"a codec or recipe says its own bits and window, so {options.sizes} says it twice",
+            hint=f"leave out {options.sizes}, or write the options instead: --bits 3 --effort max",
         )
     options.refuse()
     bits = options.bits if options.target_bpw is None else 4  # each tensor's own are found later
     if bits is not None:
         chosen = uniform(options.codec_name(bits))
-    elif options.given and not rules:
+    elif options.given and not rules and not named:
         raise PlanError(f"{options.given} needs a number of bits", hint="add --bits 3")
     if chosen.base is not None and codec(chosen.base).form not in (TrellisCodes, Floats):
         raise PlanError(f"a Trellis folder cannot hold {chosen.base}", hint="choose --bits 2 to --bits 8")

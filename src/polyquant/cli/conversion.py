@@ -28,7 +28,7 @@ from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline.convert import convert, guess_format, plan, smaller
 from polyquant.pipeline.execute import Report, StepReport
-from polyquant.pipeline.plan import Plan
+from polyquant.pipeline.steps import Plan
 from polyquant.storage.staging import refuse_target
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -23,7 +23,7 @@ from polyquant.formats.trellis.config import mse_text
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline import work
 from polyquant.pipeline.calibrate import calibration_stages
-from polyquant.pipeline.plan import Plan, Step
+from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.storage.staging import Resume, Staging, refuse_target, staged

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from polyquant.codecs.tl import TL, Tile
-from polyquant.codecs.trellis_forms import floats_of, same_codes
+from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
@@ -231,6 +231,8 @@ def _keep(have: Codec, tensor: TensorMap, to: str) -> tuple[Codec, str]:
     if have.form is Floats:
         return have, "kept"
     if have.form is TrellisCodes:
+        if to == "hf" and (exl3 := as_exl3(have, tensor.shape)) is not None:
+            return exl3, "codes kept"
         return codec(floats_of(have, tensor.shape)), "decoded to floats"
     return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
 

@@ -18,7 +18,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto
 
 check-slow: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval]'
+	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval,transformers]'
 	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
 
 lint: $(INSTALLED)

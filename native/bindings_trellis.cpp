@@ -1,9 +1,21 @@
 // Trellis-coded weights.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings.hpp"
-#include "trellis.hpp"
+#include "tape.hpp"
+#include "threads.hpp"
+#include "trellis_matrix.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -46,9 +58,110 @@ void encode(Tiles tiles, int bits, int window, Levels levels, float factor, int 
   trellis_encode(tiles.data(), tiles.shape(0), {unsigned(bits), unsigned(window), levels.data(), factor, doublings}, codes.data());
 }
 
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Input = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// A matrix and the arrays that it keeps alive.
+struct Trellis {
+  Bytes tiles;
+  Levels levels;
+  Floats numbers, su, sv;
+  std::optional<Bytes> order;
+  std::vector<float> scales;  // [G, N rounded up to 16]
+  TrellisMatrix matrix;
+};
+
+Book book_of(const std::string& name) {
+  const std::pair<const char*, Book> known[] = {{"mul1", Book::mul1}, {"grid", Book::grid}, {"mcg", Book::mcg}, {"3inst", Book::three_inst}, {"lut", Book::table}};
+  for (const auto& [word, book] : known)
+    if (name == word) return book;
+  throw nb::value_error("no codebook of that name");
+}
+
+// levels: [2 ** window + 1], the last one for lanes that read two; order: [256], None for row-major; halves: grids that are not rotated.
+Trellis make(Bytes tiles, size_t inputs, size_t outputs, int bits, int window, const std::string& book, Levels levels, Floats numbers, float step,
+             float zero, std::optional<Bytes> order, std::pair<int, int> blocks, Scales scales, Floats su, Floats sv, bool halves) {
+  const auto fits = [](size_t length, int block) { return block >= 1 && block <= 128 && (block & (block - 1)) == 0 && length % size_t(block) == 0; };
+  const size_t columns = (outputs + 15) / 16, groups = scales.shape(0), states = size_t(1) << window;
+  if (bits < 1 || bits > 8 || window < bits || window > 16 || inputs == 0 || outputs == 0 || inputs > (size_t(1) << 40) / outputs ||
+      tiles.shape(0) != (inputs + 15) / 16 * columns * 32 * size_t(bits) || levels.shape(0) != states + 1 || numbers.shape(0) != states ||
+      (order && order->shape(0) != kTile) || !fits(inputs, blocks.first) || !fits(outputs, blocks.second) || groups == 0 || groups > inputs ||
+      scales.shape(1) != outputs || su.shape(0) != inputs || sv.shape(0) != outputs)
+    throw nb::value_error("shapes of tiles, scales and signs do not fit");
+  const size_t span = (inputs + groups - 1) / groups;
+  if (order)
+    for (size_t j = 0; j < kTile; ++j)  // each lane's inputs repeat every 32 places: what the fragments' kernel relies on
+      if (order->data()[j] / 16 != order->data()[kTile - 32 + j % 32] / 16) throw nb::value_error("an order that no kernel takes");
+  Trellis t{tiles, levels, numbers, su, sv, order, std::vector<float>(groups * columns * 16), {}};
+  for (size_t g = 0; g < groups; ++g) std::copy_n(scales.data() + g * outputs, outputs, t.scales.data() + g * columns * 16);
+  const Book kind = book_of(book);
+  t.matrix = {tiles.data(), inputs, outputs, unsigned(bits), unsigned(window), kind, levels.data(), numbers.data(), step, zero,
+              order ? order->data() : nullptr, size_t(blocks.first), size_t(blocks.second), groups, span, t.scales.data(), su.data(), sv.data(), halves,
+              trellis_set().find(unsigned(bits), kind, !order)};
+  return t;
+}
+
+void dequantize(const Trellis& t, Output out) {
+  if (out.shape(0) != t.matrix.outputs || out.shape(1) != t.matrix.inputs) throw nb::value_error("the output has another shape");
+  nb::gil_scoped_release release;
+  trellis_dequantize(t.matrix, out.data());
+}
+
+// Matrices that share an input. Their outputs lie side by side.
+struct TrellisGroup {
+  std::vector<nb::object> owners;
+  std::vector<const TrellisMatrix*> matrices;
+  size_t cols = 0, rows = 0;
+
+  explicit TrellisGroup(nb::sequence items) {
+    for (nb::handle h : items) {
+      const TrellisMatrix& m = nb::cast<const Trellis*>(h)->matrix;
+      owners.push_back(nb::borrow(h));
+      matrices.push_back(&m);
+      cols = m.inputs;
+      rows += m.outputs;
+      if (m.groups > 1 && m.span % 128) throw nb::value_error("groups of scales are multiples of 128 inputs");
+      if (cols != matrices[0]->inputs) throw nb::value_error("matrices of one group have one input");
+    }
+    if (matrices.empty() || matrices.size() > 64) throw nb::value_error("1 to 64 matrices");
+  }
+
+  void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
+    std::array<TrellisJob, 64> jobs;
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      jobs[i] = {matrices[i], y};
+      y += matrices[i]->outputs;
+    }
+    multiply_trellis({jobs.data(), matrices.size()}, x, tokens, rows, rounding);
+  }
+};
+
+// x [T, K], y [T, sum of N]
+void multiply(nb::pointer_and_handle<TrellisGroup> self, Input x, int how, Output y) {
+  const TrellisGroup* group = self.p;
+  const size_t tokens = x.shape(0);
+  if (x.shape(1) != group->cols || y.shape(0) != tokens || y.shape(1) != group->rows || how < 0 || how > 3)
+    throw nb::value_error("shapes of weights, activations and output do not fit");
+  const float* in = x.data();
+  float* out = y.data();
+  const Rounding rounding = Rounding(how);
+  {
+    nb::gil_scoped_release release;
+    const KernelTime time;
+    group->run(in, tokens, rounding, out);
+  }
+  if (recording) record({in, out}, [=, alive = nb::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
+}
+
 }  // namespace
 
 void bind_trellis(nb::module_& m) {
+  nb::class_<Trellis>(m, "Trellis").def("dequantize", &dequantize, "out"_a);
+  nb::class_<TrellisGroup>(m, "TrellisGroup").def(nb::init<nb::sequence>()).def("multiply", &multiply);
+  m.def("trellis", &make, "tiles"_a, "inputs"_a, "outputs"_a, "bits"_a, "window"_a, "book"_a, "levels"_a, "numbers"_a, "step"_a, "zero"_a,
+        "order"_a.none(), "blocks"_a, "scales"_a, "su"_a, "sv"_a, "halves"_a);
   m.def("trellis_pack", &pack, "codes"_a, "bits"_a, "packed"_a);
   m.def("trellis_unpack", &unpack, "packed"_a, "bits"_a, "codes"_a);
   m.def("hadamard", &rotate, "x"_a, "block"_a);

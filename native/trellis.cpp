@@ -48,17 +48,22 @@ PQ_SIMD void rotate_row(float* x, size_t cols) {
 
 }  // namespace
 
+void rotate_blocks(float* row, size_t cols, size_t block) {
+  switch (block) {
+    case 2: return rotate_row<2>(row, cols);
+    case 4: return rotate_row<4>(row, cols);
+    case 8: return rotate_row<8>(row, cols);
+    case 16: return rotate_row<16>(row, cols);
+    case 32: return rotate_row<32>(row, cols);
+    case 64: return rotate_row<64>(row, cols);
+    case 128: return rotate_row<128>(row, cols);
+  }
+}
+
 void hadamard(float* x, size_t rows, size_t cols, size_t block) {
-  void (*const rotate)(float*, size_t) = block == 2    ? rotate_row<2>
-                                         : block == 4  ? rotate_row<4>
-                                         : block == 8  ? rotate_row<8>
-                                         : block == 16 ? rotate_row<16>
-                                         : block == 32 ? rotate_row<32>
-                                         : block == 64 ? rotate_row<64>
-                                                       : rotate_row<128>;
   const size_t together = std::max<size_t>(1, 16384 / cols);
   parallel_for((rows + together - 1) / together, [&](size_t c) {
-    for (size_t r = c * together; r < std::min(rows, (c + 1) * together); ++r) rotate(x + r * cols, cols);
+    for (size_t r = c * together; r < std::min(rows, (c + 1) * together); ++r) rotate_blocks(x + r * cols, cols, block);
   });
 }
 

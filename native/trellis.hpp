@@ -17,6 +17,8 @@ void trellis_unpack(const uint8_t* packed, size_t count, unsigned bits, uint8_t*
 // Each block of each row is rotated in place by the orthonormal Sylvester matrix; block: a power of two up to 128 that divides cols.
 void hadamard(float* x, size_t rows, size_t cols, size_t block);
 
+void rotate_blocks(float* row, size_t cols, size_t block);  // one row
+
 // Number j of a tile is levels[window of `window` bits at bit `bits` * j] / factor.
 struct TrellisSearch {
   unsigned bits, window;

@@ -42,10 +42,11 @@ def whole(polyquant, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     assert polyquant("convert", SOURCE, folder / "m.gguf", "--codec", "q8_0").code == 0
     assert polyquant("convert", SOURCE, folder / "hf", "--codec", "f16").code == 0
+    assert polyquant("convert", SOURCE, folder / "v3", "--codec", "trellis.3.mul1.12").code == 0
     return folder
 
 
-@pytest.mark.parametrize("target, codec", [("m.gguf", "q8_0"), ("hf", "f16")])
+@pytest.mark.parametrize("target, codec", [("m.gguf", "q8_0"), ("hf", "f16"), ("v3", "trellis.3.mul1.12")])
 @pytest.mark.parametrize("name, code", [("SIGINT", 130), ("SIGTERM", 130), ("SIGKILL", -9)])
 def test_a_signal_in_the_middle_then_the_same_command(name, code, target, codec, whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / target, "--codec", codec)

@@ -143,7 +143,9 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
         TimeRemainingColumn(),
         TextColumn("{task.fields[name]}"),
     )
-    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bar:
+    # A tensor can take longer than the half minute from which rich would tell the speed.
+    silent = not _err.is_terminal
+    with Progress(*columns, console=_err, transient=True, disable=silent, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=None, rate="", name="")
 
         def tell(done: int, total: int, name: str) -> None:

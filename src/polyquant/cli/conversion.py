@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +22,11 @@ from polyquant.cli.console import (
     tile_option,
     watcher,
 )
+from polyquant.codecs.trellis import Trellis
 from polyquant.errors import printable
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
-from polyquant.pipeline.convert import convert, guess_format, plan
+from polyquant.pipeline.convert import convert, guess_format, plan, smaller
 from polyquant.pipeline.execute import Report, StepReport
 from polyquant.pipeline.plan import Plan
 from polyquant.storage.staging import refuse_target
@@ -36,17 +38,52 @@ _OPTIONS = (
     click.argument("dst", type=click.Path()),
     click.option(
         "--to",
-        type=click.Choice(["gguf", "hf"]),
-        help="Target format.  [default: by DST's name: gguf for *.gguf, else hf]",
+        type=click.Choice(["gguf", "hf", "trellis-v3"]),
+        help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; else hf]",
     ),
-    click.option("--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, ..."),
+    click.option(
+        "--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ..."
+    ),
+    click.option(
+        "--bits",
+        type=click.IntRange(2, 8),
+        help="Trellis: bits of the matrices of linear layers. Embeddings, head, norms and routers stay float unless a rule names them.",
+    ),
+    click.option(
+        "--effort",
+        type=click.Choice(["fast", "default", "max"]),
+        help="Trellis: window of 12, 14 or 16 bits; each step takes four times as long and errs 1 to 3 percent less.  [default: default]",
+    ),
+    click.option(
+        "--codebook",
+        type=click.Choice(["mul1", "mcg", "3inst", "grid"]),
+        help="Trellis: grid for programs that know no other (no window, no rotation).  [default: mul1]",
+    ),
+    click.option(
+        "--calibration",
+        metavar="FILE|self",
+        help="Trellis: text on which the float model shows what its layers read; self: text that it writes.",
+    ),
+    click.option(
+        "--method",
+        type=click.Choice(["trellis_viterbi", "trellis_ldlq"]),
+        help="Trellis: least error of the weights, or of the layers' outputs on the calibration text.  [default: trellis_ldlq with --calibration]",
+    ),
+    click.option(
+        "--target-bpw",
+        type=click.FloatRange(2, 16),
+        metavar="X",
+        help="Trellis: in place of --bits: 2 to 8 bits for each weight, X in the mean with all scales, for the least harm.",
+    ),
+    click.option("--repair", is_flag=True, help="Trellis of Metal Marlin: what its quantizer meant, not what its decoder reads."),
+    click.option("--axes", type=click.Choice(["kn", "nk"]), help="Trellis: how tiles lie, where a source does not show it."),
     click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
     click.option(
         "--rule",
         "rules",
         multiple=True,
         metavar="GLOB=CODEC",
-        help="Tried before the recipe; repeatable, first match wins.",
+        help="Tried before the recipe; repeatable, first match wins. trellis.4 takes window and codebook from --effort, --codebook.",
     ),
     click.option("--importance", type=click.Path(), metavar="FILE", help="Importance matrix (imatrix in GGUF form)."),
     click.option("--requantize", is_flag=True, help="Allow quantizing what is quantized already (loses more)."),
@@ -58,7 +95,7 @@ _OPTIONS = (
     click.option(
         "--shard-size",
         metavar="SIZE",
-        help="Largest shard, e.g. 2GB; splits a GGUF too.  [default: 5GB for hf, one file for GGUF]",
+        help="Largest shard, e.g. 2GB; splits a GGUF too.  [default: 5GB for hf, 2GB for trellis-v3, one file for GGUF]",
     ),
     click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
     click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
@@ -97,16 +134,22 @@ def parse_size(text: str) -> int:
 
 def run_conversion(
     *, src: str, dst: str, to: str | None, rules: tuple[str, ...], shard_size: str | None, dry_run: bool, overwrite: bool, resume: Any,
-    threads: int | None, no_measure: bool, style: str, **options: Any,
+    threads: int | None, no_measure: bool, style: str, shrink: bool = False, **options: Any,
 ) -> None:  # fmt: skip
-    """Plan, print, and unless it is a dry run, do."""
+    """Plan, print, and unless it is a dry run, do. shrink: make it smaller also if no option says how."""
     target = Path(dst)
     refuse_target(target, Path(src), overwrite=overwrite)
     if shard_size is not None:
         options["shard_bytes"] = parse_size(shard_size)
-    made = plan(src, to or guess_format(target), rules=rules, **options)
+    to = to or guess_format(target, src, **options)
+    if shrink:
+        options = dict(smaller(to, options))  # type: ignore[arg-type]
+    with progress("measuring", "tensors/s", 1) as tell:
+        made = plan(src, to, rules=rules, on_tensor=tell, **options)
     if style == "human":
         print_plan(made, whole=dry_run)
+        if options.get("target_bpw") is not None:
+            print_allocation(made)
     if dry_run:
         if style == "json":
             as_json(plan_json(made))
@@ -134,6 +177,8 @@ def plan_json(made: Plan) -> dict[str, Any]:
         "recipe": made.recipe.name,
         "bytes": made.nbytes,
         "bpw": made.bpw,
+        "quantized_bpw": made.quantized_bpw,
+        "method": made.method,
         "peak_memory": made.peak_memory,
         "warnings": list(made.warnings),
         "files": {f.name: f.size for f in made.layout.files},
@@ -157,7 +202,7 @@ def plan_json(made: Plan) -> dict[str, Any]:
 def print_plan(made: Plan, *, whole: bool) -> None:
     """Every tensor with its type and action (dry run), or the summary only."""
     if whole:
-        t = table("tensor", "from", "to", "action", ">size", "why")
+        t = table("tensor", "from", "to", "action", ">size", ">bpw", "why")
         for s in made.steps:
             t.add_row(
                 printable(s.map.target),
@@ -165,14 +210,17 @@ def print_plan(made: Plan, *, whole: bool) -> None:
                 str(s.target),
                 s.action.value,
                 size(s.nbytes),
+                f"{8 * s.nbytes / max(1, s.weights):.2f}",
                 printable(s.why),
             )
         t.show()
     actions = ", ".join(f"{n} {a.value}" for a, n in made.actions.items())
+    quantized = [f"{made.method}: quantized weights at {made.quantized_bpw:.3f} bits each"] if made.method else []
     paragraph(
         f"plan: {made.format}, {printable(made.recipe.name)}",
         actions,
         f"exactly {made.nbytes:,} bytes ({size(made.nbytes)}), {made.bpw:.3f} bits per weight",
+        *quantized,
         f"working memory about {size(made.peak_memory)}",
     )
     for name, why in list(made.translation.dropped.items())[:5]:
@@ -181,6 +229,21 @@ def print_plan(made: Plan, *, whole: bool) -> None:
         out.print("note: no native kernels: the bytes are the same, only slowly made (polyquant doctor)", markup=False)
     for warning in made.warnings:
         out.print(f"warning: {printable(warning, 400)}", markup=False)
+
+
+def print_allocation(made: Plan) -> None:
+    """Bits of the quantized weights: a line for each layer, a column for each of its matrices."""
+    bits: dict[str, dict[str, str]] = {}
+    for s in made.steps:
+        if isinstance(s.target, Trellis):
+            layer, _, rest = re.sub(r"(\d+)\.", r"\1 ", s.map.target, count=1).partition(" ")
+            column = rest.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") if rest else "weight"
+            bits.setdefault(layer, {})[column] = str(s.target.bits)
+    columns = list(dict.fromkeys(c for found in bits.values() for c in found))
+    t = table("bits", *(f">{printable(c, 16)}" for c in columns))
+    for layer, found in bits.items():
+        t.add_row(printable(layer), *(found.get(c, "-") for c in columns))
+    t.show()
 
 
 def print_report(report: Report) -> None:

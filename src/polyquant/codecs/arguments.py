@@ -74,9 +74,11 @@ def packed_rows(name: str, parts: Parts, shape: Shape, spec: ArraySpec) -> Any |
 
 
 def output(out: F32 | None, shape: Shape) -> F32:
-    """The array to fill: `out` if it fits, else a new one. Raises CodecError."""
+    """The array to fill: `out` if it fits, else a new one that begins with a cache line. Raises CodecError."""
     if out is None:
-        return np.empty(shape, np.float32)
+        room = np.empty(math.prod(shape) + 16, np.float32)
+        skip = -room.ctypes.data % 64 // 4
+        return room[skip : skip + math.prod(shape)].reshape(shape)
     if out.size != math.prod(shape) or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
         raise CodecError(
             "out must be writeable C-contiguous float32 of the weight's size",

@@ -25,14 +25,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from polyquant.codecs import trellis_search as search
 from polyquant.codecs.arguments import float_part, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
+from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
 from polyquant.types import F32, ArraySpec, Parts, Shape, TrellisCode, TrellisCodes, as_matrix
 
 __all__ = [
-    "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "from_tiles", "numbers", "restore", "to_tiles", "trellis_named",
+    "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "from_tiles", "numbers", "restore", "trellis_named",
 ]  # fmt: skip
 
 GROUP = 128
@@ -150,6 +152,8 @@ class Trellis:
             raise CodecError(f"{self.name} takes matrices", found=f"shape {list(shape)}")
         n, k = shape
         self.blocks(shape)
+        if self.group_count(shape) > k:
+            raise CodecError("more groups of scales than inputs", expected=f"at most {k}", found=self.group_count(shape))
         f32 = np.dtype(np.float32)
         found = {
             "indices": ArraySpec((-(-k // 16), -(-n // 16), 32 * self.bits), np.dtype(np.uint8)),
@@ -192,10 +196,18 @@ class Trellis:
             return float_part(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
         return ops.codebook(self.codebook, self.window_bits)
 
-    def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None, table: F32 | None = None) -> TrellisCodes:
-        """Floats [N, K] to codes: the path of least squared error. table: float32 [2 ** window_bits], the codebook "lut".
+    def quantize(
+        self,
+        w: ArrayLike,
+        *,
+        importance: ArrayLike | None = None,
+        hessian: ArrayLike | None = None,
+        table: F32 | None = None,
+    ) -> TrellisCodes:
+        """Floats [N, K] to the codes and scales of least error: of the weight, or of what it gives for inputs of this Hessian (mean of x x^T, [K, K]).
 
-        Raises CodecError for what is no matrix of finite numbers.
+        importance: float32 [K], the Hessian's diagonal where no more is known. table: float32 [2 ** window_bits], the codebook "lut".
+        Raises CodecError for what is no matrix of finite numbers, numpy.linalg.LinAlgError for a Hessian that is not positive definite.
         """
         target = np.ascontiguousarray(real(self.name, w), np.float32)
         shape = target.shape
@@ -206,27 +218,76 @@ class Trellis:
             raise CodecError("the codebook 'lut' needs a table, and no other does", found=self.codebook)
         book = ops.codebook(self.codebook, self.window_bits) if table is None else np.asarray(table, np.float32)
         blocks, (n, k) = self.blocks(shape), shape
-        su, sv = _signs(k, blocks[0], 0), _signs(n, blocks[1], 1)
-        rotated = hadamard(target * su * sv[:, None], blocks[0])  # [N, K]
-        rotated = hadamard(np.ascontiguousarray(rotated.T), blocks[1])  # [K, N]
-        groups = specs["scales"].shape[0]
-        span = -(-k // groups)
-        scales = _first_scales(rotated, groups, span, book)
-        wide = np.repeat(scales, span, 0)[:k]
-        tiles = to_tiles(rotated / np.where(wide > 0, wide, 1), self.tile_order)
-        codes = ops.encode(tiles.reshape(-1, ops.TILE), self.bits, self.window_bits, book).reshape(tiles.shape)
-        found = from_tiles(ops.decode(codes, self.bits, self.window_bits, book), (k, n), self.tile_order)
-        scales = _best_scales(rotated, found, groups, span)
-        return TrellisCodes(self.code(shape), codes, scales, su, sv, table)
+        if importance is not None and hessian is None:
+            hessian = np.diag(np.asarray(importance, np.float32))
+        h = None if hessian is None else np.asarray(hessian, np.float32)
+        if h is not None and h.shape != (k, k):
+            raise CodecError("the Hessian is not this weight's", expected=[k, k], found=list(h.shape))
+        turn = search.Rotation(_signs(k, blocks[0], 0), _signs(n, blocks[1], 1), blocks)
+        coder = search.Coder(self.bits, self.window_bits, self.tile_order, book)
+        found = search.search(target, h, turn, coder, specs["scales"].shape[0])
+        return TrellisCodes(self.code(shape), found.codes, found.scales, found.su, found.sv, table)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` all are decoded, since the rotation mixes them."""
-        codes = self.unpack(parts, shape)
-        w = restore(numbers(codes, self.table(parts)), codes)
-        chosen = w if rows is None else w[rows]
-        result = output(out, chosen.shape)
-        result.reshape(chosen.shape)[...] = chosen
+        if rows is not None:
+            chosen = self.dequantize(parts, shape)[rows]
+            result = output(out, chosen.shape)
+            result.reshape(chosen.shape)[...] = chosen
+            return result
+        result = output(out, shape)
+        handle = self._handle(parts, shape) if native.lib() is not None else None
+        if handle is not None:
+            handle.dequantize(result.reshape(shape))
+        else:
+            codes = self.unpack(parts, shape)
+            result.reshape(shape)[...] = restore(numbers(codes, self.table(parts)), codes)
         return result
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py); None where groups of scales are no multiples of 128 inputs."""
+        groups, k = self.group_count(shape), shape[1]
+        if groups > 1 and -(-k // groups) % GROUP:
+            return None
+        return self._handle(parts, shape)
+
+    def _handle(self, parts: Parts, shape: Shape) -> Any:
+        specs = self.specs(shape)
+        tiles = stored_bytes(self.name, parts, "indices", specs["indices"])
+        table = self.table(parts)
+        book = self.codebook
+        levels = ops.fractions(table) if book == "lut" else ops.whole_levels(book, self.window_bits)
+        return matmul.trellis(
+            tiles,
+            table,
+            levels,
+            shape=(shape[0], shape[1]),
+            bits=self.bits,
+            window_bits=self.window_bits,
+            book=book,
+            tile_order=self.tile_order,
+            blocks=self.blocks(shape),
+            halves=book == "grid" and self.blocks(shape) == (1, 1),
+            **{key: float_part(parts, key, specs[key]) for key in ("scales", "su", "sv")},
+        )
+
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: matmul.Rounding) -> F32:
+        """x [T, K] -> x W^T [T, N]: the reference of the packed kernel. The input is rounded after its rotation, 128 numbers with one scale."""
+        if rounding == "none":
+            return np.asarray(x @ self.dequantize(parts, shape).T, np.float32)
+        codes, blocks = self.unpack(parts, shape), self.blocks(shape)
+        levels, step, zero = (
+            ops.fractions(self.table(parts))
+            if codes.table is not None
+            else ops.whole_levels(self.codebook, self.window_bits)
+        )
+        found = from_tiles(
+            levels[ops.states(codes.codes, self.bits, self.window_bits)], (shape[1], shape[0]), self.tile_order
+        ).astype(np.float32) * np.float32(step) + np.float32(zero)
+        span = -(-shape[1] // len(codes.scales))
+        inner = found * codes.scales[np.arange(shape[1]) // span]
+        rounded = matmul.round_activations(hadamard(x * codes.su, blocks[0]), "wide")
+        return np.asarray(hadamard(rounded @ inner, blocks[1]) * codes.sv, np.float32)
 
 
 def _signs(length: int, block: int, axis: int) -> F32:
@@ -235,16 +296,6 @@ def _signs(length: int, block: int, axis: int) -> F32:
         return np.ones(length, np.float32)
     bits = np.random.Generator(np.random.PCG64([length, axis])).integers(0, 2, length, np.int8)
     return (1 - 2 * bits).astype(np.float32)
-
-
-def to_tiles(w: NDArray[Any], tile_order: str) -> NDArray[Any]:
-    """[K, N] -> [ceil(K / 16), ceil(N / 16), 256] in stream order, padded with zeros."""
-    k, n = w.shape
-    padded = np.zeros((-(-k // 16) * 16, -(-n // 16) * 16), w.dtype)
-    padded[:k, :n] = w
-    tiles = padded.reshape(padded.shape[0] // 16, 16, padded.shape[1] // 16, 16).transpose(0, 2, 1, 3)
-    flat = tiles.reshape(*tiles.shape[:2], ops.TILE)
-    return np.ascontiguousarray(flat if tile_order == "row_major" else flat[..., ops.TILE_ORDERS[tile_order]])
 
 
 def from_tiles(tiles: NDArray[Any], shape: tuple[int, int], tile_order: str) -> NDArray[Any]:
@@ -275,29 +326,9 @@ def restore(values: F32, codes: TrellisCodes) -> F32:
         if codes.code.codebook == "grid":
             w = w.astype(np.float16).astype(np.float32)
         return np.ascontiguousarray(w.T)
-    rotated = hadamard(scaled, block_n) * codes.sv  # [K, N]
-    return hadamard(np.ascontiguousarray(rotated.T), block_k) * codes.su  # [N, K]
-
-
-def _rms(x: F32) -> F32:
-    return np.asarray(np.sqrt(np.square(x, dtype=np.float64).mean(0)), np.float32)
-
-
-def _first_scales(w: F32, groups: int, span: int, book: F32) -> F32:
-    """[G, N]: the root mean square of each group of each column of [K, N], over that of the codebook."""
-    spread = np.float32(np.sqrt(np.square(book, dtype=np.float64).mean()))
-    return np.stack([_rms(w[g * span : (g + 1) * span]) for g in range(groups)]) / spread
-
-
-def _best_scales(w: F32, found: F32, groups: int, span: int) -> F32:
-    """[G, N] of least squared error for given numbers, both [K, N]."""
-    out = np.empty((groups, w.shape[1]), np.float32)
-    for g in range(groups):
-        rows = slice(g * span, (g + 1) * span)
-        product = np.einsum("kn,kn->n", w[rows], found[rows], dtype=np.float64)
-        square = np.einsum("kn,kn->n", found[rows], found[rows], dtype=np.float64)
-        out[g] = np.divide(product, square, out=np.zeros_like(product), where=square > 0)
-    return out
+    rotated = hadamard(np.ascontiguousarray(scaled.T), block_k)  # [N, K]
+    turned = hadamard(np.ascontiguousarray(rotated.T), block_n)  # [K, N]
+    return np.ascontiguousarray(turned.T) * codes.sv[:, None] * codes.su
 
 
 def trellis_named(name: str) -> Trellis:

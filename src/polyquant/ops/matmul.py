@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.ops import native
+from polyquant.ops.trellis import TILE_ORDERS
 from polyquant.types import F32, U8
 
-__all__ = ["BLOCK", "Group", "Rounding", "packed", "round_activations"]
+__all__ = ["BLOCK", "Group", "Rounding", "packed", "round_activations", "trellis"]
 
 BLOCK = 32
 _STEPS = tuple(np.float32(t) for t in range(127, 119, -1))
@@ -39,11 +41,43 @@ def packed(name: str, blocks: U8, rows: int, cols: int, *, scale: float = 1.0, l
     return lib.packed(name, np.ascontiguousarray(blocks).reshape(-1), rows, cols, scale, lane_step)
 
 
+def trellis(
+    tiles: U8,
+    table: F32,
+    levels: tuple[NDArray[np.int16], float, float],
+    *,
+    shape: tuple[int, int],
+    bits: int,
+    window_bits: int,
+    book: str,
+    tile_order: str,
+    blocks: tuple[int, int],
+    halves: bool,
+    scales: F32,
+    su: F32,
+    sv: F32,
+) -> Any | None:
+    """A handle on a trellis-coded matrix [N, K] (codecs/trellis.py) for `Group`, which keeps the arrays alive; None without native kernels.
+
+    table: the exact numbers, float32 [2 ** window_bits]; levels: whole numbers about (number - zero) / step; halves: weights of half precision.
+    """
+    if not native.available():
+        return None
+    whole, step, zero = levels
+    order = None if tile_order == "row_major" else TILE_ORDERS[tile_order].astype(np.uint8)
+    return native.module().trellis(
+        np.ascontiguousarray(tiles).reshape(-1), shape[1], shape[0], bits, window_bits, book,
+        np.append(whole, np.int16(0)), table, step, zero, order, blocks, *map(np.ascontiguousarray, (scales, su, sv)), halves,
+    )  # fmt: skip
+
+
 class Group:
-    """Handles of matrices [N_i, K] that share an input."""
+    """Handles of matrices [N_i, K] that share an input, of one kind."""
 
     def __init__(self, handles: Sequence[Any], sizes: Sequence[int]) -> None:
-        self._multiply = native.module().PackedGroup(list(handles)).multiply
+        lib = native.module()
+        group = lib.TrellisGroup if isinstance(handles[0], lib.Trellis) else lib.PackedGroup
+        self._multiply = group(list(handles)).multiply
         ends = np.cumsum(sizes).tolist()
         self._rows = ends[-1]
         self._slices = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]

@@ -20,7 +20,7 @@ from polyquant.ops import native
 from polyquant.types import F32, U8
 
 __all__ = [
-    "CODEBOOKS", "GRID_STEP", "SEAM", "TILE", "TILE_ORDERS", "codebook", "decode", "encode", "encode_reference", "pack_bits", "states", "unpack_bits",
+    "CODEBOOKS", "GRID_STEP", "SEAM", "TILE", "TILE_ORDERS", "codebook", "decode", "encode", "encode_reference", "fractions", "pack_bits", "states", "unpack_bits", "whole_levels",
 ]  # fmt: skip
 
 TILE = 256
@@ -70,14 +70,17 @@ def states(codes: U8, bits: int, window_bits: int) -> _U16:
 # ---------------------------------------------------------------- codebooks
 
 
+MUL1_STEP, MUL1_MIDDLE = 0.00676727294921875, 10.3828125  # 0x1eee and 0xc931 in half precision
+
+
+def _byte_sums(state: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    return np.asarray((state * np.uint32(0x83DCD12D)).view(np.uint8).reshape(-1, 4).sum(-1), np.uint64)
+
+
 def _mul1(state: NDArray[np.uint32]) -> F32:
-    product = state * np.uint32(0x83DCD12D)
-    total = np.ascontiguousarray(product).view(np.uint8).reshape(*product.shape, 4).sum(-1)
-    # What a half-precision multiply-add of 1024 + total with 0x1eee and 0xc931 gives, as on the GPUs that this code comes from.
-    return np.asarray(
-        (np.float32(1024) + total.astype(np.float32)) * np.float32(0.00676727294921875) - np.float32(10.3828125),
-        np.float32,
-    )
+    """What a multiply-add in half precision gives, as on the GPUs that this code comes from."""
+    total = np.float32(1024) + _byte_sums(state).astype(np.float32)
+    return np.asarray(total * np.float32(MUL1_STEP) - np.float32(MUL1_MIDDLE), np.float32)
 
 
 def _halves(bits: NDArray[np.uint32]) -> F32:
@@ -122,6 +125,26 @@ TILE_ORDERS: dict[str, NDArray[np.intp]] = {"row_major": np.arange(TILE), "exl3"
 def decode(codes: U8, bits: int, window_bits: int, table: F32) -> F32:
     """Codes [..., 256] -> numbers float32 [..., 256] in stream order."""
     return table[states(codes, bits, window_bits)]
+
+
+@cache
+def whole_levels(name: str, window_bits: int) -> tuple[NDArray[np.int16], float, float]:
+    """(levels int16 [2 ** window_bits], step, zero): numbers of a codebook are about level * step + zero. What kernels multiply with.
+
+    mul1: sums of four bytes, the grid: its index: exact but for the rounding to half precision. Others: 16-bit fractions of the largest.
+    """
+    state = np.arange(1 << window_bits, dtype=np.uint32)
+    if name == "grid":
+        return state.astype(np.int16), float(GRID_STEP), float(-GRID_STEP * ((1 << window_bits) - 1) / 2)
+    if name == "mul1":
+        return _byte_sums(state).astype(np.int16), MUL1_STEP, 1024 * MUL1_STEP - MUL1_MIDDLE
+    return fractions(codebook(name, window_bits))
+
+
+def fractions(table: F32) -> tuple[NDArray[np.int16], float, float]:
+    """`whole_levels` of any table."""
+    levels, factor = _levels(table)
+    return levels, float(1 / factor), 0.0
 
 
 # ---------------------------------------------------------------- encoder

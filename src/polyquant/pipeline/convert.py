@@ -6,19 +6,45 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
-from polyquant.formats.detect import open_checkpoint, with_tile
+from polyquant.formats.detect import detect, open_checkpoint, with_tile
 from polyquant.pipeline.execute import Progress, Report, execute
 from polyquant.pipeline.importance import load_importance
-from polyquant.pipeline.plan import Plan, make_plan, with_name
+from polyquant.pipeline.plan import TRELLIS, Plan, make_plan, with_name
 from polyquant.pipeline.recipe import Rule, parse_rule
+from polyquant.pipeline.trellis_target import Effort, Method, TrellisOptions
 from polyquant.storage.staging import Resume, refuse_target
 from polyquant.types import F32
 
-__all__ = ["convert", "plan", "quantize"]
+__all__ = ["PlanOptions", "convert", "guess_format", "plan", "quantize", "smaller"]
+
+DEFAULT_BITS = 4
+"""Of a Trellis folder when nobody says."""
+
+
+class PlanOptions(TypedDict, total=False):
+    """What can be asked of a plan; see `plan`."""
+
+    codec: str | None
+    recipe: str | None
+    rules: Sequence[Rule | str]
+    requantize: bool
+    importance: str | os.PathLike[str] | Mapping[str, F32] | None
+    architecture: str | None
+    ternary_layout: str | None
+    tile: Tile | None
+    shard_bytes: int | None
+    bits: int | None
+    effort: Effort | None
+    codebook: str | None
+    method: Method | None
+    calibration: str | os.PathLike[str] | None
+    target_bpw: float | None
+    repair: bool
+    axes: str | None
 
 
 def plan(
@@ -34,15 +60,30 @@ def plan(
     ternary_layout: str | None = None,
     tile: Tile | None = None,
     shard_bytes: int | None = None,
+    bits: int | None = None,
+    effort: Effort | None = None,
+    codebook: str | None = None,
+    method: Method | None = None,
+    calibration: str | os.PathLike[str] | None = None,
+    target_bpw: float | None = None,
+    repair: bool = False,
+    axes: str | None = None,
+    on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
-    """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf"). Nothing is written.
+    """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3"). Nothing is written.
 
     codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
     tile: (BM, BK, bm) of TL1 and TL2 tensors, in the source or the target; known models need none.
     importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K].
-    Raises InputError, PlanError, UnknownNameError.
+    bits, effort, codebook: of a Trellis folder's linear layers (embeddings, head, norms and routers stay float unless a rule names them); effort
+    "fast", "default", "max" is a window of 12, 14, 16 bits. Without bits, codec and recipe trellis codes are carried over as they are.
+    calibration: a UTF-8 text on which the float model shows what its layers read, or "self" for text that it writes; then codes are searched for
+    the least error of the layers' outputs (method "trellis_ldlq"), without it for that of the weights ("trellis_viterbi"). target_bpw: effective
+    bits per quantized weight, scales counted; each weight gets 2 to 8 bits so that the model suffers least. on_tensor: told of that measurement.
+    repair: weights of Metal Marlin as its quantizer meant them, not as its decoder reads them; axes: "kn" or "nk" of a Trellis source.
+    Raises InputError, PlanError, UnknownNameError, CodecError.
     """
-    source = open_checkpoint(src, ternary_layout=ternary_layout)
+    source = open_checkpoint(src, ternary_layout=ternary_layout, repair=repair, axes=axes)
     if tile is not None and source.format == "gguf":
         source = with_tile(source, tile)
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
@@ -50,6 +91,7 @@ def plan(
     return make_plan(
         source, to, codec=codec, recipe=recipe, rules=parsed, requantize=requantize, importance=weights,
         architecture=architecture, tile=tile, shard_bytes=shard_bytes,
+        trellis=TrellisOptions(bits, effort, codebook, method, None if calibration is None else str(calibration), target_bpw), on_tensor=on_tensor,
     )  # fmt: skip
 
 
@@ -58,35 +100,24 @@ def convert(
     dst: str | os.PathLike[str],
     *,
     to: str | None = None,
-    codec: str | None = None,
-    recipe: str | None = None,
-    rules: Sequence[Rule | str] = (),
-    requantize: bool = False,
-    importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
-    architecture: str | None = None,
-    ternary_layout: str | None = None,
-    tile: Tile | None = None,
-    shard_bytes: int | None = None,
     resume: Resume = "auto",
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
+    **options: Unpack[PlanOptions],
 ) -> Report:
     """Convert `src` (a path, or a Plan made before) into `dst`, which appears only when whole.
 
-    to: target format; by default GGUF for a name that ends in .gguf, else a Hugging Face folder. The rest as for `plan`.
-    Returns the report with the measured error of each tensor. Raises InputError, PlanError, UnknownNameError, OSError.
+    to: target format; by default what `guess_format` makes of the names. measure: the error of each tensor (of trellis codes always).
+    options: as for `plan`. Returns the report with the measured errors. Raises InputError, PlanError, UnknownNameError, OSError.
     """
     target = Path(dst)
     if isinstance(src, Plan):
         made = src
     else:
         refuse_target(target, Path(src), overwrite=overwrite)
-        made = plan(
-            src, to or guess_format(target), codec=codec, recipe=recipe, rules=rules, requantize=requantize, importance=importance,
-            architecture=architecture, ternary_layout=ternary_layout, tile=tile, shard_bytes=shard_bytes,
-        )  # fmt: skip
+        made = plan(src, to or guess_format(target, src, **options), **options)
     made = with_name(made, target)
     check_disk(made, target)
     return execute(
@@ -98,17 +129,39 @@ def quantize(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    recipe: str | None = None,
-    codec: str | None = None,
-    **options: Any,
+    to: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    resume: Resume = "auto",
+    overwrite: bool = False,
+    threads: int | None = None,
+    measure: bool = True,
+    **options: Unpack[PlanOptions],
 ) -> Report:
-    """`convert` for the case that the point is to make it smaller: the recipe q4_k_m unless told otherwise; options as there."""
-    return convert(src, dst, recipe=recipe if recipe or codec else "q4_k_m", codec=codec, **options)
+    """`convert` for the case that the point is to make it smaller: unless told otherwise the recipe q4_k_m, or 4 bits for a Trellis folder."""
+    to = to or guess_format(Path(dst), src, **options)
+    return convert(
+        src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, on_progress=on_progress,
+        **smaller(to, options),
+    )  # fmt: skip
 
 
-def guess_format(dst: Path) -> str:
-    """What a target's name asks for."""
-    return "gguf" if dst.suffix.lower() == ".gguf" else "hf"
+def smaller(to: str, options: PlanOptions) -> PlanOptions:
+    """The options of `quantize`, with its default where they do not say how small."""
+    if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
+        return options
+    default: PlanOptions = {"bits": DEFAULT_BITS} if to == TRELLIS else {"recipe": "q4_k_m"}
+    return {**options, **default}
+
+
+def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanOptions]) -> str:
+    """GGUF for a name that ends in .gguf; a Trellis folder for options that only such a one has, and from one; else a Hugging Face folder."""
+    if dst.suffix.lower() == ".gguf":
+        return "gguf"
+    said = (options.get("codec") or "").startswith("trellis.") or any(
+        options.get(key) is not None for key in ("bits", "target_bpw", "method", "calibration")
+    )
+    floats = options.get("codec") or options.get("recipe")
+    return TRELLIS if said or (not floats and detect(src)[1].name.startswith("trellis")) else "hf"
 
 
 def check_disk(made: Plan, dst: Path) -> None:

@@ -79,6 +79,8 @@ def shown(value: Any, limit: int = 8) -> Any:
     """A metadata value for people: long arrays by their length and first entries."""
     if isinstance(value, str | int | float | bool) or value is None:
         return value
+    if isinstance(value, Mapping):
+        return f"{len(value)} entries"
     if isinstance(value, Sequence) or hasattr(value, "__len__"):
         n = len(value)
         head = [shown(value[i], 4) for i in range(min(n, limit))]

@@ -8,18 +8,25 @@ Everything that can be refused is refused here: unreadable input, codecs that do
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from polyquant.codecs.tl import TL, Tile
+from polyquant.codecs.trellis import Trellis
+from polyquant.codecs.trellis_forms import floats_of, same_codes
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
+from polyquant.pipeline import trellis_target
+from polyquant.pipeline.allocation import with_allocation
+from polyquant.pipeline.calibrate import OWN_TEXT
 from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
+from polyquant.pipeline.trellis_target import TrellisOptions
 from polyquant.registry import codec, format_module
 from polyquant.types import (
     F32,
@@ -35,16 +42,27 @@ from polyquant.types import (
     TensorSpec,
     Ternary,
     Translation,
+    TrellisCodes,
     as_matrix,
 )
 
-__all__ = ["Plan", "Step", "make_plan"]
+__all__ = ["TRELLIS", "Plan", "Step", "make_plan", "with_name"]
 
 TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """What config.json calls the type of the matrices."""
 
+TRELLIS = "trellis-v3"
+
+NO_OPTIONS = TrellisOptions()
+
 DEFAULT_NAME = "model.gguf"
 """Of a plan that does not know its target yet."""
+
+TRELLIS_BYTES = 32
+"""Working memory of a search for trellis codes or of their decoding, per weight of the one tensor that is in work."""
+
+HESSIAN_BYTES = 44
+"""Working memory for each of the K x K numbers of a Hessian: as collected for the inputs of a layer, rotated, and its factor in float64."""
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
@@ -72,6 +90,17 @@ class Step:
         return self.source is not None and self.source.row_sliced and self.target.row_sliced
 
     @property
+    def searches(self) -> bool:
+        """True if codes of a trellis are searched: hours of work where other steps take minutes."""
+        return self.target.form is TrellisCodes and self.action in (Action.QUANTIZE, Action.REQUANTIZE)
+
+    @property
+    def alone(self) -> bool:
+        """True if only one step of its kind may be in work: it holds a tensor as floats."""
+        source = self.source
+        return TrellisCodes in (self.target.form, source.form if source is not None else None)
+
+    @property
     def block_rows(self) -> int:
         """Rows per block of a streaming step."""
         return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1]))
@@ -79,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion, ready to run."""
+    """A conversion, ready to run. method: how the codes of a Trellis target are searched; calibration: with the inputs that this text gives."""
 
     source: Checkpoint
     format: str
@@ -89,6 +118,8 @@ class Plan:
     layout: Layout
     warnings: tuple[str, ...] = ()
     importance: Mapping[str, F32] = field(default_factory=dict)
+    method: str | None = None
+    calibration: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +132,12 @@ class Plan:
         return 8 * sum(s.nbytes for s in self.steps) / max(1, sum(s.weights for s in self.steps))
 
     @property
+    def quantized_bpw(self) -> float:
+        """Effective bits per weight of the tensors that are not floats, every part counted; 0 if there are none."""
+        quantized = [s for s in self.steps if s.target.form is not Floats]
+        return 8 * sum(s.nbytes for s in quantized) / max(1, sum(s.weights for s in quantized))
+
+    @property
     def peak_memory(self) -> int:
         """Upper estimate of working memory for two threads, in bytes, without interpreter and libraries."""
 
@@ -108,6 +145,8 @@ class Plan:
             rows, k = as_matrix(step.map.shape)
             if step.streams:
                 return 2 * min(rows, step.block_rows) * k * 16
+            if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
+                return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if self.calibration is not None else 0)
             return rows * k * (3 if step.target.form is Ternary else 10)
 
         return max((need(s) for s in self.steps), default=0)
@@ -122,7 +161,7 @@ class Plan:
         """Names this very job: source files, steps and header bytes. A journal of another job is never resumed."""
         h = hashlib.sha256()
         root = self.source.path
-        for path in sorted(root.iterdir()) if root.is_dir() else [root]:
+        for path in _files(root) if root.is_dir() else [root]:
             stat = path.stat()
             h.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
         for s in self.steps:
@@ -134,7 +173,16 @@ class Plan:
                 h.update(f"{offset} ".encode() + data)
         for name, values in sorted(self.importance.items()):
             h.update(name.encode() + values.tobytes())
+        if self.calibration is not None:
+            h.update(self.calibration.encode())
+            if self.calibration != OWN_TEXT:
+                h.update(Path(self.calibration).read_bytes())
         return h.hexdigest()
+
+
+def _files(root: Path) -> list[Path]:
+    """What lies in a folder and in the folders of its layers (Trellis v2)."""
+    return [p for top in sorted(root.iterdir()) for p in ([top, *sorted(top.iterdir())] if top.is_dir() else [top])]
 
 
 def make_plan(
@@ -149,15 +197,15 @@ def make_plan(
     architecture: str | None = None,
     tile: Tile | None = None,
     shard_bytes: int | None = None,
+    trellis: TrellisOptions = NO_OPTIONS,
+    on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
-    """Decide everything. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs.
+    """Decide everything. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. trellis: of a Trellis target.
+    on_tensor: told (done, all, name) of the tensors whose sensitivity is measured, for trellis.target_bpw.
 
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """
-    if codec and recipe:
-        raise PlanError("give a codec or a recipe, not both")
-    chosen = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
-    chosen = chosen.with_rules(rules)
+    chosen = _recipe(to, codec, recipe, rules, trellis)
     translation = _translate(source, to, architecture, chosen)
     facts = _facts(source, translation, importance)
     steps = [
@@ -165,30 +213,66 @@ def make_plan(
         *(_constant(target, values) for target, values in translation.constants.items()),
     ]
     _refuse_lossy(steps, source, requantize=requantize)
+    warnings = (*source.notes, *translation.warnings, *_mismatched_importance(steps, importance))
+    if trellis.target_bpw is not None:
+        steps, how = with_allocation(source, steps, trellis, on_tensor)
+        chosen = replace(chosen, name=how)
     specs = [TensorSpec(s.map.target, s.map.shape, s.target) for s in steps]
     module = format_module(to)
     if to == "gguf":
         metadata = _with_file_type(translation.metadata, chosen, steps)
         layout = module.lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=shard_bytes)
     else:
-        options = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
+        options: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
+        if to == TRELLIS:
+            options |= _trellis_options(source, steps, trellis)
         layout = module.lay_out(specs, translation.files, **options)
-    warnings = (*source.notes, *translation.warnings, *_mismatched_importance(steps, importance))
-    return Plan(source, to, chosen, translation, tuple(steps), layout, warnings, importance or {})
+    if to == TRELLIS:
+        carried = [s.map.source for s in steps if isinstance(s.target, Trellis) and not s.searches]
+        stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
+        warnings += trellis_target.warnings(source, translation.files, carried, stacks)
+    return Plan(
+        source, to, chosen, translation, tuple(steps), layout, warnings, importance or {}, options.get("method") if to == TRELLIS else None,
+        trellis.calibration if trellis.calibrated and any(s.searches for s in steps) else None,
+    )  # fmt: skip
+
+
+def _recipe(to: str, codec: str | None, recipe: str | None, rules: Sequence[Rule], trellis: TrellisOptions) -> Recipe:
+    """What the target codecs are chosen by. Raises PlanError for options that do not go together."""
+    if codec and recipe:
+        raise PlanError("give a codec or a recipe, not both")
+    chosen = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
+    if to == TRELLIS:
+        return trellis_target.recipe_of(chosen, trellis, rules, named=bool(codec or recipe))
+    if trellis.given:
+        raise PlanError(f"{trellis.given} is for Trellis folders", hint=f"add --to {TRELLIS}")
+    return chosen.with_rules(rules)
+
+
+def _trellis_options(source: Checkpoint, steps: Sequence[Step], trellis: TrellisOptions) -> dict[str, Any]:
+    """What laying out a Trellis folder needs to know besides the tensors."""
+    origins = {
+        s.map.target: trellis_target.origin(source, source[s.map.source], s.action)
+        for s in steps
+        if isinstance(s.target, Trellis)
+    }
+    actions = [s.action for s in steps if isinstance(s.target, Trellis)]
+    method = trellis_target.method_of(source, actions, calibrated=trellis.calibrated)
+    return {"origins": origins, "method": method, "target_bits": trellis.bits}
 
 
 def _translate(source: Checkpoint, to: str, architecture: str | None, recipe: Recipe) -> Translation:
-    if source.format == to:
+    if (source.format == "gguf") == (to == "gguf"):
         if architecture:
             raise PlanError("an architecture can be chosen only when Hugging Face becomes GGUF")
-        return _same_format(source)
+        return _same_format(source, to)
     if to == "gguf":
         return translate.to_gguf(source, architecture=architecture)
     return translate.to_hf(source, dtype=TORCH_NAMES.get(recipe.base or ""))
 
 
-def _same_format(source: Checkpoint) -> Translation:
-    """Names, metadata and small files as they are."""
+def _same_format(source: Checkpoint, to: str) -> Translation:
+    """Names, metadata and small files as they are: from GGUF to GGUF, from one kind of folder to another."""
     tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in source.values())
     if source.format == "gguf":
         typed = dict(cast(Metadata, source.metadata).items_typed())
@@ -196,9 +280,11 @@ def _same_format(source: Checkpoint) -> Translation:
         return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed)
     folder = source.path if source.path.is_dir() else source.path.parent
     paths = {**source.files, **({"config.json": folder / "config.json"} if source.config else {})}
-    return Translation(
-        str(source.config.get("model_type", "")), tensors, files={n: p.read_bytes() for n, p in paths.items()}
-    )
+    files = {n: p.read_bytes() for n, p in paths.items()}
+    if to == "hf" and any(w.codec.form is TrellisCodes for w in source.values()):
+        bare = {k: v for k, v in source.config.items() if k != "quantization_config"}
+        files["config.json"] = (json.dumps(bare, indent=2, ensure_ascii=False) + "\n").encode()
+    return Translation(str(source.config.get("model_type", "")), tensors, files=files)
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
@@ -253,6 +339,8 @@ def _choose(have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Fact
     names = (tensor.target, tensor.source)
     if (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml."):
         return have, "not a float: kept"
+    if to == TRELLIS:
+        return _choose_trellis(have, tensor, recipe, facts)
     if tensor.keep_float or len(tensor.shape) < 2:
         exact = next((r for r in recipe.rules if r.match in names), None)
         return (codec(exact.codec), f"rule {exact.match}") if exact else (_plain(have, to), "vector")
@@ -260,6 +348,18 @@ def _choose(have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Fact
     if name is None:
         return _keep(have, tensor, to)
     return _fitting(name, tensor, why)
+
+
+def _choose_trellis(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> tuple[Codec, str]:
+    """Rules may name any matrix; the recipe's own codec is for linear layers; the rest stays what it is."""
+    names, shape = (tensor.target, tensor.source), tensor.shape
+    rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
+    if rule is not None:
+        return codec(rule.codec), f"rule {rule.match}"
+    if recipe.base is None or not trellis_target.is_linear(tensor.target, shape):
+        return trellis_target.keep(have, shape)
+    wanted = codec(recipe.base)
+    return (wanted, "") if wanted.form is TrellisCodes else trellis_target.keep(have, shape)
 
 
 def _is_vector(tensor: TensorMap) -> bool:
@@ -276,9 +376,12 @@ def _keep(have: Codec, tensor: TensorMap, to: str) -> tuple[Codec, str]:
     if to == "gguf":
         if have.name.startswith("hf_bitnet") or tensor.ternarize:
             return codec("i2_s.x86"), "ternary"
-        return have, "kept"
+        if have.form is not TrellisCodes:
+            return have, "kept"
     if have.form is Floats:
         return have, "kept"
+    if have.form is TrellisCodes:
+        return codec(floats_of(have, tensor.shape)), "decoded to floats"
     return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
 
 
@@ -299,7 +402,9 @@ def _action(have: Codec, target: Codec, tensor: TensorMap) -> Action:
         return Action.QUANTIZE
     if have.name == target.name:
         return Action.COPY
-    if have.form is target.form and have.form is not Blocks:
+    if have.form is target.form and have.form not in (Blocks, TrellisCodes):
+        return Action.TRANSCODE
+    if same_codes(have, target, tensor.shape):
         return Action.TRANSCODE
     if have.form is Floats:
         return Action.QUANTIZE

@@ -21,7 +21,7 @@ from polyquant.runtime.scoring import target_log_probs
 from polyquant.runtime.windows import Window, halves, sliding
 from polyquant.storage.source import Source
 
-__all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate"]
+__all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate", "read_text", "text_tokens"]
 
 DEFAULT_CONTEXT = 512
 MAX_TEXT_BYTES = 1 << 24  # 4 million tokens, whose tokenizer's records take most of a gigabyte
@@ -148,14 +148,14 @@ def evaluate(
     """
     if tokens is not None and tokens < 1:
         raise InputError("tokens must be a count", expected="at least 1", found=tokens)
-    words = _read(text)
+    words = read_text(text)
     model = load(path, activations=activations, cache=cache, ternary_layout=ternary_layout, tile=tile)
     other = None
     if against is not None:
         other = load(against, activations=activations, cache=cache, ternary_layout=against_layout, tile=tile)
         _same_vocabulary(model, other)
     context = _context(context, model if other is None else min(model, other, key=lambda m: m.context))
-    ids, bos = _tokens(model, words, tokens)
+    ids, bos = text_tokens(model, words, tokens)
     windows = list(halves(ids, context, bos) if stride is None else sliding(ids, context, stride, bos))
     watch = _Watch(on_progress, sum(w.stop - w.start for w in windows))
     size = sum(_bytes(model, ids, w) for w in windows)
@@ -179,7 +179,8 @@ def evaluate(
     )
 
 
-def _read(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A UTF-8 file as it is. Raises InputError for more than 16 MiB, or another encoding."""
     source = Source(path)
     try:
         if source.size > MAX_TEXT_BYTES:
@@ -212,7 +213,7 @@ def _context(said: int | None, narrowest: Model) -> int:
     return context
 
 
-def _tokens(model: Model, words: str, limit: int | None) -> tuple[NDArray[np.int64], int | None]:
+def text_tokens(model: Model, words: str, limit: int | None) -> tuple[NDArray[np.int64], int | None]:
     """The text's ids [T], at most `limit`, and BOS if the tokenizer puts one in front of a text."""
     tokenizer = model.tokenizer
     bos = tokenizer.special.get("bos")

@@ -49,6 +49,9 @@ def family(checkpoint: Checkpoint) -> Family:
     return found
 
 
+_READ = ("bitnet", "exl3")  # quantizations whose scales the weights carry
+
+
 def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
     """The value of a key of the metadata or of the config, None where neither says it."""
     if checkpoint.format == "gguf":
@@ -67,11 +70,11 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     if not said:
         return
     method = said.get("quant_method") if isinstance(said, Mapping) else said
-    if method != "bitnet":
+    if method not in _READ and not checkpoint.format.startswith("trellis"):
         raise UnsupportedError(
             f"quantization method '{method}' is not run",
             file=checkpoint.path / "config.json",
-            expected="bitnet or none",
+            expected="bitnet, exl3, a Trellis folder, or none",
         )
     if said.get("use_rms_norm"):
         raise UnsupportedError(
@@ -83,7 +86,8 @@ def rounds_tokens(checkpoint: Checkpoint, family: Family) -> bool:
     """True where activations have one int8 scale a token: BitNet as it was trained. llama.cpp's `bitnet` files have one a block."""
     if checkpoint.format == "gguf":
         return family.ternary and family.architecture != "bitnet"
-    return family.ternary or bool(checkpoint.config.get("quantization_config"))
+    said = checkpoint.config.get("quantization_config")
+    return family.ternary or (isinstance(said, Mapping) and said.get("quant_method") == "bitnet")
 
 
 def gates_with_silu(checkpoint: Checkpoint, family: Family) -> bool:

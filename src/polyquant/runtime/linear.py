@@ -1,13 +1,14 @@
 """y = x W^T + b with W as it lies in the file.
 
-A codec that has a method `packed(parts, shape)` brings its own kernel (ops/matmul.py). Ternary weights without one are packed anew in memory,
-which loses nothing. Any other codec is dequantized some rows at a time: correct, and slow; `Linear.kernel` says which.
+A codec that has a method `packed(parts, shape)` brings its own kernel (ops/matmul.py). Ternary weights and trellis codes without one are packed
+anew in memory, which loses nothing. Any other codec is dequantized some rows at a time: correct, and slow; `Linear.kernel` says which.
 Weights that share an input (q, k, v; gate and up) are one Linear, so that the input is rounded once and the threads meet once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -31,18 +32,17 @@ class Linear:
             rounding = "wide"
         self.weights, self.bias, self.rounding = tuple(weights), tuple(bias), rounding
         self._has_bias = any(b is not None for b in bias)
-        handles = [_handle(w) for w in self.weights]
-        self._group = None if None in handles else Group(handles, [w.shape[0] for w in self.weights])
+        self._groups = _groups(self.weights)
 
     @property
     def kernel(self) -> Literal["packed", "dequantized"]:
         """How the next call multiplies."""
-        return "packed" if self._group is not None and native.lib() is not None else "dequantized"
+        return "packed" if self._groups and native.lib() is not None else "dequantized"
 
     def __call__(self, x: F32) -> Sequence[F32]:
         """x [T, K] -> one [T, N_i] for each weight."""
-        if self._group is not None and native.lib() is not None:
-            y: Sequence[F32] = self._group(x, self.rounding)
+        if self._groups and native.lib() is not None:
+            y: Sequence[F32] = [out for group in self._groups for out in group(x, self.rounding)]
         else:
             y = [_reference(w, x, self.rounding) for w in self.weights]
         if self._has_bias:
@@ -52,6 +52,18 @@ class Linear:
         return y
 
 
+def _groups(weights: Sequence[Weight]) -> list[Group]:
+    """Neighbours of one kind together; none if a weight has no kernel."""
+    handles = [_handle(w) for w in weights]
+    if any(h is None for h in handles):
+        return []
+    out = []
+    for _, run in groupby(range(len(weights)), key=lambda i: type(handles[i])):
+        chosen = list(run)
+        out.append(Group([handles[i] for i in chosen], [weights[i].shape[0] for i in chosen]))
+    return out
+
+
 def _handle(weight: Weight) -> Any | None:
     if not native.available():
         return None
@@ -59,11 +71,17 @@ def _handle(weight: Weight) -> Any | None:
     found = bring(weight.parts, weight.shape) if bring is not None else None
     if found is None and weight.codec.form is Ternary:
         found = repacked(weight.codec.unpack(weight.parts, weight.shape))
+    if found is None and hasattr(weight.codec, "trellis"):  # another layout of trellis codes: arranged anew in memory
+        codec = weight.codec.trellis(weight.shape)
+        found = codec.packed(codec.pack(weight.codec.unpack(weight.parts, weight.shape)), weight.shape)
     return found
 
 
 def _reference(weight: Weight, x: F32, rounding: Rounding) -> F32:
-    """x [T, K] times one weight [N, K], some rows dequantized at a time."""
+    """x [T, K] times one weight [N, K], some rows dequantized at a time; codecs that round another input than x know how."""
+    multiply = getattr(weight.codec, "multiply", None)
+    if multiply is not None:
+        return np.asarray(multiply(weight.parts, weight.shape, x, rounding), np.float32)
     x = x if weight.codec.form is Floats else round_activations(x, rounding)
     rows, k = weight.shape
     y = np.empty((len(x), rows), np.float32)

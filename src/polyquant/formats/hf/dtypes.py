@@ -39,7 +39,9 @@ def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, st
         raise PlanError(
             f"a Hugging Face folder cannot hold {target.name}",
             tensor=name,
-            hint="choose bf16, f16, f32, hf_bitnet.autobitlinear or exl3.4.mul1",
+            hint="add --to trellis-v3"
+            if target.name.startswith("trellis.")
+            else "choose bf16, f16, f32, hf_bitnet.autobitlinear or exl3.4.mul1",
         )
     if not name.endswith(".weight"):
         raise PlanError("only tensors called *.weight can be packed", tensor=name, found=target.name)

@@ -2,8 +2,9 @@
 
 from polyquant.formats.trellis.check import check
 from polyquant.formats.trellis.codes import CODES
+from polyquant.formats.trellis.layout import lay_out
 from polyquant.formats.trellis.open import open, sniff
 
-__all__ = ["CODES", "check", "name", "open", "sniff"]
+__all__ = ["CODES", "check", "lay_out", "name", "open", "sniff"]
 
 name = "trellis-v3"

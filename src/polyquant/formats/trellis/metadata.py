@@ -11,6 +11,7 @@ A codebook that is not given is the grid of Metal Marlin without a rotation, wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ class TensorNote:
     shape: tuple[int, int] | None = None
     codebook: Codebook | None = None
     blocks: tuple[int, int] | None = None
+    mse: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,17 @@ def _note(path: Path, name: str, entry: Any) -> TensorNote:
             None if shape is None else _pair(shape, "shape", path),
             _codebook(path, name, fields.get("codebook")),
             None if blocks is None else _pair(blocks, "hadamard", path),
+            _error(fields.get("mse")),
         )
     except InputError as e:
         raise InputError(e.message, file=path, tensor=name, expected=e.expected, found=e.found) from None
+
+
+def _error(found: Any) -> float | None:
+    """A mean squared error, None for what is none: it is told, not relied upon."""
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+        return None
+    return float(found)
 
 
 def _pair(found: Any, what: str, path: Path) -> tuple[int, int]:

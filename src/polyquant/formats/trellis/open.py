@@ -91,7 +91,8 @@ def open(
     if path.is_dir():
         side = {name: file for name in SIDE_FILES if (file := member(path, name)) is not None}
     notes = (*_notes(found), *axes_notes, *(("repaired: what the quantizer meant",) if repair else ()))
-    metadata = {**found.files.metadata, **(found.metadata.content or {})}
+    told = {name: {"mse": note.mse} for name, note in found.metadata.notes.items() if note.mse is not None}
+    metadata = {**found.files.metadata, "tensor_metadata": told, **(found.metadata.content or {})}
     return Checkpoint(
         f"trellis-v{found.files.version}", path, ordered, metadata, found.config or {}, side, _dialect(chosen), notes
     )

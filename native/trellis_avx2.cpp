@@ -1,0 +1,369 @@
+// Trellis-coded matrices with AVX2: eight numbers of the stream at a time. Compiled with flags of its own.
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "simd.hpp"
+#include "trellis_matrix.hpp"
+
+#define PQ_FLAT __attribute__((always_inline))
+
+namespace polyquant {
+namespace {
+
+PQ_INLINE uint64_t word64(const uint8_t* p) {
+  uint64_t x;
+  std::memcpy(&x, p, 8);
+  return x;
+}
+
+// Eight bytes of a circular stream of 32 k bytes.
+template <int k, int byte>
+PQ_INLINE uint64_t bytes8(const uint8_t* tile) {
+  if constexpr (byte + 8 <= 32 * k)
+    return word64(tile + byte);
+  else
+    return word64(tile + 32 * k - 8) >> (8 * (byte + 8 - 32 * k)) | word64(tile) << (8 * (32 * k - byte));
+}
+
+// Lane j: the bits from k * (8 v + j) on, 16 of them at least.
+template <int k, int v>
+PQ_INLINE __m256i windows(const uint8_t* tile) {
+  constexpr int upper = k < 7 ? 0 : 4 * k / 8;  // where eight bytes are too few, lanes 4 ... 7 take others
+  constexpr auto first = [](int j) { return char(j * k / 8 - (j < 4 ? 0 : upper)); };
+  const __m256i shift = _mm256_setr_epi32(0, k % 8, 2 * k % 8, 3 * k % 8, 4 * k % 8, 5 * k % 8, 6 * k % 8, 7 * k % 8);
+  __m256i b;
+  if constexpr (k <= 2) {
+    const __m256i word = _mm256_set1_epi32(int(uint32_t(bytes8<k, k * v>(tile))));
+    return _mm256_srlv_epi32(word, _mm256_setr_epi32(0, k, 2 * k, 3 * k, 4 * k, 5 * k, 6 * k, 7 * k));
+  }
+  if constexpr (k < 7)
+    b = _mm256_set1_epi64x((long long)(bytes8<k, k * v>(tile)));
+  else
+    b = _mm256_set_epi64x(0, (long long)(bytes8<k, k * v + upper>(tile)), 0, (long long)(bytes8<k, k * v>(tile)));
+#define PQ_LANE(j) first(j), char(first(j) + 1), char(first(j) + 2), char(-128)
+  const __m256i take = _mm256_setr_epi8(PQ_LANE(0), PQ_LANE(1), PQ_LANE(2), PQ_LANE(3), PQ_LANE(4), PQ_LANE(5), PQ_LANE(6), PQ_LANE(7));
+#undef PQ_LANE
+  return _mm256_srlv_epi32(_mm256_shuffle_epi8(b, take), shift);
+}
+
+// A codebook: states -> levels, and levels times activations (each twice in its lane) added up.
+struct Mul1 {
+  __m256 step, zero;
+  PQ_INLINE explicit Mul1(const TrellisMatrix& w) : step(_mm256_set1_ps(w.step)), zero(_mm256_set1_ps(w.zero)) {}
+  // Sums of two bytes each.
+  PQ_INLINE __m256i halves(__m256i state) const {
+    return _mm256_maddubs_epi16(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(0x83DCD12D))), _mm256_set1_epi8(1));
+  }
+  PQ_INLINE __m256i level(__m256i state) const { return _mm256_madd_epi16(halves(state), _mm256_set1_epi16(1)); }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(halves(state), a)); }
+  PQ_INLINE __m256 number(__m256i state) const {
+    // Products and sums of these short numbers are exact: the order does not matter.
+    const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(level(state)), step, zero);
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+};
+
+struct Grid {
+  __m256 middle;
+  PQ_INLINE explicit Grid(const TrellisMatrix& w) : middle(_mm256_set1_ps(float((1 << w.bits) - 1) / 2)) {}
+  PQ_INLINE __m256i level(__m256i state) const { return state; }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(state, a)); }
+  PQ_INLINE __m256 number(__m256i state) const {
+    return _mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(state), middle), _mm256_set1_ps(1.24371088f));
+  }
+};
+
+// Two numbers of half precision hashed from each state, added in half precision.
+template <uint32_t factor, uint32_t offset>
+struct Halves {
+  __m256 unit;  // levels of 1
+  PQ_INLINE explicit Halves(const TrellisMatrix& w) : unit(_mm256_set1_ps(1.0f / w.step)) {}
+  PQ_INLINE __m256 number(__m256i state) const {
+    __m256i x = _mm256_add_epi32(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(factor))), _mm256_set1_epi32(int(offset)));
+    x = _mm256_xor_si256(_mm256_and_si256(x, _mm256_set1_epi32(int(0x8FFF8FFF))), _mm256_set1_epi32(0x3B603B60));
+    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    x = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, apart), 0xd8);
+    const __m256 sum = _mm256_add_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)));
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  PQ_INLINE __m256i level(__m256i state) const {
+    return _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(number(state), unit)), _mm256_set1_epi32(0xffff));
+  }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(level(state), a)); }
+};
+using Mcg = Halves<0xCBAC1FED, 0>;
+using ThreeInst = Halves<89226354, 64248484>;
+
+struct Table {
+  const int16_t* levels;
+  const float* numbers;
+  PQ_INLINE explicit Table(const TrellisMatrix& w) : levels(w.levels), numbers(w.numbers) {}
+  // The upper half of a lane is the next level, or what lies behind the table: one number more.
+  PQ_INLINE __m256i level(__m256i state) const {
+    return _mm256_and_si256(_mm256_i32gather_epi32(reinterpret_cast<const int*>(levels), state, 2), _mm256_set1_epi32(0xffff));
+  }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(level(state), a)); }
+  PQ_INLINE __m256 number(__m256i state) const { return _mm256_i32gather_ps(numbers, state, 4); }
+};
+
+PQ_INLINE __m256i mask_of(const TrellisMatrix& w) { return _mm256_set1_epi32((1 << w.window) - 1); }
+
+// f(v, states) for the 32 vectors of a tile
+template <int k, class F, size_t... v>
+PQ_INLINE void each(const uint8_t* tile, __m256i mask, const F& f, std::index_sequence<v...>) {
+  (f(std::integral_constant<int, int(v)>{}, _mm256_and_si256(windows<k, int(v)>(tile), mask)), ...);
+}
+template <int k, class F>
+PQ_INLINE void each(const uint8_t* tile, __m256i mask, const F& f) {
+  each<k>(tile, mask, f, std::make_index_sequence<32>{});
+}
+
+PQ_INLINE void add_floats(float* y, __m256 x) { _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x)); }
+
+PQ_INLINE float sum4(__m128 x) {
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+// Where the lanes of vector v of a tile belong. Rows: 16 outputs of one input. Fragments of a tensor core: 4 inputs of 2 outputs.
+struct Rows {
+  static constexpr int sums = 2;
+  static constexpr int sum(int v) { return v % 2; }
+  static PQ_INLINE __m256i input(const int32_t* pairs, int v) { return _mm256_set1_epi32(pairs[v / 2]); }
+  static constexpr size_t stride = 16;
+  static PQ_INLINE void finish(const __m256i* acc, __m256 out[2]) { out[0] = _mm256_cvtepi32_ps(acc[0]), out[1] = _mm256_cvtepi32_ps(acc[1]); }
+};
+
+struct Fragments {
+  static constexpr int sums = 8;
+  static constexpr int sum(int v) { return (31 - v) / 4; }
+  static PQ_INLINE __m256i input(const int32_t* pairs, int v) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs + v % 4 * 8)); }
+  static constexpr size_t stride = 32;
+  static PQ_INLINE void finish(const __m256i* acc, __m256 out[2]) {
+    alignas(32) float y[16];
+    for (int c = 0; c < 8; ++c) {
+      const __m256 x = _mm256_cvtepi32_ps(acc[c]);
+      y[c + 8] = sum4(_mm256_castps256_ps128(x)), y[c] = sum4(_mm256_extractf128_ps(x, 1));
+    }
+    out[0] = _mm256_load_ps(y), out[1] = _mm256_load_ps(y + 8);
+  }
+};
+
+template <int k, class B, class Order>
+void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& in, float* y) {
+  const B book(w);
+  const __m256i mask = mask_of(w);
+  const size_t rows = w.tile_rows(), row_bytes = w.tile_columns() * 32 * k;
+  for (size_t block = 0; block * 8 < rows; ++block) {
+    const size_t count = rows - block * 8 < 8 ? rows - block * 8 : 8;
+    const float* scales = w.scales_of(block * 128);
+    const __m256 step = _mm256_set1_ps(in.scale[block] * w.step), zero = _mm256_set1_ps(in.sum[block] * w.zero);
+    for (size_t c = first; c < last; ++c) {
+      const uint8_t* tile = w.tile(block * 8, c);
+      const int32_t* pairs = in.pairs + block * 8 * Order::stride;
+      __m256i acc[Order::sums];
+      for (__m256i& a : acc) a = _mm256_setzero_si256();
+      for (size_t r = 0; r < count; ++r, tile += row_bytes, pairs += Order::stride) {
+        for (int i = 0; i < 32 * k; i += 64) _mm_prefetch(reinterpret_cast<const char*>(tile + 8 * row_bytes + i), _MM_HINT_T0);
+        each<k>(tile, mask, [&](auto v, __m256i state) PQ_FLAT { acc[Order::sum(v)] = book.add(acc[Order::sum(v)], state, Order::input(pairs, v)); });
+      }
+      __m256 sums[2];
+      Order::finish(acc, sums);
+      for (int h = 0; h < 2; ++h)
+        add_floats(y + 16 * (c - first) + 8 * h, _mm256_mul_ps(_mm256_fmadd_ps(sums[h], step, zero), _mm256_loadu_ps(scales + 16 * c + 8 * h)));
+    }
+  }
+}
+
+template <int k, class B>
+void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
+  const B book(w);
+  if (w.order == nullptr) {
+    __m256i before[2];
+    each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
+      const __m256i level = book.level(state);
+      if constexpr (v % 4 < 2)
+        before[v % 4] = level;
+      else
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (v / 4 * 2 + v % 2) * 16), _mm256_blend_epi16(before[v % 2], _mm256_slli_epi32(level, 16), 0xaa));
+    });
+    return;
+  }
+  alignas(32) int32_t all[kTile];
+  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT { _mm256_store_si256(reinterpret_cast<__m256i*>(all + 8 * v), book.level(state)); });
+  for (size_t j = 0; j < kTile; ++j) panel[(w.order[j] / 32 * 16 + w.order[j] % 16) * 2 + w.order[j] / 16 % 2] = int16_t(all[j]);
+}
+
+template <int k, class B>
+void numbers(const TrellisMatrix& w, const uint8_t* tile, const float* scales, float* out, size_t stride) {
+  const B book(w);
+  if (w.order == nullptr) {
+    const __m256 factors[2] = {_mm256_loadu_ps(scales), _mm256_loadu_ps(scales + 8)};
+    return each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
+      _mm256_storeu_ps(out + v / 2 * stride + v % 2 * 8, _mm256_mul_ps(book.number(state), factors[v % 2]));
+    });
+  }
+  alignas(32) float all[kTile];
+  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT { _mm256_store_ps(all + 8 * v, book.number(state)); });
+  for (size_t j = 0; j < kTile; ++j) out[w.order[j] / 16 * stride + w.order[j] % 16] = all[j] * scales[w.order[j] % 16];
+}
+
+template <int k, class B>
+TrellisKernel kernel(bool row_major) {
+  return {row_major ? one<k, B, Rows> : one<k, B, Fragments>, levels<k, B>, numbers<k, B>};
+}
+
+template <class B>
+TrellisKernel of_bits(unsigned bits, bool row_major) {
+  switch (bits) {
+    case 1: return kernel<1, B>(row_major);
+    case 2: return kernel<2, B>(row_major);
+    case 3: return kernel<3, B>(row_major);
+    case 4: return kernel<4, B>(row_major);
+    case 5: return kernel<5, B>(row_major);
+    case 6: return kernel<6, B>(row_major);
+    case 7: return kernel<7, B>(row_major);
+    default: return kernel<8, B>(row_major);
+  }
+}
+
+TrellisKernel find(unsigned bits, Book book, bool row_major) {
+  switch (book) {
+    case Book::mul1: return of_bits<Mul1>(bits, row_major);
+    case Book::grid: return of_bits<Grid>(bits, row_major);
+    case Book::mcg: return of_bits<Mcg>(bits, row_major);
+    case Book::three_inst: return of_bits<ThreeInst>(bits, row_major);
+    default: return of_bits<Table>(bits, row_major);
+  }
+}
+
+// N tokens against a panel of 128 inputs and 16 outputs
+template <int N>
+PQ_INLINE void some_times(const int16_t* panel, const int16_t* a, size_t padded, __m256i acc[N][2]) {
+  for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_si256();
+  for (size_t p = 0; p < 64; ++p) {
+    const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p)), w1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p + 16));
+    for (int n = 0; n < N; ++n) {
+      int32_t pair;
+      std::memcpy(&pair, a + size_t(n) * padded + 2 * p, 4);
+      const __m256i x = _mm256_set1_epi32(pair);
+      acc[n][0] = _mm256_add_epi32(acc[n][0], _mm256_madd_epi16(w0, x));
+      acc[n][1] = _mm256_add_epi32(acc[n][1], _mm256_madd_epi16(w1, x));
+    }
+  }
+}
+
+template <int N>
+PQ_INLINE void times_tokens(const int16_t* panel, const TrellisInput& in, size_t t, size_t block, float step, float zero, const float* scales, float* y, size_t stride) {
+  __m256i acc[N][2];
+  some_times<N>(panel, in.codes + t * in.padded + block * 128, in.padded, acc);
+  for (int n = 0; n < N; ++n) {
+    const size_t at = (t + size_t(n)) * (in.padded / 128) + block;
+    const __m256 factor = _mm256_set1_ps(in.scale[at] * step), offset = _mm256_set1_ps(in.sum[at] * zero);
+    for (int h = 0; h < 2; ++h)
+      add_floats(y + (t + size_t(n)) * stride + 8 * h, _mm256_mul_ps(_mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[n][h]), factor, offset), _mm256_loadu_ps(scales + 8 * h)));
+  }
+}
+
+void times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero, const float* scales, float* y, size_t stride) {
+  size_t t = 0;
+  for (; t + 4 <= in.tokens; t += 4) times_tokens<4>(panel, in, t, block, step, zero, scales, y, stride);
+  for (; t < in.tokens; ++t) times_tokens<1>(panel, in, t, block, step, zero, scales, y, stride);
+}
+
+template <int N>
+PQ_INLINE void floats_tokens(const float* w, size_t inputs, const float* x, size_t padded, float* y, size_t stride) {
+  __m256 acc[N][2];
+  for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_ps();
+  for (size_t i = 0; i < inputs; ++i) {
+    const __m256 w0 = _mm256_loadu_ps(w + 16 * i), w1 = _mm256_loadu_ps(w + 16 * i + 8);
+    for (int n = 0; n < N; ++n) {
+      const __m256 a = _mm256_broadcast_ss(x + size_t(n) * padded + i);
+      acc[n][0] = _mm256_fmadd_ps(w0, a, acc[n][0]), acc[n][1] = _mm256_fmadd_ps(w1, a, acc[n][1]);
+    }
+  }
+  for (int n = 0; n < N; ++n)
+    for (int h = 0; h < 2; ++h) add_floats(y + size_t(n) * stride + 8 * h, acc[n][h]);
+}
+
+void times_floats(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y, size_t stride) {
+  size_t t = 0;
+  for (; t + 4 <= tokens; t += 4) floats_tokens<4>(w, inputs, x + t * padded, padded, y + t * stride, stride);
+  for (; t < tokens; ++t) floats_tokens<1>(w, inputs, x + t * padded, padded, y + t * stride, stride);
+}
+
+// `levels` stages of butterflies between rows `half`, 2 half, ... apart, 8 columns of 2 ** levels rows at a time in registers
+template <int levels>
+PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
+  constexpr size_t together = size_t(1) << levels;
+  const __m256 factor = _mm256_set1_ps(scale);
+  for (size_t top = 0; top < rows; top += half * together)
+    for (size_t r = top; r < top + half; ++r)
+      for (size_t i = 0; i < columns; i += 8) {
+        __m256 v[together];
+        for (size_t j = 0; j < together; ++j) v[j] = _mm256_load_ps(x + (r + j * half) * kLine + i);
+        for (size_t h = 1; h < together; h *= 2)
+          for (size_t j = 0; j < together; ++j) {
+            if (j & h) continue;
+            const __m256 a = v[j], b = v[j | h];
+            v[j] = _mm256_add_ps(a, b), v[j | h] = _mm256_sub_ps(a, b);
+          }
+        for (size_t j = 0; j < together; ++j) _mm256_store_ps(x + (r + j * half) * kLine + i, _mm256_mul_ps(v[j], factor));
+      }
+}
+
+void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
+  const float scale = float(1 / std::sqrt(double(block)));
+  size_t half = 1;
+  while (half < block) {
+    const size_t left = block / half;
+    const int levels = left >= 8 ? 3 : left == 4 ? 2 : 1;
+    const float factor = left == size_t(1) << levels ? scale : 1.0f;
+    if (levels == 3) stages<3>(x, rows, columns, half, factor);
+    if (levels == 2) stages<2>(x, rows, columns, half, factor);
+    if (levels == 1) stages<1>(x, rows, columns, half, factor);
+    half <<= levels;
+  }
+}
+
+void transpose(const float* x, float* out) {
+  for (size_t i = 0; i < 128; i += 8)
+    for (size_t j = 0; j < 128; j += 8) {
+      __m256 a[8], b[8];
+      for (size_t r = 0; r < 8; ++r) a[r] = _mm256_load_ps(x + (i + r) * kLine + j);
+      for (size_t r = 0; r < 8; r += 2) b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
+      for (size_t r = 0; r < 8; r += 4)
+        for (size_t h = 0; h < 2; ++h) {
+          a[r + 2 * h] = _mm256_shuffle_ps(b[r + h], b[r + h + 2], 0x44);
+          a[r + 2 * h + 1] = _mm256_shuffle_ps(b[r + h], b[r + h + 2], 0xee);
+        }
+      for (size_t r = 0; r < 4; ++r) {
+        _mm256_store_ps(out + (j + r) * kLine + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x20));
+        _mm256_store_ps(out + (j + r + 4) * kLine + i, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
+      }
+    }
+}
+
+// Past the caches where that is possible: a weight that was decoded is larger than they are.
+void finish(const float* x, float sv, const float* su, float* out, size_t count) {
+  const __m256 factor = _mm256_set1_ps(sv);
+  size_t i = 0;
+  if (reinterpret_cast<uintptr_t>(out) % 32 == 0)
+    for (; i + 8 <= count; i += 8) _mm256_stream_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+  for (; i < count; ++i) out[i] = x[i] * sv * su[i];
+}
+
+}  // namespace
+
+const TrellisSet& trellis_avx2() {
+  static constexpr TrellisSet set{find, times, times_floats, rotate_down, transpose, finish};
+  return set;
+}
+
+}  // namespace polyquant
+#endif

@@ -1,0 +1,40 @@
+"""Codecs whose codes are `TrellisCodes`, held against each other: which of them hold the same codes, so that a weight moves without a new search."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from polyquant.codecs.trellis import Trellis
+from polyquant.errors import CodecError
+from polyquant.types import Codec, Shape, TrellisCodes
+
+__all__ = ["exact_trellis", "floats_of", "same_codes"]
+
+
+class _Dialect(Protocol):
+    """A codec of trellis codes in another container."""
+
+    def trellis(self, shape: Shape) -> Trellis:
+        """The codec `Trellis` that holds the same codes exactly."""
+
+
+def exact_trellis(codec: Codec, shape: Shape) -> Trellis:
+    """The codec `Trellis` that holds a weight of another codec of trellis codes without changing one."""
+    return codec if isinstance(codec, Trellis) else cast(_Dialect, codec).trellis(shape)
+
+
+def floats_of(codec: Codec, shape: Shape) -> str:
+    """The name of the smallest float codec for decoded trellis codes: the plain grid rounds to half precision itself."""
+    exact = exact_trellis(codec, shape)
+    return "f16" if exact.codebook == "grid" and exact.blocks(shape) == (1, 1) else "bf16"
+
+
+def same_codes(a: Codec, b: Codec, shape: Shape) -> bool:
+    """True if both are codecs of trellis codes, and what one unpacks of a weight of this shape the other packs."""
+    if a.form is not TrellisCodes or b.form is not TrellisCodes:
+        return False
+    try:
+        one, two = exact_trellis(a, shape), exact_trellis(b, shape)
+        return one.code(shape) == two.code(shape) and one.group_count(shape) == two.group_count(shape)
+    except CodecError:  # blocks that do not divide this shape
+        return False

@@ -1,0 +1,252 @@
+"""Codes and scales of a trellis-coded weight, for the least error that a Hessian counts.
+
+The layer's error on its inputs is tr(E^T H E) with E = W^T - What^T [K, N] and H = mean of x x^T [K, K]; without inputs H is the identity. Two steps:
+
+codes   H = L blockdiag(D) L^T in blocks of 16 inputs. From the last 16 inputs to the first, the tiles of 16 inputs are encoded with what the error
+        of the inputs behind them has done to their optimum added: W_i + sum_{j > i} L_ji^T E_j. The error left is sum_i tr(R_i^T D_i R_i), R_i the
+        plain error of the encoder. (LDLQ, Chee et al. 2023, arXiv 2307.13304; in blocks: QTIP, Tseng et al. 2024, arXiv 2406.11235.)
+fit     for codes that stand, the scales, sv and su of least error one after the other, each in closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.ops import trellis as ops
+from polyquant.ops.hadamard import hadamard
+from polyquant.ops.linalg import block_ldl
+from polyquant.types import F32, U8
+
+__all__ = [
+    "Coder", "Found", "Rotation", "best_inputs", "best_outputs", "best_scales", "first_scales", "search", "with_feedback",
+]  # fmt: skip
+
+F64: TypeAlias = NDArray[np.float64]
+
+_SIDE = 16
+_SPAN = 128
+"""Inputs whose feedback from all that stand behind them is one matrix product."""
+
+_STRETCH = {
+    15: (1.00, 1.00, 1.05, 1.10, 1.15, 1.28, 1.29, 1.30),
+    13: (1.00, 1.02, 1.08, 1.14, 1.18, 1.30, 1.32, 1.40),
+    1: (1.00, 1.04, 1.09, 1.14, 1.20, 1.40, 1.50, 1.60),
+    0: (1.00, 1.10, 1.35, 1.55, 1.75, 1.95, 2.05, 2.25),
+}
+"""Root mean square of the codebook over that of the numbers, for 1 to 8 bits, from this window on (0: no trellis): what encoded Gaussian numbers with
+the least error."""
+
+_REACH = (0, 0, 0, 0, 1, 1.05, 1.12, 1.12)
+"""Share of the largest number that the largest of the codebook must reach: with many bits a number that is cut costs more than a wider scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coder:
+    """Numbers <-> codes of one code. book: float32 [2 ** window_bits]."""
+
+    bits: int
+    window_bits: int
+    tile_order: str
+    book: F32
+
+    @property
+    def distortion(self) -> float:
+        """About the mean square error of unit Gaussian numbers."""
+        return float(1.2 * 0.25**self.bits)
+
+    def scale(self, w: F32) -> F32:
+        """The scale [N] that serves columns of Gaussian numbers [K, N] best: by their root mean square, with many bits by the largest of them."""
+        spread, top = np.sqrt(np.square(self.book, dtype=np.float64).mean()), np.abs(self.book).max()
+        stretch = next(s for least, s in _STRETCH.items() if self._slack >= least)[self.bits - 1]
+        by_mean = np.sqrt(np.square(w, dtype=np.float64).mean(0)) * (stretch / spread)
+        return np.asarray(np.maximum(by_mean, np.abs(w).max(0) * (_REACH[self.bits - 1] / top)), np.float32)
+
+    @property
+    def _slack(self) -> int:
+        return self.window_bits if self.window_bits > self.bits else 0
+
+    def __call__(self, w: F32) -> tuple[U8, F32]:
+        """[K, N] -> codes [ceil(K / 16), ceil(N / 16), 256] and the numbers [K, N] that they mean."""
+        k, n = w.shape
+        rows, columns = -(-k // _SIDE), -(-n // _SIDE)
+        padded = w
+        if (rows * _SIDE, columns * _SIDE) != w.shape:
+            padded = np.zeros((rows * _SIDE, columns * _SIDE), np.float32)
+            padded[:k, :n] = w
+        order = ops.TILE_ORDERS[self.tile_order]
+        tiles = padded.reshape(rows, _SIDE, columns, _SIDE).transpose(0, 2, 1, 3).reshape(-1, ops.TILE)
+        codes = ops.encode(tiles[:, order], self.bits, self.window_bits, self.book)
+        found = np.empty(tiles.shape, np.float32)
+        found[:, order] = ops.decode(codes, self.bits, self.window_bits, self.book)
+        back = found.reshape(rows, columns, _SIDE, _SIDE).transpose(0, 2, 1, 3).reshape(padded.shape)
+        return codes.reshape(rows, columns, ops.TILE), np.ascontiguousarray(back[:k, :n])
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Signs (or any factors) su [K], sv [N] and the blocks along K and N: W^T = diag(su) H_K What H_N diag(sv)."""
+
+    su: F32
+    sv: F32
+    blocks: tuple[int, int]
+
+    def weight(self, w: F32) -> F32:
+        """[N, K] -> What [K, N], for su and sv of signs."""
+        turned = hadamard(w * self.su * self.sv[:, None], self.blocks[0])
+        return hadamard(np.ascontiguousarray(turned.T), self.blocks[1])
+
+    def hessian(self, h: F32) -> F32:
+        """[K, K] -> H_K diag(su) H diag(su) H_K, what an error of What costs."""
+        half = hadamard(h * self.su * self.su[:, None], self.blocks[0])
+        return hadamard(np.ascontiguousarray(half.T), self.blocks[0])
+
+    def back(self, what: F32) -> F32:
+        """[K, N] -> H_K What H_N, before su and sv."""
+        half = hadamard(what, self.blocks[1])
+        return np.ascontiguousarray(hadamard(np.ascontiguousarray(half.T), self.blocks[0]).T)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The parts of a weight: codes [ceil(K / 16), ceil(N / 16), 256], scales [G, N], su [K], sv [N]."""
+
+    codes: U8
+    scales: F32
+    su: F32
+    sv: F32
+
+
+def search(w: F32, h: F32 | None, turn: Rotation, coder: Coder, groups: int) -> Found:
+    """The weight [N, K] and its Hessian [K, K] -> codes and scales. Raises numpy.linalg.LinAlgError where H is not positive definite."""
+    what = turn.weight(w)
+    scales = first_scales(what, groups, coder)
+    if h is None:
+        codes, numbers = coder(scaled(what, scales))
+        turned = None
+    else:
+        turned = turn.hessian(h)
+        codes, numbers, scales = with_feedback(what, turned, scales, coder)
+    scales = best_scales(what, numbers, scales, turned)
+    su, sv = turn.su, turn.sv
+    if turn.blocks != (1, 1) or coder.window_bits > coder.bits:  # old readers of plain grids take su for sv in square weights: they stay ones there
+        target = np.ascontiguousarray(w.T)
+        plain = turn.back(wide(scales, len(what)) * numbers)
+        sv = best_outputs(target, plain * su[:, None], h)
+        su = best_inputs(target, plain * sv, h)
+    return Found(codes, scales, su, sv)
+
+
+def wide(scales: F32, k: int) -> F32:
+    """Scales [G, N] written out for each input: [K, N]."""
+    return np.repeat(scales, -(-k // len(scales)), 0)[:k]
+
+
+def first_scales(w: F32, groups: int, coder: Coder) -> F32:
+    """[G, N] for [K, N], before any code is known."""
+    span = -(-len(w) // groups)
+    parts = [w[a : a + span] for a in range(0, groups * span, span)]
+    return np.stack([coder.scale(part) if len(part) else np.zeros(w.shape[1], np.float32) for part in parts])
+
+
+def scaled(w: F32, scales: F32) -> F32:
+    """[K, N] over its scales [G, N]; zero where the scale is."""
+    full = wide(scales, len(w))
+    return np.divide(w, full, out=np.zeros_like(w), where=full != 0)
+
+
+def with_feedback(w: F32, h: F32, scales: F32, coder: Coder) -> tuple[U8, F32, F32]:
+    """What [K, N], its Hessian [K, K] and scales [G, N] -> codes [ceil(K / 16), ceil(N / 16), 256], numbers [K, N], and the scales used [G, N].
+
+    Raises numpy.linalg.LinAlgError where H is not positive definite.
+    """
+    k, n = w.shape
+    full = -(-k // _SIDE) * _SIDE
+    lower, middle = block_ldl(_padded(h, full), _SIDE)
+    scales = scales * np.float32(_growth(lower, middle, coder.distortion))
+    target = np.zeros((full, n), np.float32)
+    target[:k] = w
+    each = np.zeros((full, n), np.float32)
+    each[:k] = wide(scales, k)
+    error, numbers = np.zeros((full, n), np.float32), np.empty((full, n), np.float32)
+    codes = np.empty((full // _SIDE, -(-n // _SIDE), ops.TILE), np.uint8)
+    for stop in range(full, 0, -_SPAN):
+        start = max(0, stop - _SPAN)
+        target[start:stop] += lower[stop:, start:stop].T @ error[stop:]
+        for a in range(stop - _SIDE, start - 1, -_SIDE):
+            b = a + _SIDE
+            target[a:b] += lower[b:stop, a:b].T @ error[b:stop]
+            own = np.divide(target[a:b], each[a:b], out=np.zeros((_SIDE, n), np.float32), where=each[a:b] != 0)
+            codes[a // _SIDE : b // _SIDE], numbers[a:b] = coder(own)
+            error[a : min(b, k)] = w[a:b] - (each[a:b] * numbers[a:b])[: k - a]
+    return codes, numbers[:k], scales
+
+
+def _padded(h: F32, size: int) -> F64:
+    """[K, K] in float64, filled up to [size, size] by inputs that are like the mean and independent of all."""
+    k = len(h)
+    out = np.zeros((size, size))
+    out[:k, :k] = h
+    out[range(k, size), range(k, size)] = h.trace(dtype=np.float64) / k
+    return out
+
+
+def _growth(lower: F32, middle: F64, distortion: float) -> float:
+    """How much wider than the weight the numbers are that get encoded: the errors fed back add to them.
+
+    Root of the mean of v_i = 1 + distortion * sum_{j > i} |L_ji|^2 v_j over blocks i, weighted with the errors' cost tr D_i.
+    """
+    blocks = len(middle) // _SIDE
+    power = np.square(lower.reshape(blocks, _SIDE, blocks, _SIDE)).sum((1, 3), dtype=np.float64) / _SIDE
+    cost = middle.reshape(blocks, _SIDE).sum(1)
+    v = np.ones(blocks)
+    for i in range(blocks - 2, -1, -1):
+        v[i] += distortion * (power[i + 1 :, i] @ v[i + 1 :])
+    return float(np.sqrt(np.average(v, weights=cost)))
+
+
+# ---------------------------------------------------------------- for codes that stand
+
+
+def best_scales(w: F32, numbers: F32, scales: F32, h: F32 | None) -> F32:
+    """Scales [G, N] of less error than the given ones, and of the least where G = 1 or there is no Hessian. w, numbers [K, N]."""
+    groups, span = len(scales), -(-len(w) // len(scales))
+    out = np.zeros(scales.shape, np.float32)
+    if h is not None:
+        out[:] = scales
+        slope = h @ (w - wide(scales, len(w)) * numbers)
+    for g in range(groups):
+        rows = slice(g * span, (g + 1) * span)
+        u = numbers[rows]
+        bent, left = (u, w[rows]) if h is None else (h[rows, rows] @ u, slope[rows])
+        step = _ratio(_dots(u, left), _dots(u, bent))
+        out[g] += step
+        if h is not None and groups > 1:
+            slope -= h[:, rows] @ (u * step)
+    return out
+
+
+def best_outputs(w: F32, u: F32, h: F32 | None) -> F32:
+    """sv [N] of least error of u sv against w, both [K, N]."""
+    bent = u if h is None else h @ u
+    return _ratio(_dots(bent, w), _dots(bent, u))
+
+
+def best_inputs(w: F32, u: F32, h: F32 | None) -> F32:
+    """su [K] of least error of su u against w, both [K, N]: the solution of (H o u u^T) su = diag(H w u^T)."""
+    if h is None:
+        return _ratio(_dots(u.T, w.T), _dots(u.T, u.T))
+    matrix = h * (u @ u.T).astype(np.float64)
+    return np.asarray(np.linalg.solve(matrix, _dots((h @ w).T, u.T)), np.float32)
+
+
+def _dots(a: F32, b: F32) -> F64:
+    """Of the columns of two arrays."""
+    return np.asarray(np.einsum("kn,kn->n", a, b, dtype=np.float64), np.float64)
+
+
+def _ratio(a: F64, b: F64) -> F32:
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0).astype(np.float32)

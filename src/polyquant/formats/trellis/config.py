@@ -1,0 +1,171 @@
+"""quantization_config.json of a Trellis v3 folder: what each quantized weight is, its bytes, and its error.
+
+    {"quantization_version": "trellis_v3", "quantization_method": ...,
+     "global_config":   {average_bits_per_weight, target_bits, hadamard_transform, tile_size, codebook_size, scale_groups, codebook},
+     "tensor_metadata": {NAME: {bits, shape [K, N], mse, original_bytes, original_dtype, compressed_bytes, compression_ratio, hadamard}},
+     "layer_allocation": {"0": {"mlp.gate_proj": 3}}}
+
+Every figure but `mse` follows from names, shapes and codecs. The mean squared error is known when its tensor is done, so its place is a hole of
+fixed width (`MSE_BYTES`) in text that is otherwise complete before any payload. `compressed_bytes` counts all components of a weight, padding too;
+`compression_ratio` = original_bytes / compressed_bytes, where `original_dtype` says what the original was stored as.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyquant.codecs.trellis import Trellis
+from polyquant.types import TensorSpec, TrellisCode
+
+__all__ = [
+    "FILE",
+    "METHODS",
+    "MSE_BYTES",
+    "Origin",
+    "config_entry",
+    "config_text",
+    "effective_bits",
+    "mse_text",
+    "target_bits",
+]
+
+FILE = "quantization_config.json"
+METHODS = ("trellis_viterbi", "trellis_ldlq")
+MSE_BYTES = 14
+"""Length of every `mse` as text: 1.23456789e-04."""
+
+_HOLE = 10 ** (MSE_BYTES - 1)
+_LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks|blk)\.(\d+)\.(.+?)(?:\.weight)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a quantized weight was made from: its bytes and dtype there, and the error that is stated for codes carried over unchanged.
+
+    mse: None if it is to be measured while the weight is written.
+    """
+
+    nbytes: int
+    dtype: str
+    mse: float | None = None
+
+
+def mse_text(mse: float) -> bytes:
+    """A mean squared error as a JSON number of exactly MSE_BYTES characters. Less than 1e-99 is zero."""
+    text = f"{mse if mse >= 1e-99 else 0.0:.8e}".encode()
+    assert len(text) == MSE_BYTES, f"a mean squared error of {mse}"
+    return text
+
+
+def effective_bits(tensors: Sequence[TensorSpec]) -> float:
+    """Bits per weight of these tensors, every component byte counted; 0 without tensors."""
+    stored = sum(s.nbytes for t in tensors for s in t.codec.specs(t.shape).values())
+    return 8 * stored / max(1, sum(math.prod(t.shape) for t in tensors))
+
+
+def target_bits(tensors: Sequence[TensorSpec]) -> int:
+    """The width that most quantized weights have; the smaller of two equals."""
+    weights: Counter[int] = Counter()
+    for t in sorted(tensors, key=lambda t: _trellis(t).bits):
+        weights[_trellis(t).bits] += math.prod(t.shape)
+    return weights.most_common(1)[0][0] if weights else 0
+
+
+def config_entry(tensors: Sequence[TensorSpec], method: str) -> dict[str, Any]:
+    """The entry `quantization_config` of config.json: how transformers finds our plugin, and where the rest stands."""
+    return {
+        "quant_method": "polyquant_trellis",
+        "quantization_version": "trellis_v3",
+        "quantization_method": method,
+        "bits": target_bits(tensors),
+        "bits_per_weight": round(effective_bits(tensors), 4),
+        "config_file": FILE,
+    }
+
+
+def config_text(
+    tensors: Sequence[TensorSpec], origins: Mapping[str, Origin], method: str, target: int | None = None
+) -> tuple[bytes, dict[str, int]]:
+    """The file of these quantized weights (codecs: Trellis), and for each tensor whose error is still to be measured the offset of its MSE_BYTES bytes."""
+    common = _common_code(tensors)
+    entries = {t.name: _entry(t, origins[t.name], common, i) for i, t in enumerate(tensors)}
+    content = {
+        "quantization_version": "trellis_v3",
+        "quantization_method": method,
+        "global_config": {
+            "average_bits_per_weight": round(effective_bits(tensors), 6),
+            "target_bits": target_bits(tensors) if target is None else target,
+            "hadamard_transform": any(_code(t).hadamard != (1, 1) for t in tensors),
+            "tile_size": 16,
+            "codebook_size": 1 << common[1],
+            "scale_groups": "per_tensor" if all(_trellis(t).group_count(t.shape) == 1 for t in tensors) else "per_group",
+            "codebook": _codebook(common),
+        },
+        "tensor_metadata": entries,
+        "layer_allocation": _allocation(tensors),
+    }  # fmt: skip
+    text = bytearray((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    holes, at = {}, 0
+    for i, t in enumerate(tensors):
+        # No string can hold this: its quotes would be escaped.
+        at = text.index(b'"mse": %d' % (_HOLE + i), at) + len('"mse": ')
+        stated = origins[t.name].mse
+        if stated is None:
+            holes[t.name] = at
+        else:
+            text[at : at + MSE_BYTES] = mse_text(stated)
+    return bytes(text), holes
+
+
+def _trellis(tensor: TensorSpec) -> Trellis:
+    assert isinstance(tensor.codec, Trellis)
+    return tensor.codec
+
+
+def _code(tensor: TensorSpec) -> TrellisCode:
+    return _trellis(tensor).code(tensor.shape)
+
+
+def _common_code(tensors: Sequence[TensorSpec]) -> tuple[str, int, str]:
+    """(codebook, window_bits, tile_order) of most weights."""
+    weights: Counter[tuple[str, int, str]] = Counter()
+    for t in tensors:
+        code = _code(t)
+        weights[code.codebook, code.window_bits, code.tile_order] += math.prod(t.shape)
+    return weights.most_common(1)[0][0]
+
+
+def _codebook(code: tuple[str, int, str]) -> dict[str, Any]:
+    return dict(zip(("type", "window_bits", "tile_order"), code, strict=True))
+
+
+def _entry(tensor: TensorSpec, origin: Origin, common: tuple[str, int, str], number: int) -> dict[str, Any]:
+    code, (n, k) = _code(tensor), tensor.shape
+    stored = sum(s.nbytes for s in tensor.codec.specs(tensor.shape).values())
+    own = (code.codebook, code.window_bits, code.tile_order)
+    return {
+        "bits": code.bits,
+        "shape": [k, n],
+        "mse": _HOLE + number,
+        "original_bytes": origin.nbytes,
+        "original_dtype": origin.dtype,
+        "compressed_bytes": stored,
+        "compression_ratio": round(origin.nbytes / stored, 4),
+        "hadamard": list(code.hadamard),
+        **({} if own == common else {"codebook": _codebook(own)}),
+    }
+
+
+def _allocation(tensors: Sequence[TensorSpec]) -> dict[str, dict[str, int]]:
+    """Layer -> module -> bits."""
+    found: dict[int, dict[str, int]] = {}
+    for t in tensors:
+        if (match := _LAYER.fullmatch(t.name)) is not None:
+            found.setdefault(int(match[1]), {})[match[2]] = _trellis(t).bits
+    return {str(layer): found[layer] for layer in sorted(found)}

@@ -1,0 +1,134 @@
+"""load_trellis_model: a Trellis folder of any dialect -> a transformers model that runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from polyquant.codecs.trellis import Trellis
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.formats.detect import open_checkpoint
+from polyquant.formats.trellis.config import config_entry, config_text
+from polyquant.integrations.transformers.config import QUANT_METHOD, Held, TrellisConfig
+from polyquant.integrations.transformers.linear import cpu_only
+from polyquant.integrations.transformers.matching import refuse_report
+from polyquant.integrations.transformers.quantizer import TrellisHfQuantizer
+from polyquant.pipeline.trellis_target import method_of, origin
+from polyquant.runtime.load import Activations
+from polyquant.trellis.loader import as_trellis
+from polyquant.types import Action, Checkpoint, TensorSpec, TrellisCodes, Weight
+
+__all__ = ["TrellisHfQuantizer", "load_trellis_model"]
+
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+"""Options that say where a configuration is found."""
+
+
+def load_trellis_model(
+    path: str | os.PathLike[str],
+    *,
+    torch_dtype: Any = "auto",
+    device_map: Any = "auto",
+    dequantize: bool = False,
+    activations: Activations = "float",
+    repair: bool = False,
+    **options: Any,
+) -> Any:
+    """A causal language model whose linear layers keep their packed weights.
+
+    path: a folder, Trellis v3 or any dialect (those are turned to v3's axes in memory), or a hub's name of a model that polyquant wrote.
+    torch_dtype: of activations and float weights; "auto" as stored. device_map: "auto" and "cpu" are the CPU, where packed weights run;
+    with dequantize=True whatever transformers takes. activations: "float" or "int8", see TrellisConfig. repair: decode Metal Marlin's files as
+    their quantizer meant. options: the rest of from_pretrained's, e.g. attn_implementation.
+
+    Raises InputError if a tensor is missing, unexpected or misshapen, and UnsupportedError; then nothing was loaded.
+    """
+    options["dtype"] = options.pop("dtype", torch_dtype)
+    if not dequantize or device_map == "auto":
+        _on_cpu(device_map)
+        device_map = None
+    if device_map is not None:
+        options["device_map"] = device_map
+    if not Path(path).exists():
+        if repair:
+            raise InputError("repair works on folders", file=path)
+        return _by_plugin(path, dequantize, activations, options)
+    checkpoint = open_checkpoint(path, repair=repair)
+    if not repair and _names_plugin(checkpoint.config.get("quantization_config")):
+        return _by_plugin(path, dequantize, activations, options)
+    return _from_memory(checkpoint, dequantize=dequantize, activations=activations, options=options)
+
+
+def _by_plugin(path: str | os.PathLike[str], dequantize: bool, activations: Activations, options: Any) -> Any:
+    """What AutoModelForCausalLM does by itself, with the options of loading said by the configuration."""
+    config = transformers.AutoConfig.from_pretrained(path, **{k: options[k] for k in _HUB if k in options})
+    said = getattr(config, "quantization_config", None)
+    if not _names_plugin(said):
+        raise UnsupportedError("not a model that polyquant wrote", file=path, hint="download it and give the folder")
+    chosen = TrellisConfig(dequantize, activations).get_loading_attributes()
+    config.quantization_config = {**(said or {}), **chosen}
+    return transformers.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+
+
+def _on_cpu(device_map: Any) -> None:
+    places = device_map.values() if isinstance(device_map, Mapping) else [device_map]
+    for place in places:
+        if place is not None and str(place) not in ("auto", "cpu"):
+            raise cpu_only(place)
+
+
+def _names_plugin(said: Any) -> bool:
+    """True if transformers finds the plugin by what config.json says, so that it can read the files itself."""
+    return isinstance(said, Mapping) and said.get("quant_method") == QUANT_METHOD
+
+
+def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activations, options: dict[str, Any]) -> Any:
+    """All tensors turned into what transformers would have found in a v3 folder."""
+    if not any(w.codec.form is TrellisCodes for w in checkpoint.values()):
+        raise UnsupportedError("no trellis weights here", file=checkpoint.path, found=checkpoint.format)
+    if not checkpoint.config:
+        raise InputError("transformers needs a config.json", file=checkpoint.path)
+    config = transformers.AutoConfig.from_pretrained(checkpoint.path)
+    if hasattr(config, "quantization_config"):  # of EXL3, which transformers would look for a plugin of
+        del config.quantization_config
+    state: dict[str, torch.Tensor] = {}
+    packed: list[TensorSpec] = []
+    for name, weight in checkpoint.items():
+        if weight.codec.form is not TrellisCodes or dequantize:
+            state[name] = _tensor(weight)
+            continue
+        found = as_trellis(weight)
+        packed.append(TensorSpec(name, found.shape, found.codec))
+        state |= {f"{name}.{part}": torch.from_numpy(array) for part, array in found.parts.items()}
+    if not dequantize:
+        config.quantization_config = {**_described(checkpoint, packed, state), "activations": activations}
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    model, report = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True, **options)
+    refuse_report(model, set(report["missing_keys"]), set(report["unexpected_keys"]), checkpoint.path)
+    return model
+
+
+def _described(checkpoint: Checkpoint, packed: list[TensorSpec], state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What config.json would say if the folder were Trellis v3."""
+    method = method_of(checkpoint, [Action.TRANSCODE], calibrated=False)
+    origins = {t.name: origin(checkpoint, checkpoint[t.name], Action.TRANSCODE) for t in packed}
+    metadata, _ = config_text(packed, origins, method)
+    codecs = {t.name: t.codec for t in packed if isinstance(t.codec, Trellis)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    return {**config_entry(packed, method), "held": Held(codecs, shapes, checkpoint.path, metadata)}
+
+
+def _tensor(weight: Weight) -> torch.Tensor:
+    """A float tensor as it is stored, where torch has its dtype; float32 otherwise."""
+    dtype = _DTYPES.get(weight.codec.name)
+    if dtype is None:
+        return torch.from_numpy(weight.dequantize())
+    (stored,) = weight.read().values()
+    return torch.from_numpy(stored.reshape(-1).view(np.uint8)).view(dtype).reshape(weight.shape)

@@ -1,0 +1,33 @@
+"""Factors of symmetric matrices, in blocks."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.types import F32
+
+__all__ = ["block_ldl"]
+
+F64: TypeAlias = NDArray[np.float64]
+
+
+def block_ldl(h: F64, block: int) -> tuple[F32, F64]:
+    """L and D of H = L blockdiag(D) L^T: L [K, K] float32, lower, with identities of `block` x `block` on its diagonal; D [K] the diagonal of the
+    middle factor's blocks.
+
+    From the Cholesky factor C: L_ij = C_ij C_jj^-1, D_j = C_jj C_jj^T. `block` divides K. Raises numpy.linalg.LinAlgError where H is not positive
+    definite.
+    """
+    c = np.linalg.cholesky(h)
+    lower = np.zeros(c.shape, np.float32)
+    middle = np.empty(len(c))
+    for a in range(0, len(c), block):
+        b = a + block
+        own = c[a:b, a:b]
+        lower[a:b, a:b] = np.eye(block, dtype=np.float32)
+        lower[b:, a:b] = c[b:, a:b] @ np.linalg.inv(own)
+        middle[a:b] = np.square(own).sum(1)
+    return lower, middle

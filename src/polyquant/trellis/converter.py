@@ -1,0 +1,34 @@
+"""Any Trellis folder, EXL3 model included, into Trellis v3: codes are moved, never chosen anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from polyquant.pipeline.convert import convert
+from polyquant.pipeline.execute import Progress, Report
+from polyquant.trellis.loader import TrellisModelLoader
+from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE, shard_bytes
+
+__all__ = ["convert_to_v3"]
+
+
+def convert_to_v3(
+    loader: TrellisModelLoader | str | os.PathLike[str],
+    output_path: str | os.PathLike[str],
+    shard_size: int | str = DEFAULT_SHARD_SIZE,
+    *,
+    overwrite: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Report:
+    """Write the model of `loader` (or of a path) to the folder `output_path`, which appears only when whole.
+
+    shard_size: the most bytes of a shard, a number or "2GB"; a larger tensor has a shard of its own. One tensor is in memory at a time.
+    Raises InputError, PlanError, OSError.
+    """
+    limit = shard_bytes(shard_size)
+    opened = loader if isinstance(loader, TrellisModelLoader) else TrellisModelLoader(loader)
+    return convert(
+        opened.path, output_path, to="trellis-v3", shard_bytes=limit, repair=opened.repair, axes=opened.axes, overwrite=overwrite,
+        on_progress=on_progress,
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""A float model -> Trellis v3.
+
+quantizer = TrellisQuantizer("models/MyModel", bits=3)
+quantizer.save(output_path="models/MyModel-Trellis-3bpw", shard_size="2GB")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Unpack
+
+from polyquant.pipeline.convert import PlanOptions, plan, quantize
+from polyquant.pipeline.execute import Progress, Report
+from polyquant.pipeline.plan import TRELLIS, Plan
+from polyquant.storage.staging import Resume
+from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE, shard_bytes
+
+__all__ = ["DEFAULT_BITS", "TrellisQuantizer"]
+
+DEFAULT_BITS = 3
+_SAYS_HOW_SMALL = ("bits", "codec", "recipe", "target_bpw")
+
+
+class TrellisQuantizer:
+    """What to quantize and how; `save` does it, and can be called again for another shard size."""
+
+    def __init__(self, model_path: str | os.PathLike[str], **options: Unpack[PlanOptions]) -> None:
+        """model_path: a Hugging Face folder or whatever else `polyquant.open` opens. options: those of `polyquant.plan`, e.g. bits (3 where
+        nothing says how small), effort "fast", "default" or "max", rules=["lm_head=trellis.6"].
+        """
+        self.model_path = Path(model_path)
+        chosen: Any = dict(options)
+        if not any(chosen.get(key) is not None for key in _SAYS_HOW_SMALL):
+            chosen["bits"] = DEFAULT_BITS
+        self.options: PlanOptions = chosen
+
+    def plan(self) -> Plan:
+        """Every step and byte, before any work. Raises InputError, PlanError, UnknownNameError, CodecError."""
+        return plan(self.model_path, TRELLIS, **self.options)
+
+    def save(
+        self,
+        output_path: str | os.PathLike[str],
+        shard_size: int | str = DEFAULT_SHARD_SIZE,
+        *,
+        resume: Resume = "auto",
+        overwrite: bool = False,
+        threads: int | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Report:
+        """Quantize into the folder `output_path`, which appears only when whole; the same call goes on after a kill.
+
+        shard_size: the most bytes of a shard, a number or "2GB". Returns the report with the error of each tensor. Raises what `plan` raises, and
+        OSError.
+        """
+        options: PlanOptions = {**self.options, "shard_bytes": shard_bytes(shard_size)}
+        return quantize(
+            self.model_path, output_path, to=TRELLIS, resume=resume, overwrite=overwrite, threads=threads, on_progress=on_progress, **options
+        )  # fmt: skip

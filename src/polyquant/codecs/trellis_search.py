@@ -132,7 +132,7 @@ def search(w: F32, h: F32 | None, turn: Rotation, coder: Coder, groups: int) -> 
         codes, numbers, scales = with_feedback(what, turned, scales, coder)
     scales = best_scales(what, numbers, scales, turned)
     su, sv = turn.su, turn.sv
-    if turn.blocks != (1, 1):
+    if turn.blocks != (1, 1) or coder.window_bits > coder.bits:  # old readers of plain grids take su for sv in square weights: they stay ones there
         target = np.ascontiguousarray(w.T)
         plain = turn.back(wide(scales, len(what)) * numbers)
         sv = best_outputs(target, plain * su[:, None], h)

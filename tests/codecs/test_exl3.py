@@ -61,6 +61,9 @@ def test_scales_go_into_svh():
     assert np.array_equal(doubled["svh"], parts["svh"] * np.float16(2))
     with pytest.raises(CodecError, match="svh does not fit half precision"):
         found.pack(target.unpack({**moved, "scales": moved["scales"] * 1e9}, shape))
+    uneven = moved["scales"] * np.linspace(1, 2, shape[0], dtype=np.float32)
+    with pytest.raises(CodecError, match="no scale for each output inside of its rotation"):
+        found.pack(target.unpack({**moved, "scales": uneven}, shape))
 
 
 @pytest.mark.parametrize("name", ["exl3.0.mul1", "exl3.9.mul1", "exl3.3", "exl3.3.grid", "exl3.3.mul1.x"])

@@ -88,12 +88,18 @@ class EXL3:
     def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
         """Codes to parts; scales go into svh, and both vectors are rounded to half precision.
 
-        Raises CodecError if the codes mean something else than this codec's, have groups of scales, or are too large for half precision.
+        Raises CodecError if the codes mean something else than this codec's, have groups of scales or scales that differ inside of a rotation,
+        or are too large for half precision.
         """
         shape = (len(codes.sv), len(codes.su))
         self.specs(shape)
         if codes.code != self.trellis(shape).code(shape) or len(codes.scales) != 1:
             raise CodecError(f"codes that are not {self.name}'s", expected=self.trellis(shape).name, found=codes.code)
+        blocks = codes.scales[0].reshape(-1, BLOCK)
+        if (blocks != blocks[:, :1]).any():  # svh multiplies after the rotation of N, scales before it
+            raise CodecError(
+                f"{self.name} has no scale for each output inside of its rotation", hint="decode it, or keep Trellis v3"
+            )
         stream = ops.pack_bits(codes.codes, self.bits)
         parts: dict[str, NDArray[Any]] = {
             "trellis": _reversed_words(stream).view("<i2"),

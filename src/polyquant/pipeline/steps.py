@@ -34,7 +34,7 @@ TRELLIS = "trellis-v3"
 DEFAULT_NAME = "model.gguf"
 """Of a plan that does not know its target yet."""
 
-TRELLIS_BYTES = 32
+TRELLIS_BYTES = 36
 """Working memory of a search for trellis codes or of their decoding, per weight of the one tensor that is in work."""
 
 HESSIAN_BYTES = 44

@@ -21,6 +21,8 @@ TILES = {"tl1": (128, 128, 32), "tl2": (128, 96, 32)}
 
 
 def codec_of(name):
+    if name.startswith("trellis"):  # the reference of the encoder takes its time
+        return polyquant.codec(name, window_bits=8)
     return polyquant.codec(name, tile=TILES[name]) if name in TILES else polyquant.codec(name)
 
 
@@ -62,7 +64,7 @@ def test_parts_are_what_specs_says_and_survive_the_round(name, engine):
     assert back.dtype == np.float32 and back.shape == w.shape
     miss = float(((back - w) ** 2).sum() / (w**2).sum())
     exact = name in TERNARY | WHOLE | {"f32", "f64"}
-    coarse = {"q1_0": 0.5, "q2_0": 0.6, "q2_k": 0.15}
+    coarse = {"q1_0": 0.5, "q2_0": 0.6, "q2_k": 0.15, "trellis.2": 0.1}
     assert miss == 0 if exact else miss < coarse.get(name, 0.05), miss
     for key in parts:
         parts[key].flags.writeable = False  # as maps of files are
@@ -155,7 +157,8 @@ def test_importance_is_checked(name):
     codec, w = codec_of(name), source(name)
     good = np.linspace(0, 2, K)  # zero is allowed: an input that was never active
     for importance in (good, good.astype(np.float32), list(good), good.astype(np.float16)):
-        assert codec.quantize(w, importance=importance).blocks.shape == codec.specs(w.shape)["blocks"].shape
+        parts = codec.pack(codec.quantize(w, importance=importance))
+        assert {k: p.shape for k, p in parts.items()} == {k: s.shape for k, s in codec.specs(w.shape).items()}
     for wrong in (np.nan, np.inf, -1.0):
         with pytest.raises(CodecError, match="finite and not negative"):
             codec.quantize(w, importance=np.full(K, wrong))

@@ -85,7 +85,7 @@ class MetalMarlin:
         return self.groups if self.groups is not None else -(-as_matrix(shape)[1] // GROUP)
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Sizes of the parts of a weight [N, K]. Raises CodecError for another number of dimensions and a K that blocks do not divide."""
+        """Sizes of the parts of a weight [N, K]. Raises CodecError for a K that blocks do not divide."""
         seeds = self.trellis(shape).specs(shape)
         tiles_k, tiles_n, nbytes = seeds["indices"].shape
         return {**seeds, "indices": ArraySpec((tiles_n, tiles_k, nbytes), np.dtype(np.uint8))}

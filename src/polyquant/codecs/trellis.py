@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs import trellis_search as search
-from polyquant.codecs.arguments import float_part, output, real, stored_bytes
+from polyquant.codecs.arguments import column_weights, float_part, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
@@ -37,6 +37,7 @@ __all__ = [
     "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "from_tiles", "numbers", "restore", "trellis_named",
 ]  # fmt: skip
 
+_DAMPING = 0.025  # share of the mean that is added to each input's importance
 GROUP = 128
 """Inputs that share a scale where nothing is rotated."""
 
@@ -147,13 +148,15 @@ class Trellis:
         return 1 if self.hadamard is not False else -(-k // GROUP)
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Sizes of the parts of a weight [N, K]. Raises CodecError for another number of dimensions, and for blocks that do not divide it."""
-        if len(shape) != 2 or 0 in shape:
-            raise CodecError(f"{self.name} takes matrices", found=f"shape {list(shape)}")
-        n, k = shape
+        """Sizes of the parts of a weight [N, K]. Raises CodecError for blocks that do not divide it."""
+        n, k = as_matrix(shape)
+        if k == 0:
+            raise CodecError(f"{self.name} needs at least one column", found=f"shape {list(shape)}")
         self.blocks(shape)
         if self.group_count(shape) > k:
-            raise CodecError("more groups of scales than inputs", expected=f"at most {k}", found=self.group_count(shape))
+            raise CodecError(
+                "more groups of scales than inputs", expected=f"at most {k}", found=self.group_count(shape)
+            )
         f32 = np.dtype(np.float32)
         found = {
             "indices": ArraySpec((-(-k // 16), -(-n // 16), 32 * self.bits), np.dtype(np.uint8)),
@@ -210,7 +213,8 @@ class Trellis:
         Raises CodecError for what is no matrix of finite numbers, numpy.linalg.LinAlgError for a Hessian that is not positive definite.
         """
         target = np.ascontiguousarray(real(self.name, w), np.float32)
-        shape = target.shape
+        shape = as_matrix(target.shape)
+        target = target.reshape(shape)
         specs = self.specs(shape)
         if not np.isfinite(target).all():
             raise CodecError("the weight holds NaN or infinity")
@@ -218,11 +222,18 @@ class Trellis:
             raise CodecError("the codebook 'lut' needs a table, and no other does", found=self.codebook)
         book = ops.codebook(self.codebook, self.window_bits) if table is None else np.asarray(table, np.float32)
         blocks, (n, k) = self.blocks(shape), shape
-        if importance is not None and hessian is None:
-            hessian = np.diag(np.asarray(importance, np.float32))
+        weights = column_weights(importance, k)
+        if weights is not None and hessian is None and weights.any():
+            hessian = np.diag(
+                weights + np.float32(_DAMPING) * weights.mean()
+            )  # an input that was never active still counts
         h = None if hessian is None else np.asarray(hessian, np.float32)
         if h is not None and h.shape != (k, k):
             raise CodecError("the Hessian is not this weight's", expected=[k, k], found=list(h.shape))
+        if n == 0:
+            empty = {key: np.zeros(spec.shape, np.float32) for key, spec in specs.items() if key != "indices"}
+            codes = np.zeros((*specs["indices"].shape[:2], ops.TILE), np.uint8)
+            return TrellisCodes(self.code(shape), codes, empty["scales"], empty["su"], empty["sv"], table)
         turn = search.Rotation(_signs(k, blocks[0], 0), _signs(n, blocks[1], 1), blocks)
         coder = search.Coder(self.bits, self.window_bits, self.tile_order, book)
         found = search.search(target, h, turn, coder, specs["scales"].shape[0])
@@ -231,22 +242,23 @@ class Trellis:
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` all are decoded, since the rotation mixes them."""
         if rows is not None:
-            chosen = self.dequantize(parts, shape)[rows]
+            chosen = self.dequantize(parts, as_matrix(shape))[rows]
             result = output(out, chosen.shape)
             result.reshape(chosen.shape)[...] = chosen
             return result
         result = output(out, shape)
-        handle = self._handle(parts, shape) if native.lib() is not None else None
+        matrix = as_matrix(shape)
+        handle = self._handle(parts, shape) if native.lib() is not None and matrix[0] else None
         if handle is not None:
-            handle.dequantize(result.reshape(shape))
+            handle.dequantize(result.reshape(matrix))
         else:
             codes = self.unpack(parts, shape)
-            result.reshape(shape)[...] = restore(numbers(codes, self.table(parts)), codes)
+            result.reshape(matrix)[...] = restore(numbers(codes, self.table(parts)), codes)
         return result
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
         """A handle for multiplication (ops/matmul.py); None where groups of scales are no multiples of 128 inputs."""
-        groups, k = self.group_count(shape), shape[1]
+        groups, (_, k) = self.group_count(shape), as_matrix(shape)
         if groups > 1 and -(-k // groups) % GROUP:
             return None
         return self._handle(parts, shape)
@@ -261,7 +273,7 @@ class Trellis:
             tiles,
             table,
             levels,
-            shape=(shape[0], shape[1]),
+            shape=as_matrix(shape),
             bits=self.bits,
             window_bits=self.window_bits,
             book=book,

@@ -161,7 +161,7 @@ def _doublings(bits: int) -> int:
     return max(0, bits - 3)
 
 
-def _square(x: NDArray[np.int32], levels: NDArray[np.int16], doublings: int) -> NDArray[np.int32]:
+def _square(x: NDArray[np.int32], levels: NDArray[np.int32], doublings: int) -> NDArray[np.int32]:
     """round(d ** 2 / 2 ** 15) of saturated differences x - level: [..., S], at most 32768."""
     d = np.clip(x - levels, -32768, 32767)
     for _ in range(doublings):
@@ -176,38 +176,46 @@ def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
     Ties go to the smallest code. Metrics saturate at 65535; the smallest is taken off at each step.
     """
     levels, factor = _levels(table)
-    groups = 1 << (window_bits - bits)
     x = np.clip(np.rint(tiles * factor), -32767, 32767).astype(np.int32)
-    of_state = np.arange(1 << window_bits) & (groups - 1)
+    together = max(1, (1 << 19) >> window_bits)  # tiles side by side: numpy's overhead is one of a step, not of a tile
     out = np.empty(tiles.shape, np.uint8)
+    for t in range(0, len(x), together):
+        out[t : t + together] = _encode_some(x[t : t + together], bits, window_bits, levels.astype(np.int32))
+    return out
+
+
+def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDArray[np.int32]) -> U8:
+    """x [T, 256] in units of the levels -> codes [T, 256]."""
+    groups, each = 1 << (window_bits - bits), np.arange(len(x))
+    of_state = np.arange(1 << window_bits) & (groups - 1)
 
     def sums(metric: NDArray[np.int32], value: NDArray[np.int32]) -> NDArray[np.int32]:
-        e = _square(value, levels.astype(np.int32), _doublings(bits))
-        return np.asarray(np.minimum(metric[of_state] + e, 65535).reshape(groups, 1 << bits), np.int32)
+        e = _square(value[:, None], levels, _doublings(bits))
+        return np.asarray(np.minimum(metric[:, of_state] + e, 65535).reshape(len(x), groups, 1 << bits), np.int32)
 
     def walk(metric: NDArray[np.int32], values: NDArray[np.int32]) -> list[NDArray[np.int32]]:
         history = [metric]
-        for value in values[:, None]:
-            history.append(np.asarray(sums(history[-1], value).min(1) - history[-1].min(), np.int32))
+        for value in values.T:
+            last = history[-1]
+            history.append(np.asarray(sums(last, value).min(-1) - last.min(-1, keepdims=True), np.int32))
         return history
 
-    def back(history: list[NDArray[np.int32]], values: NDArray[np.int32], group: int) -> tuple[int, list[int]]:
-        path = []
-        for metric, value in zip(history[-2::-1], values[::-1, None], strict=False):
-            state = group << bits | int(sums(metric, value)[group].argmin())
-            path.append(state)
-            group = state & (groups - 1)
-        return group, path[::-1]
+    def back(
+        history: list[NDArray[np.int32]], values: NDArray[np.int32], group: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        path = np.empty((values.shape[1], len(x)), np.intp)
+        for j in range(values.shape[1] - 1, -1, -1):
+            path[j] = group << bits | sums(history[j], values[:, j])[each, group].argmin(-1)
+            group = path[j] & (groups - 1)
+        return group, path
 
-    for t, row in enumerate(x):
-        around = np.concatenate([row[-SEAM:], row[:SEAM]])
-        history = walk(np.zeros(groups, np.int32), around)
-        seam, _ = back(history[SEAM:], around[SEAM:], int(history[-1].argmin()))
-        start = np.full(groups, 65535, np.int32)
-        start[seam] = 0
-        _, path = back(walk(start, row), row, seam)
-        out[t] = np.asarray(path) & ((1 << bits) - 1)
-    return out
+    around = np.concatenate([x[:, -SEAM:], x[:, :SEAM]], 1)
+    history = walk(np.zeros((len(x), groups), np.int32), around)
+    seam, _ = back(history[SEAM:], around[:, SEAM:], history[-1].argmin(-1))
+    start = np.full((len(x), groups), 65535, np.int32)
+    start[each, seam] = 0
+    _, path = back(walk(start, x), x, seam)
+    return np.asarray(path.T & ((1 << bits) - 1), np.uint8)
 
 
 def encode(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:

@@ -382,6 +382,17 @@ def test_a_part_that_is_missing_unexpected_or_misshapen_raises(broken, change, w
 
 @needs_torch
 @pytest.mark.slow
+@pytest.mark.parametrize("dequantize", [False, True])
+def test_scales_that_are_not_finite_are_refused(broken, dequantize):
+    from polyquant.hf import TrellisConfig
+
+    folder = broken(lambda t: t.update({f"{LAYER}.scales": np.full_like(t[f"{LAYER}.scales"], np.nan)}))
+    with pytest.raises(InputError, match=r"up_proj\.weight: scales holds NaN or infinity"):
+        auto(folder, quantization_config=TrellisConfig(dequantize=dequantize))
+
+
+@needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "mps", {"": "disk"}, {"model": "cpu", "lm_head": "cuda:0"}])
 def test_other_devices_are_refused_in_one_line(model, device):
     from polyquant.hf import load_trellis_model

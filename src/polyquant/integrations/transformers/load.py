@@ -104,7 +104,7 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
         if weight.codec.form is not TrellisCodes or dequantize:
             state[name] = _tensor(weight)
             continue
-        found = as_trellis(weight)
+        found = as_trellis(weight, file=checkpoint.path)
         packed.append(TensorSpec(name, found.shape, found.codec))
         state |= {f"{name}.{part}": torch.from_numpy(array) for part, array in found.parts.items()}
     if not dequantize:

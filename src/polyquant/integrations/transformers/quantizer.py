@@ -24,6 +24,7 @@ from polyquant.integrations.transformers.matching import Renaming, Shapes, Sourc
 from polyquant.integrations.transformers.saving import saves_as_v3
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
+from polyquant.trellis.loader import require_finite
 
 __all__ = ["TrellisHfQuantizer"]
 
@@ -122,6 +123,8 @@ class TrellisHfQuantizer(HfQuantizer):
         self.codecs = {w.name: w.codec for w in opened.values() if isinstance(w.codec, Trellis)}
         self.shapes = {name: e.shape for f in files for name, e in read_header(Source(Path(f))).entries.items()}
         for name, codec in self.codecs.items():
+            floats = {part: array for part, array in opened[name].arrays.items() if part != "indices"}
+            require_finite(name, {part: array.view() for part, array in floats.items()}, folder)
             for part, spec in codec.specs(opened[name].shape).items():
                 if self.shapes.get(f"{name}.{part}") != spec.shape:
                     raise UnsupportedError(

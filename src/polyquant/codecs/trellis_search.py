@@ -34,7 +34,7 @@ _SPAN = 128
 _STRETCH = {
     15: (1.00, 1.00, 1.05, 1.10, 1.15, 1.28, 1.29, 1.30),
     13: (1.00, 1.02, 1.08, 1.14, 1.18, 1.30, 1.32, 1.40),
-    1: (1.00, 1.04, 1.09, 1.14, 1.20, 1.40, 1.50, 1.60),
+    1: (1.00, 1.03, 1.10, 1.15, 1.20, 1.40, 1.50, 1.60),
     0: (1.00, 1.10, 1.35, 1.55, 1.75, 1.95, 2.05, 2.25),
 }
 """Root mean square of the codebook over that of the numbers, for 1 to 8 bits, from this window on (0: no trellis): what encoded Gaussian numbers with
@@ -131,12 +131,11 @@ def search(w: F32, h: F32 | None, turn: Rotation, coder: Coder, groups: int) -> 
         turned = turn.hessian(h)
         codes, numbers, scales = with_feedback(what, turned, scales, coder)
     scales = best_scales(what, numbers, scales, turned)
-    su, sv = turn.su, turn.sv
-    if turn.blocks != (1, 1) or coder.window_bits > coder.bits:  # old readers of plain grids take su for sv in square weights: they stay ones there
-        target = np.ascontiguousarray(w.T)
-        plain = turn.back(wide(scales, len(what)) * numbers)
-        sv = best_outputs(target, plain * su[:, None], h)
-        su = best_inputs(target, plain * sv, h)
+    target, plain = np.ascontiguousarray(w.T), turn.back(wide(scales, len(what)) * numbers)
+    sv = turn.sv if turn.blocks[1] == 1 else best_outputs(target, plain * turn.su[:, None], h)
+    # Readers that know nothing but plain grids take su for sv in square weights: there both stay ones.
+    simple = turn.blocks == (1, 1) and coder.window_bits == coder.bits
+    su = turn.su if simple else best_inputs(target, plain * sv, h)
     return Found(codes, scales, su, sv)
 
 

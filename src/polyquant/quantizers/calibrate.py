@@ -58,13 +58,14 @@ class Stages(Protocol):
 class Hessians:
     """Hessians by tensor, for one request each, from any thread.
 
-    wanted: the tensors that will be asked for; others are not collected. tick: told the share of all stages that is done; what it raises ends the
+    wanted: the tensors that will be asked for; others are not collected. tick: told the share of the stages needed that is done; what it raises ends the
     calibration.
     """
 
     def __init__(self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None) -> None:
         self._stages, self._wanted, self._tick = stages, frozenset(wanted), tick
         self._stage_of = {name: i for i, names in enumerate(stages.names) for name in names}
+        self._last = max((i for name, i in self._stage_of.items() if name in self._wanted), default=0)
         self._held: dict[str, Moments] = {}
         self._next = 0
         self._lock = threading.Lock()
@@ -88,4 +89,4 @@ class Hessians:
 
     def _told(self, share: float) -> None:
         if self._tick is not None:
-            self._tick((self._next + share) / len(self._stages.names))
+            self._tick((self._next + share) / (self._last + 1))

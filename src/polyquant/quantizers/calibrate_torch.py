@@ -1,7 +1,7 @@
 """Calibration through transformers, for architectures that our own decoder does not know.
 
-The model is loaded whole, in the dtype of its files; its layers (the longest list of modules of one class) then run one after the other over the
-states of all windows, and only the Hessians of one layer are held. Experts whose weights lie stacked in one tensor are no linear layers, and what
+The model is loaded whole, in the dtype of its files, and runs once on each window to show what its layers (the longest list of modules of one class)
+are told besides the states; then they run one after the other over the states of all windows, and only the Hessians of one layer are held. Experts whose weights lie stacked in one tensor are no linear layers, and what
 stands outside the layers has no stage: such weights are not calibrated.
 """
 
@@ -51,7 +51,7 @@ class TorchStages:
             )
         starts = np.linspace(0, max(0, len(ids) - tokens), min(windows, -(-len(ids) // tokens))).astype(int)
         self._windows = [torch.tensor(ids[a : a + tokens])[None] for a in starts]
-        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._calls: list[_Calls] = []
 
     @property
     def names(self) -> Sequence[Sequence[str]]:
@@ -66,7 +66,7 @@ class TorchStages:
         """See Stages."""
         with self._torch.no_grad():
             if index == 0:
-                self._calls = [self._first_call(window) for window in self._windows]
+                self._calls = [self._calls_of(window) for window in self._windows]
             layer, moments, hooks = self._layers[index], {}, []
             for name, module in layer.named_modules():
                 full = f"{self._prefix}.{index}.{name}.weight"
@@ -74,38 +74,45 @@ class TorchStages:
                     moments[full] = Moments(module.weight.shape[1])
                     hooks.append(module.register_forward_pre_hook(_adding(moments[full])))
             try:
-                for i, (arguments, named) in enumerate(self._calls):
-                    out = layer(*arguments, **named)
-                    states = out[0] if isinstance(out, tuple) else out
-                    self._calls[i] = (states, *arguments[1:]), named
+                for i, calls in enumerate(self._calls):
+                    out = layer(calls.states, *calls.arguments[index], **calls.named[index])
+                    calls.states = out[0] if isinstance(out, tuple) else out
                     tick((i + 1) / len(self._calls))
             finally:
                 for hook in hooks:
                     hook.remove()
         return moments
 
-    def _first_call(self, window: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model gives its first layer: the states come first, the rest is the same for all layers."""
-        found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    def _calls_of(self, window: Any) -> _Calls:
+        """What the model gives its layers for a window: the whole model runs once, since masks may differ from layer to layer."""
+        calls = _Calls()
 
-        def catch(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def note(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             named = dict(named)
-            states = arguments if arguments else (named.pop("hidden_states"),)
-            found.append((states, named))
-            raise _CaughtError
+            states, rest = (arguments[0], arguments[1:]) if arguments else (named.pop("hidden_states"), ())
+            if not calls.named:
+                calls.states = states
+            calls.arguments.append(rest)
+            calls.named.append(named)
 
-        hook = self._layers[0].register_forward_pre_hook(catch, with_kwargs=True)
+        hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in self._layers]
         try:
             self.model(window, use_cache=False)
-        except _CaughtError:
-            return found[0]
         finally:
-            hook.remove()
-        raise UnsupportedError("its layers are not run in their order", hint="use --method trellis_viterbi")
+            for hook in hooks:
+                hook.remove()
+        if len(calls.named) != len(self._layers):
+            raise UnsupportedError("its layers do not run one after the other", hint="use --method trellis_viterbi")
+        return calls
 
 
-class _CaughtError(Exception):
-    """The first layer was reached: nothing more is needed of this run."""
+class _Calls:
+    """One window: the states that the next layer reads, and what each layer is told besides."""
+
+    def __init__(self) -> None:
+        self.states: Any = None
+        self.arguments: list[tuple[Any, ...]] = []
+        self.named: list[dict[str, Any]] = []
 
 
 def _adding(moments: Moments) -> Callable[[Any, tuple[Any, ...]], None]:

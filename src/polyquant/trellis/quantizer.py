@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from polyquant.pipeline.convert import PlanOptions, plan, quantize
 from polyquant.pipeline.execute import Progress, Report
-from polyquant.pipeline.plan import TRELLIS, Plan
+from polyquant.pipeline.steps import TRELLIS, Plan
 from polyquant.storage.staging import Resume
 from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE, shard_bytes
 

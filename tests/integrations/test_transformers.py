@@ -262,6 +262,8 @@ def test_dialects_are_turned_in_memory(folder, tmp_path):
     packed.save_pretrained(tmp_path / "v3")
     assert {f.severity.value for f in pq.validate(tmp_path / "v3")} <= {"note"}
     np.testing.assert_array_equal(logits(auto(tmp_path / "v3")), logits(packed))
+    again = load_trellis_model(tmp_path / "v3", torch_dtype=torch.float32, dequantize=True, repair=True)
+    np.testing.assert_allclose(logits(again), logits(floats), atol=1e-4)
 
 
 @needs_torch
@@ -352,6 +354,19 @@ def test_a_hubs_cache(model, tmp_path):
 
 
 # ---------------------------------------------------------------- what must be refused
+
+
+@needs_torch
+@pytest.mark.slow
+def test_without_the_plugin_there_are_no_random_weights(model, tmp_path):
+    auto(model).save_pretrained(tmp_path / "saved")
+    for folder in (model, tmp_path / "saved"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})"],
+            env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "import polyquant.hf first" in done.stderr.splitlines()[-1]
+    assert "transformers_weights" not in json.loads((model.parent / "plain" / "config.json").read_text())
 
 
 @needs_torch

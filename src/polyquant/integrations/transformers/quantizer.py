@@ -17,6 +17,7 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.formats.trellis.config import FILE as METADATA
+from polyquant.formats.trellis.config import WITHOUT_PLUGIN
 from polyquant.integrations.transformers.config import QUANT_METHOD
 from polyquant.integrations.transformers.experts import PackedExperts, packed_experts
 from polyquant.integrations.transformers.linear import TrellisLinear, cpu_only
@@ -65,6 +66,12 @@ class TrellisHfQuantizer(HfQuantizer):
             if str(place) != "cpu":
                 raise cpu_only(place)
         return device_map
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The first hook that sees the configuration: takes out what keeps transformers without this plugin from loading random weights."""
+        if getattr(config, "transformers_weights", None) == WITHOUT_PLUGIN:
+            del config.transformers_weights
+        return config
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any

@@ -262,6 +262,8 @@ def test_dialects_are_turned_in_memory(folder, tmp_path):
     packed.save_pretrained(tmp_path / "v3")
     assert {f.severity.value for f in pq.validate(tmp_path / "v3")} <= {"note"}
     np.testing.assert_array_equal(logits(auto(tmp_path / "v3")), logits(packed))
+    again = load_trellis_model(tmp_path / "v3", torch_dtype=torch.float32, dequantize=True, repair=True)
+    np.testing.assert_allclose(logits(again), logits(floats), atol=1e-4)
 
 
 @needs_torch
@@ -356,6 +358,19 @@ def test_a_hubs_cache(model, tmp_path):
 
 @needs_torch
 @pytest.mark.slow
+def test_without_the_plugin_there_are_no_random_weights(model, tmp_path):
+    auto(model).save_pretrained(tmp_path / "saved")
+    for folder in (model, tmp_path / "saved"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})"],
+            env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "import polyquant.hf first" in done.stderr.splitlines()[-1]
+    assert "transformers_weights" not in json.loads((model.parent / "plain" / "config.json").read_text())
+
+
+@needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize("dequantize", [False, True])
 @pytest.mark.parametrize(
     ("change", "words"),
@@ -378,6 +393,17 @@ def test_a_part_that_is_missing_unexpected_or_misshapen_raises(broken, change, w
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match=words):
         load_trellis_model(folder, dequantize=dequantize)
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("dequantize", [False, True])
+def test_scales_that_are_not_finite_are_refused(broken, dequantize):
+    from polyquant.hf import TrellisConfig
+
+    folder = broken(lambda t: t.update({f"{LAYER}.scales": np.full_like(t[f"{LAYER}.scales"], np.nan)}))
+    with pytest.raises(InputError, match=r"up_proj\.weight: scales holds NaN or infinity"):
+        auto(folder, quantization_config=TrellisConfig(dequantize=dequantize))
 
 
 @needs_torch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from polyquant.errors import InputError, UnknownNameError, UnsupportedError
 from polyquant.pipeline.demo import demo_model
@@ -117,3 +119,19 @@ def test_the_loaders_choices_hold_for_the_copy(tmp_path):
     want, after = expected("v2_exl3", "intended"), TrellisModelLoader(tmp_path / "fixed")
     for name in after.quantization:
         np.testing.assert_allclose(after.load_weight(name).dequantize(), want[name], rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["scales", "su", "sv"])
+def test_components_that_are_not_finite_are_refused(tmp_path, part):
+    folder = shutil.copytree(VECTORS / "v3_seed_kn", tmp_path / "v3")
+    name = "model.layers.0.mlp.up_proj.weight"
+    for shard in folder.glob("model-*.safetensors"):
+        tensors = load_file(shard)
+        if f"{name}.{part}" in tensors:
+            tensors[f"{name}.{part}"] = np.full_like(tensors[f"{name}.{part}"], np.inf)
+            save_file(tensors, shard)
+    loader = TrellisModelLoader(folder)
+    with pytest.raises(InputError, match=f"{part} holds NaN or infinity") as caught:
+        loader.load_layer(0)
+    assert name in str(caught.value)
+    assert loader.load_layer(1)

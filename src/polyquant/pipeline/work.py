@@ -97,7 +97,7 @@ def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = 
         if order is not None:
             codes = Ternary(codes.codes[order], codes.scale if codes.scale.size == 1 else codes.scale[order])
         yield Piece(target.pack(codes))
-    elif target.form is TrellisCodes:
+    elif isinstance(target, Trellis):
         yield _search(plan, step, weight, hessians)
     else:
         yield from _from_floats(plan, step, _floats(weight, step), measure=measure)

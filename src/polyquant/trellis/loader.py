@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
-from polyquant.errors import UnknownNameError, UnsupportedError
+from polyquant.errors import InputError, UnknownNameError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.types import F32, U8, Checkpoint, Floats, TrellisCodes, Weight
 
-__all__ = ["TrellisModelLoader", "TrellisWeight", "as_trellis"]
+__all__ = ["TrellisModelLoader", "TrellisWeight", "as_trellis", "require_finite"]
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 
@@ -70,8 +70,20 @@ class TrellisWeight:
         return self.codec.dequantize(self.parts, self.shape)
 
 
-def as_trellis(weight: Weight) -> TrellisWeight:
-    """A quantized weight of any Trellis dialect, read into memory in the axes of v3; its codes are not touched. Raises UnsupportedError."""
+def require_finite(name: str, parts: Mapping[str, NDArray[Any]], file: object) -> None:
+    """Raises InputError for scales or signs that hold NaN or infinity: they would spread to every later token."""
+    for part, array in parts.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InputError(
+                f"{part} holds NaN or infinity", file=file, tensor=name, hint="polyquant validate shows more"
+            )
+
+
+def as_trellis(weight: Weight, *, file: object = None) -> TrellisWeight:
+    """A quantized weight of any Trellis dialect, read into memory in the axes of v3; its codes are not touched.
+
+    Raises UnsupportedError for another kind of weight, InputError for components that are not finite.
+    """
     codec: Any = weight.codec
     if codec.form is not TrellisCodes:
         raise UnsupportedError("not a trellis weight", tensor=weight.name, found=codec.name)
@@ -80,6 +92,7 @@ def as_trellis(weight: Weight) -> TrellisWeight:
     if not isinstance(codec, Trellis):
         parts = exact_trellis(codec, weight.shape).pack(codec.unpack(parts, weight.shape))
         codec = exact_trellis(codec, weight.shape)
+    require_finite(weight.name, parts, file)
     return TrellisWeight(weight.name, (n, k), codec, **parts)
 
 
@@ -146,7 +159,7 @@ class TrellisModelLoader:
 
     def load_layer(self, layer: int) -> dict[str, TrellisWeight]:
         """Quantized weights of one layer by name; nothing else is read. Raises UnknownNameError, InputError."""
-        return {name: as_trellis(self.checkpoint[name]) for name in self._names(layer, quantized=True)}
+        return {name: as_trellis(self.checkpoint[name], file=self.path) for name in self._names(layer, quantized=True)}
 
     def load_floats(self, layer: int | None = None) -> dict[str, F32]:
         """Unquantized tensors of one layer (norms, biases), or of no layer (embeddings, final norm, head), as float32."""
@@ -154,7 +167,7 @@ class TrellisModelLoader:
 
     def load_weight(self, name: str) -> TrellisWeight:
         """One quantized weight by its full name, or without the `.weight` at its end. Raises UnknownNameError, UnsupportedError, InputError."""
-        return as_trellis(self._weight(name))
+        return as_trellis(self._weight(name), file=self.path)
 
     def load_float(self, name: str) -> F32:
         """One unquantized tensor as float32. Raises UnknownNameError, UnsupportedError."""

@@ -72,6 +72,11 @@ def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapp
             raise PlanError("packed BitNet weights need a config.json that says what their scale means")
         return files
     config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
+    if (
+        "transformers_weights" in config
+    ):  # the source's own file name, or why transformers must not read it without a plugin
+        del config["transformers_weights"]
+        files = _with_config(files, config)
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if exl3 is not None:

@@ -21,7 +21,15 @@ from polyquant.codecs.dtypes import BY_NUMPY, WORDS
 from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import PlanError
-from polyquant.formats.trellis.config import FILE, MSE_BYTES, Origin, config_entry, config_text, effective_bits
+from polyquant.formats.trellis.config import (
+    FILE,
+    MSE_BYTES,
+    WITHOUT_PLUGIN,
+    Origin,
+    config_entry,
+    config_text,
+    effective_bits,
+)
 from polyquant.storage import strict_json
 from polyquant.storage.folder import base_name
 from polyquant.storage.safetensors import header_bytes
@@ -69,7 +77,10 @@ def lay_out(
     """
     quantized = [t for t in tensors if isinstance(t.codec, Trellis)]
     if not quantized:
-        raise PlanError("no weight would be quantized: this would be no Trellis folder", hint="say how many bits, e.g. --bits 4; or write floats, --to hf")
+        raise PlanError(
+            "no weight would be quantized: this would be no Trellis folder",
+            hint="say how many bits, e.g. --bits 4; or write floats, --to hf",
+        )
     shards = _split([list(_stored(t)) for t in tensors], shard_bytes)
     plans, slots, weight_map = _shard_files(shards)
     total = sum(s.spec.nbytes for s in slots.values())
@@ -170,6 +181,7 @@ def _with_entry(files: Mapping[str, bytes], quantized: Sequence[TensorSpec], met
         return files
     config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
     config["quantization_config"] = config_entry(quantized, method)
+    config["transformers_weights"] = WITHOUT_PLUGIN
     return {**files, "config.json": _json(config)}
 
 

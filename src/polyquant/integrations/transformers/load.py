@@ -96,15 +96,16 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
     if not checkpoint.config:
         raise InputError("transformers needs a config.json", file=checkpoint.path)
     config = transformers.AutoConfig.from_pretrained(checkpoint.path)
-    if hasattr(config, "quantization_config"):  # of EXL3, which transformers would look for a plugin of
-        del config.quantization_config
+    for said in ("quantization_config", "transformers_weights"):  # of the files, which transformers does not see
+        if hasattr(config, said):
+            delattr(config, said)
     state: dict[str, torch.Tensor] = {}
     packed: list[TensorSpec] = []
     for name, weight in checkpoint.items():
         if weight.codec.form is not TrellisCodes or dequantize:
             state[name] = _tensor(weight)
             continue
-        found = as_trellis(weight)
+        found = as_trellis(weight, file=checkpoint.path)
         packed.append(TensorSpec(name, found.shape, found.codec))
         state |= {f"{name}.{part}": torch.from_numpy(array) for part, array in found.parts.items()}
     if not dequantize:

@@ -17,6 +17,7 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.formats.trellis.config import FILE as METADATA
+from polyquant.formats.trellis.config import WITHOUT_PLUGIN
 from polyquant.integrations.transformers.config import QUANT_METHOD
 from polyquant.integrations.transformers.experts import PackedExperts, packed_experts
 from polyquant.integrations.transformers.linear import TrellisLinear, cpu_only
@@ -24,6 +25,7 @@ from polyquant.integrations.transformers.matching import Renaming, Shapes, Sourc
 from polyquant.integrations.transformers.saving import saves_as_v3
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
+from polyquant.trellis.loader import require_finite
 
 __all__ = ["TrellisHfQuantizer"]
 
@@ -64,6 +66,12 @@ class TrellisHfQuantizer(HfQuantizer):
             if str(place) != "cpu":
                 raise cpu_only(place)
         return device_map
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The first hook that sees the configuration: takes out what keeps transformers without this plugin from loading random weights."""
+        if getattr(config, "transformers_weights", None) == WITHOUT_PLUGIN:
+            del config.transformers_weights
+        return config
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
@@ -122,6 +130,8 @@ class TrellisHfQuantizer(HfQuantizer):
         self.codecs = {w.name: w.codec for w in opened.values() if isinstance(w.codec, Trellis)}
         self.shapes = {name: e.shape for f in files for name, e in read_header(Source(Path(f))).entries.items()}
         for name, codec in self.codecs.items():
+            floats = {part: array for part, array in opened[name].arrays.items() if part != "indices"}
+            require_finite(name, {part: array.view() for part, array in floats.items()}, folder)
             for part, spec in codec.specs(opened[name].shape).items():
                 if self.shapes.get(f"{name}.{part}") != spec.shape:
                     raise UnsupportedError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from polyquant.errors import UnsupportedError
 from polyquant.formats.trellis.config import FILE as METADATA
+from polyquant.formats.trellis.config import WITHOUT_PLUGIN
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
 from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE
@@ -40,6 +41,8 @@ def _save(model: Any, save_directory: str | os.PathLike[str], **options: Any) ->
 
 def _complete(folder: Path, metadata: bytes) -> None:
     (folder / METADATA).write_bytes(metadata)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    _write(folder / "config.json", config | {"transformers_weights": WITHOUT_PLUGIN})
     if (folder / _ONE).exists():
         (folder / _ONE).replace(folder / "model-00001-of-00001.safetensors")
     weight_map, total = {}, 0
@@ -60,4 +63,8 @@ def _complete(folder: Path, metadata: bytes) -> None:
         "metadata": {"total_size": total, "format": "trellis_v3", "quantization": quantization},
         "weight_map": weight_map,
     }
-    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write(folder / INDEX, content)
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

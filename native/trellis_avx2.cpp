@@ -52,7 +52,8 @@ PQ_INLINE __m256i windows(const uint8_t* tile) {
 
 // A codebook: states -> levels, and levels times activations (each twice in its lane) added up.
 struct Mul1 {
-  PQ_INLINE explicit Mul1(const TrellisMatrix&) {}
+  __m256 step, zero;
+  PQ_INLINE explicit Mul1(const TrellisMatrix& w) : step(_mm256_set1_ps(w.step)), zero(_mm256_set1_ps(w.zero)) {}
   // Sums of two bytes each.
   PQ_INLINE __m256i halves(__m256i state) const {
     return _mm256_maddubs_epi16(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(0x83DCD12D))), _mm256_set1_epi8(1));
@@ -61,7 +62,7 @@ struct Mul1 {
   PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(halves(state), a)); }
   PQ_INLINE __m256 number(__m256i state) const {
     // Products and sums of these short numbers are exact: the order does not matter.
-    const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(level(state)), _mm256_set1_ps(0.006771087646484375f), _mm256_set1_ps(-3.44921875f));
+    const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(level(state)), step, zero);
     return _mm256_cvtph_ps(_mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 };

@@ -152,6 +152,8 @@ class Trellis:
             raise CodecError(f"{self.name} takes matrices", found=f"shape {list(shape)}")
         n, k = shape
         self.blocks(shape)
+        if self.group_count(shape) > k:
+            raise CodecError("more groups of scales than inputs", expected=f"at most {k}", found=self.group_count(shape))
         f32 = np.dtype(np.float32)
         found = {
             "indices": ArraySpec((-(-k // 16), -(-n // 16), 32 * self.bits), np.dtype(np.uint8)),

@@ -186,6 +186,7 @@ def test_sensitivities_are_measured(text):
         ({"bits": 3, "target_bpw": 3.5}, "say how small twice"),
         ({"target_bpw": 2.0}, "too small for these weights"),
         ({"target_bpw": 99}, "no such size"),
+        ({"bits": 3, "calibration": "self", "importance": {Q: np.ones(256, np.float32)}}, "importance matrix is the diagonal"),
     ],
 )
 def test_options_that_do_not_go_together(options, message):

@@ -24,7 +24,7 @@ from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
 from polyquant.pipeline import trellis_target
 from polyquant.pipeline.allocation import with_allocation
-from polyquant.pipeline.calibrate import OWN_TEXT
+from polyquant.pipeline.calibrate import OWN_TEXT, TOKENS, WINDOWS
 from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.pipeline.trellis_target import TrellisOptions
 from polyquant.registry import codec, format_module
@@ -150,7 +150,8 @@ class Plan:
                 return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if self.calibration is not None else 0)
             return rows * k * (3 if step.target.form is Ternary else 10)
 
-        return max((need(s) for s in self.steps), default=0)
+        inputs = [as_matrix(s.map.shape)[1] for s in self.steps if s.searches and self.calibration is not None]
+        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * min(inputs, default=0)
 
     @property
     def actions(self) -> Counter[Action]:

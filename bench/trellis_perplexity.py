@@ -20,7 +20,7 @@ import polyquant as pq
 from polyquant.pipeline.calibrate import OWN_TEXT, calibration_stages
 from polyquant.pipeline.convert import plan
 from polyquant.pipeline.demo import demo_model
-from polyquant.pipeline.plan import Plan
+from polyquant.pipeline.steps import Plan
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.types import F32
 

@@ -7,6 +7,7 @@ from golden import VECTORS
 from polyquant import codec
 from polyquant.codecs.trellis import numbers
 from polyquant.errors import CodecError, UnknownNameError
+from polyquant.ops import native
 from polyquant.ops import trellis as ops
 
 TRELLIS = VECTORS / "trellis"
@@ -61,6 +62,23 @@ def test_scales_go_into_svh():
     assert np.array_equal(doubled["svh"], parts["svh"] * np.float16(2))
     with pytest.raises(CodecError, match="svh does not fit half precision"):
         found.pack(target.unpack({**moved, "scales": moved["scales"] * 1e9}, shape))
+    uneven = moved["scales"] * np.linspace(1, 2, shape[0], dtype=np.float32)
+    with pytest.raises(CodecError, match="no scale for each output inside of its rotation"):
+        found.pack(target.unpack({**moved, "scales": uneven}, shape))
+
+
+@pytest.mark.skipif(native.lib() is None, reason="65,536 states a step are too many for the reference")
+@pytest.mark.parametrize(("bits", "most"), [(2, 0.08), (3, 0.021)])
+def test_quantizes_outputs_of_all_sizes(bits, most):
+    rng = np.random.default_rng(3)
+    size = np.exp(rng.standard_normal(128))[:, None]
+    w = (rng.standard_normal((128, 256)) * size).astype(np.float32)
+    w[5] = 0
+    found = codec(f"exl3.{bits}.mul1")
+    parts = found.pack(found.quantize(w))
+    error = (found.dequantize(parts, w.shape) - w) / size
+    assert np.square(error).mean() < most
+    assert np.abs(error[5]).max() < 1  # nothing of the size of zero is divided by it
 
 
 @pytest.mark.parametrize("name", ["exl3.0.mul1", "exl3.9.mul1", "exl3.3", "exl3.3.grid", "exl3.3.mul1.x"])

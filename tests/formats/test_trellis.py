@@ -182,6 +182,52 @@ def test_a_codebook_in_the_metadata_is_obeyed(tmp_path):
     same_floats(polyquant.open(folder, repair=True)[Q_PROJ].dequantize(), opened[Q_PROJ].dequantize())
 
 
+def test_a_table_in_the_file_is_a_codebook(tmp_path):
+    folder = copy("v3_seed_kn", tmp_path)
+    grid = (np.arange(32, dtype=np.float32) - np.float32(15.5)) * np.float32(1.24371088)
+
+    def add(tensors):
+        if f"{K_PROJ}.sv" in tensors:
+            tensors[f"{K_PROJ}.lut"] = grid
+
+    edit_tensors(folder, add)
+    entry = {"type": "lut", "window_bits": 5, "tile_order": "row_major"}
+    edit_json(folder / "quantization_config.json", lambda c: c["tensor_metadata"][K_PROJ].update(codebook=entry))
+    found = polyquant.open(folder)[K_PROJ]
+    assert found.codec.name == "trellis.5.lut.5.flat"
+    expected = golden("expected", "v2_cuda")[K_PROJ]  # rounded to half precision, which only the grid is
+    assert np.array_equal(found.dequantize().astype(np.float16), expected)
+
+
+def test_tensors_listed_in_quantization_config(tmp_path):
+    """The schema of Metal Marlin under the document's file name."""
+    folder = copy("v3_cuda_consolidated", tmp_path)
+    edit_json(folder / "quantization_index.json", lambda c: c.update(tensors=c.pop("layers")))
+    (folder / "quantization_index.json").rename(folder / "quantization_config.json")
+    opened = polyquant.open(folder)
+    assert opened[Q_PROJ].codec.name == "metal_marlin.4"
+    same_floats(opened[Q_PROJ].dequantize(), golden("expected", "v2_cuda")[Q_PROJ].astype(np.float32))
+    assert "TRL032" in {f.code for f in trellis.check(folder)}
+
+
+def test_signs_in_the_document_s_form_are_repaired_too(tmp_path):
+    """[K, N], no codebook, signs: only Metal Marlin's Hadamard flavour makes such files."""
+    marlin = polyquant.open(TRELLIS / "v2_exl3")
+    plan = polyquant.plan(TRELLIS / "v2_exl3", "trellis-v3")
+    polyquant.convert(plan.source.path, tmp_path / "v3", to="trellis-v3")
+    edit_json(tmp_path / "v3/quantization_config.json", lambda c: c["global_config"].pop("codebook"))
+
+    def forget(config):
+        for entry in config["tensor_metadata"].values():
+            entry.pop("codebook", None)
+
+    edit_json(tmp_path / "v3/quantization_config.json", forget)
+    name = "model.layers.0.self_attn.k_proj.weight"  # not square: nothing was swapped
+    same_floats(polyquant.open(tmp_path / "v3")[name].dequantize(), marlin[name].dequantize())
+    mended = polyquant.open(tmp_path / "v3", repair=True)[name]
+    same_floats(mended.dequantize(), polyquant.open(TRELLIS / "v2_exl3", repair=True)[name].dequantize())
+
+
 def test_names_with_underscores_are_those_of_the_metadata(tmp_path):
     """A name may hold __ itself."""
     folder = copy("v2_cuda", tmp_path)

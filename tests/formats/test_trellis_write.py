@@ -159,6 +159,12 @@ def test_refuses_what_has_no_place(tensors, what):
         laid(tensors)
 
 
+def test_two_stacks_of_layers_share_the_allocation():
+    names = ["model.layers.0.fc.weight", "vision.layers.0.fc.weight", "model.layers.10.fc.weight", "other.weight"]
+    found = read(laid([spec(n, (16, 16), f"trellis.{i + 2}") for i, n in enumerate(names)]), "quantization_config.json")
+    assert found["layer_allocation"] == {"0": {"fc": 2, "vision.layers.0.fc.weight": 3}, "10": {"fc": 4}}
+
+
 def test_the_same_input_gives_the_same_bytes():
     assert laid(MODEL, shard_bytes=5000) == laid(MODEL, shard_bytes=5000)
 

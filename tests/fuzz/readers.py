@@ -39,11 +39,21 @@ def subjects() -> list[Path]:
         VECTORS / "models/tiny-llama-tied/hf",
         VECTORS / "bitnet_gguf/hf_packed_autobitlinear",
         VECTORS / "hf_bin",
+        *(
+            VECTORS / "trellis" / name
+            for name in ("v3_seed_kn", "v3_seed_mm_headers", "v3_migrated", "v3_shard_writer")
+        ),
     ]
     quantized = [
         VECTORS / f"models/tiny-llama-tied/tiny-llama-tied-{name}.gguf" for name in ("Q4_0", "Q4_K_M-bigendian")
     ]
-    return [*files, *quantized, VECTORS / "bitnet_gguf/hf_packed_bitlinear/model.safetensors", *models]
+    return [
+        *files,
+        *quantized,
+        VECTORS / "bitnet_gguf/hf_packed_bitlinear/model.safetensors",
+        VECTORS / "trellis/exl3_tensors.safetensors",
+        *models,
+    ]
 
 
 def make(seed: int, folder: Path) -> Path:

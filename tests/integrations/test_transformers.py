@@ -44,16 +44,23 @@ def test_without_torch_one_line_says_what_to_install(tmp_path, line):
 # ---------------------------------------------------------------- a tiny model
 
 
-def make(folder, *, tied=False, dtype="float32", moe=False, codec="trellis.4.mul1.8", rules=()):
+def make(folder, *, tied=False, dtype="float32", kind="llama", wide=False, codec="trellis.4.mul1.8", rules=()):
     """A random model, quantized; and beside it the floats that it decodes to."""
     import torch
     import transformers
 
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
+    if wide:  # multiples of 128 everywhere
+        sizes |= {"hidden_size": 128, "intermediate_size": 128, "num_key_value_heads": 4, "num_hidden_layers": 1}
     torch.manual_seed(0)
-    if moe:
+    if kind == "mixtral":
         config = transformers.MixtralConfig(**sizes, num_local_experts=3)
         model = transformers.MixtralForCausalLM(config)
+    elif kind == "qwen3_moe":
+        config = transformers.Qwen3MoeConfig(
+            **sizes, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16
+        )
+        model = transformers.Qwen3MoeForCausalLM(config)
     else:
         config = transformers.LlamaConfig(**sizes, tie_word_embeddings=tied, attention_bias=True)
         model = transformers.LlamaForCausalLM(config)
@@ -259,14 +266,89 @@ def test_dialects_are_turned_in_memory(folder, tmp_path):
 
 @needs_torch
 @pytest.mark.slow
-def test_experts_that_transformers_merges_can_be_dequantized(tmp_path):
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_stay_packed_and_apart(tmp_path, kind):
+    """Two kinds of names: one that transformers only merges, one that it renames too."""
     from polyquant.hf import load_trellis_model
 
-    folder = make(tmp_path, moe=True, rules=["*.experts.1.*=trellis.3.mul1.8"])
-    floats = logits(auto(folder.parent / "plain"))
-    np.testing.assert_array_equal(logits(load_trellis_model(folder, dequantize=True)), floats)
-    with pytest.raises(UnsupportedError, match=r"only weights of torch\.nn\.Linear stay packed.*dequantize=True"):
+    folder = make(tmp_path, kind=kind, rules=["*.experts.1.*=trellis.3.mul1.8"])
+    want = logits(auto(folder.parent / "plain"))
+    packed = auto(folder)
+    names = set(packed.state_dict())
+    assert any(".experts.1." in n and n.endswith(".indices") for n in names) and not any("gate_up" in n for n in names)
+    np.testing.assert_allclose(logits(packed), want, atol=1e-4)
+    packed.save_pretrained(tmp_path / "out")
+    assert set(pq.open(tmp_path / "out")) == set(pq.open(folder))
+    np.testing.assert_array_equal(logits(auto(tmp_path / "out")), logits(packed))
+    np.testing.assert_allclose(logits(packed.dequantize()), want, atol=1e-4)
+    packed.save_pretrained(tmp_path / "floats")
+    assert set(pq.open(tmp_path / "floats")) == set(pq.open(folder))
+    np.testing.assert_array_equal(logits(load_trellis_model(folder, dequantize=True)), want)
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (["*.experts.1.*=f32"], "some experts are quantized and some are not"),
+        (["*embed_tokens*=trellis.4.mul1.8"], r"only weights of torch\.nn\.Linear stay packed.*found Embedding"),
+    ],
+)
+def test_what_cannot_stay_packed_can_be_dequantized(tmp_path, rules, words):
+    from polyquant.hf import TrellisConfig
+
+    folder = make(tmp_path, kind="mixtral", rules=rules)
+    with pytest.raises(UnsupportedError, match=words + r".*dequantize=True"):
         auto(folder)
+    found = auto(folder, quantization_config=TrellisConfig(dequantize=True))
+    np.testing.assert_array_equal(logits(found), logits(auto(folder.parent / "plain")))
+
+
+@needs_torch
+@pytest.mark.slow
+def test_exl3_folders_are_turned_in_memory(tmp_path):
+    import torch
+    from safetensors.numpy import load_file, save_file
+
+    from polyquant.hf import TrellisLinear, load_trellis_model
+
+    folder = make(tmp_path, wide=True, codec="trellis.2.mul1.16.exl3")
+    (shard,) = folder.glob("model-*.safetensors")
+    tensors = load_file(shard)
+    even = {n: np.full_like(a, a.mean()) if n.endswith(".scales") else a for n, a in tensors.items()}
+    save_file(even, shard, metadata={"format": "pt"})
+    pq.convert(folder, tmp_path / "exl3", to="hf", codec="exl3.2.mul1", rules=["*embed*=f32", "lm_head*=f32"])
+    packed = load_trellis_model(tmp_path / "exl3", torch_dtype=torch.float32)
+    floats = load_trellis_model(tmp_path / "exl3", torch_dtype=torch.float32, dequantize=True)
+    assert isinstance(linear(packed), TrellisLinear) and type(linear(floats)) is torch.nn.Linear
+    assert not hasattr(floats.config, "quantization_config")
+    np.testing.assert_allclose(logits(packed), logits(floats), atol=1e-4)
+    packed.save_pretrained(tmp_path / "saved")
+    np.testing.assert_array_equal(logits(auto(tmp_path / "saved")), logits(packed))
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_hubs_cache(model, tmp_path):
+    """Links to blobs, a name instead of a path, and a file that only the plugin asks for."""
+    from polyquant.hf import load_trellis_model
+
+    root = tmp_path / "models--org--tiny"
+    snapshot = root / "snapshots" / ("0" * 40)
+    for folder in (snapshot, root / "blobs", root / "refs"):
+        folder.mkdir(parents=True)
+    (root / "refs" / "main").write_text(snapshot.name)
+    for file in model.iterdir():
+        shutil.copy(file, root / "blobs" / file.name)
+        (snapshot / file.name).symlink_to(root / "blobs" / file.name)
+    options = {"cache_dir": tmp_path, "local_files_only": True}
+    want = logits(auto(model))
+    np.testing.assert_array_equal(logits(auto("org/tiny", **options)), want)
+    np.testing.assert_array_equal(logits(load_trellis_model("org/tiny", **options)), want)
+    (snapshot / "quantization_config.json").unlink()
+    with pytest.raises(InputError, match=r"without their metadata.*finish the download"):
+        auto("org/tiny", **options)
 
 
 # ---------------------------------------------------------------- what must be refused

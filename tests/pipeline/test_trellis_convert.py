@@ -207,6 +207,25 @@ def test_stated_errors_travel(tmp_path):
         assert entries[said["name"]]["shape"] == said["shape"][::-1]
 
 
+def test_exl3_becomes_trellis_and_exl3_again_with_its_bytes(tmp_path):
+    golden = DIALECTS / "exl3_tensors.safetensors"
+    pq.convert(golden, tmp_path / "t", to="trellis-v3")
+    report = pq.convert(tmp_path / "t", tmp_path / "x", to="hf")
+    source, trellis, back = pq.open(golden), pq.open(tmp_path / "t"), pq.open(tmp_path / "x/model.safetensors")
+    quantized = [n for n, w in source.items() if w.codec.name.startswith("exl3")]
+    assert len(quantized) == 12
+    assert {s.action for s in report.steps} == {"transcode"}
+    same_values(source, trellis)
+    for name in quantized:
+        assert back[name].codec.name == source[name].codec.name
+        for part, array in source[name].parts.items():
+            np.testing.assert_array_equal(array, back[name].parts[part], err_msg=name)
+    expected = np.load(DIALECTS / "exl3_expected.npz")
+    for key in (k for k in expected if k.endswith("weight_f32")):
+        name = next(n for n in quantized if n.startswith(key.removesuffix("weight_f32")))
+        np.testing.assert_allclose(trellis[name].dequantize().T, expected[key], atol=2e-6)
+
+
 def test_v3_to_v3_moves_bytes(folder, tmp_path):
     pq.convert(folder, tmp_path / "a", bits=3, effort="fast", rules=["*up*=trellis.5.mul1.14"])
     pq.convert(tmp_path / "a", tmp_path / "b", shard_bytes=9000)

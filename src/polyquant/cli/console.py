@@ -155,7 +155,7 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
                 completed=done,
                 total=total,
                 name=tensor_name(name, 24),
-                rate=f"{speed / per:,.0f} {unit}" if speed else "",
+                rate=f"{speed / per:,.{1 if speed < 10 * per else 0}f} {unit}" if speed else "",
             )
 
         yield tell

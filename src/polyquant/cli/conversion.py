@@ -28,8 +28,9 @@ from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline.convert import convert, guess_format, plan, smaller
 from polyquant.pipeline.execute import Report, StepReport
-from polyquant.pipeline.plan import Plan
+from polyquant.pipeline.steps import Plan
 from polyquant.storage.staging import refuse_target
+from polyquant.trellis.shard_size import shard_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -119,19 +120,6 @@ def conversion_options(command: F) -> F:
     return command
 
 
-def parse_size(text: str) -> int:
-    """'2GB' -> bytes (powers of 1000, as hubs count). Raises click.BadParameter."""
-    units = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "GIB": 1 << 30, "MIB": 1 << 20, "KIB": 1 << 10, "": 1}
-    digits = text.strip().rstrip("GMKIBgmkib")
-    unit = text.strip()[len(digits) :].upper()
-    try:
-        return max(1, int(float(digits) * units[unit]))
-    except (ValueError, KeyError, OverflowError):
-        raise click.BadParameter(
-            f"'{printable(text)}' is no size; write 2GB or 500MB", param_hint="--shard-size"
-        ) from None
-
-
 def run_conversion(
     *, src: str, dst: str, to: str | None, rules: tuple[str, ...], shard_size: str | None, dry_run: bool, overwrite: bool, resume: Any,
     threads: int | None, no_measure: bool, style: str, shrink: bool = False, **options: Any,
@@ -140,7 +128,7 @@ def run_conversion(
     target = Path(dst)
     refuse_target(target, Path(src), overwrite=overwrite)
     if shard_size is not None:
-        options["shard_bytes"] = parse_size(shard_size)
+        options["shard_bytes"] = shard_bytes(shard_size)
     to = to or guess_format(target, src, **options)
     if shrink:
         options = dict(smaller(to, options))  # type: ignore[arg-type]

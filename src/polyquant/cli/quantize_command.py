@@ -17,7 +17,7 @@ Examples:
   polyquant quantize hf-folder/ model.gguf --rule '*ffn_down*=q6_k'
   polyquant quantize hf-folder/ model.gguf --importance imatrix.gguf
   polyquant quantize hf-folder/ out/ --to trellis-v3 --bits 3
-  polyquant quantize hf-folder/ out/ --to trellis-v3 --bits 3 --rule '*down_proj*=trellis.4' --effort max""",
+  polyquant quantize hf-folder/ out/ --bits 3 --rule '*down_proj*=trellis.4'""",
 )
 @conversion_options
 def quantize(**options: Any) -> None:

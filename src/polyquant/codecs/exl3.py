@@ -16,14 +16,14 @@ Source: github.com/turboderp-org/exllamav3 (facts; the vectors in tests/vectors/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import output, part
-from polyquant.codecs.trellis import Trellis, numbers, restore
+from polyquant.codecs.arguments import part, real
+from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, TrellisCodes
@@ -88,12 +88,18 @@ class EXL3:
     def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
         """Codes to parts; scales go into svh, and both vectors are rounded to half precision.
 
-        Raises CodecError if the codes mean something else than this codec's, have groups of scales, or are too large for half precision.
+        Raises CodecError if the codes mean something else than this codec's, have groups of scales or scales that differ inside of a rotation,
+        or are too large for half precision.
         """
         shape = (len(codes.sv), len(codes.su))
         self.specs(shape)
         if codes.code != self.trellis(shape).code(shape) or len(codes.scales) != 1:
             raise CodecError(f"codes that are not {self.name}'s", expected=self.trellis(shape).name, found=codes.code)
+        blocks = codes.scales[0].reshape(-1, BLOCK)
+        if (blocks != blocks[:, :1]).any():  # svh multiplies after the rotation of N, scales before it
+            raise CodecError(
+                f"{self.name} has no scale for each output inside of its rotation", hint="decode it, or keep Trellis v3"
+            )
         stream = ops.pack_bits(codes.codes, self.bits)
         parts: dict[str, NDArray[Any]] = {
             "trellis": _reversed_words(stream).view("<i2"),
@@ -125,18 +131,23 @@ class EXL3:
     # ------------------------------------------------------------ math
 
     def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None) -> TrellisCodes:
-        """Floats [N, K] to codes: the path of least squared error. Raises CodecError for what is no matrix of finite numbers."""
-        self.specs(np.shape(w))
-        return self.trellis(np.shape(w)).quantize(w, importance=importance)
+        """Floats [N, K] to codes: the path of least squared error. Raises CodecError for what is no matrix of finite numbers.
+
+        An output's scale stands outside of the rotation of N (in svh), so its root mean square is taken out first; what is left has one scale a block.
+        """
+        target = np.asarray(real(self.name, w), np.float32)
+        self.specs(target.shape)
+        size = np.asarray(np.sqrt(np.square(target, dtype=np.float64).mean(1)), np.float32)  # [N]
+        size[~(size > 0)] = 1
+        codes = self.trellis(target.shape).quantize(target / size[:, None], importance=importance)
+        blocks = codes.scales.reshape(-1, BLOCK).mean(1, dtype=np.float64)
+        scales = np.repeat(blocks, BLOCK)[None].astype(np.float32)
+        return replace(codes, scales=scales, sv=codes.sv * size)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` all are decoded."""
-        codes = self.unpack(parts, shape)
-        w = restore(numbers(codes, ops.codebook(self.codebook, 16)), codes)
-        chosen = w if rows is None else w[rows]
-        result = output(out, chosen.shape)
-        result.reshape(chosen.shape)[...] = chosen
-        return result
+        codec = self.trellis(shape)
+        return codec.dequantize(codec.pack(self.unpack(parts, shape)), shape, rows=rows, out=out)
 
 
 def _reversed_words(stream: U8) -> U8:

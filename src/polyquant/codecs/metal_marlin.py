@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import float_part, output, stored_bytes
-from polyquant.codecs.trellis import GROUP, Trellis, numbers, restore
+from polyquant.codecs.arguments import float_part, stored_bytes
+from polyquant.codecs.trellis import GROUP, Trellis
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, TrellisCodes, as_matrix
@@ -118,12 +118,8 @@ class MetalMarlin:
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` all are decoded."""
-        codes = self.unpack(parts, shape)
-        w = restore(numbers(codes, ops.codebook("grid", self.bits)), codes)
-        chosen = w if rows is None else w[rows]
-        result = output(out, chosen.shape)
-        result.reshape(chosen.shape)[...] = chosen
-        return result
+        codec = self.trellis(shape)
+        return codec.dequantize(codec.pack(self.unpack(parts, shape)), shape, rows=rows, out=out)
 
 
 def _turned(codes: U8) -> U8:

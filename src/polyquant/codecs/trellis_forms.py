@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+from polyquant.codecs.exl3 import EXL3
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError
 from polyquant.types import Codec, Shape, TrellisCodes
 
-__all__ = ["exact_trellis", "floats_of", "same_codes"]
+__all__ = ["as_exl3", "exact_trellis", "floats_of", "same_codes"]
 
 
 class _Dialect(Protocol):
@@ -21,6 +22,15 @@ class _Dialect(Protocol):
 def exact_trellis(codec: Codec, shape: Shape) -> Trellis:
     """The codec `Trellis` that holds a weight of another codec of trellis codes without changing one."""
     return codec if isinstance(codec, Trellis) else cast(_Dialect, codec).trellis(shape)
+
+
+def as_exl3(codec: Codec, shape: Shape) -> Codec | None:
+    """The codec EXL3 that holds a weight of another codec of trellis codes without changing one; None where there is none."""
+    exact = exact_trellis(codec, shape)
+    if exact.tile_order != "exl3" or exact.codebook not in ("mul1", "mcg", "3inst"):
+        return None
+    found = EXL3(exact.bits, exact.codebook)
+    return found if same_codes(codec, found, shape) else None
 
 
 def floats_of(codec: Codec, shape: Shape) -> str:

@@ -131,12 +131,11 @@ def search(w: F32, h: F32 | None, turn: Rotation, coder: Coder, groups: int) -> 
         turned = turn.hessian(h)
         codes, numbers, scales = with_feedback(what, turned, scales, coder)
     scales = best_scales(what, numbers, scales, turned)
-    su, sv = turn.su, turn.sv
-    if turn.blocks != (1, 1) or coder.window_bits > coder.bits:  # old readers of plain grids take su for sv in square weights: they stay ones there
-        target, plain = np.ascontiguousarray(w.T), turn.back(wide(scales, len(what)) * numbers)
-        if turn.blocks[1] > 1:  # else it is one with the scales
-            sv = best_outputs(target, plain * su[:, None], h)
-        su = best_inputs(target, plain * sv, h)
+    target, plain = np.ascontiguousarray(w.T), turn.back(wide(scales, len(what)) * numbers)
+    sv = turn.sv if turn.blocks[1] == 1 else best_outputs(target, plain * turn.su[:, None], h)
+    # Readers that know nothing but plain grids take su for sv in square weights: there both stay ones.
+    simple = turn.blocks == (1, 1) and coder.window_bits == coder.bits
+    su = turn.su if simple else best_inputs(target, plain * sv, h)
     return Found(codes, scales, su, sv)
 
 

@@ -13,8 +13,9 @@ from polyquant.errors import PlanError
 from polyquant.formats.detect import detect, open_checkpoint, with_tile
 from polyquant.pipeline.execute import Progress, Report, execute
 from polyquant.pipeline.importance import load_importance
-from polyquant.pipeline.plan import TRELLIS, Plan, make_plan, with_name
+from polyquant.pipeline.plan import make_plan
 from polyquant.pipeline.recipe import Rule, parse_rule
+from polyquant.pipeline.steps import TRELLIS, Plan, with_name
 from polyquant.pipeline.trellis_target import Effort, Method, TrellisOptions
 from polyquant.storage.staging import Resume, refuse_target
 from polyquant.types import F32

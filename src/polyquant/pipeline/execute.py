@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,10 +21,11 @@ import numpy as np
 
 from polyquant.errors import CodecError, InputError
 from polyquant.formats.trellis.config import mse_text
+from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline import work
 from polyquant.pipeline.calibrate import calibration_stages
-from polyquant.pipeline.plan import Plan, Step
+from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.storage.staging import Resume, Staging, refuse_target, staged
@@ -131,9 +133,25 @@ def execute(
     target, started = Path(dst), time.monotonic()
     refuse_target(target, plan.source.path, overwrite=overwrite)
     run = _Run(plan, threads or cores(), measure, on_progress)
-    with staged(target, plan.layout, plan.fingerprint, resume=resume, overwrite=overwrite) as staging:
+    with (
+        staged(target, plan.layout, plan.fingerprint, resume=resume, overwrite=overwrite) as staging,
+        _kernel_threads(threads),
+    ):
         reports = run.all_steps(staging)
     return Report(target, plan.format, plan.nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+
+
+@contextmanager
+def _kernel_threads(count: int | None) -> Iterator[None]:
+    """Within the block kernels with threads of their own use `count` of them (the process has one such number)."""
+    before = native.threads()
+    if count is not None:
+        native.set_threads(min(count, 256))
+    try:
+        yield
+    finally:
+        if count is not None:
+            native.set_threads(before)
 
 
 def cores() -> int:

@@ -7,25 +7,21 @@ Everything that can be refused is refused here: unreadable input, codecs that do
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, cast
 
 from polyquant.codecs.tl import TL, Tile
-from polyquant.codecs.trellis import Trellis
-from polyquant.codecs.trellis_forms import floats_of, same_codes
+from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
 from polyquant.pipeline import trellis_target
 from polyquant.pipeline.allocation import with_allocation
-from polyquant.pipeline.calibrate import OWN_TEXT, TOKENS, WINDOWS
+from polyquant.pipeline.calibrate import OWN_TEXT
 from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
+from polyquant.pipeline.steps import DEFAULT_NAME, TRELLIS, Plan, Step
 from polyquant.pipeline.trellis_target import TrellisOptions
 from polyquant.registry import codec, format_module
 from polyquant.runtime.evaluate import read_text
@@ -37,153 +33,20 @@ from polyquant.types import (
     Codec,
     Floats,
     Kind,
-    Layout,
     Meta,
     TensorMap,
     TensorSpec,
-    Ternary,
     Translation,
     TrellisCodes,
     as_matrix,
 )
 
-__all__ = ["TRELLIS", "Plan", "Step", "make_plan", "with_name"]
+__all__ = ["make_plan"]
 
 TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """What config.json calls the type of the matrices."""
 
-TRELLIS = "trellis-v3"
-
 NO_OPTIONS = TrellisOptions()
-
-DEFAULT_NAME = "model.gguf"
-"""Of a plan that does not know its target yet."""
-
-TRELLIS_BYTES = 32
-"""Working memory of a search for trellis codes or of their decoding, per weight of the one tensor that is in work."""
-
-HESSIAN_BYTES = 44
-"""Working memory for each of the K x K numbers of a Hessian: as collected for the inputs of a layer, rotated, and its factor in float64."""
-
-BLOCK_WEIGHTS = 1 << 20
-"""Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One tensor. `source` is None for a constant that the translation brings."""
-
-    map: TensorMap
-    source: Codec | None
-    target: Codec
-    action: Action
-    why: str
-    nbytes: int
-
-    @property
-    def weights(self) -> int:
-        """Number of weights."""
-        return math.prod(self.map.shape)
-
-    @property
-    def streams(self) -> bool:
-        """True if the step can go row block by row block."""
-        return self.source is not None and self.source.row_sliced and self.target.row_sliced
-
-    @property
-    def searches(self) -> bool:
-        """True if codes of a trellis are searched: hours of work where other steps take minutes."""
-        return self.target.form is TrellisCodes and self.action in (Action.QUANTIZE, Action.REQUANTIZE)
-
-    @property
-    def alone(self) -> bool:
-        """True if only one step of its kind may be in work: it holds a tensor as floats."""
-        source = self.source
-        return TrellisCodes in (self.target.form, source.form if source is not None else None)
-
-    @property
-    def block_rows(self) -> int:
-        """Rows per block of a streaming step."""
-        return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1]))
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A conversion, ready to run. method: how the codes of a Trellis target are searched; calibration: with the inputs that this text gives."""
-
-    source: Checkpoint
-    format: str
-    recipe: Recipe
-    translation: Translation
-    steps: tuple[Step, ...]
-    layout: Layout
-    warnings: tuple[str, ...] = ()
-    importance: Mapping[str, F32] = field(default_factory=dict)
-    method: str | None = None
-    calibration: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Exact size of the output: every file, headers and padding counted."""
-        return self.layout.nbytes
-
-    @property
-    def bpw(self) -> float:
-        """Effective bits per weight of the output's tensors."""
-        return 8 * sum(s.nbytes for s in self.steps) / max(1, sum(s.weights for s in self.steps))
-
-    @property
-    def quantized_bpw(self) -> float:
-        """Effective bits per weight of the tensors that are not floats, every part counted; 0 if there are none."""
-        quantized = [s for s in self.steps if s.target.form is not Floats]
-        return 8 * sum(s.nbytes for s in quantized) / max(1, sum(s.weights for s in quantized))
-
-    @property
-    def peak_memory(self) -> int:
-        """Upper estimate of working memory for two threads, in bytes, without interpreter and libraries."""
-
-        def need(step: Step) -> int:
-            rows, k = as_matrix(step.map.shape)
-            if step.streams:
-                return 2 * min(rows, step.block_rows) * k * 16
-            if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
-                return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if self.calibration is not None else 0)
-            return rows * k * (3 if step.target.form is Ternary else 10)
-
-        inputs = [as_matrix(s.map.shape)[1] for s in self.steps if s.searches and self.calibration is not None]
-        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * min(inputs, default=0)
-
-    @property
-    def actions(self) -> Counter[Action]:
-        """How many tensors each action takes."""
-        return Counter(s.action for s in self.steps)
-
-    @property
-    def fingerprint(self) -> str:
-        """Names this very job: source files, steps and header bytes. A journal of another job is never resumed."""
-        h = hashlib.sha256()
-        root = self.source.path
-        for path in _files(root) if root.is_dir() else [root]:
-            stat = path.stat()
-            h.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-        for s in self.steps:
-            h.update(f"{s.map.source} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
-            h.update(f"{s.target.tile if isinstance(s.target, TL) else None}\n".encode())
-        for f in self.layout.files:
-            h.update(f"{f.name} {f.size}\n".encode())
-            for offset, data in f.pieces:
-                h.update(f"{offset} ".encode() + data)
-        for name, values in sorted(self.importance.items()):
-            h.update(name.encode() + values.tobytes())
-        if self.calibration is not None:
-            h.update(self.calibration.encode())
-            h.update(b"" if self.calibration == OWN_TEXT else read_text(self.calibration).encode())
-        return h.hexdigest()
-
-
-def _files(root: Path) -> list[Path]:
-    """What lies in a folder and in the folders of its layers (Trellis v2)."""
-    return [p for top in sorted(root.iterdir()) for p in ([top, *sorted(top.iterdir())] if top.is_dir() else [top])]
 
 
 def make_plan(
@@ -230,12 +93,10 @@ def make_plan(
     else:
         options: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
         if to == TRELLIS:
-            options |= _trellis_options(source, steps, trellis)
+            options |= trellis_target.layout_options(source, steps, trellis)
         layout = module.lay_out(specs, translation.files, **options)
     if to == TRELLIS:
-        carried = [s.map.source for s in steps if isinstance(s.target, Trellis) and not s.searches]
-        stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
-        warnings += trellis_target.warnings(source, translation.files, carried, stacks)
+        warnings += trellis_target.warnings(source, translation.files, steps)
     return Plan(
         source, to, chosen, translation, tuple(steps), layout, warnings, importance or {}, options.get("method") if to == TRELLIS else None,
         trellis.calibration if trellis.calibrated and any(s.searches for s in steps) else None,
@@ -254,29 +115,17 @@ def _recipe(to: str, codec: str | None, recipe: str | None, rules: Sequence[Rule
     return chosen.with_rules(rules)
 
 
-def _trellis_options(source: Checkpoint, steps: Sequence[Step], trellis: TrellisOptions) -> dict[str, Any]:
-    """What laying out a Trellis folder needs to know besides the tensors."""
-    origins = {
-        s.map.target: trellis_target.origin(source, source[s.map.source], s.action)
-        for s in steps
-        if isinstance(s.target, Trellis)
-    }
-    actions = [s.action for s in steps if isinstance(s.target, Trellis)]
-    method = trellis_target.method_of(source, actions, calibrated=trellis.calibrated)
-    return {"origins": origins, "method": method, "target_bits": trellis.bits}
-
-
 def _translate(source: Checkpoint, to: str, architecture: str | None, recipe: Recipe) -> Translation:
     if (source.format == "gguf") == (to == "gguf"):
         if architecture:
             raise PlanError("an architecture can be chosen only when Hugging Face becomes GGUF")
-        return _same_format(source, to)
+        return _same_format(source)
     if to == "gguf":
         return translate.to_gguf(source, architecture=architecture)
     return translate.to_hf(source, dtype=TORCH_NAMES.get(recipe.base or ""))
 
 
-def _same_format(source: Checkpoint, to: str) -> Translation:
+def _same_format(source: Checkpoint) -> Translation:
     """Names, metadata and small files as they are: from GGUF to GGUF, from one kind of folder to another."""
     tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in source.values())
     if source.format == "gguf":
@@ -285,11 +134,9 @@ def _same_format(source: Checkpoint, to: str) -> Translation:
         return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed)
     folder = source.path if source.path.is_dir() else source.path.parent
     paths = {**source.files, **({"config.json": folder / "config.json"} if source.config else {})}
-    files = {n: p.read_bytes() for n, p in paths.items()}
-    if to == "hf" and any(w.codec.form is TrellisCodes for w in source.values()):
-        bare = {k: v for k, v in source.config.items() if k != "quantization_config"}
-        files["config.json"] = (json.dumps(bare, indent=2, ensure_ascii=False) + "\n").encode()
-    return Translation(str(source.config.get("model_type", "")), tensors, files=files)
+    return Translation(
+        str(source.config.get("model_type", "")), tensors, files={n: p.read_bytes() for n, p in paths.items()}
+    )
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
@@ -386,6 +233,8 @@ def _keep(have: Codec, tensor: TensorMap, to: str) -> tuple[Codec, str]:
     if have.form is Floats:
         return have, "kept"
     if have.form is TrellisCodes:
+        if to == "hf" and (exl3 := as_exl3(have, tensor.shape)) is not None:
+            return exl3, "codes kept"
         return codec(floats_of(have, tensor.shape)), "decoded to floats"
     return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
 
@@ -478,15 +327,3 @@ def _mismatched_importance(steps: Sequence[Step], importance: Mapping[str, F32] 
     if missing:
         out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
     return tuple(out)
-
-
-def with_name(plan: Plan, path: Path) -> Plan:
-    """The same plan under the target's own name: a file, or the members of a split model NAME-00001-of-0000N.gguf."""
-    if plan.layout.folder:
-        return plan
-    old, new = Path(DEFAULT_NAME).stem, path.name.removesuffix(".gguf")
-    single = len(plan.layout.files) == 1
-    names = {f.name: path.name if single else new + f.name.removeprefix(old) for f in plan.layout.files}
-    slots = {key: replace(slot, file=names[slot.file]) for key, slot in plan.layout.slots.items()}
-    files = tuple(replace(f, name=names[f.name]) for f in plan.layout.files)
-    return replace(plan, layout=Layout(files, slots, False))

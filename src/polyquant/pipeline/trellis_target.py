@@ -7,14 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
 from polyquant.errors import PlanError
 from polyquant.formats.trellis.config import METHODS, Origin
 from polyquant.pipeline.recipe import Recipe, Rule, uniform
+from polyquant.pipeline.steps import Step
 from polyquant.registry import codec
 from polyquant.types import Action, Blocks, Checkpoint, Codec, Floats, Shape, TrellisCodes, Weight
 
-__all__ = ["EFFORT", "Effort", "Method", "TrellisOptions", "is_linear", "keep", "method_of", "origin", "recipe_of", "warnings"]
+__all__ = ["EFFORT", "Effort", "Method", "TrellisOptions", "is_linear", "keep", "layout_options", "method_of", "origin", "recipe_of", "warnings"]  # fmt: skip
 
 Effort = Literal["fast", "default", "max"]
 Method = Literal["trellis_viterbi", "trellis_ldlq"]
@@ -47,7 +49,12 @@ class TrellisOptions:
     @property
     def sizes(self) -> str | None:
         """The first option that says which codes, as the command line calls it; None if all are left out."""
-        said = {"--bits": self.bits, "--target-bpw": self.target_bpw, "--effort": self.effort, "--codebook": self.codebook}
+        said = {
+            "--bits": self.bits,
+            "--target-bpw": self.target_bpw,
+            "--effort": self.effort,
+            "--codebook": self.codebook,
+        }
         return next((name for name, value in said.items() if value is not None), None)
 
     @property
@@ -175,16 +182,24 @@ def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool
     return "trellis_ldlq" if calibrated or carried else "trellis_viterbi"
 
 
-def warnings(
-    source: Checkpoint, files: Collection[str], carried: Sequence[str], stacks: Sequence[str]
-) -> tuple[str, ...]:
-    """What a reader of the folder should know. carried: weights whose codes are kept; stacks: float tensors of more than two dimensions."""
+def layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOptions) -> dict[str, Any]:
+    """What laying out a Trellis folder needs to know besides the tensors."""
+    quantized = [s for s in steps if isinstance(s.target, Trellis)]
+    origins = {s.map.target: origin(source, source[s.map.source], s.action) for s in quantized}
+    method = method_of(source, [s.action for s in quantized], calibrated=options.calibrated)
+    return {"origins": origins, "method": method, "target_bits": options.bits}
+
+
+def warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
+    """What a reader of the folder should know: errors that nobody states, tensors that stay float, a missing config.json."""
     out = []
+    carried = [s.map.source for s in steps if isinstance(s.target, Trellis) and not s.searches]
     silent = [name for name in carried if not _states_error(source, name)]
     if silent:
         out.append(
             f"{len(silent)} weights of the source state no mean squared error (first: {silent[0]}); their codes are kept, and mse says 0: the loss of this step"
         )
+    stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
     if stacks:
         out.append(f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})")
     if "config.json" not in files:

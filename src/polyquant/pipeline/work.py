@@ -16,7 +16,7 @@ from polyquant.codecs.transcode import transcode
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.pipeline.plan import Plan, Step
+from polyquant.pipeline.steps import Plan, Step
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.quantizers.ldlq import quantize_trellis

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from polyquant.pipeline.convert import PlanOptions, plan, quantize
 from polyquant.pipeline.execute import Progress, Report
-from polyquant.pipeline.plan import TRELLIS, Plan
+from polyquant.pipeline.steps import TRELLIS, Plan
 from polyquant.storage.staging import Resume
 from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE, shard_bytes
 
@@ -28,7 +28,8 @@ class TrellisQuantizer:
 
     def __init__(self, model_path: str | os.PathLike[str], **options: Unpack[PlanOptions]) -> None:
         """model_path: a Hugging Face folder or whatever else `polyquant.open` opens. options: those of `polyquant.plan`, e.g. bits (3 where
-        nothing says how small), effort "fast", "default" or "max", rules=["lm_head=trellis.6"].
+        nothing says how small) or target_bpw, effort "fast", "default" or "max", method "trellis_viterbi" or "trellis_ldlq", calibration (a text
+        file), rules=["lm_head=trellis.6"].
         """
         self.model_path = Path(model_path)
         chosen: Any = dict(options)

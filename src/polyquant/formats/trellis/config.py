@@ -167,5 +167,7 @@ def _allocation(tensors: Sequence[TensorSpec]) -> dict[str, dict[str, int]]:
     found: dict[int, dict[str, int]] = {}
     for t in tensors:
         if (match := _LAYER.fullmatch(t.name)) is not None:
-            found.setdefault(int(match[1]), {})[match[2]] = _trellis(t).bits
+            modules = found.setdefault(int(match[1]), {})
+            # Two stacks of layers (text and vision): the second says its whole name.
+            modules[match[2] if match[2] not in modules else t.name] = _trellis(t).bits
     return {str(layer): found[layer] for layer in sorted(found)}

@@ -221,7 +221,7 @@ def weight_of(facts: Facts, axes: Axes, metadata: Metadata, *, repair: bool = Fa
     arrays: dict[str, StoredArray] = {}
     shape = (facts.n, facts.k)
     mend = repair and facts.codebook is None
-    rotated = mend and axes == "nk" and _has_signs(facts)
+    rotated = mend and _has_signs(facts)
     if rotated and facts.k % ROTATED:
         raise InputError(
             "cannot be repaired: Metal Marlin rotates blocks of 128 inputs",
@@ -268,7 +268,9 @@ def _codec(facts: Facts, axes: Axes, metadata: Metadata, block: int) -> Codec:
     book = facts.codebook or GRID
     note = metadata.notes.get(facts.name)
     hadamard: bool | tuple[int, int] = facts.codebook is not None and metadata.rotated
-    if note is not None and note.blocks is not None and facts.codebook is not None:
+    if block > 1:
+        hadamard = (block, 1)
+    elif note is not None and note.blocks is not None and facts.codebook is not None:
         hadamard = note.blocks if note.blocks != (1, 1) else False
     options: dict[str, Any] = {} if book.type == "grid" else {"window_bits": book.window_bits}
     options |= {"codebook": book.type, "tile_order": book.tile_order, "hadamard": hadamard}

@@ -5,7 +5,7 @@ transformers fills what it does not find with random numbers and writes a line t
 
 from polyquant.errors import UnsupportedError
 
-OLDEST = (5, 20)
+OLDEST = (5, 23)
 """Of transformers: earlier releases load weights another way."""
 
 try:

@@ -119,12 +119,19 @@ class _Multiply(torch.autograd.Function):
 class TrellisLinear(torch.nn.Module):
     """Takes the place of torch.nn.Linear; its weight is a module, so that its tensors have the names that they have in the file."""
 
-    def __init__(self, name: str, linear: torch.nn.Linear, codec: Trellis, activations: Activations) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        bias: torch.nn.Parameter | None,
+        codec: Trellis,
+        activations: Activations,
+    ) -> None:
+        """shape: (outputs, inputs)."""
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        shape = (self.out_features, self.in_features)
+        self.out_features, self.in_features = shape
         self.weight = PackedWeight(name, shape, codec, _ROUNDING[activations])
-        self.bias = linear.bias
+        self.bias = bias
 
     def extra_repr(self) -> str:
         """For print(model)."""

@@ -25,7 +25,7 @@ class Renaming:
         conversions = deepcopy(list(conversions))  # they remember what they met
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._converters = [c for c in conversions if isinstance(c, WeightConverter)]
-        self._targets = {p: c.target_patterns for c in self._converters for p in c.source_patterns}
+        self._by_pattern = {p: c for c in self._converters for p in c.source_patterns}
         self._prefix = model.base_model_prefix
         self.wanted = model.state_dict()
 
@@ -36,9 +36,18 @@ class Renaming:
             found, pattern = rename_source_key(name, [], [], self._prefix, self.wanted)
         return found, pattern
 
+    def plain(self, name: str) -> str:
+        """The name in the model if nothing were merged or split."""
+        return str(rename_source_key(name, self._renamings, [], self._prefix, self.wanted)[0])
+
+    def converter(self, name: str) -> Any | None:
+        """What merges or splits a tensor."""
+        _, pattern = self(name)
+        return None if pattern is None else self._by_pattern[pattern]
+
     def results(self, target: str, pattern: str) -> set[str]:
         """All tensors of the model that a converter makes, of which `target` is the first."""
-        targets = self._targets[pattern]
+        targets = self._by_pattern[pattern].target_patterns
         return {target.replace(targets[0], t) for t in targets}
 
 

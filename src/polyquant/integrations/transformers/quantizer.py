@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, dot_natural_key
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantizer
 from transformers.utils import cached_file
@@ -18,6 +18,7 @@ from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.formats.trellis.config import FILE as METADATA
 from polyquant.integrations.transformers.config import QUANT_METHOD
+from polyquant.integrations.transformers.experts import PackedExperts, packed_experts
 from polyquant.integrations.transformers.linear import TrellisLinear, cpu_only
 from polyquant.integrations.transformers.matching import Renaming, Shapes, Sources, require_match
 from polyquant.integrations.transformers.saving import saves_as_v3
@@ -44,6 +45,7 @@ class TrellisHfQuantizer(HfQuantizer):
         self.sources: Sources = {}
         self.file: Path | None = None
         self.metadata = b""
+        self.unmerged: set[tuple[str, ...]] = set()
         if not self.pre_quantized:
             raise UnsupportedError(
                 "this checkpoint does not say that its weights are trellis-coded", hint="polyquant.hf_adapter.load_trellis_model opens other dialects; polyquant quantize makes new ones"
@@ -70,18 +72,30 @@ class TrellisHfQuantizer(HfQuantizer):
         if self.quantization_config.dequantize:
             return
         rename = Renaming(model, get_model_conversion_mapping(model))
+        experts: dict[str, list[str]] = {}
         for name, codec in self.codecs.items():
             target, pattern = rename(name)
-            path = target.removesuffix(".weight")
-            module = None if target not in rename.wanted or pattern is not None else model.get_submodule(path)
-            if not isinstance(module, torch.nn.Linear):
-                kind = type(module).__name__ if module is not None else "merged or unknown"
-                raise UnsupportedError(
-                    "only weights of torch.nn.Linear stay packed", file=self.file, tensor=name, found=kind,
-                    hint="load with TrellisConfig(dequantize=True)",
-                )  # fmt: skip
-            packed = TrellisLinear(name, module, codec, self.quantization_config.activations)
+            if pattern is not None and target in rename.wanted:
+                experts.setdefault(target.rpartition(".")[0], []).append(name)
+            else:
+                self._pack(model, name, target if target in rename.wanted else None, codec)
+        for path, names in experts.items():
+            module, chosen = model.get_submodule(path), self.quantization_config.activations
+            packed = packed_experts(module, path, names, rename, self.codecs, chosen, self.file)
             model.set_submodule(path, packed)
+            self.unmerged |= {tuple(c.source_patterns) for n in names if (c := rename.converter(n)) is not None}
+
+    def _pack(self, model: Any, name: str, target: str | None, codec: Trellis) -> None:
+        """Put a packed layer in the place of the linear one whose weight is `target`; None: the model has none."""
+        path = (target or "").removesuffix(".weight")
+        module = model.get_submodule(path) if target else None
+        if not isinstance(module, torch.nn.Linear):
+            raise UnsupportedError(
+                "only weights of torch.nn.Linear stay packed", file=self.file, tensor=name,
+                found="no such layer" if module is None else type(module).__name__, hint="load with TrellisConfig(dequantize=True)",
+            )  # fmt: skip
+        shape = (module.out_features, module.in_features)
+        model.set_submodule(path, TrellisLinear(name, shape, module.bias, codec, self.quantization_config.activations))
 
     def _read(self, files: Sequence[str] | None, source: str) -> None:
         """Codecs and shapes: headers of the files, or what the configuration holds."""
@@ -92,9 +106,13 @@ class TrellisHfQuantizer(HfQuantizer):
         if not files or not all(f.endswith(".safetensors") for f in files):
             raise UnsupportedError("trellis weights come from safetensors files", file=source, found=files)
         folder = Path(files[0]).parent
-        if not (folder / METADATA).exists():  # a hub's cache has only what was asked for
-            cached_file(source, METADATA, _raise_exceptions_for_missing_entries=False)
         self.file = folder
+        if (
+            not (folder / METADATA).exists() and folder.parent.name == "snapshots"
+        ):  # a hub's cache has what was asked for
+            cached_file(
+                source, METADATA, cache_dir=folder.parents[2], revision=folder.name, _raise_exceptions_for_missing_entries=False
+            )  # fmt: skip
         if not (folder / METADATA).exists():
             raise InputError(
                 "trellis weights without their metadata", file=folder / METADATA, hint="finish the download"
@@ -113,7 +131,8 @@ class TrellisHfQuantizer(HfQuantizer):
 
     def update_weight_conversions(self, weight_conversions: Sequence[Any], model: Any) -> list[Any]:
         """The last hook before weights are read: the names are settled, so they are compared here."""
-        found: list[Any] = super().update_weight_conversions(weight_conversions, model)
+        apart = [c for c in weight_conversions if tuple(c.source_patterns) not in self.unmerged]
+        found: list[Any] = super().update_weight_conversions(apart, model)
         self.sources = require_match(model, found, self.shapes, self.file)
         return found
 
@@ -132,8 +151,14 @@ class TrellisHfQuantizer(HfQuantizer):
             saves_as_v3(model, self.metadata)
         return model
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         """model.dequantize()"""
+        dtype = (
+            getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        )  # a saved model's configuration has it as text
+        for path, module in list(model.named_modules()):
+            if isinstance(module, PackedExperts):
+                model.set_submodule(path, module.dequantized(dtype))
         for path, module in list(model.named_modules()):
             if isinstance(module, TrellisLinear):
                 plain = torch.nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
@@ -141,6 +166,7 @@ class TrellisHfQuantizer(HfQuantizer):
                 plain.bias = module.bias
                 model.set_submodule(path, plain)
         vars(model).pop("save_pretrained", None)
+        model._weight_conversions = None  # saving knows the model's own conversions
         return model
 
     def is_serializable(self) -> bool:
@@ -162,22 +188,25 @@ class _Dequantize(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], *, full_layer_name: str, model: Any, **_: Any
     ) -> dict[str, Any]:  # fmt: skip
-        """{pattern of a component: [tensors]} -> {pattern of the weight: [floats]}."""
+        """{pattern of a component: [tensors]} -> {pattern of the weight: [floats]}, in the order of the names: some experts may be plain."""
         dtype = model.get_parameter_or_buffer(full_layer_name).dtype
-        out: dict[str, Any] = {}
+        found: dict[str, dict[str, Any]] = {}
         for pattern, tensors in input_dict.items():
             weight, dot, part = pattern.rpartition(".")
-            if not dot or part not in PARTS:
-                out[pattern] = [t.to(dtype) if t.is_floating_point() else t for t in tensors]
-            elif part == "indices":
-                parts = {p: input_dict[f"{weight}.{p}"] for p in PARTS if input_dict.get(f"{weight}.{p}")}
-                names = self.hf_quantizer.sources[full_layer_name, pattern]
-                out[weight] = [
-                    self._one(name.removesuffix(".indices"), {p: t[i].numpy() for p, t in parts.items()}).to(dtype)
-                    for i, name in enumerate(names)
-                ]
+            for name, tensor in zip(self.hf_quantizer.sources[full_layer_name, pattern], tensors, strict=True):
+                if dot and part in PARTS:
+                    found.setdefault(weight, {}).setdefault(name.removesuffix(f".{part}"), {})[part] = tensor.numpy()
+                else:
+                    found.setdefault(pattern, {})[name] = tensor
+        out = {
+            weight: [self._float(name, by_name[name]).to(dtype) for name in sorted(by_name, key=dot_natural_key)]
+            for weight, by_name in found.items()
+        }
         return {full_layer_name: out["weight"]} if set(out) == {"weight"} else out
 
-    def _one(self, name: str, parts: dict[str, Any]) -> torch.Tensor:
-        codec = self.hf_quantizer.codecs[name]
-        return torch.from_numpy(codec.dequantize(parts, (len(parts["sv"]), len(parts["su"]))))
+    def _float(self, name: str, stored: Any) -> Any:
+        """A plain tensor as it is, the parts of a packed one decoded."""
+        if not isinstance(stored, dict):
+            return stored
+        shape = (len(stored["sv"]), len(stored["su"]))
+        return torch.from_numpy(self.hf_quantizer.codecs[name].dequantize(stored, shape))

@@ -1,0 +1,174 @@
+"""Trellis: distortion, encoding, multiplication, decoding, the gain of LDLQ. The peer of a figure without one is the figure to reach."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+
+import polyquant
+from measure import Row, Section, in_turn
+from polyquant.codecs.trellis import Trellis
+from polyquant.codecs.trellis_search import Coder, with_feedback
+from polyquant.ops import native, trellis
+from polyquant.ops.matmul import Group
+
+SIDE = 4096
+AVX512 = "512" in native.instruction_set()
+DISTORTION = {(2, 12): 0.0726, (2, 14): 0.0705, (2, 16): 0.0685, (3, 12): 0.0189, (3, 14): 0.0181, (3, 16): 0.0175,
+              (4, 12): 0.0052, (4, 14): 0.0048, (4, 16): 0.0045}  # fmt: skip
+ENCODE = {
+    12: 3.0 if AVX512 else 1.9,
+    14: 0.9 if AVX512 else 0.5,
+    16: 0.2 if AVX512 else 0.14,
+}  # million weights a second
+MULTIPLY = 15.0 if AVX512 else 6.0  # billion weights a second
+
+
+def _random(codec: Trellis, seed: int) -> dict[str, np.ndarray]:
+    """Any bytes are legal codes."""
+    rng, specs = np.random.default_rng(seed), codec.specs((SIDE, SIDE))
+    floats = {k: np.ones(s.shape, np.float32) for k, s in specs.items() if k != "indices"}
+    return {"indices": rng.integers(0, 256, specs["indices"].shape, np.uint8), **floats}
+
+
+def _distortion() -> Iterator[Row]:
+    w = np.random.default_rng(0).standard_normal((256, SIDE)).astype(np.float32)
+    for (bits, window), bar in DISTORTION.items():
+        codec = polyquant.codec(f"trellis.{bits}", window_bits=window, hadamard=False, groups=1)
+        error = codec.dequantize(codec.pack(codec.quantize(w)), w.shape) - w
+        yield Row(f"MSE of unit Gaussians, {bits} bit, L = {window}", "MSE", float((error**2).mean()), bar, 1.0)
+
+
+def _encode() -> Iterator[Row]:
+    rng = np.random.default_rng(0)
+    for window, count in ((12, 2048), (14, 512), (16, 128)):
+        tiles = rng.standard_normal((count, trellis.TILE)).astype(np.float32)
+        book = trellis.codebook("mul1", window)
+        for bits in (2, 3, 4):
+            speeds = []
+            for threads in (1, 2):
+                native.set_threads(threads)
+                # A second thread's work is in no thread's clock.
+                clock = time.thread_time if threads == 1 else time.perf_counter
+                (seconds,) = in_turn(partial(trellis.encode, tiles, bits, window, book), repeats=3, clock=clock)
+                speeds.append(tiles.size / seconds / 1e6)
+            name, bar = f"encode, {bits} bit, L = {window}", 1.0 if bits < 4 else None
+            yield Row(f"{name}, one thread", "M weights/s", speeds[0], ENCODE[window], bar, more=True)
+            yield Row(f"{name}, two threads over one", "times", speeds[1] / speeds[0], 1.8, bar, more=True)
+
+
+def _one(codec_name: str, count: int) -> Callable[[], None]:
+    """One token times `count` matrices: more than the caches hold."""
+    codec = polyquant.codec(codec_name)
+    if isinstance(codec, Trellis):
+        parts = [_random(codec, i) for i in range(count)]
+    else:
+        w = np.random.default_rng(0).standard_normal((SIDE, SIDE)).astype(np.float32)
+        whole = codec.pack(codec.quantize(w))
+        parts = [{k: v.copy() for k, v in whole.items()} for _ in range(count)]
+    groups = [Group([codec.packed(p, (SIDE, SIDE))], [SIDE]) for p in parts]
+    x = np.random.default_rng(1).standard_normal((1, SIDE)).astype(np.float32)
+
+    def run() -> None:
+        for group in groups:
+            group(x, "block")
+
+    return run
+
+
+def _multiply() -> Iterator[Row]:
+    native.set_threads(1)
+    count = 12
+    names = [f"trellis.{k}" for k in range(2, 9)] + [
+        "trellis.3.grid",
+        "trellis.3.mul1.16.exl3",
+        "trellis.3.mcg.16.exl3",
+    ]
+    runs = [_one(name, count) for name in names] + [_one("q4_k", count)]
+    *ours, q4_k = (count * SIDE * SIDE / s / 1e9 for s in in_turn(*runs, repeats=5, clock=time.thread_time))
+    for name, speed in zip(names, ours, strict=True):
+        promised = name in ("trellis.2", "trellis.3", "trellis.4")
+        bar = MULTIPLY if promised else MULTIPLY / 2
+        yield Row(f"{name} x 1 token, from memory, one thread", "G weights/s", speed, bar, 1.0, more=True)
+    yield Row("trellis.3 x 1 token, peer q4_k", "G weights/s", ours[1], q4_k, 1.0, more=True)
+
+
+def _prefill() -> Iterator[Row]:
+    codec = polyquant.codec("trellis.3")
+    parts = _random(codec, 0)
+    handle = codec.packed(parts, (SIDE, SIDE))
+    group, w = Group([handle], [SIDE]), codec.dequantize(parts, (SIDE, SIDE))
+    out = np.empty((SIDE, SIDE), np.float32)
+
+    def decoded_first(x: np.ndarray) -> None:
+        handle.dequantize(out)
+        x @ out.T
+
+    for tokens in (1, 4, 64, 256):
+        x = np.random.default_rng(1).standard_normal((tokens, SIDE)).astype(np.float32)
+        for threads in (1, 2):
+            native.set_threads(threads)
+            runs: list[Callable[[], object]] = [partial(group, x, "block")]
+            if tokens < 64:
+                runs.append(partial(decoded_first, x))
+                peer = "decoding, then numpy"
+            elif find_spec("torch"):
+                import torch
+
+                torch.set_num_threads(threads)
+                a, b = torch.from_numpy(x), torch.from_numpy(w)
+                runs.append(partial(torch.matmul, a, b.T))
+                peer = "torch float32"
+            else:
+                peer = "torch, missing"
+            seconds = in_turn(*runs, repeats=5)
+            speeds = [tokens * SIDE * SIDE / s / 1e9 for s in seconds]
+            name = f"trellis.3 x {tokens} tokens, {threads} threads, peer {peer}"
+            yield Row(name, "G mul-adds/s", speeds[0], speeds[1] if len(speeds) > 1 else None, 1.0, more=True)
+
+
+def _decode() -> Iterator[Row]:
+    native.set_threads(1)
+    out = np.empty(SIDE * SIDE + 16, np.float32)[: SIDE * SIDE].reshape(SIDE, SIDE)
+    for name in ("trellis.2", "trellis.3", "trellis.4", "trellis.8", "trellis.3.mul1.16.exl3"):
+        codec = polyquant.codec(name)
+        parts = _random(codec, 0)
+        (seconds,) = in_turn(partial(codec.dequantize, parts, out.shape, out=out), repeats=5, clock=time.thread_time)
+        yield Row(f"{name} to float32, one thread", "G weights/s", SIDE * SIDE / seconds / 1e9, 1.0, 1.0, more=True)
+
+
+def _gain() -> Iterator[Row]:
+    """Eigenvalues that fall over 2 decades in a random basis: LDLQ's error over plain rounding's, and the ratio of means that theory says."""
+    k, n = 512, 256
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.standard_normal((k, k)))[0]
+    values = np.logspace(0, -2, k)
+    h = (basis * values @ basis.T).astype(np.float32)
+    w = rng.standard_normal((k, n)).astype(np.float32)
+    for bits in (2, 3, 4):
+        coder = Coder(bits, 12, "row_major", trellis.codebook("mul1", 12))
+        scales = coder.scale(w)[None]
+        plain = coder(w / scales)[1] * scales - w
+        _, numbers, used = with_feedback(w, h, scales, coder)
+        fed = numbers * used - w
+        cost = [float(np.einsum("kn,kj,jn->", e, h, e, optimize=True)) for e in (fed, plain)]
+        theory = float(np.exp(np.log(values).mean()) / values.mean())
+        yield Row(
+            f"LDLQ's error over plain rounding's, {bits} bit; peer theory", "ratio", cost[0] / cost[1], theory, 0.9
+        )
+
+
+def _rows() -> Iterator[Row]:
+    before = native.threads()
+    try:
+        for part in (_distortion, _encode, _multiply, _prefill, _decode, _gain):
+            yield from part()
+    finally:
+        native.set_threads(before)
+
+
+SECTION = Section("Trellis", _rows, peers=("torch",))

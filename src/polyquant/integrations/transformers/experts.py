@@ -1,0 +1,116 @@
+"""Mixtures of experts: transformers keeps the weights of all experts in two tensors, a file has three matrices for each. Packed ones stay apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers.core_model_loading import Concatenate, MergeModulelist
+
+from polyquant.codecs.trellis import Trellis
+from polyquant.errors import UnsupportedError
+from polyquant.integrations.transformers.linear import TrellisLinear
+from polyquant.integrations.transformers.matching import Renaming
+from polyquant.runtime.load import Activations
+
+__all__ = ["PackedExperts", "packed_experts"]
+
+_PLAIN = {
+    "has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True, "has_post_expert_norm": False,
+}  # fmt: skip
+"""What transformers says of experts that are w2(act(w1 x) * w3 x) and no more."""
+_LEAF = re.compile(r"(\d{1,6})\.(\w+)\.weight")
+
+
+class PackedExperts(torch.nn.Module):
+    """Takes the place of an experts module. Children: expert number -> {matrix: TrellisLinear}, named as in the file.
+
+    matrices: what the file calls (gate, up, down).
+    """
+
+    def __init__(self, original: Any, experts: Sequence[Mapping[str, TrellisLinear]], matrices: Sequence[str]) -> None:
+        super().__init__()
+        plain = {k: v for k, v in vars(original).items() if not k.startswith("_")}  # constants that its gate may use
+        self.__dict__.update(plain)
+        for name, child in original.named_children():
+            self.add_module(name, child)
+        for i, expert in enumerate(experts):
+            self.add_module(str(i), torch.nn.ModuleDict(expert))
+        self._count, self._matrices, self._kind = len(experts), tuple(matrices), type(original)
+        self._empty = (original,)  # on the meta device; in a tuple it is no child
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[tokens, hidden], [tokens, k] numbers of experts, [tokens, k] weights -> [tokens, hidden]."""
+        out = torch.zeros_like(hidden_states)
+        for i in torch.unique(top_k_index).tolist():
+            if i >= self._count:  # stands for no expert
+                continue
+            gate, up, down = self._of(i)
+            token, place = torch.where(top_k_index == i)
+            x = hidden_states[token]
+            inner = self._kind._apply_gate(self, torch.cat([gate(x), up(x)], -1))
+            out.index_add_(0, token, (down(inner) * top_k_weights[token, place, None]).to(out.dtype))
+        return out
+
+    def _of(self, i: int) -> list[TrellisLinear]:
+        expert: Any = self.get_submodule(str(i))
+        return [expert[name] for name in self._matrices]
+
+    def dequantized(self, dtype: torch.dtype | None) -> Any:
+        """The module that transformers would have made, with float weights."""
+        found = self._empty[0]
+        rows = [[linear.weight.dequantize().to(dtype) for linear in self._of(i)] for i in range(self._count)]
+        gate_up = torch.stack([torch.cat(row[:2]) for row in rows])
+        found.gate_up_proj = torch.nn.Parameter(gate_up, requires_grad=False)
+        found.down_proj = torch.nn.Parameter(torch.stack([row[2] for row in rows]), requires_grad=False)
+        return found
+
+
+def packed_experts(
+    module: Any, path: str, names: Sequence[str], rename: Renaming, codecs: Mapping[str, Trellis], activations: Activations, file: object
+) -> PackedExperts:  # fmt: skip
+    """The packed twin of an experts module. names: the quantized weights that it would merge.
+
+    Raises UnsupportedError for experts of another kind, and unless all matrices of all experts are quantized.
+    """
+    patterns = _patterns(module, names, rename)
+    if patterns is None:
+        raise _refusal("experts of a kind that is not known packed", type(module).__name__, names[0], file)
+    found: dict[int, dict[str, TrellisLinear]] = {}
+    matrices: dict[str, str] = {}
+    width, hidden = module.down_proj.shape[2], module.down_proj.shape[1]
+    for name in names:
+        leaf = _LEAF.fullmatch(rename.plain(name).removeprefix(f"{path}."))
+        if leaf is None:
+            raise _refusal("an expert of another name", rename.plain(name), name, file)
+        pattern = rename(name)[1] or ""
+        matrices[pattern] = leaf[2]
+        shape = (hidden, width) if pattern == patterns[2] else (width, hidden)
+        found.setdefault(int(leaf[1]), {})[leaf[2]] = TrellisLinear(name, shape, None, codecs[name], activations)
+    count = module.down_proj.shape[0]
+    if sorted(found) != list(range(count)) or any(len(expert) != 3 for expert in found.values()):
+        whole = sum(len(expert) == 3 for expert in found.values())
+        raise _refusal("some experts are quantized and some are not", f"{whole} of {count} whole", names[0], file)
+    return PackedExperts(module, [found[i] for i in range(count)], [matrices[p] for p in patterns])
+
+
+def _patterns(module: Any, names: Sequence[str], rename: Renaming) -> list[str] | None:
+    """Patterns of gate, up and down; None if the module or its merging is another than the usual."""
+    if any(getattr(module, key, None) != value for key, value in _PLAIN.items()):
+        return None
+    converters = {id(c): c for name in names if (c := rename.converter(name)) is not None}.values()
+    by_length = sorted(converters, key=lambda c: -len(c.source_patterns))
+    if [[type(op) for op in c.operations] for c in by_length] != [[MergeModulelist, Concatenate], [MergeModulelist]]:
+        return None
+    patterns = [p for c in by_length for p in c.source_patterns]
+    return patterns if len(patterns) == 3 else None
+
+
+def _refusal(message: str, found: str, tensor: str, file: object) -> UnsupportedError:
+    return UnsupportedError(
+        message, file=file, tensor=tensor, found=found, hint="load with TrellisConfig(dequantize=True)"
+    )

@@ -8,7 +8,7 @@ import pytest
 
 import polyquant as pq
 from golden import VECTORS
-from polyquant.errors import InputError, PlanError
+from polyquant.errors import InputError, PlanError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.pipeline.calibrate import DecoderStages, calibration_windows, cut
 from polyquant.pipeline.convert import plan
@@ -186,7 +186,10 @@ def test_sensitivities_are_measured(text):
         ({"bits": 3, "target_bpw": 3.5}, "say how small twice"),
         ({"target_bpw": 2.0}, "too small for these weights"),
         ({"target_bpw": 99}, "no such size"),
-        ({"bits": 3, "calibration": "self", "importance": {Q: np.ones(256, np.float32)}}, "importance matrix is the diagonal"),
+        (
+            {"bits": 3, "calibration": "self", "importance": {Q: np.ones(256, np.float32)}},
+            "importance matrix is the diagonal",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options, message):
@@ -200,6 +203,18 @@ def test_a_text_that_is_missing_or_too_short(tmp_path):
     for path in (tmp_path / "none.txt", short):
         with pytest.raises(InputError):
             pq.quantize(LLAMA, tmp_path / "out", bits=2, effort="fast", calibration=path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_calibration_that_reaches_nothing(text, tmp_path):
+    with pytest.raises(UnsupportedError, match="reaches none"):
+        pq.convert(
+            LLAMA,
+            tmp_path / "out",
+            to="trellis-v3",
+            calibration=text,
+            rules=["model.embed_tokens.weight=trellis.4.mul1.8"],
+        )
     assert not (tmp_path / "out").exists()
 
 

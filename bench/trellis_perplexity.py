@@ -1,4 +1,5 @@
-"""Trellis codes against ggml's K-quants on the demonstration model: `python bench/trellis_perplexity.py [--effort E] [--calibration FILE] [--tokens N]`.
+"""Trellis codes against ggml's K-quants on the demonstration model: `python bench/trellis_perplexity.py [--effort E] [--calibration FILE] [--tokens N]`
+(`--quants q2_k q4_k`, `--bits 3`: only those rows).
 
 Only the matrices of linear layers are quantized, the embedding stays bfloat16 everywhere; every byte of the quantized matrices counts. Each K-quant
 stands beside Trellis folders of the same effective bits (--target-bpw), both without and with calibration (importance matrix, LDLQ), on the same text:
@@ -19,7 +20,7 @@ import polyquant as pq
 from polyquant.pipeline.calibrate import OWN_TEXT, calibration_stages
 from polyquant.pipeline.convert import plan
 from polyquant.pipeline.demo import demo_model
-from polyquant.pipeline.plan import Plan
+from polyquant.pipeline.steps import Plan
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.types import F32
 
@@ -53,17 +54,17 @@ def importance(text: Path) -> dict[str, F32]:
     }
 
 
-def plans(text: Path, effort: str) -> Iterator[tuple[str, Plan]]:
-    """(row, plan), K-quants and what stands beside them."""
+def plans(text: Path, effort: str, names: list[str], widths: list[int]) -> Iterator[tuple[str, Plan]]:
+    """(row, plan): K-quants and what stands beside them, then Trellis folders of one width."""
     matrix = importance(text)
-    for name in K_QUANTS:
+    for name in names:
         yield name, plan(MODEL, "gguf", codec=name, rules=FLOAT_EMBEDDING)
         imatrix = plan(MODEL, "gguf", codec=name, rules=FLOAT_EMBEDDING, importance=matrix)
         yield f"{name}, importance", imatrix
         size = imatrix.quantized_bpw
         yield "trellis, viterbi", plan(MODEL, "trellis-v3", target_bpw=size, effort=effort)
         yield "trellis, ldlq", plan(MODEL, "trellis-v3", target_bpw=size, effort=effort, calibration=text)
-    for bits in (2, 3, 4, 5):
+    for bits in widths:
         yield f"trellis {bits}, viterbi", plan(MODEL, "trellis-v3", bits=bits, effort=effort)
         yield f"trellis {bits}, ldlq", plan(MODEL, "trellis-v3", bits=bits, effort=effort, calibration=text)
 
@@ -94,13 +95,17 @@ def main() -> None:
     arguments.add_argument("--effort", choices=["fast", "default", "max"], default="default")
     arguments.add_argument("--calibration", type=Path, help="a text; by default one that the model writes")
     arguments.add_argument("--tokens", type=int, default=16 * (WINDOW - 1))
+    arguments.add_argument("--quants", nargs="*", choices=K_QUANTS, default=list(K_QUANTS))
+    arguments.add_argument(
+        "--bits", nargs="*", type=int, default=[2, 3, 4, 5], help="widths of the folders of one width"
+    )
     options = arguments.parse_args()
     print("| linear layers | bits per weight | perplexity | against float | mean KL | same first choice |")
     print("|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = options.calibration or own_text(folder)
-        for i, (label, made) in enumerate(plans(text, options.effort)):
+        for i, (label, made) in enumerate(plans(text, options.effort, options.quants, options.bits)):
             path = folder / (f"{i}.gguf" if made.format == "gguf" else str(i))
             pq.convert(made, path, measure=False)
             print(row(label, made, path, options.tokens), flush=True)

@@ -8,8 +8,9 @@ import pytest
 
 import polyquant as pq
 from golden import VECTORS
-from polyquant.errors import InputError, PlanError
+from polyquant.errors import InputError, PlanError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
+from polyquant.ops import native
 from polyquant.pipeline.calibrate import DecoderStages, calibration_windows, cut
 from polyquant.pipeline.convert import plan
 from polyquant.pipeline.demo import demo_model
@@ -20,6 +21,9 @@ from polyquant.runtime.load import load
 
 LLAMA = VECTORS / "models/tiny-llama-untied/hf"
 Q, DOWN = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"
+
+
+encodes = pytest.mark.skipif(native.lib() is None, reason="the numpy encoder would take hours")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,7 @@ def test_a_model_writes_its_own_text():
     assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@encodes
 def test_calibration_makes_the_outputs_better(text, stages, tmp_path):
     hessians = Hessians(stages, stages.names[0])
     h = {name: hessians.of(name)[0] for name in stages.names[0]}
@@ -98,6 +103,7 @@ def test_calibration_makes_the_outputs_better(text, stages, tmp_path):
     assert said == ["trellis_viterbi", "trellis_ldlq"]
 
 
+@encodes
 def test_killed_and_resumed_is_the_same_to_the_byte(text, tmp_path):
     options = {"codec": "trellis.3.mul1.8", "to": "trellis-v3", "calibration": text}
     told = []
@@ -116,6 +122,7 @@ def test_killed_and_resumed_is_the_same_to_the_byte(text, tmp_path):
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
+@encodes
 def test_progress_counts_calibration_and_never_falls(text, tmp_path):
     seen = []
     pq.quantize(
@@ -136,6 +143,7 @@ def test_another_text_is_another_job(text, tmp_path):
 # ---------------------------------------------------------------- bits for each weight
 
 
+@encodes
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_target_is_met_and_written(calibrated, text, tmp_path):
     made = plan(LLAMA, "trellis-v3", target_bpw=3.6, effort="fast", calibration=text if calibrated else None)
@@ -164,6 +172,7 @@ def test_rules_keep_their_bits_and_count():
     assert 3.4 <= made.quantized_bpw <= 3.5
 
 
+@encodes
 def test_sensitivities_are_measured(text):
     """Of two weights the one that is zero does no harm."""
     wanted = dict.fromkeys((Q, DOWN), codec("trellis.4.mul1.8"))
@@ -186,6 +195,10 @@ def test_sensitivities_are_measured(text):
         ({"bits": 3, "target_bpw": 3.5}, "say how small twice"),
         ({"target_bpw": 2.0}, "too small for these weights"),
         ({"target_bpw": 99}, "no such size"),
+        (
+            {"bits": 3, "calibration": "self", "importance": {Q: np.ones(256, np.float32)}},
+            "importance matrix is the diagonal",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options, message):
@@ -202,6 +215,19 @@ def test_a_text_that_is_missing_or_too_short(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_calibration_that_reaches_nothing(text, tmp_path):
+    with pytest.raises(UnsupportedError, match="reaches none"):
+        pq.convert(
+            LLAMA,
+            tmp_path / "out",
+            to="trellis-v3",
+            calibration=text,
+            rules=["model.embed_tokens.weight=trellis.4.mul1.8"],
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@encodes
 def test_a_hessian_that_is_of_no_use_reaches_the_report(text, tmp_path):
     """The tensor is named; it is quantized without calibration."""
     folder = tmp_path / "in"

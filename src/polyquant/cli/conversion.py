@@ -34,6 +34,9 @@ from polyquant.trellis.shard_size import shard_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_NOTES = 20
+"""Notes of a report that are printed: a mixture of experts may have thousands."""
+
 _OPTIONS = (
     click.argument("src", type=click.Path()),
     click.argument("dst", type=click.Path()),
@@ -247,8 +250,11 @@ def print_report(report: Report) -> None:
         row = [decibel(e.snr), f"{e.rrmse:.5f}"] if measured else ["", ""]
         t.add_row(what, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
     t.show()
-    for note in dict.fromkeys(s.note for s in report.steps if s.note):
+    notes = list(dict.fromkeys(s.note for s in report.steps if s.note))
+    for note in notes[:_NOTES]:
         out.print(printable(note), markup=False)
+    if len(notes) > _NOTES:
+        out.print(f"and {len(notes) - _NOTES} notes more: --format json has them all", markup=False)
     rate = report.nbytes / max(report.seconds, 1e-9)
     out.print(
         f"wrote {printable(report.path)}: {report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)",

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from polyquant.errors import CodecError, InputError
+from polyquant.errors import CodecError, InputError, UnsupportedError
 from polyquant.formats.trellis.config import mse_text
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
@@ -225,6 +225,13 @@ class _Run:
             return steps
         self._show("calibration text")
         stages = calibration_stages(self.plan.source.path, self.plan.calibration)
+        if not any(set(wanted) & set(names) for names in stages.names):
+            raise UnsupportedError(
+                "calibration reaches none of the weights that are quantized",
+                file=self.plan.source.path,
+                expected=f"inputs of {wanted[0]}",
+                hint="use --method trellis_viterbi, which needs no inputs",
+            )
         self.hessians = hessians = Hessians(stages, wanted, self._calibrated)
         return sorted(steps, key=lambda s: hessians.order(s.map.source) if s.searches else -1)
 

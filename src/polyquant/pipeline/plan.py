@@ -70,6 +70,8 @@ def make_plan(
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """
     chosen = _recipe(to, codec, recipe, rules, trellis)
+    if trellis.calibrated and importance:
+        raise PlanError("an importance matrix is the diagonal of what calibration finds", hint="leave out --importance")
     if trellis.calibration is not None and trellis.calibration != OWN_TEXT:
         read_text(trellis.calibration)  # refused now, not when the work gets there
     translation = _translate(source, to, architecture, chosen)

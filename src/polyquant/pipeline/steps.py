@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polyquant.codecs.tl import TL
-from polyquant.pipeline.calibrate import OWN_TEXT
+from polyquant.pipeline.calibrate import OWN_TEXT, TOKENS, WINDOWS
 from polyquant.pipeline.recipe import Recipe
 from polyquant.runtime.evaluate import read_text
 from polyquant.types import (
@@ -125,7 +125,8 @@ class Plan:
                 return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if self.calibration is not None else 0)
             return rows * k * (3 if step.target.form is Ternary else 10)
 
-        return max((need(s) for s in self.steps), default=0)
+        inputs = [as_matrix(s.map.shape)[1] for s in self.steps if s.searches and self.calibration is not None]
+        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * min(inputs, default=0)
 
     @property
     def actions(self) -> Counter[Action]:

@@ -116,9 +116,7 @@ def test_no_shard_is_over_the_target_unless_one_component_is(tmp_path_factory, s
     layout = laid(tensors, shard_bytes=limit)
     shards = [f for f in layout.files if f.name.endswith(".safetensors")]
     weight_map = read(layout, "model.safetensors.index.json")["weight_map"]
-    assert [f.name for f in shards] == [
-        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))
-    ]
+    assert [f.name for f in shards] == [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     folder = tmp_path_factory.mktemp("shards")
     for f in shards:
         (folder / f.name).write_bytes(content(layout, f.name))

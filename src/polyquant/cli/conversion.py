@@ -79,8 +79,12 @@ _OPTIONS = (
         metavar="X",
         help="Trellis: in place of --bits: 2 to 8 bits for each weight, X in the mean with all scales, for the least harm.",
     ),
-    click.option("--repair", is_flag=True, help="Trellis of Metal Marlin: what its quantizer meant, not what its decoder reads."),
-    click.option("--axes", type=click.Choice(["kn", "nk"]), help="Trellis: how tiles lie, where a source does not show it."),
+    click.option(
+        "--repair", is_flag=True, help="Trellis of Metal Marlin: what its quantizer meant, not what its decoder reads."
+    ),
+    click.option(
+        "--axes", type=click.Choice(["kn", "nk"]), help="Trellis: how tiles lie, where a source does not show it."
+    ),
     click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
     click.option(
         "--rule",

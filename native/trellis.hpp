@@ -40,10 +40,20 @@ inline size_t trellis_block(const TrellisSearch& s, size_t n) {
   return (i & ((size_t(1) << s.bits) - 1)) * plane + (i >> s.bits) * block;
 }
 
+// The metrics of all groups before each step of a walk, as one row of numbers each. Of a long row only one in `every` is kept: those between are
+// needed for the next step, and on the way back for the few groups that a path can come from, which are walked anew.
+struct TrellisTrail {
+  uint16_t *kept, *between;
+  uint16_t* base;  // what each step took off
+  size_t every, row;
+  uint16_t* at(size_t step) const { return step % every ? between + step % every * row : kept + step / every * row; }
+};
+
 // One way of walking through the trellis. Metrics stand in an order of its own: `place` of a group.
+using TrellisWalker = void (*)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]);
 struct TrellisWalk {
   const int16_t* table;  // levels in the order in which `walk` reads them
-  void (*walk)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps, uint16_t* history[2]);
+  TrellisWalker walk;
   bool planes;           // groups apart by their low bits; else in their order
 
   size_t row(const TrellisSearch& s) const { return planes ? s.groups() + (kStagger << s.bits) : s.groups(); }
@@ -53,8 +63,7 @@ struct TrellisWalk {
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// How these kernels walk; null where the search does not fill their vectors. `arranged` gets the levels, 2 ** window of them.
-using TrellisWalker = void (*)(const TrellisSearch&, const int16_t*, const int16_t* [2], size_t, uint16_t* [2]);
+// How these kernels walk; null where the search does not fill their vectors.
 TrellisWalker trellis_walk_avx2(const TrellisSearch& search, bool* planes);
 #endif
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "threads.hpp"
@@ -17,42 +18,57 @@ inline int distance(const TrellisSearch& s, int x, size_t state) {
   return (d * d + 0x4000) >> 15;
 }
 
-inline int sum(const TrellisSearch& s, const uint16_t* metric, const TrellisWalk& way, int x, size_t state) {
-  return std::min(65535, int(metric[way.place(s, state & (s.groups() - 1))]) + distance(s, x, state));
-}
-
-void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], size_t steps, uint16_t* history[2]) {
+void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
   const size_t groups = s.groups();
-  const TrellisWalk way{nullptr, nullptr, false};
   for (int t = 0; t < 2; ++t)
     for (size_t j = 0; j < steps; ++j) {
-      const uint16_t* metric = history[t] + j * groups;
-      uint16_t* next = history[t] + (j + 1) * groups;
+      const uint16_t* metric = trail[t].at(j);
+      uint16_t* next = trail[t].at(j + 1);
       const int base = *std::min_element(metric, metric + groups);
+      trail[t].base[j] = uint16_t(base);
       for (size_t q = 0; q < groups; ++q) {
         int best = 65535;
-        for (size_t b = 0; b < size_t(1) << s.bits; ++b) best = std::min(best, sum(s, metric, way, x[t][j], q << s.bits | b));
+        for (size_t b = 0; b < size_t(1) << s.bits; ++b) {
+          const size_t state = q << s.bits | b;
+          best = std::min(best, int(metric[state & (groups - 1)]) + distance(s, x[t][j], state));
+        }
         next[q] = uint16_t(best - base);
       }
     }
 }
 
-// From `group` after the last step to the one before the first, which is returned; states[j] is passed on the way.
-size_t walk_back(const TrellisSearch& s, const TrellisWalk& way, const int16_t* x, size_t steps, const uint16_t* history, size_t group, uint16_t* states) {
-  const size_t groups = s.groups(), row = way.row(s);
-  for (size_t j = steps; j-- > 0;) {
-    const uint16_t* metric = history + j * row;
-    size_t best = group << s.bits;
-    int least = 65536;
-    for (size_t b = 0; b < size_t(1) << s.bits; ++b) {
-      const int found = sum(s, metric, way, x[j], group << s.bits | b);
-      if (found < least) least = found, best = group << s.bits | b;
-    }
-    states[j] = uint16_t(best);
-    group = best & (groups - 1);
+// The way that was walked, seen from its end.
+struct WayBack {
+  const TrellisSearch& s;
+  const TrellisWalk& way;
+  const int16_t* x;
+  const TrellisTrail& trail;
+
+  int metric(size_t step, size_t group) const {
+    if (step % trail.every == 0) return trail.at(step)[way.place(s, group)];
+    return best(step - 1, group).first - trail.base[step - 1];
   }
-  return group;
-}
+
+  // The least sum with which step `step` leads to a group, and the first state that has it.
+  std::pair<int, size_t> best(size_t step, size_t group) const {
+    std::pair<int, size_t> found{65536, 0};
+    for (size_t b = 0; b < size_t(1) << s.bits; ++b) {
+      const size_t state = group << s.bits | b;
+      const int sum = std::min(65535, metric(step, state & (s.groups() - 1)) + distance(s, x[step], state));
+      if (sum < found.first) found = {sum, state};
+    }
+    return found;
+  }
+
+  // From `group` after step last - 1 to the group before step `first`, which is returned; states[j] is passed at step j.
+  size_t go(size_t first, size_t last, size_t group, uint16_t* states) const {
+    for (size_t j = last; j-- > first;) {
+      states[j] = uint16_t(best(j, group).second);
+      group = states[j] & (s.groups() - 1);
+    }
+    return group;
+  }
+};
 
 // Numbers in memory that begins with a cache line: vectors that straddle two lines load at half speed.
 template <class T>
@@ -66,16 +82,22 @@ struct Lines {
 
 struct Room {
   Lines<uint16_t> history[2];
-  int16_t x[2][kTile], around[2][2 * kSeam];
+  uint16_t base[2][kTile];
+  int16_t x[2][kTile], around[2][kTile];
   uint16_t states[kTile];
 };
 
+// Rows that together would be more than the caches hold are not all kept.
+size_t kept_every(const TrellisSearch& s) { return s.window < 15 ? 1 : s.bits == 2 ? 4 : s.bits == 3 ? 2 : 1; }
+
 void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& way, Room& room, uint8_t* codes, int count) {
-  const size_t groups = s.groups(), row = way.row(s);
-  uint16_t* history[2];
+  static_assert(2 * kSeam == kTile);
+  const size_t row = way.row(s), every = kept_every(s), kept = kTile / every + 1;
+  TrellisTrail trail[2];
   const int16_t *x[2], *around[2];
   for (int t = 0; t < 2; ++t) {
-    history[t] = room.history[t].of((kTile + 1) * row);
+    uint16_t* rows = room.history[t].of((kept + every) * row);
+    trail[t] = {rows, rows + kept * row, room.base[t], every, row};
     const float* tile = tiles + (t < count ? t : 0) * kTile;
     for (size_t j = 0; j < kTile; ++j) {
       const float scaled = tile[j] * s.factor;
@@ -84,22 +106,22 @@ void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& w
     std::memcpy(room.around[t], room.x[t] + kTile - kSeam, kSeam * sizeof(int16_t));
     std::memcpy(room.around[t] + kSeam, room.x[t], kSeam * sizeof(int16_t));
     x[t] = room.x[t], around[t] = room.around[t];
-    std::memset(history[t], 0, row * sizeof(uint16_t));
+    std::memset(rows, 0, row * sizeof(uint16_t));
   }
-  way.walk(s, way.table, around, 2 * kSeam, history);
+  way.walk(s, way.table, around, kTile, trail);
   size_t seam[2];
   for (int t = 0; t < 2; ++t) {
-    const uint16_t* last = history[t] + 2 * kSeam * row;
+    const uint16_t* last = trail[t].at(kTile);
     size_t best = 0;
-    for (size_t g = 1; g < groups; ++g)
+    for (size_t g = 1; g < s.groups(); ++g)
       if (last[way.place(s, g)] < last[way.place(s, best)]) best = g;
-    seam[t] = walk_back(s, way, around[t] + kSeam, kSeam, history[t] + kSeam * row, best, room.states);
-    std::fill_n(history[t], row, uint16_t(65535));
-    history[t][way.place(s, seam[t])] = 0;
+    seam[t] = WayBack{s, way, around[t], trail[t]}.go(kSeam, kTile, best, room.states);
+    std::fill_n(trail[t].kept, row, uint16_t(65535));
+    trail[t].kept[way.place(s, seam[t])] = 0;
   }
-  way.walk(s, way.table, x, kTile, history);
+  way.walk(s, way.table, x, kTile, trail);
   for (int t = 0; t < count; ++t) {
-    walk_back(s, way, x[t], kTile, history[t], seam[t], room.states);
+    WayBack{s, way, x[t], trail[t]}.go(0, kTile, seam[t], room.states);
     for (size_t j = 0; j < kTile; ++j) codes[size_t(t) * kTile + j] = uint8_t(room.states[j] & ((1u << s.bits) - 1));
   }
 }

@@ -68,13 +68,14 @@ PQ_INLINE void take_apart8(const __m256i* v, uint16_t* out, size_t plane) {
 }
 
 template <int bits, int doublings>
-void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, uint16_t* history[2]) {
+void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
   constexpr size_t choices = size_t(1) << bits;
-  const size_t groups = s.groups(), mask = (groups >> bits) - 1, plane = mask + 1 + kStagger, row = plane << bits;
-  unsigned base[2] = {least_of(history[0], row), least_of(history[1], row)};
+  const size_t groups = s.groups(), mask = (groups >> bits) - 1, plane = mask + 1 + kStagger;
+  unsigned base[2] = {least_of(trail[0].at(0), plane << bits), least_of(trail[1].at(0), plane << bits)};
   for (size_t j = 0; j < steps; ++j) {
-    const uint16_t *m0 = history[0] + j * row, *m1 = history[1] + j * row;
-    uint16_t *n0 = history[0] + (j + 1) * row, *n1 = history[1] + (j + 1) * row;
+    const uint16_t *m0 = trail[0].at(j), *m1 = trail[1].at(j);
+    uint16_t *n0 = trail[0].at(j + 1), *n1 = trail[1].at(j + 1);
+    trail[0].base[j] = uint16_t(base[0]), trail[1].base[j] = uint16_t(base[1]);
     const __m256i x0 = _mm256_set1_epi16(x[0][j]), x1 = _mm256_set1_epi16(x[1][j]);
     const __m256i b0 = _mm256_set1_epi16(short(base[0])), b1 = _mm256_set1_epi16(short(base[1]));
     __m256i low0 = _mm256_set1_epi16(-1), low1 = low0;
@@ -106,13 +107,14 @@ void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[
 
 // 16 states or more lead to each group: metrics in their order, the minimum across lanes.
 template <int doublings>
-void walk_rows(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, uint16_t* history[2]) {
+void walk_rows(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
   const size_t groups = s.groups(), choices = size_t(1) << s.bits;
   for (int t = 0; t < 2; ++t) {
-    unsigned base = least_of(history[t], groups);
+    unsigned base = least_of(trail[t].at(0), groups);
     for (size_t j = 0; j < steps; ++j) {
-      const uint16_t* metric = history[t] + j * groups;
-      uint16_t* next = history[t] + (j + 1) * groups;
+      const uint16_t* metric = trail[t].at(j);
+      uint16_t* next = trail[t].at(j + 1);
+      trail[t].base[j] = uint16_t(base);
       const __m256i value = _mm256_set1_epi16(x[t][j]);
       unsigned low = 65535;
       for (size_t q = 0; q < groups; ++q) {

@@ -59,6 +59,16 @@ def test_encoder_equals_its_reference(bits: int, window: int) -> None:
     )
 
 
+@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+@pytest.mark.parametrize(("bits", "window"), [(2, 15), (3, 15), (4, 15)])
+def test_rows_that_are_not_all_kept(bits: int, window: int) -> None:
+    tiles = np.random.default_rng(window).standard_normal((1, 256)).astype(np.float32)
+    book = ops.codebook("mul1", window)
+    np.testing.assert_array_equal(
+        ops.encode(tiles, bits, window, book), ops.encode_reference(tiles, bits, window, book)
+    )
+
+
 def test_grid_is_rounding() -> None:
     x = np.linspace(-5, 5, 512, dtype=np.float32).reshape(2, 256)
     book = ops.codebook("grid", 3)

@@ -169,7 +169,11 @@ def _gain_of(steepness: float) -> Iterator[Row]:
         cost = [float(np.einsum("kn,kj,jn->", e, h, e, optimize=True)) for e in (fed, plain)]
         theory = float(np.exp(np.log(values).mean()) / values.mean())
         yield Row(
-            f"LDLQ's error over plain rounding's, {bits} bit; peer theory", "ratio", cost[0] / cost[1], theory, 0.9
+            f"LDLQ over plain rounding, eigenvalues exp(-{steepness} i / K), {bits} bit; peer theory",
+            "ratio",
+            cost[0] / cost[1],
+            theory,
+            0.9,
         )
 
 

@@ -297,7 +297,7 @@ void times_floats(const float* w, size_t inputs, const float* x, size_t padded, 
 }
 
 // `levels` stages of butterflies between rows `half`, 2 half, ... apart, 8 columns of 2 ** levels rows at a time in registers
-template <int levels>
+template <int levels, bool last>
 PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
   constexpr size_t together = size_t(1) << levels;
   const __m256 factor = _mm256_set1_ps(scale);
@@ -312,21 +312,21 @@ PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float 
             const __m256 a = v[j], b = v[j | h];
             v[j] = _mm256_add_ps(a, b), v[j | h] = _mm256_sub_ps(a, b);
           }
-        for (size_t j = 0; j < together; ++j) _mm256_store_ps(x + (r + j * half) * kLine + i, _mm256_mul_ps(v[j], factor));
+        for (size_t j = 0; j < together; ++j) _mm256_store_ps(x + (r + j * half) * kLine + i, last ? _mm256_mul_ps(v[j], factor) : v[j]);
       }
 }
 
 void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
   const float scale = float(1 / std::sqrt(double(block)));
-  size_t half = 1;
-  while (half < block) {
-    const size_t left = block / half;
-    const int levels = left >= 8 ? 3 : left == 4 ? 2 : 1;
-    const float factor = left == size_t(1) << levels ? scale : 1.0f;
-    if (levels == 3) stages<3>(x, rows, columns, half, factor);
-    if (levels == 2) stages<2>(x, rows, columns, half, factor);
-    if (levels == 1) stages<1>(x, rows, columns, half, factor);
-    half <<= levels;
+  const auto three = [&](size_t half) { stages<3, false>(x, rows, columns, half, scale); };
+  switch (block) {
+    case 2: return stages<1, true>(x, rows, columns, 1, scale);
+    case 4: return stages<2, true>(x, rows, columns, 1, scale);
+    case 8: return stages<3, true>(x, rows, columns, 1, scale);
+    case 16: return three(1), stages<1, true>(x, rows, columns, 8, scale);
+    case 32: return three(1), stages<2, true>(x, rows, columns, 8, scale);
+    case 64: return three(1), stages<3, true>(x, rows, columns, 8, scale);
+    case 128: return three(1), three(8), stages<1, true>(x, rows, columns, 64, scale);
   }
 }
 

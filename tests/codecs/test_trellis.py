@@ -18,7 +18,7 @@ NAMES = ["trellis.2", "trellis.3", "trellis.4.mul1.16", "trellis.5.mul1.12", "tr
          "trellis.3.grid", "trellis.8.grid", "trellis.3.grid.rotated", "trellis.4.mul1.14.flat", "trellis.1.mul1.16.exl3", "trellis.3.mul1.16.exl3",
          "trellis.4.mcg.16.exl3", "trellis.5.3inst.16", "trellis.4.lut.8", "trellis.3.mul1.14.h16x1", "trellis.3.g2"]  # fmt: skip
 SHAPES = [(40, 136), (256, 384), (131, 33), (16, 16), (1, 1)]
-needs_native = pytest.mark.skipif(not native.available(), reason="no native kernels here")
+needs_native = pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 
 
 @pytest.fixture(params=["chosen", "plain"])
@@ -152,7 +152,7 @@ def test_sizes(name: str) -> None:
         assert all(np.array_equal(again[k], parts[k]) for k in parts)
 
 
-@pytest.mark.skipif(not native.available(), reason="slow in numpy")
+@pytest.mark.skipif(native.lib() is None, reason="slow in numpy")
 @pytest.mark.parametrize(("bits", "bar"), [(2, 0.0726), (3, 0.0189), (4, 0.0052)])
 def test_distortion(bits: int, bar: float) -> None:
     """Unit Gaussian 256 x 4096, 12-bit windows, nothing rotated, one scale."""
@@ -163,7 +163,7 @@ def test_distortion(bits: int, bar: float) -> None:
     assert ((found - w) ** 2).mean() <= bar
 
 
-@pytest.mark.skipif(not native.available(), reason="slow in numpy")
+@pytest.mark.skipif(native.lib() is None, reason="slow in numpy")
 def test_rotation_takes_the_sting_out_of_outliers() -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((64, 256)).astype(np.float32)

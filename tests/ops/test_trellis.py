@@ -47,7 +47,7 @@ def test_codebooks_are_close_to_normal(name: str) -> None:
 CASES = [(1, 6), (2, 8), (2, 9), (2, 12), (3, 9), (3, 10), (3, 12), (4, 8), (4, 10), (5, 9), (6, 10), (7, 11), (8, 12), (8, 8), (3, 3)]  # fmt: skip
 
 
-@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+@pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 @pytest.mark.parametrize(("bits", "window"), CASES)
 def test_encoder_equals_its_reference(bits: int, window: int) -> None:
     tiles = np.random.default_rng(bits * 16 + window).standard_normal((3, 256)).astype(np.float32)
@@ -59,7 +59,7 @@ def test_encoder_equals_its_reference(bits: int, window: int) -> None:
     )
 
 
-@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+@pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 @pytest.mark.parametrize(("bits", "window"), [(2, 15), (3, 15), (4, 15)])
 def test_rows_that_are_not_all_kept(bits: int, window: int) -> None:
     tiles = np.random.default_rng(window).standard_normal((1, 256)).astype(np.float32)
@@ -92,7 +92,7 @@ def test_path_is_the_best_of_all(bits: int, window: int) -> None:
     assert found <= best * 1.01
 
 
-@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+@pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 def test_encoder_takes_nothing_that_is_no_number() -> None:
     tiles = np.full((1, 256), np.nan, np.float32)
     codes = ops.encode(tiles, 3, 10, ops.codebook("mul1", 10))

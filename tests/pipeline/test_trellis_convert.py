@@ -13,6 +13,7 @@ import polyquant as pq
 from golden import VECTORS
 from polyquant.errors import PlanError, PolyquantError
 from polyquant.formats.detect import open_checkpoint
+from polyquant.ops import native
 from polyquant.pipeline.trellis_target import is_linear
 from polyquant.storage.safetensors import header_bytes
 
@@ -273,6 +274,7 @@ def test_the_plain_grid_becomes_half_precision_without_loss(tmp_path):
     same_values(pq.open(DIALECTS / "v2_cuda"), pq.open(tmp_path / "out"))
 
 
+@pytest.mark.skipif(native.lib() is None, reason="slow in numpy")
 def test_to_gguf_and_from_it(tmp_path):
     pq.quantize(LLAMA, tmp_path / "t", to="trellis-v3", bits=4, effort="fast")
     pq.convert(tmp_path / "t", tmp_path / "m.gguf", codec="f32")

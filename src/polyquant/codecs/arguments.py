@@ -12,7 +12,7 @@ from polyquant.errors import CodecError
 from polyquant.ops import matmul
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, as_matrix
 
-__all__ = ["column_weights", "float_part", "output", "packed_rows", "part", "real", "stored_bytes"]
+__all__ = ["column_weights", "exact_part", "output", "packed_rows", "part", "real", "stored_bytes"]
 
 _EXTENDED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # of ml_dtypes; numpy calls their kind "V"
 
@@ -44,13 +44,13 @@ def part(parts: Parts, key: str) -> NDArray[Any]:
     return np.asarray(parts[key])
 
 
-def float_part(parts: Parts, key: str, spec: ArraySpec) -> F32:
-    """A part of float32 numbers of exactly the shape that `spec` says. Raises CodecError."""
+def exact_part(parts: Parts, key: str, spec: ArraySpec) -> NDArray[Any]:
+    """A part of exactly the dtype and shape that `spec` says. Raises CodecError."""
     found = part(parts, key)
-    if found.shape != spec.shape or found.dtype != np.float32:
+    if found.shape != spec.shape or found.dtype != spec.dtype:
         raise CodecError(
             f"part '{key}' does not fit this weight",
-            expected=f"float32 {list(spec.shape)}",
+            expected=f"{spec.dtype} {list(spec.shape)}",
             found=f"{found.dtype} {list(found.shape)}",
         )
     return found

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import part, real
+from polyquant.codecs.arguments import exact_part, real
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
@@ -112,7 +112,7 @@ class EXL3:
 
     def unpack(self, parts: Parts, shape: Shape) -> TrellisCodes:
         """Parts to codes. Raises CodecError if a part does not fit, or names a multiplier that is not its codebook's."""
-        found = {key: _fitting(parts, key, spec) for key, spec in self.specs(shape).items()}
+        found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
         if self.codebook in MULTIPLIERS:
             multiplier = int(found[self.codebook].view(np.uint32)[0])
             if multiplier != MULTIPLIERS[self.codebook]:
@@ -154,17 +154,6 @@ def _reversed_words(stream: U8) -> U8:
     """Bytes [..., 4 n] with the order of their 32-bit words turned around; its own inverse."""
     words = stream.reshape(*stream.shape[:-1], -1, 4)
     return np.ascontiguousarray(words[..., ::-1, :]).reshape(stream.shape)
-
-
-def _fitting(parts: Parts, key: str, spec: ArraySpec) -> NDArray[Any]:
-    found = part(parts, key)
-    if found.dtype != spec.dtype or found.shape != spec.shape:
-        raise CodecError(
-            f"part '{key}' does not fit this weight",
-            expected=f"{spec.dtype} {list(spec.shape)}",
-            found=f"{found.dtype} {list(found.shape)}",
-        )
-    return found
 
 
 def _half(key: str, values: F32) -> NDArray[np.float16]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import float_part, stored_bytes
+from polyquant.codecs.arguments import exact_part, stored_bytes
 from polyquant.codecs.trellis import GROUP, Trellis
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
@@ -106,7 +106,7 @@ class MetalMarlin:
         """Parts to codes, tiles turned to [K, N]. Raises CodecError if a part does not fit."""
         specs = self.specs(shape)
         packed = stored_bytes(self.name, parts, "indices", specs["indices"]).reshape(specs["indices"].shape)
-        scales, su, sv = (float_part(parts, key, specs[key]) for key in ("scales", "su", "sv"))
+        scales, su, sv = (exact_part(parts, key, specs[key]) for key in ("scales", "su", "sv"))
         codes = _turned(ops.unpack_bits(packed, self.bits))
         return TrellisCodes(self.trellis(shape).code(shape), codes, scales, *self._signs(su, sv))
 

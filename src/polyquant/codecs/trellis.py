@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs import trellis_search as search
-from polyquant.codecs.arguments import column_weights, float_part, output, real, stored_bytes
+from polyquant.codecs.arguments import column_weights, exact_part, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
@@ -185,7 +185,7 @@ class Trellis:
         """Parts to codes. Raises CodecError if a part does not fit."""
         specs = self.specs(shape)
         packed = stored_bytes(self.name, parts, "indices", specs["indices"]).reshape(specs["indices"].shape)
-        floats = {key: float_part(parts, key, spec) for key, spec in specs.items() if key != "indices"}
+        floats = {key: exact_part(parts, key, spec) for key, spec in specs.items() if key != "indices"}
         codes = ops.unpack_bits(packed, self.bits)
         return TrellisCodes(
             self.code(shape), codes, floats["scales"], floats["su"], floats["sv"], floats.get("lut")
@@ -196,7 +196,7 @@ class Trellis:
     def table(self, parts: Parts) -> F32:
         """The codebook, float32 [2 ** window_bits]."""
         if self.codebook == "lut":
-            return float_part(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
+            return exact_part(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
         return ops.codebook(self.codebook, self.window_bits)
 
     def quantize(
@@ -280,7 +280,7 @@ class Trellis:
             tile_order=self.tile_order,
             blocks=self.blocks(shape),
             halves=book == "grid" and self.blocks(shape) == (1, 1),
-            **{key: float_part(parts, key, specs[key]) for key in ("scales", "su", "sv")},
+            **{key: exact_part(parts, key, specs[key]) for key in ("scales", "su", "sv")},
         )
 
     def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: matmul.Rounding) -> F32:

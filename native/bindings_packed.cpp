@@ -11,7 +11,6 @@
 
 #include "bindings.hpp"
 #include "packed.hpp"
-#include "tape.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
@@ -24,8 +23,6 @@ const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Input = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Output = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // A matrix and the bytes that it keeps alive.
 struct Packed {
@@ -87,30 +84,13 @@ struct Group {
   }
 };
 
-// x [T, K], y [T, sum of N]
-void multiply(nb::pointer_and_handle<Group> self, Input x, int how, Output y) {
-  const Group* group = self.p;
-  const size_t tokens = x.shape(0);
-  if (x.shape(1) != group->cols || y.shape(0) != tokens || y.shape(1) != group->rows || how < 0 || how > 3)
-    throw nb::value_error("shapes of weights, activations and output do not fit");
-  const float* in = x.data();
-  float* out = y.data();
-  const Rounding rounding = Rounding(how);
-  {
-    nb::gil_scoped_release release;
-    const KernelTime time;
-    group->run(in, tokens, rounding, out);
-  }
-  if (recording) record({in, out}, [=, alive = nb::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
-}
-
 }  // namespace
 
 void bind_packed(nb::module_& m) {
   nb::class_<Packed>(m, "Packed");
   nb::class_<Group>(m, "PackedGroup")
       .def(nb::init<nb::sequence>())
-      .def("multiply", &multiply);
+      .def("multiply", &multiply_group<Group>);
   m.def("has_packed", &has_packed, "codec"_a);
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("packed_set", [] { return packed_set().name; });

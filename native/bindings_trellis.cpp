@@ -13,8 +13,6 @@
 #include <vector>
 
 #include "bindings.hpp"
-#include "tape.hpp"
-#include "threads.hpp"
 #include "trellis_matrix.hpp"
 
 namespace nb = nanobind;
@@ -60,7 +58,6 @@ void encode(Tiles tiles, int bits, int window, Levels levels, float factor, int 
 
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Input = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // A matrix and the arrays that it keeps alive.
@@ -138,28 +135,11 @@ struct TrellisGroup {
   }
 };
 
-// x [T, K], y [T, sum of N]
-void multiply(nb::pointer_and_handle<TrellisGroup> self, Input x, int how, Output y) {
-  const TrellisGroup* group = self.p;
-  const size_t tokens = x.shape(0);
-  if (x.shape(1) != group->cols || y.shape(0) != tokens || y.shape(1) != group->rows || how < 0 || how > 3)
-    throw nb::value_error("shapes of weights, activations and output do not fit");
-  const float* in = x.data();
-  float* out = y.data();
-  const Rounding rounding = Rounding(how);
-  {
-    nb::gil_scoped_release release;
-    const KernelTime time;
-    group->run(in, tokens, rounding, out);
-  }
-  if (recording) record({in, out}, [=, alive = nb::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
-}
-
 }  // namespace
 
 void bind_trellis(nb::module_& m) {
   nb::class_<Trellis>(m, "Trellis").def("dequantize", &dequantize, "out"_a);
-  nb::class_<TrellisGroup>(m, "TrellisGroup").def(nb::init<nb::sequence>()).def("multiply", &multiply);
+  nb::class_<TrellisGroup>(m, "TrellisGroup").def(nb::init<nb::sequence>()).def("multiply", &multiply_group<TrellisGroup>);
   m.def("trellis", &make, "tiles"_a, "inputs"_a, "outputs"_a, "bits"_a, "window"_a, "book"_a, "levels"_a, "numbers"_a, "step"_a, "zero"_a,
         "order"_a.none(), "blocks"_a, "scales"_a, "su"_a, "sv"_a, "halves"_a);
   m.def("trellis_pack", &pack, "codes"_a, "bits"_a, "packed"_a);

@@ -234,6 +234,7 @@ NB_MODULE(_native, m) {
   m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
   m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);
   m.def("instruction_set", &instruction_set);
+  bind_affine(m);
   bind_decoder(m);
   bind_packed(m);
   bind_tape(m);

@@ -29,6 +29,7 @@ void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<cons
   if (recording) record({in, out}, [=, alive = nanobind::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
 }
 
+void bind_affine(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
 void bind_packed(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);

@@ -34,8 +34,10 @@ CODECS: dict[str, str] = {
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
     **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
-_NAMED = ("trellis", "metal_marlin", "exl3")
-"""Families with more members than a table holds: each module reads its own names."""
+_NAMED = {n: n for n in ("trellis", "metal_marlin", "exl3")} | dict.fromkeys(
+    ("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "ascend"
+)
+"""First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
 FORMATS: dict[str, str] = {
     "gguf": "polyquant.formats.gguf",
     "trellis-v3": "polyquant.formats.trellis",
@@ -54,8 +56,8 @@ def _load(name: str) -> Any:
     if name in CODECS:
         module, attribute = CODECS[name].split(":")
         return getattr(import_module(module), attribute)
-    family = name.partition(".")[0]
-    if family in _NAMED:
+    family = _NAMED.get(name.partition(".")[0])
+    if family is not None:
         return getattr(import_module(f"polyquant.codecs.{family}"), f"{family}_named")(name)
     plugins = _entry_points("polyquant.codecs")
     if name in plugins:

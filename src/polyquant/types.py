@@ -25,7 +25,7 @@ Shape: TypeAlias = tuple[int, ...]
 Parts: TypeAlias = Mapping[str, NDArray[Any]]
 
 __all__ = [
-    "F32", "I8", "U8", "Action", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
+    "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
     "Kind", "Layout", "Meta", "Parts", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
     "Translation", "TrellisCode", "TrellisCodes", "Weight", "as_matrix",
 ]  # fmt: skip
@@ -55,6 +55,36 @@ class Ternary:
 
     codes: I8
     scale: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A fixed int8 grid for the inputs of a linear layer, and what its integer sums need: x = (q - offset) * scale.
+
+    y = (q W^T + quant_bias) * deq_scale with the whole-number codes q and W: deq_scale = scale * the scale of W, and quant_bias holds the layer's
+    bias and what the offset adds, round(bias / deq_scale - offset * sum of a row of W). scale, offset: float32 [1]; deq_scale: float32 [rows] or
+    [1]; quant_bias: int32 [rows].
+    """
+
+    scale: F32
+    offset: F32
+    deq_scale: F32
+    quant_bias: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Whole numbers on evenly spaced levels: weight = (codes - offset) * scale.
+
+    bits: 4 or 8, signed. codes: int8 [rows, K]. scale, offset: float32 [rows, G], one for each K / G columns; offsets are whole, all 0 where the
+    levels are symmetric. activation: of linear layers whose inputs have a fixed grid too.
+    """
+
+    bits: int
+    codes: I8
+    scale: F32
+    offset: F32
+    activation: Activation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +126,7 @@ class TrellisCodes:
     table: F32 | None = None
 
 
-Form: TypeAlias = Floats | Ternary | Blocks | TrellisCodes
+Form: TypeAlias = Floats | Ternary | Affine | Blocks | TrellisCodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,80 @@
+#include "affine.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "simd.hpp"
+
+namespace polyquant {
+namespace {
+
+// Largest magnitude; NaN where there is one. Whole numbers compare as the floats do, and a NaN is larger than infinity.
+PQ_SIMD float top_of(const float* w, size_t size) {
+  uint32_t top = 0;
+  const uint32_t* bits = reinterpret_cast<const uint32_t*>(w);
+  for (size_t i = 0; i < size; ++i) top = std::max(top, bits[i] & 0x7FFFFFFFu);
+  float out;
+  static_assert(sizeof out == sizeof top);
+  __builtin_memcpy(&out, &top, sizeof out);
+  return out;
+}
+
+// Floats as whole numbers in the same order, so that the compiler may take minima in any order. No NaN.
+PQ_SIMD void span_of(const float* w, size_t size, float& low, float& high) {
+  const int32_t* bits = reinterpret_cast<const int32_t*>(w);
+  int32_t a = 0, b = 0;
+  for (size_t i = 0; i < size; ++i) {
+    const int32_t v = bits[i] ^ int32_t(uint32_t(bits[i] >> 31) >> 1);
+    a = std::min(a, v);
+    b = std::max(b, v);
+  }
+  a ^= int32_t(uint32_t(a >> 31) >> 1);
+  __builtin_memcpy(&low, &a, sizeof low);
+  __builtin_memcpy(&high, &b, sizeof high);
+}
+
+PQ_SIMD void encode(const float* w, size_t size, float scale, float offset, float low, float high, int8_t* codes) {
+  for (size_t i = 0; i < size; ++i) {
+    float q = std::rint(w[i] / scale + offset);
+    q = q == q ? q : 0.0f;
+    q = q < low ? low : q;
+    q = q > high ? high : q;
+    codes[i] = int8_t(int32_t(q));
+  }
+}
+
+PQ_SIMD void decode(const int8_t* codes, size_t size, float scale, float offset, float* w) {
+  for (size_t i = 0; i < size; ++i) w[i] = (float(codes[i]) - offset) * scale;
+}
+
+}  // namespace
+
+Levels levels_of(int bits, bool symmetric) {
+  const float high = float((1 << (bits - 1)) - 1);
+  return {symmetric ? -high : -high - 1, high, symmetric ? high : float((1 << bits) - 1), symmetric};
+}
+
+void affine_grid(const float* w, size_t groups, size_t size, Levels levels, float* scale, float* offset) {
+  for (size_t g = 0; g < groups; ++g, w += size) {
+    const float top = top_of(w, size);
+    if (levels.symmetric || !std::isfinite(top)) {
+      scale[g] = top == 0 ? 1.0f : top / levels.steps;
+      offset[g] = 0;
+      continue;
+    }
+    float low, high;
+    span_of(w, size, low, high);
+    scale[g] = high == low ? 1.0f : (high - low) / levels.steps;
+    offset[g] = std::rint(-low / scale[g]) + levels.low;
+  }
+}
+
+void affine_encode(const float* w, size_t groups, size_t size, Levels levels, const float* scale, const float* offset, int8_t* codes) {
+  for (size_t g = 0; g < groups; ++g) encode(w + g * size, size, scale[g], offset[g], levels.low, levels.high, codes + g * size);
+}
+
+void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset, float* w) {
+  for (size_t g = 0; g < groups; ++g) decode(codes + g * size, size, scale[g], offset[g], w + g * size);
+}
+
+}  // namespace polyquant

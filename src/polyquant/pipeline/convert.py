@@ -187,8 +187,12 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanO
     said = (options.get("codec") or "").startswith("trellis.") or any(
         options.get(key) is not None for key in ("bits", "target_bpw", "method", "calibration")
     )
-    floats = options.get("codec") or options.get("recipe")
-    return TRELLIS if said or (not floats and detect(src)[1].name.startswith("trellis")) else "hf"
+    if said:
+        return TRELLIS
+    if options.get("codec") or options.get("recipe"):
+        return "hf"
+    found, evidence = detect(src)
+    return TRELLIS if evidence.name.startswith("trellis") else ASCEND if found.name == ASCEND else "hf"
 
 
 def check_disk(made: Plan, dst: Path) -> None:

@@ -1,0 +1,7 @@
+"""msModelSlim (Ascend): folders of int8 and int4 weights with a description of the type of every tensor, in three dialects."""
+
+from polyquant.formats.msmodelslim.open import open, sniff
+
+__all__ = ["name", "open", "sniff"]
+
+name = "msmodelslim"

@@ -3,7 +3,8 @@
 from polyquant.formats.msmodelslim.check import check
 from polyquant.formats.msmodelslim.codes import CODES
 from polyquant.formats.msmodelslim.open import open, sniff
+from polyquant.formats.msmodelslim.targets import check_target
 
-__all__ = ["CODES", "check", "name", "open", "sniff"]
+__all__ = ["CODES", "check", "check_target", "name", "open", "sniff"]
 
 name = "msmodelslim"

@@ -5,6 +5,7 @@ Rows of a weight are made apart wherever each has a grid of its own, so that mem
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,7 @@ from polyquant.types import F32, Action, as_matrix
 
 __all__ = ["pieces", "takes"]
 
+_room = threading.local()
 _ONE = frozenset({"input_scale", "input_offset"})
 """Parts that are the same for every row."""
 
@@ -47,7 +49,7 @@ def pieces(plan: Plan, step: Step, rows: slice | None, *, measure: bool) -> Iter
         exact=_exact(options),
     )
     parts = target.pack(found)
-    error = error_sums(w, target.dequantize(parts, (stop - start, k))) if measure else None
+    error = error_sums(w, target.dequantize(parts, w.shape, out=_scratch("back", w.shape))) if measure else None
     if start:
         parts = {key: array for key, array in parts.items() if key not in _ONE}
     yield Piece(parts, start, stop - start, error)
@@ -61,9 +63,20 @@ def _floats(plan: Plan, step: Step, start: int, stop: int) -> F32:
         w = weight.codec.dequantize(weight.read(), (n, k))
         return w[slice(start, stop)] if order is None else w[order[start:stop]]
     if order is None:
-        return weight.codec.dequantize(weight.read(slice(start, stop)), (stop - start, k))
+        shape = stop - start, k
+        return weight.codec.dequantize(weight.read(slice(start, stop)), shape, out=_scratch("floats", shape))
     low, high = int(order[start:stop].min()), int(order[start:stop].max()) + 1
     return weight.codec.dequantize(weight.read(slice(low, high)), (high - low, k))[order[start:stop] - low]
+
+
+def _scratch(use: str, shape: tuple[int, int]) -> F32:
+    """Uninitialized room of this thread, good until it is asked again for the same use: fresh pages cost more than the arithmetic on them."""
+    size = shape[0] * shape[1]
+    held: F32 | None = getattr(_room, use, None)
+    if held is None or held.size < size:
+        held = np.empty(size, np.float32)
+        setattr(_room, use, held)
+    return held[:size].reshape(shape)
 
 
 def _bias(plan: Plan, step: Step, start: int, stop: int) -> F32 | None:

@@ -188,12 +188,17 @@ def _sampled(
             ids = np.array(sample, np.int64)
             if len(ids) and ids.max() >= model.vocab:
                 raise InputError(
-                    "a token is outside the vocabulary", file=file, expected=f"0 to {model.vocab - 1}", found=int(ids.max())
+                    "a token is outside the vocabulary",
+                    file=file,
+                    expected=f"0 to {model.vocab - 1}",
+                    found=int(ids.max()),
                 )
         if len(ids):
             out.append(ids[:length])
     if (total := sum(map(len, out))) < LEAST_INPUTS:
-        raise InputError("too little text to calibrate on", file=file, expected=f"at least {LEAST_INPUTS} tokens", found=total)
+        raise InputError(
+            "too little text to calibrate on", file=file, expected=f"at least {LEAST_INPUTS} tokens", found=total
+        )
     return out
 
 

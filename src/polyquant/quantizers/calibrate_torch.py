@@ -168,7 +168,9 @@ class _Kept:
     def told(self) -> None:
         """A window is through."""
         if set(self._states) != {"k_proj", "v_proj"}:
-            raise UnsupportedError("its attention has no cache of keys and values that could be watched", hint="leave out --kv")
+            raise UnsupportedError(
+                "its attention has no cache of keys and values that could be watched", hint="leave out --kv"
+            )
         keys, values = (self._states.pop(n).float().numpy() for n in ("k_proj", "v_proj"))
         self.ranges.add(keys, values)
 

@@ -39,6 +39,7 @@ _NAMED = {n: n for n in ("trellis", "metal_marlin", "exl3")} | dict.fromkeys(
 )
 """First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
 FORMATS: dict[str, str] = {
+    "msmodelslim": "polyquant.formats.msmodelslim",
     "gguf": "polyquant.formats.gguf",
     "trellis-v3": "polyquant.formats.trellis",
     "hf": "polyquant.formats.hf",

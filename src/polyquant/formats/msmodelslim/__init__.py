@@ -1,0 +1,10 @@
+"""msModelSlim (Ascend): folders of int8 and int4 weights with a description of the type of every tensor, in three dialects."""
+
+from polyquant.formats.msmodelslim.check import check
+from polyquant.formats.msmodelslim.codes import CODES
+from polyquant.formats.msmodelslim.open import open, sniff
+from polyquant.formats.msmodelslim.targets import check_target
+
+__all__ = ["CODES", "check", "check_target", "name", "open", "sniff"]
+
+name = "msmodelslim"

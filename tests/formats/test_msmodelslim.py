@@ -9,7 +9,6 @@ import pytest
 
 import polyquant
 from formats.msmodelslim_folders import FOLDERS, MSMODELSLIM, copy, description, edit_json, edit_tensors, load, shards
-from golden import VECTORS
 from polyquant.codecs.ascend import Ascend
 from polyquant.errors import InputError
 from polyquant.formats import msmodelslim
@@ -105,7 +104,7 @@ def test_unknown_types_are_kept_and_named(tmp_path):
 
 
 def test_the_documents_example_parses_without_its_comments():
-    seed = (VECTORS / "msmodelslim_document.txt").read_text()
+    seed = Path(__file__).with_name("msmodelslim_document.txt").read_text()
     clean = re.sub(r"^(#|//|\.\.\.).*$|#.*$", "", seed, flags=re.M)
     found = parse(re.sub(r",\s*}", "}", clean).encode())
     assert found.whole == {"model_quant_type": "W8A16", "kv_cache_type": "C8"}

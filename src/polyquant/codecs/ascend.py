@@ -19,7 +19,7 @@ A name says everything that the bytes depend on, in this order; what is left out
     .f16 .bf16  dtype of the scales (float32)             .flat       scales [N], not [N, 1]
     .xf16 .xbf16 .xf32  dtype of the input's grid, where it is another one
     .i64        deq_scale as int64: the bits of the float32, for models that are not bfloat16
-    .scales     static types with weight_scale and weight_offset
+    .scales     static types with weight_scale and weight_offset; W8A8_MIX always has them
     .pack_k .pack_n     two 4-bit codes a byte, along the columns or the rows
     .sums1 .sums16      columns of scale_bias
 
@@ -89,7 +89,7 @@ class Ascend:
             "flat" if self.flat else "",
             f"x{self.grid}" if self.grid else "",
             "i64" if self.wide else "",
-            "scales" if self.scales else "",
+            "scales" if self.scales and self.kind != "w8a8.mix" else "",
             f"pack_{self.packing}" if self.packing else "",
             f"sums{self.sums}" if self.sums else "",
         ]
@@ -359,7 +359,8 @@ _FLAGS = {
 def ascend_named(name: str) -> Ascend:
     """The codec of a name, e.g. "w8a16.g128.f16". Raises UnknownNameError."""
     kind = next((k for k in sorted(TYPES, key=len, reverse=True) if name == k or name.startswith(f"{k}.")), None)
-    found = _parsed(Ascend(kind), name.removeprefix(kind).split(".")[1:]) if kind is not None else None
+    start = None if kind is None else Ascend(kind, scales=kind == "w8a8.mix")
+    found = _parsed(start, name.removeprefix(start.kind).split(".")[1:]) if start is not None else None
     if found is None or found.name != name:
         raise UnknownNameError("codec", name, [*TYPES, "w8a16.g128", "w8a16.asym", "w8a8.i64"])
     try:

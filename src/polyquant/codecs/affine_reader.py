@@ -58,6 +58,10 @@ class AffineReader(ABC):
         """Sizes of the parts of a weight [N, K]. Raises CodecError for a shape that the packing does not divide."""
 
     @abstractmethod
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Offset of each row and group, [N, G], from the small parts alone."""
+
+    @abstractmethod
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes. Raises CodecError if a part does not fit."""
 

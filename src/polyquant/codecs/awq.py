@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count, unpacked_bits, words_of
 from polyquant.codecs.arguments import exact_part
 from polyquant.errors import UnknownNameError
-from polyquant.types import U8, Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["AWQ", "awq_named"]
 
@@ -59,12 +59,16 @@ class AWQ(AffineReader):
             "scales": ArraySpec((groups, n), FLOAT_TYPES[self.dtype]),
         }
 
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Zeros lowered by 8, [N, G]."""
+        stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
+        return np.ascontiguousarray(_nibbles(stored).T, np.float32) - np.float32(8)
+
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes. Raises CodecError if a part does not fit."""
         found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
         codes = np.ascontiguousarray(_nibbles(found["qweight"]).T).astype(np.int8) - np.int8(8)  # [N, K]
-        offset = np.ascontiguousarray(_nibbles(found["qzeros"]).T, np.float32) - np.float32(8)  # [N, G]
-        return Affine(4, codes, np.ascontiguousarray(found["scales"].T, np.float32), offset)
+        return Affine(4, codes, np.ascontiguousarray(found["scales"].T, np.float32), self.offsets(parts, shape))
 
 
 def _nibbles(words: NDArray[Any]) -> U8:

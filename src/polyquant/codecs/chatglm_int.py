@@ -19,7 +19,7 @@ import numpy as np
 from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count
 from polyquant.codecs.arguments import exact_part
 from polyquant.errors import CodecError, UnknownNameError
-from polyquant.types import Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["ChatGLMInt", "chatglm_int_named"]
 
@@ -57,6 +57,11 @@ class ChatGLMInt(AffineReader):
             "weight_scale": ArraySpec((n,), FLOAT_TYPES[self.dtype]),
         }
 
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Zeros: the rows are symmetric."""
+        del parts
+        return np.zeros((shape[0], 1), np.float32)
+
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes. Raises CodecError if a part does not fit."""
         found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
@@ -64,7 +69,7 @@ class ChatGLMInt(AffineReader):
         if self.bits == 4:  # shifts of int8 keep the sign: the high nibble, and the low one moved up first
             codes = np.stack([codes >> 4, (codes << 4).astype(np.int8) >> 4], 2).reshape(shape)
         scale = np.ascontiguousarray(found["weight_scale"], np.float32)[:, None]
-        return Affine(self.bits, codes, scale, np.zeros_like(scale))
+        return Affine(self.bits, codes, scale, self.offsets(parts, shape))
 
 
 @cache

@@ -80,17 +80,23 @@ class CompressedTensors(AffineReader):
             found["weight_zero_point"] = ArraySpec((-(-n * self.bits // 32), groups), _INT32)
         return found | ({"weight_g_idx": ArraySpec((k,), _INT32)} if self.ordered else {})
 
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Zero points, [N, G]."""
+        specs, n = self.specs(shape), shape[0]
+        if not self.zeros:
+            return np.zeros((n, 1 if self.tensor else specs["weight_scale"].shape[1]), np.float32)
+        stored = exact_part(parts, "weight_zero_point", specs["weight_zero_point"])
+        if self.zeros == "zp":
+            return _table(stored, n)
+        return np.ascontiguousarray(self._signed(stored.T, n).T, np.float32)
+
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes; with weight_g_idx a scale and an offset for each column. Raises CodecError if a part does not fit."""
         found: dict[str, Any] = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
         n, k = shape
         codes = self._signed(found["weight_packed"], k) if self.packed else np.asarray(found["weight"])
         scale = _table(found["weight_scale"], n)
-        offset = np.zeros_like(scale)
-        if self.zeros == "zp":
-            offset = _table(found["weight_zero_point"], n)
-        elif self.zeros:
-            offset = np.ascontiguousarray(self._signed(found["weight_zero_point"].T, n).T, np.float32)
+        offset = self.offsets(parts, shape)
         if self.ordered:
             scale, offset = (grouped_columns(self.name, table, found["weight_g_idx"]) for table in (scale, offset))
         return Affine(self.bits, codes, scale, offset)

@@ -68,16 +68,21 @@ class GPTQ(AffineReader):
         }
         return found | ({"g_idx": ArraySpec((k,), _INT32)} if self.ordered else {})
 
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Zeros lowered by 2^(b - 1), [N, G]."""
+        stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
+        zeros = unpacked_bits(stored, self.bits).astype(np.int16)  # [G, N]
+        if not self.v2:
+            zeros = (zeros + 1) & (2**self.bits - 1)
+        return np.ascontiguousarray((zeros - 2 ** (self.bits - 1)).T, np.float32)
+
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes; with g_idx a scale and an offset for each column. Raises CodecError if a part does not fit."""
         found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        half = 2 ** (self.bits - 1)
-        zeros = unpacked_bits(found["qzeros"], self.bits).astype(np.int16)  # [G, N]
-        if not self.v2:
-            zeros = (zeros + 1) & (2**self.bits - 1)
-        codes = (unpacked_bits(found["qweight"].T, self.bits).astype(np.int16) - half).astype(np.int8)  # [N, K]
+        stored = unpacked_bits(found["qweight"].T, self.bits)  # [N, K]
+        codes = (stored.astype(np.int16) - 2 ** (self.bits - 1)).astype(np.int8)
         scale: F32 = np.ascontiguousarray(found["scales"].T, np.float32)  # [N, G]
-        offset: F32 = np.ascontiguousarray((zeros - half).T, np.float32)
+        offset = self.offsets(parts, shape)
         if self.ordered:
             scale, offset = (grouped_columns(self.name, table, found["g_idx"]) for table in (scale, offset))
         return Affine(8 if self.bits == 8 else 4, codes, scale, offset)

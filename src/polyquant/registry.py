@@ -41,6 +41,7 @@ _NAMED = (
 )
 """First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
 FORMATS: dict[str, str] = {
+    "msmodelslim": "polyquant.formats.msmodelslim",
     "gguf": "polyquant.formats.gguf",
     "trellis-v3": "polyquant.formats.trellis",
     "hf": "polyquant.formats.hf",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from polyquant.cli.ascend_options import ASCEND_OPTIONS
 from polyquant.cli.console import (
     as_json,
     decibel,
@@ -42,11 +43,11 @@ _OPTIONS = (
     click.argument("dst", type=click.Path()),
     click.option(
         "--to",
-        type=click.Choice(["gguf", "hf", "trellis-v3"]),
-        help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; else hf]",
+        type=click.Choice(["gguf", "hf", "trellis-v3", "msmodelslim"]),
+        help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; msmodelslim with its codecs; else hf]",
     ),
     click.option(
-        "--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ..."
+        "--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
     ),
     click.option(
         "--bits",
@@ -56,7 +57,7 @@ _OPTIONS = (
     click.option(
         "--effort",
         type=click.Choice(["fast", "default", "max"]),
-        help="Trellis: window of 12, 14 or 16 bits; each step takes four times as long and errs 1 to 3 percent less.  [default: default]",
+        help="Trellis: window of 12, 14 or 16 bits; each step takes four times as long and errs 1 to 3 percent less. msModelSlim: max searches, with --calibration.  [default: default]",
     ),
     click.option(
         "--codebook",
@@ -66,7 +67,7 @@ _OPTIONS = (
     click.option(
         "--calibration",
         metavar="FILE|self",
-        help="Trellis: text on which the float model shows what its layers read; self: text that it writes.",
+        help="Trellis, msModelSlim: text on which the float model shows what its layers read; self: text that it writes.",
     ),
     click.option(
         "--method",
@@ -79,6 +80,7 @@ _OPTIONS = (
         metavar="X",
         help="Trellis: in place of --bits: 2 to 8 bits for each weight, X in the mean with all scales, for the least harm.",
     ),
+    *ASCEND_OPTIONS,
     click.option(
         "--repair", is_flag=True, help="Trellis of Metal Marlin: what its quantizer meant, not what its decoder reads."
     ),
@@ -103,7 +105,7 @@ _OPTIONS = (
     click.option(
         "--shard-size",
         metavar="SIZE",
-        help="Largest shard, e.g. 2GB; splits a GGUF too.  [default: 5GB for hf, 2GB for trellis-v3, one file for GGUF]",
+        help="Largest shard, e.g. 2GB; splits a GGUF too.  [default: 5GB for hf, 2GB for trellis-v3, 4GB for msmodelslim, one file for GGUF]",
     ),
     click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
     click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),

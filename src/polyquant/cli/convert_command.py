@@ -17,9 +17,11 @@ Examples:
   polyquant convert model.gguf hf-folder/ --to hf
   polyquant convert bitnet-hf/ bitnet.gguf --codec i2_s.x86 --dry-run
   polyquant convert trellis-v2/ trellis-v3/             # codes as they are
-  polyquant convert trellis-v3/ floats/ --to hf --codec bf16""",
+  polyquant convert trellis-v3/ floats/ --to hf --codec bf16
+  polyquant convert msmodelslim/ older/ --dialect v0    # codes as they are
+  polyquant convert msmodelslim/ floats/ --to hf --codec bf16""",
 )
 @conversion_options
 def convert(**options: Any) -> None:
-    """Turn SRC (GGUF file, Hugging Face or Trellis folder) into DST. Without --codec or --recipe the weights keep their types."""
+    """Turn SRC (GGUF file, Hugging Face, Trellis or msModelSlim folder) into DST. Without --codec or --recipe the weights keep their types."""
     run_conversion(**options)

@@ -17,9 +17,13 @@ Examples:
   polyquant quantize hf-folder/ model.gguf --rule '*ffn_down*=q6_k'
   polyquant quantize hf-folder/ model.gguf --importance imatrix.gguf
   polyquant quantize hf-folder/ out/ --to trellis-v3 --bits 3
-  polyquant quantize hf-folder/ out/ --bits 3 --rule '*down_proj*=trellis.4'""",
+  polyquant quantize hf-folder/ out/ --bits 3 --rule '*down_proj*=trellis.4'
+  polyquant quantize hf-folder/ out/ --to msmodelslim                       # w8a16
+  polyquant quantize hf-folder/ out/ --codec w8a16.g128 --calibration text.txt --effort max
+  polyquant quantize hf-folder/ out/ --codec w8a8 --calibration text.txt --smooth m4 --kv c8
+  polyquant quantize hf-folder/ out/ --codec w8a8 --ranges ranges.json --keep '*down_proj'""",
 )
 @conversion_options
 def quantize(**options: Any) -> None:
-    """Make SRC smaller: like convert; without --recipe, --codec or --bits the recipe q4_k_m, or 4 bits for a Trellis folder."""
+    """Make SRC smaller: like convert; without --recipe, --codec or --bits the recipe q4_k_m, 4 bits for a Trellis folder, w8a16 for msModelSlim."""
     run_conversion(shrink=True, **options)

@@ -11,11 +11,13 @@ from typing import TypedDict, Unpack
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
 from polyquant.formats.detect import detect, open_checkpoint, with_tile
+from polyquant.pipeline.ascend_options import AscendOptions, Smooth
+from polyquant.pipeline.ascend_ranges import read_ranges
 from polyquant.pipeline.execute import Progress, Report, execute
 from polyquant.pipeline.importance import load_importance
 from polyquant.pipeline.plan import make_plan
 from polyquant.pipeline.recipe import Rule, parse_rule
-from polyquant.pipeline.steps import TRELLIS, Plan, with_name
+from polyquant.pipeline.steps import ASCEND, TRELLIS, Plan, with_name
 from polyquant.pipeline.trellis_target import Effort, Method, TrellisOptions
 from polyquant.storage.staging import Resume, refuse_target
 from polyquant.types import F32
@@ -46,6 +48,12 @@ class PlanOptions(TypedDict, total=False):
     target_bpw: float | None
     repair: bool
     axes: str | None
+    kv: str | None
+    smooth: Smooth | None
+    dialect: str | None
+    keep: Sequence[str]
+    exact_tool: bool
+    ranges: str | os.PathLike[str] | Mapping[str, tuple[float, float]] | None
 
 
 def plan(
@@ -69,9 +77,15 @@ def plan(
     target_bpw: float | None = None,
     repair: bool = False,
     axes: str | None = None,
+    kv: str | None = None,
+    smooth: Smooth | None = None,
+    dialect: str | None = None,
+    keep: Sequence[str] = (),
+    exact_tool: bool = False,
+    ranges: str | os.PathLike[str] | Mapping[str, tuple[float, float]] | None = None,
     on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
-    """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3"). Nothing is written.
+    """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3", "msmodelslim"). Nothing is written.
 
     codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
     tile: (BM, BK, bm) of TL1 and TL2 tensors, in the source or the target; known models need none.
@@ -82,8 +96,18 @@ def plan(
     the least error of the layers' outputs (method "trellis_ldlq"), without it for that of the weights ("trellis_viterbi"). target_bpw: effective
     bits per quantized weight, scales counted; each weight gets 2 to 8 bits so that the model suffers least. on_tensor: told of that measurement.
     repair: weights of Metal Marlin as its quantizer meant them, not as its decoder reads them; axes: "kn" or "nk" of a Trellis source.
+    kv, smooth, dialect, keep, exact_tool: of an msModelSlim folder, see AscendOptions; there effort is "default" or "max", calibration what static types,
+    kv, smooth and "max" look at. ranges: in place of it, linear layer -> (least, greatest) input, or a JSON file of them.
     Raises InputError, PlanError, UnknownNameError, CodecError.
     """
+    said: dict[str, object] = {"--kv": kv, "--smooth": smooth, "--dialect": dialect, "--keep": keep, "--exact-tool": exact_tool, "--ranges": ranges}
+    if to != ASCEND and (first := next((name for name, value in said.items() if value), None)) is not None:
+        raise PlanError(f"{first} is for msModelSlim folders", hint=f"add --to {ASCEND}")
+    slim = to == ASCEND
+    dialect = dialect or "v1"
+    text = None if calibration is None else str(calibration)
+    given = read_ranges(ranges, dialect) if isinstance(ranges, str | os.PathLike) else dict(ranges or {})
+    ascend = AscendOptions(kv, smooth, dialect, tuple(keep), exact_tool, effort, text, given) if slim else AscendOptions()
     source = open_checkpoint(src, ternary_layout=ternary_layout, repair=repair, axes=axes)
     if tile is not None and source.format == "gguf":
         source = with_tile(source, tile)
@@ -92,7 +116,7 @@ def plan(
     return make_plan(
         source, to, codec=codec, recipe=recipe, rules=parsed, requantize=requantize, importance=weights,
         architecture=architecture, tile=tile, shard_bytes=shard_bytes,
-        trellis=TrellisOptions(bits, effort, codebook, method, None if calibration is None else str(calibration), target_bpw), on_tensor=on_tensor,
+        trellis=TrellisOptions(bits, None if slim else effort, codebook, method, None if slim else text, target_bpw), ascend=ascend, on_tensor=on_tensor,
     )  # fmt: skip
 
 
@@ -138,7 +162,7 @@ def quantize(
     measure: bool = True,
     **options: Unpack[PlanOptions],
 ) -> Report:
-    """`convert` for the case that the point is to make it smaller: unless told otherwise the recipe q4_k_m, or 4 bits for a Trellis folder."""
+    """`convert` for the case that the point is to make it smaller: unless told otherwise the recipe q4_k_m, 4 bits for a Trellis folder, w8a16 for msModelSlim."""
     to = to or guess_format(Path(dst), src, **options)
     return convert(
         src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, on_progress=on_progress,
@@ -150,19 +174,25 @@ def smaller(to: str, options: PlanOptions) -> PlanOptions:
     """The options of `quantize`, with its default where they do not say how small."""
     if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
         return options
-    default: PlanOptions = {"bits": DEFAULT_BITS} if to == TRELLIS else {"recipe": "q4_k_m"}
+    default: PlanOptions = {"bits": DEFAULT_BITS} if to == TRELLIS else {"codec": "w8a16"} if to == ASCEND else {"recipe": "q4_k_m"}
     return {**options, **default}
 
 
 def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanOptions]) -> str:
-    """GGUF for a name that ends in .gguf; a Trellis folder for options that only such a one has, and from one; else a Hugging Face folder."""
+    """GGUF for a name that ends in .gguf; an msModelSlim or Trellis folder for options that only such a one has, and from one; else a Hugging Face folder."""
     if dst.suffix.lower() == ".gguf":
         return "gguf"
+    if (options.get("codec") or "").startswith(("w8a", "w4a")) or any(options.get(key) for key in ("kv", "smooth", "dialect", "keep", "exact_tool", "ranges")):
+        return ASCEND
     said = (options.get("codec") or "").startswith("trellis.") or any(
         options.get(key) is not None for key in ("bits", "target_bpw", "method", "calibration")
     )
-    floats = options.get("codec") or options.get("recipe")
-    return TRELLIS if said or (not floats and detect(src)[1].name.startswith("trellis")) else "hf"
+    if said:
+        return TRELLIS
+    if options.get("codec") or options.get("recipe"):
+        return "hf"
+    found, evidence = detect(src)
+    return TRELLIS if evidence.name.startswith("trellis") else ASCEND if found.name == ASCEND else "hf"
 
 
 def check_disk(made: Plan, dst: Path) -> None:

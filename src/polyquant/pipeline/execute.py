@@ -23,7 +23,7 @@ from polyquant.errors import CodecError, InputError, UnsupportedError
 from polyquant.formats.trellis.config import mse_text
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
-from polyquant.pipeline import work
+from polyquant.pipeline import ascend_work, work
 from polyquant.pipeline.calibrate import calibration_stages
 from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
@@ -300,7 +300,9 @@ class _Run:
         return error, note
 
     def _pieces(self, step: Step, rows: slice | None) -> Iterator[Piece]:
-        if rows is not None:
+        if ascend_work.takes(self.plan, step):
+            yield from ascend_work.pieces(self.plan, step, rows, measure=self.measure)
+        elif rows is not None:
             yield work.stream(self.plan, step, rows, measure=self.measure)
         else:
             yield from work.whole(self.plan, step, measure=self.measure, hessians=self.hessians)
@@ -308,5 +310,5 @@ class _Run:
 
 def _write(staging: Staging, tensor: str, piece: Piece) -> None:
     for part, array in piece.parts.items():
-        offset = piece.start * (array.nbytes // max(1, piece.rows)) if piece.start else 0
+        offset = piece.start * array.nbytes // max(1, piece.rows)
         staging.write(tensor, part, offset, np.ascontiguousarray(array))

@@ -17,17 +17,19 @@ from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
-from polyquant.pipeline import trellis_target
+from polyquant.pipeline import ascend_target, trellis_target
 from polyquant.pipeline.allocation import with_allocation
+from polyquant.pipeline.ascend_options import AscendOptions
 from polyquant.pipeline.calibrate import OWN_TEXT
 from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
-from polyquant.pipeline.steps import DEFAULT_NAME, TRELLIS, Plan, Step
+from polyquant.pipeline.steps import ASCEND, DEFAULT_NAME, TRELLIS, Plan, Step
 from polyquant.pipeline.trellis_target import TrellisOptions
 from polyquant.registry import codec, format_module
 from polyquant.runtime.evaluate import read_text
 from polyquant.types import (
     F32,
     Action,
+    Affine,
     Blocks,
     Checkpoint,
     Codec,
@@ -47,6 +49,7 @@ TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """What config.json calls the type of the matrices."""
 
 NO_OPTIONS = TrellisOptions()
+NO_ASCEND = AscendOptions()
 
 
 def make_plan(
@@ -62,25 +65,31 @@ def make_plan(
     tile: Tile | None = None,
     shard_bytes: int | None = None,
     trellis: TrellisOptions = NO_OPTIONS,
+    ascend: AscendOptions = NO_ASCEND,
     on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
     """Decide everything. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. trellis: of a Trellis target.
-    on_tensor: told (done, all, name) of the tensors whose sensitivity is measured, for trellis.target_bpw.
+    ascend: of an msModelSlim target.     on_tensor: told (done, all, name) of the tensors whose sensitivity is measured, for trellis.target_bpw.
 
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """
-    chosen = _recipe(to, codec, recipe, rules, trellis)
+    chosen = _recipe(to, codec, recipe, rules, trellis, ascend)
     if trellis.calibrated and importance:
         raise PlanError("an importance matrix is the diagonal of what calibration finds", hint="leave out --importance")
-    if trellis.calibration is not None and trellis.calibration != OWN_TEXT:
-        read_text(trellis.calibration)  # refused now, not when the work gets there
+    for text in (trellis.calibration, ascend.calibration):
+        if text is not None and text != OWN_TEXT:
+            read_text(text)  # refused now, not when the work gets there
     translation = _translate(source, to, architecture, chosen)
+    if to == ASCEND:
+        ascend = ascend_target.for_model(ascend, translation)
     facts = _facts(source, translation, importance)
     steps = [
-        *(_step(source, tensor, to, chosen, facts, tile) for tensor in translation.tensors),
+        *(_step(source, tensor, to, chosen, facts, tile, ascend) for tensor in translation.tensors),
         *(_constant(target, values) for target, values in translation.constants.items()),
     ]
     _refuse_lossy(steps, source, requantize=requantize)
+    if to == ASCEND:
+        steps = ascend_target.settled(source, steps, ascend)
     warnings = (*source.notes, *translation.warnings, *_mismatched_importance(steps, importance))
     if trellis.target_bpw is not None:
         steps, how = with_allocation(source, steps, trellis, on_tensor)
@@ -94,16 +103,22 @@ def make_plan(
         options: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
         if to == TRELLIS:
             options |= trellis_target.layout_options(source, steps, trellis)
+        if to == ASCEND:
+            options |= ascend_target.layout_options(source, ascend)
         layout = module.lay_out(specs, translation.files, **options)
     if to == TRELLIS:
         warnings += trellis_target.warnings(source, translation.files, steps)
+    if to == ASCEND:
+        warnings += ascend_target.warnings(translation.files, steps)
     return Plan(
         source, to, chosen, translation, tuple(steps), layout, warnings, importance or {}, options.get("method") if to == TRELLIS else None,
-        trellis.calibration if trellis.calibrated and any(s.searches for s in steps) else None,
+        trellis.calibration if trellis.calibrated and any(s.searches for s in steps) else None, ascend if to == ASCEND else None,
     )  # fmt: skip
 
 
-def _recipe(to: str, codec: str | None, recipe: str | None, rules: Sequence[Rule], trellis: TrellisOptions) -> Recipe:
+def _recipe(
+    to: str, codec: str | None, recipe: str | None, rules: Sequence[Rule], trellis: TrellisOptions, ascend: AscendOptions
+) -> Recipe:
     """What the target codecs are chosen by. Raises PlanError for options that do not go together."""
     if codec and recipe:
         raise PlanError("give a codec or a recipe, not both")
@@ -112,6 +127,8 @@ def _recipe(to: str, codec: str | None, recipe: str | None, rules: Sequence[Rule
         return trellis_target.recipe_of(chosen, trellis, rules, named=bool(codec or recipe))
     if trellis.given:
         raise PlanError(f"{trellis.given} is for Trellis folders", hint=f"add --to {TRELLIS}")
+    if to == ASCEND:
+        chosen = ascend_target.recipe_of(chosen, ascend)
     return chosen.with_rules(rules)
 
 
@@ -156,9 +173,11 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
     )
 
 
-def _step(source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, tile: Tile | None) -> Step:
+def _step(
+    source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, tile: Tile | None, ascend: AscendOptions
+) -> Step:
     have = source[tensor.source].codec
-    target, why = _choose(have, tensor, to, recipe, facts)
+    target, why = _choose(have, tensor, to, recipe, facts, ascend)
     if tile is not None and isinstance(target, TL):
         target = target.configure(tile=tile)
     try:
@@ -186,7 +205,9 @@ def _constant(name: str, values: F32) -> Step:
     )
 
 
-def _choose(have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts) -> tuple[Codec, str]:
+def _choose(
+    have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, ascend: AscendOptions
+) -> tuple[Codec, str]:
     """The target codec of one tensor and the reason that the plan prints."""
     names = (tensor.target, tensor.source)
     if (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml."):
@@ -196,6 +217,8 @@ def _choose(have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Fact
     if tensor.keep_float or len(tensor.shape) < 2:
         exact = next((r for r in recipe.rules if r.match in names), None)
         return (codec(exact.codec), f"rule {exact.match}") if exact else (_plain(have, to), "vector")
+    if to == ASCEND:
+        return ascend_target.choose(have, tensor, recipe, facts, ascend)
     name, why = recipe.choose(names, facts)
     if name is None:
         return _keep(have, tensor, to)
@@ -256,6 +279,8 @@ def _action(have: Codec, target: Codec, tensor: TensorMap) -> Action:
         return Action.QUANTIZE
     if have.name == target.name:
         return Action.COPY
+    if have.form is Affine and target.form is Affine:
+        return Action.TRANSCODE if ascend_target.same_codes(have, target, tensor.shape) else Action.REQUANTIZE
     if have.form is target.form and have.form not in (Blocks, TrellisCodes):
         return Action.TRANSCODE
     if same_codes(have, target, tensor.shape):

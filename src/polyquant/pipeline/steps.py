@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polyquant.codecs.tl import TL
+from polyquant.pipeline.ascend_options import AscendOptions
 from polyquant.pipeline.calibrate import OWN_TEXT, TOKENS, WINDOWS
 from polyquant.pipeline.recipe import Recipe
 from polyquant.runtime.evaluate import read_text
@@ -27,9 +28,10 @@ from polyquant.types import (
     as_matrix,
 )
 
-__all__ = ["DEFAULT_NAME", "TRELLIS", "Plan", "Step", "with_name"]
+__all__ = ["ASCEND", "DEFAULT_NAME", "TRELLIS", "Plan", "Step", "with_name"]
 
 TRELLIS = "trellis-v3"
+ASCEND = "msmodelslim"
 
 DEFAULT_NAME = "model.gguf"
 """Of a plan that does not know its target yet."""
@@ -46,7 +48,10 @@ BLOCK_WEIGHTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One tensor. `source` is None for a constant that the translation brings."""
+    """One tensor. `source` is None for a constant that the translation brings, and for what a calibration finds.
+
+    cut: whether row blocks of the target can be made apart, though maybe not read apart; None: as its codec says.
+    """
 
     map: TensorMap
     source: Codec | None
@@ -54,6 +59,7 @@ class Step:
     action: Action
     why: str
     nbytes: int
+    cut: bool | None = None
 
     @property
     def weights(self) -> int:
@@ -63,7 +69,8 @@ class Step:
     @property
     def streams(self) -> bool:
         """True if the step can go row block by row block."""
-        return self.source is not None and self.source.row_sliced and self.target.row_sliced
+        cut = self.target.row_sliced if self.cut is None else self.cut
+        return self.source is not None and self.source.row_sliced and cut
 
     @property
     def searches(self) -> bool:
@@ -74,17 +81,21 @@ class Step:
     def alone(self) -> bool:
         """True if only one step of its kind may be in work: it holds a tensor as floats."""
         source = self.source
-        return TrellisCodes in (self.target.form, source.form if source is not None else None)
+        return self.cut is False or TrellisCodes in (self.target.form, source.form if source is not None else None)
 
     @property
     def block_rows(self) -> int:
         """Rows per block of a streaming step."""
-        return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1]))
+        lines = self.target.granule[0]
+        return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1] * lines)) * lines
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion, ready to run. method: how the codes of a Trellis target are searched; calibration: with the inputs that this text gives."""
+    """A conversion, ready to run. method: how the codes of a Trellis target are searched; calibration: with the inputs that this text gives.
+
+    ascend: of an msModelSlim target, with its own calibration.
+    """
 
     source: Checkpoint
     format: str
@@ -96,6 +107,7 @@ class Plan:
     importance: Mapping[str, F32] = field(default_factory=dict)
     method: str | None = None
     calibration: str | None = None
+    ascend: AscendOptions | None = None
 
     @property
     def nbytes(self) -> int:
@@ -150,9 +162,12 @@ class Plan:
                 h.update(f"{offset} ".encode() + data)
         for name, values in sorted(self.importance.items()):
             h.update(name.encode() + values.tobytes())
-        if self.calibration is not None:
-            h.update(self.calibration.encode())
-            h.update(b"" if self.calibration == OWN_TEXT else read_text(self.calibration).encode())
+        if self.ascend is not None:
+            h.update(repr(self.ascend).encode())
+        text = self.calibration if self.ascend is None else self.ascend.calibration
+        if text is not None:
+            h.update(text.encode())
+            h.update(b"" if text == OWN_TEXT else read_text(text).encode())
         return h.hexdigest()
 
 

@@ -20,7 +20,7 @@ from polyquant.pipeline.steps import Plan, Step
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.quantizers.ldlq import quantize_trellis
-from polyquant.types import F32, Action, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
+from polyquant.types import F32, Action, Affine, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
 
 __all__ = ["Piece", "blocks", "stream", "whole"]
 
@@ -76,6 +76,9 @@ def _convert(
     if step.action is Action.TRANSCODE and target.form is Ternary:
         out, _ = transcode(parts, shape, source, target)
         return out, None
+    if step.action is Action.TRANSCODE and target.form is Affine:
+        out = target.pack(source.unpack(parts, shape))
+        return out, error_sums(source.dequantize(parts, shape), target.dequantize(out, shape)) if measure else None
     w = source.dequantize(parts, shape)
     out = target.pack(Floats(w) if target.form is Floats else target.quantize(w, importance=importance))
     return out, error_sums(w, target.dequantize(out, shape)) if measure else None
@@ -87,6 +90,9 @@ def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = 
     source, target, shape, order = weight.codec, step.target, step.map.shape, step.map.row_order
     if step.action is Action.COPY and order is None:
         yield Piece(weight.read())
+    elif step.action is Action.TRANSCODE and target.form is Affine and order is None:
+        parts, error = _convert(step, weight.read(), as_matrix(shape), None, measure=measure)
+        yield Piece(parts, error=error)
     elif source.form is Ternary and target.form is Ternary and order is None:
         parts, change = transcode(weight.read(), shape, source, target)
         yield Piece(parts, note=str(change))

@@ -1,0 +1,46 @@
+"""What is wrong with a folder, said once: `open` raises it, `check` reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyquant.errors import InputError, PolyquantError
+from polyquant.storage.folder import LeavesFolderError
+from polyquant.types import Finding, Severity
+
+__all__ = ["Breach", "breach_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A rule that a folder breaks. code: see codes.py; stops: the weights cannot be read as they are, so that `open` raises it."""
+
+    code: str
+    message: str
+    file: Path | None = None
+    tensor: str | None = None
+    expected: object = None
+    found: object = None
+    hint: str | None = None
+    stops: bool = True
+
+    def error(self) -> InputError:
+        """As an exception."""
+        return InputError(
+            self.message, file=self.file, tensor=self.tensor, expected=self.expected, found=self.found, hint=self.hint
+        )
+
+    def finding(self) -> Finding:
+        """As a finding."""
+        bare = InputError(self.message, expected=self.expected, found=self.found, hint=self.hint)
+        return Finding(self.code, Severity.ERROR, str(bare), self.tensor, self.file.name if self.file else None)
+
+
+def breach_of(error: PolyquantError, code: str, file: Path, tensor: str | None = None) -> Breach:
+    """The breach behind an error; what leaves the folder has a code of its own, wherever it is met."""
+    where = error.file if isinstance(error.file, Path) else file
+    if isinstance(error, LeavesFolderError):
+        code = "ASC006"
+    named = error.tensor if isinstance(error.tensor, str) else tensor
+    return Breach(code, error.message, where, named, error.expected, error.found, error.hint)

@@ -1,0 +1,76 @@
+"""The description file: strict JSON, one object, from the name of each tensor to the word of its type, and some keys about the whole.
+
+    {"model_quant_type": "W8A8", "kv_cache_type": "C8", "version": "1.0.0", "group_size": 32,
+     "model.layers.0.self_attn.k_proj.weight": "W8A8", "model.layers.0.self_attn.k_proj.kv_cache_scale": "C8", ...}
+
+Names of tensors have a dot; the keys about the whole have none. `metadata` and `optional` (v1) are objects. Tensors of the cache are
+called C8 by the tool; the document's example gives them the type of their linear layer, which means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyquant.codecs.ascend import TYPES
+from polyquant.errors import InputError
+from polyquant.storage import strict_json
+
+__all__ = ["CACHE_PARTS", "FLOAT", "KINDS", "PARTS", "Description", "parse", "read", "split"]
+
+FLOAT = "FLOAT"
+KINDS: dict[str, str] = {word: kind for kind, word in TYPES.items()}
+"""Word of the description -> first word of the codec's name."""
+PARTS = (
+    "weight", "weight_scale", "weight_offset", "weight_scale_second", "weight_offset_second", "input_scale", "input_offset",
+    "quant_bias", "deq_scale", "scale_bias",
+)  # fmt: skip
+"""What a quantized linear layer may consist of."""
+CACHE_PARTS = ("kv_cache_scale", "kv_cache_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """types: tensor -> word; whole: the keys about the model."""
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def group_size(self) -> int:
+        """Columns of a scale where the file says so; 0 otherwise."""
+        said = self.whole.get("group_size")
+        return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else 0
+
+
+def read(path: Path) -> Description:
+    """The description in a file. Raises InputError."""
+    return _parted(strict_json.read(path, strict_json.INDEX), path)
+
+
+def parse(data: bytes, *, file: object = None) -> Description:
+    """The description in these bytes. Raises InputError."""
+    return _parted(strict_json.parse(data, strict_json.INDEX, file=file), file)
+
+
+def _parted(content: Any, file: object) -> Description:
+    members = strict_json.typed(content, dict, "description", file=file)
+    types: dict[str, str] = {}
+    for name, word in members.items():
+        if "." not in name:
+            continue
+        if not isinstance(word, str):
+            raise InputError(
+                "the description gives a tensor no type", file=file, tensor=name, expected='a string such as "W8A8"',
+                found=word,
+            )  # fmt: skip
+        types[name] = word
+    return Description(types, {k: v for k, v in members.items() if "." not in k})
+
+
+def split(name: str) -> tuple[str, str]:
+    """(layer, part) of a tensor's name."""
+    layer, _, part = name.rpartition(".")
+    return layer, part

@@ -1,0 +1,293 @@
+"""Reading a folder as far as it goes: files, headers, description, the codec of every layer, and every breach on the way.
+
+`open` raises the first breach that stops it; `check` reports all; `repair` works from here. Headers and JSON only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyquant.codecs.ascend import Ascend
+from polyquant.errors import InputError, PolyquantError
+from polyquant.formats.msmodelslim import description as descriptions
+from polyquant.formats.msmodelslim import folder as folders
+from polyquant.formats.msmodelslim.breach import Breach, breach_of
+from polyquant.formats.msmodelslim.description import CACHE_PARTS, FLOAT, KINDS, PARTS, Description, split
+from polyquant.formats.msmodelslim.folder import AscendFiles
+from polyquant.formats.msmodelslim.infer import Facts, codec_for
+from polyquant.storage import safetensors
+from polyquant.storage.folder import member, read_config
+from polyquant.storage.safetensors import Entry
+from polyquant.storage.source import Source
+from polyquant.types import Shape
+
+__all__ = ["Linear", "Stored", "Survey", "survey"]
+
+_INTEGERS = ("I8", "U8", "I32", "I64")
+_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "half": "F16", "float": "F32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor and the file that it lies in."""
+
+    source: Source
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A quantized layer. parts: what the codec asks for, by part."""
+
+    name: str
+    codec: Ascend
+    shape: Shape
+    parts: Mapping[str, Stored]
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a folder holds. whole: False if a file could not be read, so that absence proves nothing.
+
+    linears: quantized layers by name, without ".weight"; plain: all other tensors; undescribed, absent: tensors without a type, and types without a
+    tensor; unknown: words that no codec has -> their tensors; mislabelled: floats that are said to be quantized.
+    """
+
+    path: Path
+    files: AscendFiles = field(default_factory=lambda: AscendFiles("", ()))
+    description: Description = field(default_factory=Description)
+    described: bool = False
+    config: dict[str, Any] | None = None
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    linears: dict[str, Linear] = field(default_factory=dict)
+    plain: dict[str, Stored] = field(default_factory=dict)
+    breaches: list[Breach] = field(default_factory=list)
+    whole: bool = True
+    undescribed: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    unknown: dict[str, list[str]] = field(default_factory=dict)
+    mislabelled: list[str] = field(default_factory=list)
+    strays: list[tuple[str, Path]] = field(default_factory=list)
+
+    def refused(self, error: PolyquantError, code: str, file: Path, tensor: str | None = None) -> None:
+        """Record what could not be used."""
+        self.breaches.append(breach_of(error, code, file, tensor))
+
+    def broken(self, error: PolyquantError, code: str, file: Path) -> None:
+        """Record a weight file, or all of them, that could not be read."""
+        self.whole = False
+        self.refused(error, code, file)
+
+    def word(self, tensor: str) -> str | None:
+        """The type of a tensor; None if the description does not say."""
+        said = self.description.types.get(tensor)
+        if said is None and isinstance(self.description.whole.get(tensor), str):  # a tensor whose name has no dot
+            return str(self.description.whole[tensor])
+        return said
+
+    @property
+    def dialect(self) -> tuple[str, str]:
+        """(dialect, why)."""
+        whole = self.description.whole
+        if "metadata" in whole and "optional" in whole:
+            return "v1", "the description has metadata and optional"
+        if self.files.stem.startswith("quant_model_weights"):
+            return "v1", f"the weights are called {self.files.stem}"
+        if "version" in whole:
+            return "ascendv1", f"the description has version {str(whole['version'])[:20]}"
+        return "v0", "the description has no version"
+
+    @property
+    def model_dtype(self) -> tuple[str, str] | None:
+        """(dtype of the float model as safetensors calls it, where that stands): config.json, else the embedding or the first float matrix."""
+        said = (self.config or {}).get("torch_dtype") or (self.config or {}).get("dtype")
+        if isinstance(said, str) and said.removeprefix("torch.") in _DTYPES:
+            return _DTYPES[said.removeprefix("torch.")], "config.json"
+        floats = [n for n, s in self.plain.items() if s.entry.dtype in _DTYPES.values() and len(s.entry.shape) == 2]
+        if not floats:
+            return None
+        name = next((n for n in floats if "embed" in n), floats[0])
+        return self.plain[name].entry.dtype, name
+
+    def size(self, key: str) -> int | None:
+        """A positive integer of config.json, also of a nested text_config."""
+        config = self.config or {}
+        inner = config.get("text_config")
+        for place in (config, inner if isinstance(inner, dict) else {}):
+            value = place.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        return None
+
+
+def survey(path: Path) -> Survey:
+    """Everything about a folder."""
+    out = Survey(path)
+    try:
+        out.config = read_config(path)
+    except PolyquantError as e:
+        out.refused(e, "ASC002", path / "config.json")
+    try:
+        out.files = folders.choose(path)
+    except PolyquantError as e:
+        about_json = isinstance(e.file, Path) and e.file.suffix == ".json"
+        out.broken(e, "ASC005" if about_json else "ASC004", path)
+        return out
+    _describe(out)
+    for name in out.files.names:
+        _shard(out, name)
+    _index(out)
+    _group(out)
+    return out
+
+
+def _describe(out: Survey) -> None:
+    name = out.files.description
+    if name is None:
+        missing = InputError("there is no quant_model_description.json", hint="polyquant repair writes one")
+        out.refused(missing, "ASC010", out.path)
+        return
+    try:
+        file = member(out.path, name)
+        assert file is not None
+        out.description = descriptions.read(file)
+        out.described = True
+    except PolyquantError as e:
+        out.refused(e, "ASC011", out.path / name)
+
+
+def _shard(out: Survey, name: str) -> None:
+    path = out.path / name
+    try:
+        file = member(out.path, name)
+        if file is None:
+            raise InputError("shard is missing", file=path, hint="finish the download")
+        source = Source(file)
+    except PolyquantError as e:
+        out.broken(e, "ASC007", path)
+        return
+    header, breaches = safetensors.survey(source)
+    if breaches:  # with a breach the offsets are not to be trusted: nothing of such a file is looked at further
+        out.whole = False
+        hint = "the file is cut or broken: copy it again"
+        out.breaches += [Breach("ASC008", b.message, path, b.tensor, b.expected, b.found, hint) for b in breaches]
+        return
+    home = out.files.weight_map
+    for tensor, entry in header.entries.items():
+        if home is not None and home.get(tensor) != name:
+            out.strays.append((tensor, path))
+            if tensor in home:
+                continue
+        if tensor in out.tensors:
+            out.breaches.append(Breach("ASC009", "lies in two shards", path, tensor))
+        out.tensors[tensor] = Stored(source, entry)
+
+
+def _index(out: Survey) -> None:
+    if not out.whole:
+        return
+    for tensor, name in (out.files.weight_map or {}).items():
+        if tensor not in out.tensors:
+            out.breaches.append(Breach("ASC009", "is not in the shard that the index names", out.path / name, tensor))
+
+
+def _group(out: Survey) -> None:
+    """Tensors into layers and the rest; description against tensors both ways."""
+    if not out.described:
+        out.plain = dict(out.tensors)
+        return
+    layers: dict[str, dict[str, Stored]] = {}
+    for tensor in out.tensors:
+        layer, part = split(tensor)
+        if part in PARTS and KINDS.get(out.word(f"{layer}.weight") or ""):
+            layers.setdefault(layer, {})[part] = out.tensors[tensor]
+    taken: set[str] = set()
+    for layer, parts in layers.items():
+        if _quantized(parts) and out.whole:
+            taken |= {f"{layer}.{part}" for part in parts}
+            _linear(out, layer, parts)
+    out.plain = {n: s for n, s in out.tensors.items() if n not in taken}
+    _against(out, taken)
+
+
+def _quantized(parts: Mapping[str, Stored]) -> bool:
+    """True unless the layer is floats after all: the document gives a norm the type of the layer behind it."""
+    return "weight" not in parts or parts["weight"].entry.dtype in _INTEGERS or len(parts) > 1
+
+
+def _linear(out: Survey, layer: str, parts: dict[str, Stored]) -> None:
+    facts = {part: Facts(s.entry.dtype, s.entry.shape) for part, s in parts.items()}
+    where = next(iter(parts.values())).source.path
+    kind = KINDS[out.word(f"{layer}.weight") or ""]
+    try:
+        _one_word(out, layer, parts)
+        codec, shape = codec_for(
+            kind, facts, group_size=out.description.group_size, packed="version" in out.description.whole
+        )
+    except InputError as e:
+        out.refused(e, _code(e), where, f"{layer}.weight")
+        return
+    out.linears[layer] = Linear(layer, codec, shape, parts)
+
+
+def _one_word(out: Survey, layer: str, parts: Mapping[str, Stored]) -> None:
+    """All parts of a layer have its type. Raises InputError."""
+    word = out.word(f"{layer}.weight")
+    for part in parts:
+        said = out.word(f"{layer}.{part}")
+        if said is not None and said != word:
+            raise InputError(f"{part} has another type than weight", expected=word, found=said, hint="polyquant repair")
+
+
+def _code(error: InputError) -> str:
+    if "missing" in error.message:
+        return "ASC020"
+    if "do not divide" in error.message:
+        return "ASC022"
+    return "ASC014" if "another type" in error.message else "ASC021"
+
+
+def _against(out: Survey, taken: set[str]) -> None:
+    types = out.description.types
+    for tensor, stored in out.plain.items():
+        word = out.word(tensor)
+        if word is None:
+            out.undescribed.append(tensor)
+            integer = stored.entry.dtype in _INTEGERS
+            message = "has no type in the description"
+            hint = "polyquant repair writes the description anew"
+            out.breaches.append(Breach("ASC012", message, stored.source.path, tensor, hint=hint, stops=integer))
+        elif word not in (FLOAT, "C8", *KINDS):
+            out.unknown.setdefault(word, []).append(tensor)
+        elif word in KINDS and not _aside(tensor):
+            out.mislabelled.append(tensor)
+            if len(stored.entry.shape) > 1 and out.whole:
+                found = f"{stored.entry.dtype} {list(stored.entry.shape)}"
+                message = f"is said to be {word}, and is a float matrix"
+                out.breaches.append(Breach("ASC014", message, stored.source.path, tensor, "I8 [N, K]", found))
+    out.undescribed += [t for t in taken if t not in types]
+    out.breaches += _parts_without_type(out, taken)
+    if out.whole:
+        out.absent = [t for t in types if t not in out.tensors]
+    file = out.path / (out.files.description or "")
+    hint = "finish the download, or let polyquant repair write the description anew"
+    for tensor in out.absent:
+        stops = types[tensor] != FLOAT
+        out.breaches.append(
+            Breach("ASC013", "the description names it, and no file has it", file, tensor, hint=hint, stops=stops)
+        )
+
+
+def _parts_without_type(out: Survey, taken: set[str]) -> Iterator[Breach]:
+    for tensor in sorted(taken - set(out.description.types)):
+        message, hint = "has no type in the description", "polyquant repair writes the description anew"
+        yield Breach("ASC012", message, out.tensors[tensor].source.path, tensor, hint=hint)
+
+
+def _aside(tensor: str) -> bool:
+    """Tensors beside a layer that share its type: of the norm before it, and of the cache."""
+    layer, part = split(tensor)
+    return part in CACHE_PARTS or layer.endswith(".module") or part == "bias"

@@ -1,0 +1,239 @@
+"""What becomes of each tensor of an msModelSlim folder: which are quantized, with which codec, and what a dialect has besides the source's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from polyquant.codecs.ascend import TYPES, Ascend
+from polyquant.errors import PlanError
+from polyquant.formats.msmodelslim.describe import FLOAT
+from polyquant.pipeline.ascend_options import AscendOptions
+from polyquant.pipeline.recipe import Facts, Recipe
+from polyquant.pipeline.steps import Step
+from polyquant.pipeline.trellis_target import is_linear
+from polyquant.registry import codec
+from polyquant.storage import strict_json
+from polyquant.types import Action, Affine, Blocks, Checkpoint, Codec, Floats, Shape, TensorMap, Translation
+
+__all__ = [
+    "AscendOptions", "choose", "completed", "for_model", "layout_options", "module_of", "ranges_of", "recipe_of", "same_codes", "settled", "warnings",
+]  # fmt: skip
+
+_DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
+_ONE_SUM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Linears of W4A8_DYNAMIC with one scale_bias a row; those that read what is spread over devices have 16."""
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def recipe_of(chosen: Recipe, options: AscendOptions) -> Recipe:
+    """The recipe, if such a folder can hold it. Raises PlanError."""
+    options.refuse()
+    if chosen.base is not None and codec(chosen.base).form not in (Affine, Floats):
+        raise PlanError(f"an msModelSlim folder cannot hold {chosen.base}", hint="choose --codec w8a16, w8a8, w8a8.dynamic, ...")
+    return chosen
+
+
+def for_model(options: AscendOptions, translation: Translation) -> AscendOptions:
+    """The options with the type that the model computes in. Raises PlanError for a model that computes in none of the three."""
+    config: Mapping[str, Any] = {}
+    if "config.json" in translation.files:
+        config = strict_json.typed(strict_json.parse(translation.files["config.json"], file="config.json"), dict, "config.json")
+    inner = config.get("text_config")
+    places = (config, inner if isinstance(inner, dict) else {})
+    said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), "bfloat16")
+    if said.removeprefix("torch.") not in _DTYPES:
+        raise PlanError("the model computes in a type that msModelSlim does not know", file="config.json", expected="float16, bfloat16 or float32", found=said)
+    return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
+
+
+def module_of(name: str) -> str:
+    """Linear layer of a weight: X.weight -> X."""
+    return name.removesuffix(".weight")
+
+
+# ------------------------------------------------------------ which codec
+
+
+def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options: AscendOptions) -> tuple[Codec, str]:
+    """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep; the rest stays what it is."""
+    names, shape = (tensor.target, tensor.source), tensor.shape
+    linear = is_linear(tensor.target, shape)
+    if linear and (glob := _kept(tensor.target, options.keep)) is not None:
+        return _float(have), f"--keep {glob}"
+    rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
+    wanted = codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
+    why = f"rule {rule.match}" if rule is not None else ""
+    if isinstance(wanted, Ascend):
+        return completed(wanted, tensor.target, options), why
+    if wanted is not None and (rule is not None or have.form is not Floats):
+        return wanted, why
+    if isinstance(have, Ascend):
+        return completed(have, tensor.target, options), "codes kept"
+    return _float(have), "float" if have.form is Floats else "decoded to floats"
+
+
+def _kept(name: str, globs: Sequence[str]) -> str | None:
+    return next((g for g in globs if fnmatchcase(name, g) or fnmatchcase(module_of(name), g)), None)
+
+
+def _float(have: Codec) -> Codec:
+    return have if have.form is Floats else codec("bf16" if have.form is Blocks else "f32")
+
+
+def completed(wanted: Ascend, name: str, options: AscendOptions) -> Ascend:
+    """The codec with what its dialect and the model's type ask for. Raises PlanError for a type that the dialect has no place for.
+
+    Scales: float32 in v1 and per group, else in the model's type. Static types: deq_scale as int64 unless the model is bfloat16. 4 bits: a code a byte in v0.
+    """
+    v1, four = options.dialect == "v1", wanted.bits == 4
+    packing = "" if options.dialect == "v0" or not four else "k" if wanted.kind == "w4a16" and not wanted.group else "n"
+    small = wanted.kind == "w4a8.dynamic"
+    if small and options.dialect == "v0":
+        raise PlanError("the v0 dialect has no W4A8_DYNAMIC", tensor=name, hint="add --dialect ascendv1, or v1")
+    return wanted.configure(
+        dtype="f32" if v1 or wanted.group or small else options.dtype,
+        inputs="",
+        flat=False,
+        wide=wanted.static and options.dtype != "bf16",
+        scales=wanted.kind == "w8a8.mix" or (wanted.kind == "w8a8" and not v1),
+        packing=packing,
+        second=small and bool(wanted.group),
+        sums=(wanted.sums or _sums(name)) if small else 0,
+    )
+
+
+def _sums(name: str) -> int:
+    return 16 if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM) else 1
+
+
+def same_codes(have: Codec, target: Codec, shape: Shape) -> bool:
+    """True if a weight of codec `have` is the same codes in `target`: as wide, on grids that the target can say."""
+    if not (isinstance(have, Ascend) and isinstance(target, Ascend)) or have.bits != target.bits:
+        return False
+    if target.static and (not have.static or have.asymmetric):
+        return False  # nobody knows the grid of the inputs
+    if target.tensor and not have.tensor:
+        return False
+    return target.groups(shape) % have.groups(shape) == 0
+
+
+# ------------------------------------------------------------ the folder as a whole
+
+
+def settled(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
+    """The steps with what concerns more than one tensor: biases and norms as the dialect has them. Raises PlanError for a folder that makes no sense."""
+    _refuse_steps(steps, options)
+    quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, Ascend)}
+    out = []
+    for s in steps:
+        if options.dialect != "v0" and _smoothed(s.map.target):
+            continue  # the same numbers lie in norm.weight and norm.bias
+        out.append(_bias(s, options) if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias") else s)
+    if options.dialect == "v0":
+        out += _norm_modules(out)
+    return [replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out]
+
+
+def _refuse_steps(steps: Sequence[Step], options: AscendOptions) -> None:
+    quantized = [s for s in steps if isinstance(s.target, Ascend)]
+    if not quantized:
+        raise PlanError("no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16")
+    linears = [s.map.target for s in steps if is_linear(s.map.target, s.map.shape)]
+    for glob in options.keep:
+        if not any(_kept(name, [glob]) for name in linears):
+            raise PlanError(f"--keep {glob} names no linear layer", hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None)
+    fresh = [s for s in quantized if s.action in (Action.QUANTIZE, Action.REQUANTIZE)]
+    static = [s for s in fresh if isinstance(s.target, Ascend) and s.target.static]
+    if options.calibration is not None:
+        if not static and options.wanting is None:
+            raise PlanError(f"{(fresh or quantized)[0].target} reads no calibration text", hint="leave out --calibration, or add --effort max, --smooth or --kv")
+        return
+    missing = [s.map.source for s in static if module_of(s.map.source) not in options.ranges]
+    if missing and options.ranges:
+        raise PlanError(f"--ranges says nothing of {len(missing)} layers", tensor=missing[0], hint=f"add them to the file, or --keep '{module_of(missing[0])}'")
+    if missing:
+        raise PlanError(
+            f"{static[0].target.name} needs the ranges of what its layers read",
+            hint="add --calibration FILE (a text), or --ranges FILE; w8a16 and w8a8.dynamic need neither",
+        )
+    if options.ranges and not static:
+        raise PlanError(f"{(fresh or quantized)[0].target} reads no ranges", hint="leave out --ranges")
+
+
+def _smoothed(name: str) -> bool:
+    return name.endswith((".module.weight", ".module.bias"))
+
+
+def _bias(step: Step, options: AscendOptions) -> Step:
+    """The float bias of a quantized layer: float32 in v1, the model's type elsewhere."""
+    target = codec("f32" if options.dialect == "v1" else options.dtype)
+    if step.source is None or step.source.form is not Floats or target.name == step.target.name:
+        return step
+    action = Action.COPY if step.source.name == target.name else Action.TRANSCODE
+    return replace(step, target=target, action=action, nbytes=sum(s.nbytes for s in target.specs(step.map.shape).values()))
+
+
+def _norm_modules(steps: Sequence[Step]) -> list[Step]:
+    """v0 says a smoothed norm twice: steps that write norm.weight and norm.bias as norm.module.weight and norm.module.bias too."""
+    by_name = {s.map.target: s for s in steps}
+    out = []
+    for name, bias in by_name.items():
+        norm = name.removesuffix(".bias")
+        weight = by_name.get(f"{norm}.weight")
+        if norm == name or weight is None or len(weight.map.shape) != 1 or f"{norm}.module.weight" in by_name:
+            continue
+        if not _is_norm(norm):
+            continue
+        for step, last in ((weight, "weight"), (bias, "bias")):
+            out.append(replace(step, map=replace(step.map, target=f"{norm}.module.{last}"), why="v0 says it twice"))
+    return out
+
+
+def _is_norm(module: str) -> bool:
+    return "norm" in module.rpartition(".")[2]
+
+
+def _cut(target: Codec, options: AscendOptions) -> bool | None:
+    """Whether rows can be made a block at a time: not with one grid for all (W8A8S tells outliers by the whole matrix), nor where a search needs them all."""
+    if not isinstance(target, Ascend):
+        return None
+    return not (target.tensor or target.kind == "w8a8s" or options.effort == "max")
+
+
+def ranges_of(options: AscendOptions, weight: str) -> tuple[float, float] | None:
+    """What --ranges says of a weight's inputs."""
+    return options.ranges.get(module_of(weight))
+
+
+def layout_options(source: Checkpoint, options: AscendOptions) -> dict[str, Any]:
+    """What laying out the folder needs to know besides the tensors."""
+    out: dict[str, Any] = {"dialect": options.dialect}
+    if source.format == "msmodelslim":
+        types = source.metadata.get("types", {})
+        strange = {name: word for name, word in types.items() if word not in (FLOAT, "C8", *TYPES.values())}
+        out |= {"words": strange, "carried": {key: value for key, value in source.metadata.items() if key != "types"}}
+    return out
+
+
+def warnings(files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
+    """What a consumer of the folder will stumble over: fused layers of two types, a missing config.json."""
+    out = []
+    kinds = {module_of(s.map.target): str(s.target) if isinstance(s.target, Ascend) else "float" for s in steps if len(s.map.shape) == 2}
+    split = [
+        (module, other)
+        for module in kinds
+        for family in _FUSED
+        if module.rpartition(".")[2] == family[0]
+        for other in (module.removesuffix(family[0]) + word for word in family[1:])
+        if other in kinds and (kinds[other] == "float") != (kinds[module] == "float")
+    ]
+    if split:
+        first, other = split[0]
+        out.append(f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep")
+    if "config.json" not in files:
+        out.append("the source has no config.json: put one into the folder, or nothing can run it")
+    return tuple(out)
+

@@ -1,0 +1,124 @@
+"""The integers that msModelSlim 26.1.0 itself writes: its formulas in the dtype of the model, every operation rounded to it.
+
+    per channel, per matrix   in the model's dtype; the older calibrator (whose scales have that dtype) clips symmetric codes to -127, the command
+                              line (float32 scales) to -128, which bfloat16 really reaches: 127.5 is not between its numbers
+    per group                 in float32
+    W8A8S                     in float32: inliers w / s, outliers w * (7 / the greatest inlier); its scale and deq_scale in the model's dtype
+    inputs                    s = (max - min) / 255 and z = round(-min / s) - 128 in the model's dtype
+    deq_scale                 input_scale * weight_scale in the model's dtype, kept as float32
+    quant_bias                round(bias / deq_scale - input_offset * the sum of the codes) in float32
+    cache C8                  per channel in the model's dtype: x / s + z
+
+Facts from its Python sources and from what its compiled functions return; checked on tests/vectors/msmodelslim. These are the errors of half
+precision: the default arithmetic of quantizers/affine.py is closer to the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.codecs.ascend import Ascend
+from polyquant.errors import CodecError
+from polyquant.types import F32, I8, Activation, Affine
+
+__all__ = ["DTYPES", "exact_codes", "exact_grid", "exact_input_side", "quantize_linear"]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
+"""As codec names say them."""
+_Array: TypeAlias = NDArray[Any]
+_FRACTION = 0.011
+
+
+def quantize_linear(
+    codec: Ascend,
+    w: F32,
+    dtype: np.dtype[Any],
+    *,
+    input_range: tuple[float, float] | None = None,
+    bias: F32 | None = None,
+) -> Affine:
+    """A weight [N, K] of a model of `dtype` -> its codes. Raises CodecError for NaN, infinity, and a missing range."""
+    if not np.isfinite(w).all():
+        raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
+    if codec.kind == "w8a8s":
+        codes, scale = _sparse(w, dtype)
+        offset = np.zeros_like(scale)
+    else:
+        codes, scale, offset = _min_max(codec, w, dtype)
+    found = Affine(codec.bits, codes, scale, offset)
+    if not codec.static:
+        return found
+    if input_range is None:
+        raise CodecError(f"{codec.name} needs the range of the layer's inputs", hint="calibrate: --calibration FILE")
+    return Affine(codec.bits, codes, scale, offset, exact_input_side(found, dtype, input_range, bias))
+
+
+def _min_max(codec: Ascend, w: F32, dtype: np.dtype[Any]) -> tuple[I8, F32, F32]:
+    """Codes, scale, offset of the tightest grid, [N, K] and [N, G]."""
+    rows, k = w.shape
+    kind = np.dtype(np.float32) if codec.group else dtype
+    grouped = w.astype(kind).reshape(1 if codec.tensor else rows, -1, codec.group or (w.size if codec.tensor else k))
+    scale, offset = exact_grid(grouped.min(2), grouped.max(2), codec.bits, symmetric=not codec.asymmetric)
+    narrow = not codec.asymmetric and (codec.dtype != "f32" or bool(codec.group))
+    codes = exact_codes(grouped, scale[:, :, None], offset[:, :, None], codec.bits, narrow=narrow).reshape(w.shape)
+    shape = (rows, scale.shape[1])
+    return codes, _whole(scale, shape), _whole(offset, shape)
+
+
+def _whole(values: _Array, shape: tuple[int, int]) -> F32:
+    return np.broadcast_to(values.astype(np.float32), shape).copy()
+
+
+def exact_grid(low: _Array, high: _Array, bits: int, *, symmetric: bool) -> tuple[_Array, _Array]:
+    """Scale and offset of numbers from low to high, in their dtype and shape; a range of nothing has scale 1."""
+    kind, top = low.dtype.type, 2 ** (bits - 1) - 1
+    with np.errstate(all="ignore"):
+        if symmetric:
+            size = np.maximum(np.abs(low), np.abs(high))
+            scale = np.where(size > 0, size / kind(top), kind(1))
+            return np.where(scale > 0, scale, kind(1)), np.zeros_like(scale)
+        low, high = np.minimum(low, kind(0)), np.maximum(high, kind(0))
+        scale = (high - low) / kind(2 * top + 1)
+        scale = np.where(scale > 0, scale, kind(1))
+        return scale, np.rint(-low / scale) - kind(top + 1)
+
+
+def exact_codes(x: _Array, scale: _Array, offset: _Array, bits: int, *, narrow: bool) -> I8:
+    """Codes int8 of x on a grid of its dtype. narrow: from -127, not -128."""
+    high = 2 ** (bits - 1) - 1
+    with np.errstate(all="ignore"):
+        found = np.rint(x / scale + offset).astype(np.float32)
+    return np.clip(found, -high if narrow else -high - 1, high).astype(np.int8)
+
+
+def _sparse(w: F32, dtype: np.dtype[Any]) -> tuple[I8, F32]:
+    """Codes [N, K] and scale [N, 1] of W8A8S."""
+    size = np.abs(w)
+    most = max(1, int(w.size * _FRACTION))
+    limit = np.partition(size, w.size - most, None)[w.size - most]
+    top = np.where(size <= limit, size, 0).max(1, keepdims=True)
+    top[top == 0] = 7
+    seven = np.float32(7)
+    found = np.where(size <= limit, np.rint(w / (top / seven)), np.rint(w * (seven / top)))
+    return np.clip(found, -128, 127).astype(np.int8), (top / seven).astype(dtype).astype(np.float32)
+
+
+def exact_input_side(
+    codes: Affine, dtype: np.dtype[Any], input_range: tuple[float, float], bias: F32 | None
+) -> Activation:
+    """The grid of inputs from low to high, deq_scale and quant_bias."""
+    low, high = (np.array([x]).astype(dtype) for x in input_range)
+    scale, offset = exact_grid(low, high, 8, symmetric=False)
+    deq = (scale * codes.scale[:, 0].astype(dtype)).astype(np.float32)
+    sums = codes.codes.sum(1, dtype=np.int64).astype(np.float32)
+    shift = np.float32(0) if bias is None else bias.astype(np.float32) / deq
+    total = np.rint(shift - offset.astype(np.float32) * sums)
+    if not np.isfinite(total).all() or np.abs(total).max(initial=0) >= 2**31:
+        raise CodecError("quant_bias does not fit int32", found=f"up to {np.abs(total).max():g}")
+    return Activation(scale.astype(np.float32), offset.astype(np.float32), deq, total.astype(np.int32))

@@ -1,0 +1,147 @@
+"""A weight to int8 or int4 codes of least error on the inputs that it was seen with: a searched clip, then rounding that later columns make good.
+
+H = mean of x x^T + damping * mean(diag) * I. Columns are rounded one after the other; what column i was off by, divided by U_ii, is taken from the
+columns behind it, U^T U = H^-1 (upper Cholesky factor), so that x W^T changes least. The grid of a group is set when the work comes to it, from the
+weights as they then stand: the best of several tightenings of the min-max grid, by the error that the diagonal of H weighs.
+Source: Frantar et al. 2023 (arXiv 2210.17323). A Hessian that no damping makes positive definite is left aside; its diagonal still weighs the clip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from polyquant.codecs.ascend import Ascend
+from polyquant.errors import CodecError
+from polyquant.ops import affine
+from polyquant.quantizers.exact_tool import DTYPES
+from polyquant.types import F32, I8, Affine
+
+__all__ = ["CLIPS", "quantize_gptq", "searched_grid"]
+
+CLIPS = tuple(1 - 0.03 * i for i in range(11))
+"""Shares of the min-max range that are tried."""
+_DAMPING = (0.01, 0.05, 0.2, 1.0)
+_CHUNK = 1 << 22  # weights whose clip is searched at a time
+_BLOCK = 128
+"""Columns that are made good one by one; those behind them all at once."""
+
+
+def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None) -> Affine:
+    """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; None: only the clip is searched. Raises CodecError."""
+    n, k = w.shape
+    if hessian is not None and hessian.shape != (k, k):
+        raise CodecError("the Hessian does not fit the weight", expected=f"[{k}, {k}]", found=list(hessian.shape))
+    codec.specs((n, k))
+    h = None if hessian is None or not _usable(hessian) else np.asarray(hessian, np.float32)
+    diagonal = np.ones(k, np.float32) if h is None else np.maximum(np.diag(h), 0)
+    factor = None if h is None else _factor(h)
+    if factor is None:
+        grid = _grid(codec, w, diagonal)
+        return Affine(codec.bits, affine.encode(w, *grid, codec.bits, symmetric=not codec.asymmetric), *grid)
+    return _compensated(codec, w, diagonal, factor)
+
+
+def _usable(h: F32) -> bool:
+    """True if it holds numbers that say something."""
+    return bool(np.isfinite(h).all() and np.trace(h, dtype=np.float64) > 0)
+
+
+def _factor(h: F32) -> F32 | None:
+    """Upper U [K, K] with U^T U = (H + damping)^-1; None where no damping makes it definite."""
+    mean = float(np.trace(h, dtype=np.float64)) / len(h)
+    for damping in _DAMPING:
+        damped = h.astype(np.float64)
+        damped[np.diag_indices(len(h))] += damping * mean
+        try:
+            upper = np.linalg.cholesky(np.linalg.inv(damped)).T
+        except np.linalg.LinAlgError:
+            continue
+        if np.isfinite(upper).all() and (np.diag(upper) > 0).all():
+            return np.ascontiguousarray(upper, np.float32)
+    return None
+
+
+def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32) -> Affine:
+    """The codes of w [N, K], columns from left to right."""
+    n, k = w.shape
+    group = codec.group or k
+    work, codes = w.copy(), np.empty((n, k), np.int8)
+    scale, offset = np.empty((n, k // group), np.float32), np.empty((n, k // group), np.float32)
+    of_group = replace(codec, group=0, packing="", sums=0, second=False)
+    for g in range(k // group):
+        part = slice(g * group, (g + 1) * group)
+        found = _grid(of_group, work[:, part], diagonal[part])
+        scale[:, g], offset[:, g] = found[0][:, 0], found[1][:, 0]
+        for a in range(part.start, part.stop, _BLOCK):
+            b = min(a + _BLOCK, part.stop)
+            error = _block(codec, work[:, a:b], factor[a:b, a:b], (scale[:, g], offset[:, g]), codes[:, a:b])
+            work[:, b:] -= error @ factor[a:b, b:]
+    return Affine(codec.bits, codes, scale, offset)
+
+
+def _block(codec: Ascend, work: F32, factor: F32, grid: tuple[F32, F32], codes: I8) -> F32:
+    """Round the columns of work [N, B] into codes -> what is left for those behind, [N, B]."""
+    scale, offset = grid  # [N] each
+    high = 2 ** (codec.bits - 1) - 1
+    low = -high - 1 if codec.asymmetric else -high
+    columns, error = np.ascontiguousarray(work.T), np.empty_like(work.T)  # rows of memory, for speed
+    for i, column in enumerate(columns):
+        q = np.clip(np.rint(column / scale + offset), low, high)
+        codes[:, i] = q
+        error[i] = (column - (q - offset) * scale) / factor[i, i]
+        columns[i + 1 :] -= factor[i, i + 1 :, None] * error[i]
+    return np.ascontiguousarray(error.T)
+
+
+def _grid(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
+    """Searched scale and offset [N, G]; of one scale for the matrix all alike."""
+    if not codec.tensor:
+        return searched_grid(codec, w, diagonal)
+    one = searched_grid(replace(codec, tensor=False), w.reshape(1, -1), np.tile(diagonal, len(w)))
+    return np.repeat(one[0], len(w), 0), np.repeat(one[1], len(w), 0)
+
+
+def searched_grid(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
+    """Scale and offset float32 [N, G], of the CLIPS of the min-max grid those of least error; diagonal [K] weighs the columns."""
+    step = max(1, _CHUNK // w.shape[1])
+    found = [_searched_rows(codec, w[a : a + step], diagonal) for a in range(0, len(w), step)]
+    return np.concatenate([s for s, _ in found]), np.concatenate([z for _, z in found])
+
+
+def _searched_rows(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
+    groups = codec.groups(w.shape)
+    full = codec.quantize(w)
+    best = np.full((len(w), groups), np.inf, np.float32)
+    scale, offset = full.scale.copy(), full.offset.copy()
+    weights = diagonal.reshape(1, groups, -1)
+    out = np.empty(w.shape, np.float32)
+    for clip in CLIPS:
+        s = _stored(codec, full.scale * np.float32(clip))
+        z = _offset(codec, full, s)
+        q = affine.encode(w, s, z, codec.bits, symmetric=not codec.asymmetric)
+        off = np.square(affine.decode(q, s, z, out) - w).reshape(len(w), groups, -1)
+        error = (off * weights).sum(2)
+        better = error < best
+        best[better], scale[better], offset[better] = error[better], s[better], z[better]
+    return scale, offset
+
+
+def _stored(codec: Ascend, scale: F32) -> F32:
+    """A scale as the file holds it; one that it does not tell from 0 is 1."""
+    if codec.dtype == "f32":
+        return scale
+    rounded: F32 = scale.astype(DTYPES[codec.dtype]).astype(np.float32)
+    rounded[rounded == 0] = 1
+    return rounded
+
+
+def _offset(codec: Ascend, full: Affine, scale: F32) -> F32:
+    """The whole offset of a tightened grid: the same middle."""
+    if not codec.asymmetric:
+        return full.offset
+    high = 2 ** (codec.bits - 1) - 1
+    middle = np.float32(-0.5)  # of the codes -high - 1 to high
+    at = (middle - full.offset) * full.scale
+    return np.asarray(np.clip(np.rint(middle - at / scale), -high - 1, high), np.float32)

@@ -26,13 +26,15 @@ from polyquant.codecs.gptq import GPTQ
 from polyquant.errors import CodecError
 from polyquant.types import F32, I8, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
 
-__all__ = ["affine_of", "as_blocks", "blocks_of", "exact_ascend", "floats_of", "recoded", "same_codes"]
+__all__ = ["affine_of", "as_blocks", "blocks_of", "exact_ascend", "floats_of", "recoded", "reordered", "same_codes"]
 
 _BLOCKS = {"q8_0": 8, "q5_0": 8, "q4_0": 4}
 """Block types with codes around 0 -> the bits of our codes."""
 _TERNARY_GROUPS = {"tq1_0": 256, "tq2_0": 256, "trinity.tq2_0": 32}
 _WORDS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _BLOCK = 32
+_TYPES = ("q4_0", "q4_1", "q8_0")
+"""ggml types that take codes of others."""
 
 
 def floats_of(config: Mapping[str, Any]) -> str:
@@ -117,16 +119,17 @@ def _of_reader(codec: AffineReader) -> tuple[int, int]:
     return (8 if bits == 8 else 4), int(getattr(codec, "group", 0))
 
 
-def same_codes(have: Codec, target: Codec, shape: Shape) -> bool:
-    """True if `target` holds a weight's codes as `have` does: as wide or wider, with as many scales or more. Offsets are not looked at: `recoded` is
-    the one that refuses those that the target has no place for."""
-    if target.name in ("q8_0", "q4_0", "q4_1"):
-        return target.name in as_blocks(have, shape)
+def same_codes(weight: Weight, target: Codec) -> bool:
+    """True if `target` holds a weight's codes unchanged: as wide or wider, with as many scales or more, and with its offsets, which are read where they
+    decide."""
+    have, shape = weight.codec, weight.shape
+    if target.name in _TYPES:
+        return target.name in as_blocks(have, shape) and (target.name == "q4_1" or not _offsets(weight).any())
     exact = exact_ascend(have, shape)
     if exact is None or not isinstance(target, Ascend):
         return False
-    if target.static and not exact.static:
-        return False  # nobody knows the grid of the inputs
+    if target.static and (not exact.static or _offsets(weight).any()):
+        return False  # nobody knows the grid of the inputs, or the weights have offsets
     if target.tensor and not exact.tensor:
         return False
     return target.bits >= _bits(have, exact) and target.groups(shape) % exact.groups(shape) == 0
@@ -144,7 +147,7 @@ def as_blocks(codec: Codec, shape: Shape) -> tuple[str, ...]:
     exact = exact_ascend(codec, shape) if codec.form is Affine else None
     if exact is None or shape[1] % _BLOCK or exact.group % _BLOCK:
         return ()
-    return ("q4_0", "q4_1", "q8_0") if _bits(codec, exact) == 4 else ("q8_0",)
+    return _TYPES if _bits(codec, exact) == 4 else ("q8_0",)
 
 
 def blocks_of(weight: Weight) -> str | None:
@@ -169,6 +172,17 @@ def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:
         return target.pack(replace(codes, bits=target.bits) if codes.bits < target.bits else codes)
     blocks = _packed_blocks(codes, target.name)
     return dict(target.pack(Blocks(target.name, blocks)))
+
+
+def reordered(codes: Affine, order: NDArray[np.int64]) -> Affine:
+    """Row i is what row order[i] was."""
+    grid = codes.activation
+    if grid is not None:
+        deq = grid.deq_scale if grid.deq_scale.size == 1 else grid.deq_scale[order]
+        grid = replace(grid, deq_scale=deq, quant_bias=grid.quant_bias[order])
+    return replace(
+        codes, codes=codes.codes[order], scale=codes.scale[order], offset=codes.offset[order], activation=grid
+    )
 
 
 def _packed_blocks(codes: Affine, name: str) -> U8:

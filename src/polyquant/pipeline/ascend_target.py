@@ -96,7 +96,7 @@ def completed(wanted: Ascend, name: str, options: AscendOptions) -> Ascend:
         raise PlanError("the v0 dialect has no W4A8_DYNAMIC", tensor=name, hint="add --dialect ascendv1, or v1")
     return wanted.configure(
         dtype="f32" if v1 or wanted.group or small else options.dtype,
-        inputs="",
+        grid="",
         flat=False,
         wide=wanted.static and options.dtype != "bf16",
         scales=wanted.kind == "w8a8.mix" or (wanted.kind == "w8a8" and not v1),

@@ -84,7 +84,6 @@ CODES: dict[str, str] = {
     "dynamic kernels leave it out: every weight is wrong. Quantize symmetrically for it. (MindIE negates the offset itself.)",
     "ASC074": "The consumer has no deq_scale for models that are neither float16 nor bfloat16. Static layers cannot be loaded. Set torch_dtype of "
     "config.json to float16 and deq_scale as int64, or quantize from a half-precision model.",
-    "ASC075": "The consumer loads input_offset into an int8. Values outside -128 to 127, or not whole, are cut. Calibrate again.",
     "ASC076": "The consumer joins these layers into one (q, k and v; gate and up), and they have different types. vLLM-Ascend refuses the model; "
     "SGLang takes one type for all. Quantize or keep them together.",
     "ASC078": "config.json has a quantization_config: this consumer chooses its loader by that and never looks at the description. "
@@ -97,7 +96,8 @@ CODES: dict[str, str] = {
     "stops, or smoothed layers get the wrong norm. Write the folder in the dialect v1 with `polyquant convert --dialect v1`.",
     "ASC082": "The folder has safetensors files that are none of the model's. vLLM and SGLang load every one of them and stop at names that they do "
     "not know. Move them away.",
-    "ASC083": "config.json has no field `quantize`, which MindIE's model code reads to choose its kernels (e.g. \"quantize\": \"w8a8\"). Add it.",
+    "ASC083": "config.json has no field `quantize`. Versions of MindIE's model code choose their kernels by it, and the tool writes it for some models "
+    '("quantize": "w8a8_dynamic"). Add it if MindIE takes the model for float.',
     "ASC084": "MindIE's int8 cache is documented for float16 models with W8A8 or W8A16 weights only. Other combinations are refused or untested.",
     "ASC085": "W8A8S weights are only ready for the compressor (W8A8SC). MindIE runs them after compression on the target machine; until then "
     "they are as large as W8A8.",

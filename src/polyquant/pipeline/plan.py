@@ -153,9 +153,10 @@ def _same_format(source: Checkpoint) -> Translation:
         return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed)
     folder = source.path if source.path.is_dir() else source.path.parent
     paths = {**source.files, **({"config.json": folder / "config.json"} if source.config else {})}
-    return Translation(
-        str(source.config.get("model_type", "")), tensors, files={n: p.read_bytes() for n, p in paths.items()}
-    )
+    files = {n: p.read_bytes() for n, p in paths.items()}
+    if "config.json" in files and source.format == "hf" and any(w.codec.form is Affine for w in source.values()):
+        files["config.json"] = translate.float_config(files["config.json"])  # no folder is written with such weights
+    return Translation(str(source.config.get("model_type", "")), tensors, files=files)
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:

@@ -33,11 +33,11 @@ _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors(AffineReader):
-    """bits: 4 or 8. packed: codes in words. group: columns of a scale, 0 for all. zeros: "", "zp" (i8) or "zpp" (packed). tensor: one scale.
+    """bits: 4 or 8. words: codes packed into words of 32 bits. group: columns of a scale, 0 for all. zeros: "", "zp" (i8) or "zpp" (packed). tensor: one scale.
     ordered: columns name their group. dtype: of the scales. dynamic: inputs are rounded too."""
 
     bits: int
-    packed: bool
+    words: bool
     group: int = 0
     zeros: str = ""
     tensor: bool = False
@@ -58,7 +58,7 @@ class CompressedTensors(AffineReader):
         return ".".join(
             [
                 "compressed",
-                f"{'p' if self.packed else 'i'}{self.bits}",
+                f"{'p' if self.words else 'i'}{self.bits}",
                 *(word for word, given in flags.items() if given),
             ]
         )
@@ -70,7 +70,7 @@ class CompressedTensors(AffineReader):
         table = (1,) if self.tensor else (n, groups)
         found = (
             {"weight_packed": ArraySpec((n, -(-k * self.bits // 32)), _INT32)}
-            if self.packed
+            if self.words
             else {"weight": ArraySpec((n, k), _INT8)}
         )
         found["weight_scale"] = ArraySpec(table, FLOAT_TYPES[self.dtype])
@@ -94,7 +94,7 @@ class CompressedTensors(AffineReader):
         """Parts to codes; with weight_g_idx a scale and an offset for each column. Raises CodecError if a part does not fit."""
         found: dict[str, Any] = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
         n, k = shape
-        codes = self._signed(found["weight_packed"], k) if self.packed else np.asarray(found["weight"])
+        codes = self._signed(found["weight_packed"], k) if self.words else np.asarray(found["weight"])
         scale = _table(found["weight_scale"], n)
         offset = self.offsets(parts, shape)
         if self.ordered:

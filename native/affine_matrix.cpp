@@ -91,6 +91,7 @@ PQ_SIMD int32_t sum_of(const int16_t* q, size_t n) {
 struct Rounded {
   Inputs how = Inputs::floats;
   float scale = 0, offset = 0;
+  bool panels = false;
   std::vector<int16_t> words;
   std::vector<uint8_t> bytes;
   std::vector<float> scales;   // [T] where each token has its own
@@ -100,41 +101,51 @@ struct Rounded {
 
   bool is(Inputs h, const AffineMatrix& m) const { return how == h && (h == Inputs::token || (scale == m.input_scale && offset == m.input_offset)); }
 
-  void make(Inputs h, const AffineMatrix& m, const float* x, size_t tokens, bool as_bytes) {
+  // Where the code of a token's column lies.
+  size_t place(size_t t, size_t i) const { return panels ? (i / kPanel * wide.tokens + t) * kPanel + i % kPanel : t * wide.padded + i; }
+
+  void make(Inputs h, const AffineMatrix& m, const float* x, size_t tokens, const AffineSet& set) {
     how = h;
     scale = m.input_scale;
     offset = m.input_offset;
     floats.clear();
-    const size_t cols = m.cols, padded = (cols + 63) / 64 * 64 + 64;  // tokens not a power of two apart: see kLine of the trellis kernels
+    panels = set.panels && tokens > kFew;
+    const size_t cols = m.cols, step = panels ? kPanel : cols;
+    // Rows not a power of two apart: the four of a tile would meet on one line of the first cache.
+    const size_t padded = panels ? (cols + kPanel - 1) / kPanel * kPanel : (cols + 63) / 64 * 64 + 64;
     words.resize(tokens * padded);
-    bytes.resize(as_bytes ? tokens * padded : 0);
+    bytes.resize(set.bytes ? tokens * padded : 0);
     scales.resize(tokens);
     total.resize(tokens);
+    wide = {tokens, padded, words.data(), bytes.data()};
     parallel_for((tokens + 7) / 8, [&](size_t c) {
       for (size_t t = 8 * c; t < std::min(tokens, 8 * c + 8); ++t) {
-        int16_t* q = words.data() + t * padded;
-        if (h == Inputs::fixed) {
-          round_row(x + t * cols, cols, scale, offset, q);
-        } else {
-          const uint32_t bits = largest_bits(x + t * cols, cols);
+        const float* row = x + t * cols;
+        if (h == Inputs::token) {
+          const uint32_t bits = largest_bits(row, cols);
           float top;
           std::memcpy(&top, &bits, sizeof top);
           scales[t] = top == 0 ? 1.0f : top / 127.0f;
-          round_row(x + t * cols, cols, scales[t], 0, q);
         }
-        std::fill(q + cols, q + padded, int16_t(0));
-        total[t] = sum_of(q, cols);
-        if (as_bytes) to_bytes(q, padded, bytes.data() + t * padded);
+        int32_t sum = 0;
+        for (size_t i = 0; i < cols; i += step) {
+          const size_t n = std::min(step, cols - i), room = panels ? kPanel : padded;
+          int16_t* q = words.data() + place(t, i);
+          round_row(row + i, n, h == Inputs::fixed ? scale : scales[t], h == Inputs::fixed ? offset : 0, q);
+          std::fill(q + n, q + room, int16_t(0));
+          sum += sum_of(q, n);
+          if (set.bytes) to_bytes(q, room, bytes.data() + place(t, i));
+        }
+        total[t] = sum;
       }
     });
-    wide = {tokens, padded, words.data(), bytes.data()};
   }
 
   const float* as_floats(size_t cols) {
     if (floats.empty()) {
       floats.resize(wide.tokens * cols);
       for (size_t t = 0; t < wide.tokens; ++t)
-        for (size_t i = 0; i < cols; ++i) floats[t * cols + i] = float(words[t * wide.padded + i]) * scales[t];
+        for (size_t i = 0; i < cols; ++i) floats[t * cols + i] = float(words[place(t, i)]) * scales[t];
     }
     return floats.data();
   }
@@ -180,7 +191,7 @@ void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size
 }
 
 void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens <= 4) {
+  if (tokens <= kFew) {
     affine_set().floats(m, first, last, x, tokens, y, stride);
     if (m.offset) subtract_offsets(m, x, tokens, first, last, y, stride);
     return;
@@ -195,8 +206,9 @@ void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x
   }
 }
 
-// Eight chunks a thread, and at least so many bytes in each.
-size_t rows_of_a_chunk(const AffineMatrix& m, size_t bytes) {
+// Eight chunks a thread, and at least so many bytes in each; of many tokens no more rows than have a panel in the second cache.
+size_t rows_of_a_chunk(const AffineMatrix& m, size_t tokens, size_t bytes) {
+  if (tokens > kFew) return 48;
   const size_t share = std::max<size_t>(16 << 10, bytes / (8 * size_t(get_threads())));
   return std::max<size_t>(1, share / m.cols / 12) * 12;  // the kernels take 2, 3 or 4 rows at once
 }
@@ -204,7 +216,7 @@ size_t rows_of_a_chunk(const AffineMatrix& m, size_t bytes) {
 }  // namespace
 
 const AffineSet& affine_plain() {
-  static constexpr AffineSet set{"plain", false, sums_plain, floats_plain};
+  static constexpr AffineSet set{"plain", false, false, sums_plain, floats_plain};
   return set;
 }
 
@@ -221,7 +233,6 @@ void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tok
   if (inputs.size() < jobs.size()) inputs.resize(jobs.size());  // one for each at most
   size_t used = 0, bytes = 0;
   for (const AffineJob& job : jobs) bytes += job.matrix->rows * job.matrix->cols;
-  const bool as_bytes = affine_set().bytes;
   for (size_t j = 0; j < jobs.size(); ++j) {
     const AffineMatrix& m = *jobs[j].matrix;
     const Inputs how = rounding == Rounding::none ? Inputs::floats : m.of(tokens);
@@ -230,7 +241,7 @@ void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tok
     if (how != Inputs::floats) {
       auto found = std::find_if(inputs.begin(), inputs.begin() + long(used), [&](const Rounded& r) { return r.is(how, m); });
       if (found == inputs.begin() + long(used)) {
-        found->make(how, m, x, tokens, as_bytes);
+        found->make(how, m, x, tokens, affine_set());
         ++used;
       }
       if (how == Inputs::token && m.groups > 1)
@@ -238,7 +249,7 @@ void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tok
       else
         input = &*found;
     }
-    const size_t step = rows_of_a_chunk(m, bytes);
+    const size_t step = rows_of_a_chunk(m, tokens, bytes);
     for (size_t first = 0; first < m.rows; first += step) pieces.push_back({j, first, std::min(m.rows, first + step), floats, input});
   }
   const Piece* list = pieces.data();

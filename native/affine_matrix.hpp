@@ -29,16 +29,19 @@ struct AffineMatrix {
   Inputs of(size_t tokens) const { return inputs != Inputs::mixed ? inputs : tokens == 1 ? Inputs::fixed : Inputs::token; }
 };
 
-// T rows of int8 codes, zero beyond K: as int16, or as int8 + 128 for instructions that want them unsigned. `padded` is more than K rounded up to 32.
+// T rows of int8 codes, zero beyond K: as int16, and as int8 + 128 for instructions that want them unsigned. Rows are `padded` apart, more than K rounded
+// up to 32; of more than four tokens, for sets that say so, each stretch of kPanel columns lies together, [ceil(K / kPanel), T, kPanel].
 struct WideInput {
   size_t tokens, padded;
   const int16_t* words;
   const uint8_t* bytes;
 };
+constexpr size_t kPanel = 1024, kFew = 4;
 
 struct AffineSet {
   const char* name;
-  bool bytes;  // reads WideInput::bytes
+  bool bytes;   // reads WideInput::bytes
+  bool panels;  // of many tokens
   // sums[t * stride + r], rows [first, last); scratch for a panel of them is the set's own
   void (*sums)(const AffineMatrix&, size_t first, size_t last, const WideInput&, int32_t* sums, size_t stride);
   // y[t * stride + r] of at most four tokens, without offsets

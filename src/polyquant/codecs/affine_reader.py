@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.arguments import output
 from polyquant.errors import CodecError, UnsupportedError
-from polyquant.ops import affine
+from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["FLOAT_TYPES", "AffineReader", "decode_rows", "group_count", "grouped_columns", "unpacked_bits", "words_of"]
@@ -64,6 +64,23 @@ class AffineReader(ABC):
     @abstractmethod
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes. Raises CodecError if a part does not fit."""
+
+    # ------------------------------------------------------------ what a linear layer computes
+
+    @property
+    def inputs(self) -> int8.Inputs:
+        """How the inputs of such a layer are rounded when it runs: not at all, unless its tool says so."""
+        return "floats"
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py) on the codes, a byte each in memory; None without a native kernel, and where every column has a
+        scale of its own. Raises CodecError."""
+        found = self.unpack(parts, shape)
+        return None if found.scale.shape[1] == shape[1] > 1 else int8.handle(found, self.inputs)
+
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
+        """The reference of `packed`: x [T, K] -> [T, N]; rounding "none" leaves the inputs as they are. Raises CodecError."""
+        return int8.multiply(x, self.unpack(parts, shape), "floats" if rounding == "none" else self.inputs)
 
     def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None) -> Affine:
         """Raises UnsupportedError: its own tool quantizes to it."""

@@ -24,6 +24,7 @@ import numpy as np
 from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count, grouped_columns, unpacked_bits
 from polyquant.codecs.arguments import exact_part
 from polyquant.errors import UnknownNameError
+from polyquant.ops import int8
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["CompressedTensors", "compressed_tensors_named"]
@@ -62,6 +63,11 @@ class CompressedTensors(AffineReader):
                 *(word for word, given in flags.items() if given),
             ]
         )
+
+    @property
+    def inputs(self) -> int8.Inputs:
+        """Rounded per token where config.json says so."""
+        return "token" if self.dynamic else "floats"
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """Sizes of the parts of a weight [N, K]. Raises CodecError where groups do not divide it."""

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.ops.decoder import rms_norm
 from polyquant.quantizers.calibrate import LEAST_INPUTS, Moments, Stages, Tick
 from polyquant.runtime.decoder import Layer
 from polyquant.runtime.evaluate import read_text, text_tokens
@@ -67,7 +66,7 @@ class DecoderStages:
         else:
             for x in self._states:
                 for tap in taps:
-                    tap.moments.add(rms_norm(x, decoder.norm, decoder.hyper.rms_eps))
+                    tap.moments.add(decoder.norm(x))
             self._states = []
             tick(1)
         return {w.name: tap.moments for tap in taps for w in tap.linear.weights if w.name in wanted}

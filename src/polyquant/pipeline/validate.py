@@ -132,7 +132,7 @@ def _tensor_laws(weight: Weight) -> Iterator[Finding]:
         return
     if bad:
         yield Finding("TEN001", Severity.ERROR, f"{bad:,} of {rows * k:,} weights are NaN or infinite", name)
-    elif largest == 0 and rows > 1:
+    elif largest == 0 and rows > 1 and k > 1:
         yield Finding("TEN004", Severity.WARNING, "every weight is zero", name)
 
 

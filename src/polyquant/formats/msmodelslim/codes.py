@@ -81,7 +81,7 @@ CODES: dict[str, str] = {
     "ASC072": "A shape that this consumer has no room for: it takes one scale a row as [N, 1] and deq_scale as [N]. Loading stops. Write the "
     "folder anew per channel with `polyquant convert`.",
     "ASC073": "Weights with offsets (asymmetric). vLLM-Ascend hands weight_offset to a kernel that adds it, where the format subtracts it, and its "
-    "dynamic kernels leave it out: every weight is wrong. Quantize symmetrically for it. (MindIE negates the offset itself.)",
+    "dynamic kernels leave it out: every weight is wrong. MindIE negates the offset itself; quantize symmetrically for the others.",
     "ASC074": "The consumer has no deq_scale for models that are neither float16 nor bfloat16. Static layers cannot be loaded. Set torch_dtype of "
     "config.json to float16 and deq_scale as int64, or quantize from a half-precision model.",
     "ASC076": "The consumer joins these layers into one (q, k and v; gate and up), and they have different types. vLLM-Ascend refuses the model; "

@@ -22,18 +22,17 @@ _CHUNK = 1 << 22
 
 
 def closest_deq_scale(input_scale: F32, weight_scale: F32, found: F32 | None) -> F32:
-    """The product float32 [n]; where `found` is that product rounded to a half-precision type, that, else unrounded.
+    """The product float32 [n], unrounded or rounded to a half-precision type: that with which most of `found` agree, unrounded where none does.
 
     input_scale [1], weight_scale [n] or [1].
     """
     with np.errstate(all="ignore"):
         product = np.asarray(input_scale * weight_scale, np.float32)
-        if found is not None and found.shape == product.shape:
-            for dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
-                rounded = product.astype(dtype).astype(np.float32)
-                if np.array_equal(rounded, found):
-                    return rounded
-    return product
+        if found is None or found.shape != product.shape:
+            return product
+        halves = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+        choices = [product, *(product.astype(half).astype(np.float32) for half in halves)]
+    return max(choices, key=lambda c: int(np.count_nonzero(c == found)))
 
 
 def quant_bias(bias: F32 | None, deq_scale: F32, input_offset: F32, sums: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -12,6 +12,8 @@ from polyquant.codecs.ascend import TYPES, Ascend
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.describe import FLOAT
 from polyquant.pipeline.ascend_options import AscendOptions
+from polyquant.pipeline.ascend_prepare import derived
+from polyquant.pipeline.ascend_smooth import links
 from polyquant.pipeline.recipe import Facts, Recipe
 from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
@@ -117,12 +119,14 @@ def settled(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -
     """The steps with what concerns more than one tensor: biases and norms as the dialect has them. Raises PlanError for a folder that makes no sense."""
     _refuse_steps(steps, options)
     quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, Ascend)}
+    if options.wanting is not None:
+        steps = [*_smoothing(source, steps, options), *_derived(source, steps, options)]
     out = []
     for s in steps:
         if options.dialect != "v0" and _smoothed(s.map.target):
             continue  # the same numbers lie in norm.weight and norm.bias
         out.append(_bias(s, options) if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias") else s)
-    if options.dialect == "v0":
+    if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
         out += _norm_modules(out)
     return [replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out]
 
@@ -153,6 +157,36 @@ def _refuse_steps(steps: Sequence[Step], options: AscendOptions) -> None:
         raise PlanError(f"{(fresh or quantized)[0].target} reads no ranges", hint="leave out --ranges")
 
 
+def _smoothing(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
+    """The steps, those whose floats smoothing changes marked so."""
+    if options.smooth is None:
+        return list(steps)
+    found = links(source, options.smooth)
+    changed = {name for link in found for name in (link.feeder, *link.readers)}
+    changed |= {f"{module_of(name)}.bias" for name in changed}
+    return [
+        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
+        if s.map.source in changed
+        else s
+        for s in steps
+    ]
+
+
+def _derived(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
+    """Steps for what a calibration adds."""
+    quantized = [s.map.source for s in steps if isinstance(s.target, Ascend)]
+    have = {s.map.target for s in steps}
+    return [
+        Step(TensorMap(t.name, t.name, t.shape, keep_float=True), None, t.codec, Action.COPY, "found by the calibration", _nbytes(t.codec, t.shape))
+        for t in derived(source, options, quantized).values()
+        if t.name not in have
+    ]
+
+
+def _nbytes(target: Codec, shape: Shape) -> int:
+    return sum(s.nbytes for s in target.specs(shape).values())
+
+
 def _smoothed(name: str) -> bool:
     return name.endswith((".module.weight", ".module.bias"))
 
@@ -163,7 +197,7 @@ def _bias(step: Step, options: AscendOptions) -> Step:
     if step.source is None or step.source.form is not Floats or target.name == step.target.name:
         return step
     action = Action.COPY if step.source.name == target.name else Action.TRANSCODE
-    return replace(step, target=target, action=action, nbytes=sum(s.nbytes for s in target.specs(step.map.shape).values()))
+    return replace(step, target=target, action=action, nbytes=_nbytes(target, step.map.shape))
 
 
 def _norm_modules(steps: Sequence[Step]) -> list[Step]:

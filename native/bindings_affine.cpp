@@ -1,11 +1,21 @@
-// Affine grids as Python functions: src/polyquant/ops/affine.py checks nothing that is not checked here.
+// Affine grids as Python functions, and matrices on such grids as Python objects.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "affine.hpp"
+#include "affine_matrix.hpp"
 #include "bindings.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace polyquant {
 namespace {
@@ -51,9 +61,76 @@ void decode_py(Codes codes, Matrix scale, Matrix offset, MatrixOut w) {
   affine_decode(codes.data(), scale.size(), size, scale.data(), offset.data(), w.data());
 }
 
+// ---------------------------------------------------------------- matrices
+
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Whole = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A matrix and the arrays that it keeps alive.
+struct Affine {
+  Codes codes;
+  Matrix scale;
+  std::optional<Matrix> offset;
+  std::optional<Vector> deq_scale;
+  std::optional<Whole> quant_bias;
+  AffineMatrix matrix;
+};
+
+Inputs inputs_of(const std::string& name) {
+  for (const auto& [known, value] : {std::pair{"floats", Inputs::floats}, {"token", Inputs::token}, {"fixed", Inputs::fixed}, {"mixed", Inputs::mixed}})
+    if (name == known) return value;
+  throw nb::value_error("inputs are floats, token, fixed or mixed");
+}
+
+Affine make(Codes codes, Matrix scale, std::optional<Matrix> offset, const std::string& inputs, float input_scale, float input_offset,
+            std::optional<Vector> deq_scale, std::optional<Whole> quant_bias) {
+  const Inputs how = inputs_of(inputs);
+  const size_t rows = codes.shape(0), cols = codes.shape(1), groups = scale.shape(1);
+  const bool fixed = how == Inputs::fixed || how == Inputs::mixed;
+  if (rows == 0 || cols == 0 || groups == 0 || cols % groups || scale.shape(0) != rows || (offset && (offset->shape(0) != rows || offset->shape(1) != groups)) ||
+      (how != Inputs::floats && cols >= kMostColumns) ||
+      (fixed && (groups != 1 || !deq_scale || deq_scale->shape(0) != rows || !quant_bias || quant_bias->shape(0) != rows)))
+    throw nb::value_error("codes, scales and biases do not fit");
+  Affine a{codes, scale, offset, deq_scale, quant_bias, {}};
+  a.matrix = {codes.data(), rows, cols, groups, scale.data(), offset ? offset->data() : nullptr, how, input_scale, input_offset,
+              deq_scale ? deq_scale->data() : nullptr, quant_bias ? quant_bias->data() : nullptr};
+  return a;
+}
+
+// Matrices that share an input. Their outputs lie side by side.
+struct AffineGroup {
+  std::vector<nb::object> owners;
+  std::vector<const AffineMatrix*> matrices;
+  size_t cols = 0, rows = 0;
+
+  explicit AffineGroup(nb::sequence items) {
+    for (nb::handle h : items) {
+      const AffineMatrix& m = nb::cast<const Affine*>(h)->matrix;
+      owners.push_back(nb::borrow(h));
+      matrices.push_back(&m);
+      cols = m.cols;
+      rows += m.rows;
+      if (cols != matrices[0]->cols) throw nb::value_error("matrices of one group have one input");
+    }
+    if (matrices.empty() || matrices.size() > 64) throw nb::value_error("1 to 64 matrices");
+  }
+
+  void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
+    std::array<AffineJob, 64> jobs;
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      jobs[i] = {matrices[i], y};
+      y += matrices[i]->rows;
+    }
+    multiply_affine({jobs.data(), matrices.size()}, x, tokens, rows, rounding);
+  }
+};
+
 }  // namespace
 
 void bind_affine(nb::module_& m) {
+  nb::class_<Affine>(m, "Affine");
+  nb::class_<AffineGroup>(m, "AffineGroup").def(nb::init<nb::sequence>()).def("multiply", &multiply_group<AffineGroup>);
+  m.def("affine", &make, "codes"_a, "scale"_a, "offset"_a.none(), "inputs"_a, "input_scale"_a, "input_offset"_a, "deq_scale"_a.none(), "quant_bias"_a.none());
   m.def("affine_grid", &grid_py);
   m.def("affine_encode", &encode_py);
   m.def("affine_decode", &decode_py);

@@ -24,6 +24,7 @@ _GROUPS = {
     "GGUF": "The structure of a GGUF file",
     "HF": "A Hugging Face folder or one weight file",
     "TRL": "A Trellis folder",
+    "ASC": "An msModelSlim folder",
     "TEN": "The numbers of one tensor, whatever the format",
     "MOD": "The model as a whole",
     "CMP": "A comparison with the model it was made from (`validate --against`)",

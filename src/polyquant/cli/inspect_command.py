@@ -10,6 +10,7 @@ from polyquant.cli.console import as_json, json_option, layout_option, out, size
 from polyquant.errors import printable
 from polyquant.pipeline.inspect import Inspection, shown
 from polyquant.pipeline.inspect import inspect as run
+from polyquant.pipeline.layer_table import LayerTable
 
 MOST_KEYS = 200
 """Metadata entries that people are shown; real files have under 100."""
@@ -28,7 +29,7 @@ Examples:
 @layout_option
 @json_option
 def inspect(path: str, tensors: str | None, metadata: bool, ternary_layout: str | None, style: str) -> None:
-    """What is in PATH (a GGUF file or a Hugging Face folder). Reads headers only."""
+    """What is in PATH (a GGUF file, a Hugging Face, Trellis or msModelSlim folder). Reads headers only."""
     found = run(path, tensors=tensors, ternary_layout=ternary_layout)
     if style == "json":
         as_json(found.to_json())
@@ -36,6 +37,8 @@ def inspect(path: str, tensors: str | None, metadata: bool, ternary_layout: str 
     _summary(found)
     if metadata and tensors is None and found.metadata:
         _metadata(found)
+    if found.layers is not None:
+        _layers(found.layers)
     if tensors is None:
         _tree(found)
     else:
@@ -69,6 +72,15 @@ def _metadata(found: Inspection) -> None:
         click.echo(line if len(line) <= 79 else line[:78] + "…")
     if len(found.metadata) > MOST_KEYS:
         click.echo(f"  … {len(found.metadata) - MOST_KEYS:,} more; --format json shows all")
+
+
+def _layers(found: LayerTable) -> None:
+    """A line for layers that are alike. The one long word of the format is shortened, so that seven of them fit."""
+    out.print()
+    t = table("layers", *found.columns)
+    for numbers, words in found.rows:
+        t.add_row(numbers, *(w.replace("_DYNAMIC", "_DYN") or "-" for w in words))
+    t.show()
 
 
 def _tree(found: Inspection) -> None:

@@ -19,19 +19,32 @@ _COLOUR = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 Examples:
   polyquant validate model.gguf
   polyquant validate model.gguf --against hf-folder/
+  polyquant validate msmodelslim-folder/ --target vllm-ascend
   polyquant validate model.gguf --format json; echo $?""",
 )
 @click.argument("path", type=click.Path())
 @click.option("--against", type=click.Path(), metavar="SRC", help="Compare with the model that it was made from.")
+@click.option(
+    "--target",
+    metavar="PROGRAM",
+    help="Of an msModelSlim folder also what vllm-ascend, mindie or sglang rejects or computes wrongly.",
+)
 @layout_option
 @tile_option
 @json_option
 def validate(
-    path: str, against: str | None, ternary_layout: str | None, tile: tuple[int, int, int] | None, style: str
+    path: str,
+    against: str | None,
+    target: str | None,
+    ternary_layout: str | None,
+    tile: tuple[int, int, int] | None,
+    style: str,
 ) -> None:
     """Is PATH sound? Exit 0: clean (notes allowed), 1: findings, 2: cannot be read."""
     with progress("checking") as tell:
-        found = run(path, against=against, ternary_layout=ternary_layout, tile=tile, on_progress=watcher(tell))
+        found = run(
+            path, against=against, ternary_layout=ternary_layout, tile=tile, target=target, on_progress=watcher(tell)
+        )
     serious = [f for f in found if f.severity is not Severity.NOTE]
     if style == "json":
         as_json(

@@ -19,7 +19,7 @@ A name says everything that the bytes depend on, in this order; what is left out
     .f16 .bf16  dtype of the scales (float32)             .flat       scales [N], not [N, 1]
     .xf16 .xbf16 .xf32  dtype of the input's grid, where it is another one
     .i64        deq_scale as int64: the bits of the float32, for models that are not bfloat16
-    .scales     static types with weight_scale and weight_offset
+    .scales     static types with weight_scale and weight_offset; W8A8_MIX always has them
     .pack_k .pack_n     two 4-bit codes a byte, along the columns or the rows
     .sums1 .sums16      columns of scale_bias
 
@@ -39,7 +39,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.arguments import exact_part, output, real
 from polyquant.errors import CodecError, UnknownNameError
-from polyquant.ops import affine
+from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
 
 __all__ = ["TYPES", "Ascend", "ascend_named"]
@@ -67,7 +67,7 @@ class Ascend:
     tensor: bool = False
     dtype: str = "f32"
     flat: bool = False
-    inputs: str = ""
+    grid: str = ""
     wide: bool = False
     scales: bool = False
     packing: str = ""
@@ -87,9 +87,9 @@ class Ascend:
             "tensor" if self.tensor else "",
             "" if self.dtype == "f32" else self.dtype,
             "flat" if self.flat else "",
-            f"x{self.inputs}" if self.inputs else "",
+            f"x{self.grid}" if self.grid else "",
             "i64" if self.wide else "",
-            "scales" if self.scales else "",
+            "scales" if self.scales and self.kind != "w8a8.mix" else "",
             f"pack_{self.packing}" if self.packing else "",
             f"sums{self.sums}" if self.sums else "",
         ]
@@ -149,7 +149,7 @@ class Ascend:
                 expected=f"multiples of {lines} x {columns}",
                 found=list(shape),
             )
-        scale, grid = _DTYPES[self.dtype], _DTYPES[self.inputs or self.dtype]
+        scale, grid = _DTYPES[self.dtype], _DTYPES[self.grid or self.dtype]
         codes = {"": (n, k), "k": (n, k // 2), "n": (n // 2, k)}[self.packing]
         out = {"weight": ArraySpec(codes, _INT8)}
         if not self.static or self.scales:
@@ -271,6 +271,27 @@ class Ascend:
             np.asarray(parts["quant_bias"]),
         )
 
+    # ------------------------------------------------------------ what a linear layer computes
+
+    @property
+    def inputs(self) -> int8.Inputs:
+        """How the inputs of such a layer are rounded when it runs."""
+        if self.kind == "w8a8.mix":
+            return "mixed"
+        return "fixed" if self.static else "token" if self.kind.endswith(".dynamic") else "floats"
+
+    def holds_bias(self, tokens: int, rounding: str) -> bool:
+        """True if the product of so many tokens has the layer's bias in it already."""
+        return rounding != "none" and int8.inputs_of(self.inputs, tokens) == "fixed"
+
+    def packed(self, parts: Parts, shape: Shape) -> Any | None:
+        """A handle for multiplication (ops/matmul.py) on the codes where they lie; codes of 4 bits that are packed are widened. Raises CodecError."""
+        return int8.handle(self.unpack(parts, shape), self.inputs)
+
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
+        """The reference of `packed`: x [T, K] -> [T, N]; rounding "none" leaves the inputs as they are. Raises CodecError."""
+        return int8.multiply(x, self.unpack(parts, shape), "floats" if rounding == "none" else self.inputs)
+
     # ------------------------------------------------------------ math
 
     def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None) -> Affine:
@@ -338,7 +359,8 @@ _FLAGS = {
 def ascend_named(name: str) -> Ascend:
     """The codec of a name, e.g. "w8a16.g128.f16". Raises UnknownNameError."""
     kind = next((k for k in sorted(TYPES, key=len, reverse=True) if name == k or name.startswith(f"{k}.")), None)
-    found = _parsed(Ascend(kind), name.removeprefix(kind).split(".")[1:]) if kind is not None else None
+    start = None if kind is None else Ascend(kind, scales=kind == "w8a8.mix")
+    found = _parsed(start, name.removeprefix(start.kind).split(".")[1:]) if start is not None else None
     if found is None or found.name != name:
         raise UnknownNameError("codec", name, [*TYPES, "w8a16.g128", "w8a16.asym", "w8a8.i64"])
     try:
@@ -356,7 +378,7 @@ def _parsed(codec: Ascend, words: list[str]) -> Ascend | None:
         elif word in _DTYPES:
             codec = replace(codec, dtype=word)
         elif word[:1] == "x" and word[1:] in _DTYPES:
-            codec = replace(codec, inputs=word[1:])
+            codec = replace(codec, grid=word[1:])
         elif word in ("pack_k", "pack_n"):
             codec = replace(codec, packing=word[-1])
         elif word[:1] == "g" and word[1:].isdecimal() and len(word) < 8:
@@ -374,7 +396,7 @@ def _checked(codec: Ascend) -> Ascend:
     wrong = (
         (codec.static and (grouped or codec.asymmetric), "static types have one symmetric grid a row"),
         (
-            not codec.static and (codec.wide or codec.inputs or codec.scales),
+            not codec.static and (codec.wide or codec.grid or codec.scales),
             "only static types have a grid of the inputs",
         ),
         (codec.packing != "" and not four, "only codes of 4 bits are packed"),
@@ -385,7 +407,7 @@ def _checked(codec: Ascend) -> Ascend:
         ),
         (codec.flat and (grouped or codec.tensor), "scales of groups are a matrix"),
         (codec.tensor and grouped, "a matrix with one scale has no groups"),
-        (codec.inputs == codec.dtype, "the inputs' grid has the dtype of the scales already"),
+        (codec.grid == codec.dtype, "the inputs' grid has the dtype of the scales already"),
         (codec.kind == "w8a8.mix" and not codec.scales, "W8A8_MIX has scales of its weights"),
     )
     for bad, why in wrong:

@@ -76,7 +76,8 @@ class Group:
 
     def __init__(self, handles: Sequence[Any], sizes: Sequence[int]) -> None:
         lib = native.module()
-        group = lib.TrellisGroup if isinstance(handles[0], lib.Trellis) else lib.PackedGroup
+        kinds = {lib.Trellis: lib.TrellisGroup, lib.Affine: lib.AffineGroup}
+        group = kinds.get(type(handles[0]), lib.PackedGroup)
         self._multiply = group(list(handles)).multiply
         ends = np.cumsum(sizes).tolist()
         self._rows = ends[-1]

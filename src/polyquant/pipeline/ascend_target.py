@@ -11,6 +11,8 @@ from polyquant.codecs.ascend import TYPES, Ascend
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.describe import FLOAT
 from polyquant.pipeline.ascend_options import AscendOptions
+from polyquant.pipeline.ascend_prepare import derived
+from polyquant.pipeline.ascend_smooth import links
 from polyquant.pipeline.recipe import Facts, Recipe
 from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
@@ -32,7 +34,9 @@ def recipe_of(chosen: Recipe, options: AscendOptions) -> Recipe:
     """The recipe, if such a folder can hold it. Raises PlanError."""
     options.refuse()
     if chosen.base is not None and codec(chosen.base).form not in (Affine, Floats):
-        raise PlanError(f"an msModelSlim folder cannot hold {chosen.base}", hint="choose --codec w8a16, w8a8, w8a8.dynamic, ...")
+        raise PlanError(
+            f"an msModelSlim folder cannot hold {chosen.base}", hint="choose --codec w8a16, w8a8, w8a8.dynamic, ..."
+        )
     return chosen
 
 
@@ -40,12 +44,19 @@ def for_model(options: AscendOptions, translation: Translation) -> AscendOptions
     """The options with the type that the model computes in. Raises PlanError for a model that computes in none of the three."""
     config: Mapping[str, Any] = {}
     if "config.json" in translation.files:
-        config = strict_json.typed(strict_json.parse(translation.files["config.json"], file="config.json"), dict, "config.json")
+        config = strict_json.typed(
+            strict_json.parse(translation.files["config.json"], file="config.json"), dict, "config.json"
+        )
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, dict) else {})
     said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), "bfloat16")
     if said.removeprefix("torch.") not in _DTYPES:
-        raise PlanError("the model computes in a type that msModelSlim does not know", file="config.json", expected="float16, bfloat16 or float32", found=said)
+        raise PlanError(
+            "the model computes in a type that msModelSlim does not know",
+            file="config.json",
+            expected="float16, bfloat16 or float32",
+            found=said,
+        )
     return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
 
 
@@ -64,7 +75,9 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     if linear and (glob := _kept(tensor.target, options.keep)) is not None:
         return _float(have), f"--keep {glob}"
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
-    wanted = codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
+    wanted = (
+        codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
+    )
     why = f"rule {rule.match}" if rule is not None else ""
     if isinstance(wanted, Ascend):
         return completed(wanted, tensor.target, options), why
@@ -95,7 +108,7 @@ def completed(wanted: Ascend, name: str, options: AscendOptions) -> Ascend:
         raise PlanError("the v0 dialect has no W4A8_DYNAMIC", tensor=name, hint="add --dialect ascendv1, or v1")
     return wanted.configure(
         dtype="f32" if v1 or wanted.group or small else options.dtype,
-        inputs="",
+        grid="",
         flat=False,
         wide=wanted.static and options.dtype != "bf16",
         scales=wanted.kind == "w8a8.mix" or (wanted.kind == "w8a8" and not v1),
@@ -106,7 +119,11 @@ def completed(wanted: Ascend, name: str, options: AscendOptions) -> Ascend:
 
 
 def _sums(name: str) -> int:
-    return 16 if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM) else 1
+    return (
+        16
+        if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM)
+        else 1
+    )
 
 
 def same_codes(have: Codec, target: Codec, shape: Shape) -> bool:
@@ -127,33 +144,53 @@ def settled(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -
     """The steps with what concerns more than one tensor: biases and norms as the dialect has them. Raises PlanError for a folder that makes no sense."""
     _refuse_steps(steps, options)
     quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, Ascend)}
+    if options.wanting is not None:
+        steps = [*_smoothing(source, steps, options), *_derived(source, steps, options)]
     out = []
     for s in steps:
         if options.dialect != "v0" and _smoothed(s.map.target):
             continue  # the same numbers lie in norm.weight and norm.bias
-        out.append(_bias(s, options) if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias") else s)
-    if options.dialect == "v0":
+        out.append(
+            _bias(s, options)
+            if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias")
+            else s
+        )
+    if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
         out += _norm_modules(out)
-    return [replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out]
+    return [
+        replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out
+    ]
 
 
 def _refuse_steps(steps: Sequence[Step], options: AscendOptions) -> None:
     quantized = [s for s in steps if isinstance(s.target, Ascend)]
     if not quantized:
-        raise PlanError("no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16")
+        raise PlanError(
+            "no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16"
+        )
     linears = [s.map.target for s in steps if is_linear(s.map.target, s.map.shape)]
     for glob in options.keep:
         if not any(_kept(name, [glob]) for name in linears):
-            raise PlanError(f"--keep {glob} names no linear layer", hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None)
+            raise PlanError(
+                f"--keep {glob} names no linear layer",
+                hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None,
+            )
     fresh = [s for s in quantized if s.action in (Action.QUANTIZE, Action.REQUANTIZE)]
     static = [s for s in fresh if isinstance(s.target, Ascend) and s.target.static]
     if options.calibration is not None:
         if not static and options.wanting is None:
-            raise PlanError(f"{(fresh or quantized)[0].target} reads no calibration text", hint="leave out --calibration, or add --effort max, --smooth or --kv")
+            raise PlanError(
+                f"{(fresh or quantized)[0].target} reads no calibration text",
+                hint="leave out --calibration, or add --effort max, --smooth or --kv",
+            )
         return
     missing = [s.map.source for s in static if module_of(s.map.source) not in options.ranges]
     if missing and options.ranges:
-        raise PlanError(f"--ranges says nothing of {len(missing)} layers", tensor=missing[0], hint=f"add them to the file, or --keep '{module_of(missing[0])}'")
+        raise PlanError(
+            f"--ranges says nothing of {len(missing)} layers",
+            tensor=missing[0],
+            hint=f"add them to the file, or --keep '{module_of(missing[0])}'",
+        )
     if missing:
         raise PlanError(
             f"{static[0].target.name} needs the ranges of what its layers read",
@@ -161,6 +198,43 @@ def _refuse_steps(steps: Sequence[Step], options: AscendOptions) -> None:
         )
     if options.ranges and not static:
         raise PlanError(f"{(fresh or quantized)[0].target} reads no ranges", hint="leave out --ranges")
+
+
+def _smoothing(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
+    """The steps, those whose floats smoothing changes marked so."""
+    if options.smooth is None:
+        return list(steps)
+    found = links(source, options.smooth)
+    changed = {name for link in found for name in (link.feeder, *link.readers)}
+    changed |= {f"{module_of(name)}.bias" for name in changed}
+    return [
+        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
+        if s.map.source in changed
+        else s
+        for s in steps
+    ]
+
+
+def _derived(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
+    """Steps for what a calibration adds."""
+    quantized = [s.map.source for s in steps if isinstance(s.target, Ascend)]
+    have = {s.map.target for s in steps}
+    return [
+        Step(
+            TensorMap(t.name, t.name, t.shape, keep_float=True),
+            None,
+            t.codec,
+            Action.COPY,
+            "found by the calibration",
+            _nbytes(t.codec, t.shape),
+        )
+        for t in derived(source, options, quantized).values()
+        if t.name not in have
+    ]
+
+
+def _nbytes(target: Codec, shape: Shape) -> int:
+    return sum(s.nbytes for s in target.specs(shape).values())
 
 
 def _smoothed(name: str) -> bool:
@@ -173,7 +247,7 @@ def _bias(step: Step, options: AscendOptions) -> Step:
     if step.source is None or step.source.form is not Floats or target.name == step.target.name:
         return step
     action = Action.COPY if step.source.name == target.name else Action.TRANSCODE
-    return replace(step, target=target, action=action, nbytes=sum(s.nbytes for s in target.specs(step.map.shape).values()))
+    return replace(step, target=target, action=action, nbytes=_nbytes(target, step.map.shape))
 
 
 def _norm_modules(steps: Sequence[Step]) -> list[Step]:
@@ -221,7 +295,11 @@ def layout_options(source: Checkpoint, options: AscendOptions) -> dict[str, Any]
 def warnings(files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
     """What a consumer of the folder will stumble over: fused layers of two types, a missing config.json."""
     out = []
-    kinds = {module_of(s.map.target): str(s.target) if isinstance(s.target, Ascend) else "float" for s in steps if len(s.map.shape) == 2}
+    kinds = {
+        module_of(s.map.target): str(s.target) if isinstance(s.target, Ascend) else "float"
+        for s in steps
+        if len(s.map.shape) == 2
+    }
     split = [
         (module, other)
         for module in kinds
@@ -232,8 +310,9 @@ def warnings(files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ..
     ]
     if split:
         first, other = split[0]
-        out.append(f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep")
+        out.append(
+            f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep"
+        )
     if "config.json" not in files:
         out.append("the source has no config.json: put one into the folder, or nothing can run it")
     return tuple(out)
-

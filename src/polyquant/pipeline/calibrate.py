@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.ops.decoder import rms_norm
 from polyquant.pipeline.calibration_file import read_samples
 from polyquant.quantizers.calibrate import LEAST_INPUTS, G, GatheringStages, Moments, Tick
 from polyquant.quantizers.statistics import CacheRanges
@@ -78,7 +77,7 @@ class DecoderStages:
         else:
             for x in self._states:
                 for tap in taps:
-                    tap.gathered.add(rms_norm(x, decoder.norm, decoder.hyper.rms_eps))
+                    tap.gathered.add(decoder.norm(x))
             self._states = []
             tick(1)
         return {w.name: tap.gathered for tap in taps for w in tap.linear.weights if w.name in wanted}

@@ -148,8 +148,8 @@ def _sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, _Side], dict[str, _S
         maps = translate.to_gguf(c, with_tokenizer=False).tensors
         return {t.target: _Side(c[t.source], t.row_order, t.ternarize) for t in maps}
 
-    if a.format == b.format:
-        return plain(a), plain(b)
+    if a.format == b.format or ("msmodelslim" in (a.format, b.format) and "gguf" not in (a.format, b.format)):
+        return plain(a), plain(b)  # the names of the float model, also where config.json is missing
     return (said_in_gguf(a) if a.format != "gguf" else plain(a)), (said_in_gguf(b) if b.format != "gguf" else plain(b))
 
 

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from polyquant.formats.detect import detect, open_checkpoint
+from polyquant.pipeline.layer_table import LayerTable, layer_table
 from polyquant.types import Checkpoint, Weight
 
 __all__ = ["Group", "Inspection", "inspect"]
@@ -35,7 +36,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything that `inspect` shows."""
+    """Everything that `inspect` shows. layers: of formats that say the type of every layer."""
 
     path: str
     format: str
@@ -49,6 +50,7 @@ class Inspection:
     tensors: tuple[Weight, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    layers: LayerTable | None = None
 
     @property
     def bpw(self) -> float:
@@ -68,6 +70,7 @@ class Inspection:
             "bpw": self.bpw,
             "codecs": dict(self.codecs),
             "notes": list(self.notes),
+            **({"layers": [dict(zip(self.layers.columns, words, strict=True)) | {"layers": n} for n, words in self.layers.rows]} if self.layers else {}),
             "metadata": {k: shown(v) for k, v in self.metadata.items()},
             "tensors": [
                 {"name": w.name, "shape": list(w.shape), "codec": str(w.codec), "bytes": w.nbytes, "bpw": w.bpw} for w in self.tensors
@@ -116,7 +119,16 @@ def inspect(
         tensors=chosen,
         metadata=checkpoint.metadata,
         notes=checkpoint.notes,
+        layers=_layers(checkpoint) if tensors is None else None,
     )
+
+
+def _layers(checkpoint: Checkpoint) -> LayerTable | None:
+    """The types of an msModelSlim folder, by its description."""
+    types = checkpoint.metadata.get("types")
+    if checkpoint.format != "msmodelslim" or not isinstance(types, Mapping):
+        return None
+    return layer_table({n: str(types.get(n, "none")) for n, w in checkpoint.items() if len(w.shape) == 2})
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:

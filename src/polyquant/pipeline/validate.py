@@ -1,6 +1,6 @@
 """Is this file sound? Structure first, then each codec's laws on every tensor, then, with `against`, the error figures.
 
-Findings carry stable codes: GGUF..., HF... from the formats, TEN... about a tensor's numbers, CMP... from a comparison.
+Findings carry stable codes: GGUF..., HF..., TRL..., ASC... from the formats, TEN... about a tensor's numbers, CMP... from a comparison.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from polyquant.codecs.i2_s import I2S
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
-from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError
+from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
 from polyquant.formats.detect import detect, open_checkpoint
 from polyquant.pipeline.compare import compare_checkpoints
 from polyquant.pipeline.execute import Progress
@@ -52,14 +52,21 @@ def validate(
     against: str | os.PathLike[str] | None = None,
     ternary_layout: str | None = None,
     tile: Tile | None = None,
+    target: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Finding]:
     """All findings about the checkpoint at `path`. An empty list means sound.
 
-    Raises InputError only if the path is no checkpoint at all; a broken one gives findings of severity error.
+    target: a program that is to run it ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only), and what it rejects or computes wrongly.
+    Raises InputError only if the path is no checkpoint at all; a broken one gives findings of severity error. UnsupportedError or
+    UnknownNameError for a target that cannot be checked.
     """
     module, _ = detect(path)
+    if target is not None and not hasattr(module, "check_target"):
+        raise UnsupportedError("only msModelSlim folders have targets to be checked for", file=path, found=module.name)
     findings: list[Finding] = list(module.check(Path(path)))
+    if target is not None:
+        findings += module.check_target(Path(path), target)
     try:
         checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, tile=tile)
     except InputError:
@@ -125,7 +132,7 @@ def _tensor_laws(weight: Weight) -> Iterator[Finding]:
         return
     if bad:
         yield Finding("TEN001", Severity.ERROR, f"{bad:,} of {rows * k:,} weights are NaN or infinite", name)
-    elif largest == 0 and rows > 1:
+    elif largest == 0 and rows > 1 and k > 1:
         yield Finding("TEN004", Severity.WARNING, "every weight is zero", name)
 
 

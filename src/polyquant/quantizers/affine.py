@@ -50,7 +50,7 @@ def quantize_linear(
         return exact_tool.quantize_linear(codec, w, exact, input_range=input_range, bias=bias)
     if not np.isfinite(w).all():
         raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
-    plain = codec if codec.scales or not codec.static else replace(codec, dtype="f32", inputs="")
+    plain = codec if codec.scales or not codec.static else replace(codec, dtype="f32", grid="")
     if codec.kind == "w8a8s":
         scale = sparse_grid(w)
         offset = np.zeros_like(scale)
@@ -68,7 +68,7 @@ def quantize_linear(
 
 def input_side(codec: Ascend, codes: Affine, input_range: tuple[float, float], bias: F32 | None) -> Activation:
     """The grid of the inputs and what their integer sums need, consistent with the scales as the file stores them. Raises CodecError."""
-    scale, offset = input_grid(input_range, DTYPES[codec.inputs or codec.dtype])
+    scale, offset = input_grid(input_range, DTYPES[codec.grid or codec.dtype])
     deq = (scale * codes.scale[:, 0]).astype(np.float32)
     if not (np.isfinite(deq).all() and (deq > 0).all()):
         raise CodecError(

@@ -10,6 +10,7 @@ from polyquant.errors import InputError, UnsupportedError
 from polyquant.models.config import Hyper, from_config, from_metadata
 from polyquant.models.names import Family, to_gguf_name
 from polyquant.models.translate import FAMILIES, family_of
+from polyquant.runtime.c8 import grid_name
 from polyquant.types import Checkpoint
 
 __all__ = ["family", "gates_with_silu", "hyper_parameters", "names", "rounds_tokens"]
@@ -61,6 +62,8 @@ def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
 
 def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     """Quantized folders whose scales are not read would run, and say nonsense."""
+    if checkpoint.format == "msmodelslim":  # its description says what the weights are, whatever config.json still says of its source
+        return
     bits = checkpoint.config.get("quantization_bit")
     if bits:
         raise UnsupportedError(
@@ -102,7 +105,10 @@ def names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
     """Decoder's name -> name in the checkpoint."""
     if checkpoint.format == "gguf":
         return {name: name for name in checkpoint}
-    return {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
+    found = {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
+    if checkpoint.format == "msmodelslim":
+        found |= {target: name for name in checkpoint if (target := grid_name(family, name)) is not None}
+    return found
 
 
 def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str, str]) -> Hyper:

@@ -46,10 +46,16 @@ class Linear:
         else:
             y = [_reference(w, x, self.rounding) for w in self.weights]
         if self._has_bias:
-            for out, bias in zip(y, self.bias, strict=True):
-                if bias is not None:
+            for out, bias, w in zip(y, self.bias, self.weights, strict=True):
+                if bias is not None and not _holds_bias(w, len(x), self.rounding):
                     add_bias(out, bias)
         return y
+
+
+def _holds_bias(weight: Weight, tokens: int, rounding: Rounding) -> bool:
+    """True for integer sums with the bias in them: adding it would count it twice."""
+    asked = getattr(weight.codec, "holds_bias", None)
+    return asked is not None and bool(asked(tokens, rounding))
 
 
 def _groups(weights: Sequence[Weight]) -> list[Group]:

@@ -1,7 +1,11 @@
 """msModelSlim (Ascend): folders of int8 and int4 weights with a description of the type of every tensor, in three dialects."""
 
+from polyquant.formats.msmodelslim.check import check
+from polyquant.formats.msmodelslim.codes import CODES
+from polyquant.formats.msmodelslim.layout import lay_out
 from polyquant.formats.msmodelslim.open import open, sniff
+from polyquant.formats.msmodelslim.targets import check_target
 
-__all__ = ["name", "open", "sniff"]
+__all__ = ["CODES", "check", "check_target", "lay_out", "name", "open", "sniff"]
 
 name = "msmodelslim"

@@ -58,7 +58,7 @@ def codec_for(
     dtype = grid if scale is None else _dtype(scale, "weight_scale")
     one = scale.shape == (1,) and n != 1 if scale is not None else _needed(parts, "deq_scale").shape == (1,) and n != 1
     wanted = {
-        "group": group, "second": second, "tensor": one, "dtype": dtype, "inputs": "" if grid == dtype else grid,
+        "group": group, "second": second, "tensor": one, "dtype": dtype, "grid": "" if grid == dtype else grid,
         "flat": scale is not None and len(scale.shape) == 1 and not one,
         "wide": static and _needed(parts, "deq_scale").dtype == "I64", "scales": static and scale is not None,
         "packing": packing, "sums": _sums(parts),

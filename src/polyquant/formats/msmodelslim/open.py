@@ -14,7 +14,7 @@ from typing import Any
 
 from polyquant.codecs.dtypes import codec_of
 from polyquant.errors import InputError, PolyquantError, printable
-from polyquant.formats.msmodelslim.description import FLOAT
+from polyquant.formats.msmodelslim.description import CACHE_PARTS, FLOAT, split
 from polyquant.formats.msmodelslim.folder import descriptions, weight_stems
 from polyquant.formats.msmodelslim.survey import Linear, Stored, Survey, survey
 from polyquant.storage import folder as folders
@@ -108,6 +108,7 @@ def _notes(found: Survey) -> Iterator[str]:
         yield "config.json still has a quantization_config, which the weights are not in"
     if left := fallback(found):
         yield f"{len(left)} linear layer{'s' * (len(left) > 1)} left float: {_some(left)}"
+    yield from _smoothing_and_cache(found)
     for word, tensors in found.unknown.items():
         yield f"type '{printable(word, 40)}' is not known: {len(tensors)} tensors are kept as stored, e.g. {printable(tensors[0])}"
     if found.mislabelled:
@@ -119,6 +120,18 @@ def _notes(found: Survey) -> Iterator[str]:
         yield f"{len(floating)} tensors have no type in the description, e.g. {printable(floating[0])}"
     if found.absent:
         yield f"{len(found.absent)} tensors of the description are in no file, e.g. {printable(found.absent[0])}"
+
+
+def _smoothing_and_cache(found: Survey) -> Iterator[str]:
+    layers = [split(n) for n in found.plain]
+    cached = {split(layer)[0] for layer, part in layers if part in CACHE_PARTS}
+    if cached:
+        yield f"the cache is quantized to 8 bits (C8) in {len(cached)} layers"
+    twins = {layer.removesuffix(".module") for layer, _ in layers if layer.endswith(".module")}
+    biased = {layer for layer, part in layers if part == "bias" and layer.endswith("norm")}
+    if twins or biased:
+        how = f", {len(twins)} with a twin norm.module" if twins else ""
+        yield f"smoothed: {len(biased | twins)} norms have a bias{how}"
 
 
 def _some(names: list[str]) -> str:

@@ -262,6 +262,10 @@ def _against(out: Survey, taken: set[str]) -> None:
             out.breaches.append(Breach("ASC012", message, stored.source.path, tensor, hint=hint, stops=integer))
         elif word not in (FLOAT, "C8", *KINDS):
             out.unknown.setdefault(word, []).append(tensor)
+        elif word in KINDS and split(tensor)[1] in PARTS[1:]:
+            if f"{split(tensor)[0]}.weight" not in out.tensors and out.whole:
+                message = "belongs to a layer whose weight is missing"
+                out.breaches.append(Breach("ASC020", message, stored.source.path, tensor, hint="finish the download"))
         elif word in KINDS and not _aside(tensor):
             out.mislabelled.append(tensor)
             if len(stored.entry.shape) > 1 and out.whole:

@@ -1,0 +1,52 @@
+#if defined(__x86_64__) && defined(__GNUC__)  // compiled with this instruction set: see CMakeLists.txt
+#include "affine_kernels.hpp"
+
+namespace polyquant {
+namespace {
+
+// Both sides as int16: products of two neighbours are added in 32 bits, which no input can overflow.
+struct Words {
+  using Cell = int16_t;
+  static constexpr size_t cells = 16;
+  static constexpr int chains = 2;
+  static constexpr size_t tokens = 2;  // 8 sums, 4 rows, an input and a product in 16 registers
+
+  static PQ_INLINE __m256i load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static PQ_INLINE const int16_t* cells_of(const WideInput& x) { return x.words; }
+
+  struct Codes {
+    __m256i part[2];
+  };
+  static PQ_INLINE __m256i half(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static PQ_INLINE Codes codes(const int8_t* p) { return {{half(p), half(p + 16)}}; }
+  static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) { return load(x.words + t * x.padded + i + 16 * part); }
+  static PQ_INLINE int32_t total(__m256i a, __m256i b) { return add_lanes(_mm256_add_epi32(a, b)); }
+
+  // In place: left to itself GCC adds into the product and moves it back, eight times a turn of the inner loop.
+  static PQ_INLINE __m256i add(__m256i sums, __m256i w, __m256i x) {
+    const __m256i product = _mm256_madd_epi16(w, x);
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(product));
+    return sums;
+  }
+
+  static void widen(const int8_t* codes, size_t n, int16_t* out) {
+    for (size_t i = 0; i < n; i += 32) {
+      alignas(32) int8_t rest[32] = {};
+      if (n - i < 32) std::memcpy(rest, codes + i, n - i);
+      const int8_t* p = n - i < 32 ? rest : codes + i;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), half(p));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), half(p + 16));
+    }
+  }
+  static void correct(const AffineMatrix&, size_t, size_t, int32_t*, size_t, size_t) {}
+};
+
+}  // namespace
+
+const AffineSet& affine_avx2() {
+  static constexpr AffineSet set{"AVX2", false, true, sums<Words>, floats};
+  return set;
+}
+
+}  // namespace polyquant
+#endif

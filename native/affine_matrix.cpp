@@ -1,0 +1,266 @@
+#include "affine_matrix.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "affine.hpp"
+#include "simd.hpp"
+#include "threads.hpp"
+
+namespace polyquant {
+namespace {
+
+PQ_SIMD int32_t dot(const int8_t* w, const int16_t* x, size_t n) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += int32_t(w[i]) * x[i];
+  return sum;
+}
+
+void sums_plain(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* sums, size_t stride) {
+  for (size_t r = first; r < last; ++r)
+    for (size_t t = 0; t < x.tokens; ++t) sums[t * stride + r - first] = dot(m.codes + r * m.cols, x.words + t * x.padded, m.cols);
+}
+
+PQ_SIMD float dot_floats(const int8_t* w, const float* x, size_t n) {
+  float lanes[16] = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    PQ_LOOP
+    for (size_t j = 0; j < 16; ++j) lanes[j] += float(w[i + j]) * x[i + j];
+  }
+  float sum = 0;
+  for (; i < n; ++i) sum += float(w[i]) * x[i];
+  for (float lane : lanes) sum += lane;
+  return sum;
+}
+
+void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
+  const size_t size = m.group();
+  for (size_t r = first; r < last; ++r)
+    for (size_t t = 0; t < tokens; ++t) {
+      float sum = 0;
+      for (size_t g = 0; g < m.groups; ++g)
+        sum += m.scale[r * m.groups + g] * dot_floats(m.codes + r * m.cols + g * size, x + t * m.cols + g * size, size);
+      y[t * stride + r] = sum;
+    }
+}
+
+// The set that belongs to the packed kernels in use (packed.cpp chooses, tests switch).
+const AffineSet& affine_set() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  const PackedSet& packed = packed_set();
+  if (&packed == &packed_vnni()) return affine_vnni();
+  if (&packed == &packed_avx2()) return affine_avx2();
+#endif
+  return affine_plain();
+}
+
+// ---------------------------------------------------------------- activations
+
+PQ_SIMD void round_row(const float* x, size_t n, float scale, float offset, int16_t* q) {
+  for (size_t i = 0; i < n; ++i) {
+    float v = std::rint(x[i] / scale + offset);
+    v = v == v ? v : 0.0f;
+    v = v < -128.0f ? -128.0f : v;
+    v = v > 127.0f ? 127.0f : v;
+    q[i] = int16_t(int32_t(v));
+  }
+}
+
+PQ_SIMD uint32_t largest_bits(const float* x, size_t n) {
+  uint32_t top = 0;
+  const uint32_t* bits = reinterpret_cast<const uint32_t*>(x);
+  for (size_t i = 0; i < n; ++i) top = std::max(top, bits[i] & 0x7FFFFFFFu);
+  return top;
+}
+
+PQ_SIMD void to_bytes(const int16_t* q, size_t n, uint8_t* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = uint8_t(q[i] + 128);
+}
+
+PQ_SIMD int32_t sum_of(const int16_t* q, size_t n) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += q[i];
+  return sum;
+}
+
+// An input as whole numbers on one grid, or on one a token.
+struct Rounded {
+  Inputs how = Inputs::floats;
+  float scale = 0, offset = 0;
+  bool panels = false;
+  std::vector<int16_t> words;
+  std::vector<uint8_t> bytes;
+  std::vector<float> scales;   // [T] where each token has its own
+  std::vector<int32_t> total;  // [T] sum of the codes
+  std::vector<float> floats;   // [T, K] codes times scale, where groups of weights have scales
+  WideInput wide{};
+
+  bool is(Inputs h, const AffineMatrix& m) const { return how == h && (h == Inputs::token || (scale == m.input_scale && offset == m.input_offset)); }
+
+  // Where the code of a token's column lies.
+  size_t place(size_t t, size_t i) const { return panels ? (i / kPanel * wide.tokens + t) * kPanel + i % kPanel : t * wide.padded + i; }
+
+  void make(Inputs h, const AffineMatrix& m, const float* x, size_t tokens, const AffineSet& set) {
+    how = h;
+    scale = m.input_scale;
+    offset = m.input_offset;
+    floats.clear();
+    panels = set.panels && tokens > kFew;
+    const size_t cols = m.cols, step = panels ? kPanel : cols;
+    // Rows not a power of two apart: the four of a tile would meet on one line of the first cache.
+    const size_t padded = panels ? (cols + kPanel - 1) / kPanel * kPanel : (cols + 63) / 64 * 64 + 64;
+    words.resize(tokens * padded);
+    bytes.resize(set.bytes ? tokens * padded : 0);
+    scales.resize(tokens);
+    total.resize(tokens);
+    wide = {tokens, padded, words.data(), bytes.data()};
+    parallel_for((tokens + 7) / 8, [&](size_t c) {
+      for (size_t t = 8 * c; t < std::min(tokens, 8 * c + 8); ++t) {
+        const float* row = x + t * cols;
+        if (h == Inputs::token) {
+          const uint32_t bits = largest_bits(row, cols);
+          float top;
+          std::memcpy(&top, &bits, sizeof top);
+          scales[t] = top == 0 ? 1.0f : top / 127.0f;
+        }
+        int32_t sum = 0;
+        for (size_t i = 0; i < cols; i += step) {
+          const size_t n = std::min(step, cols - i), room = panels ? kPanel : padded;
+          int16_t* q = words.data() + place(t, i);
+          round_row(row + i, n, h == Inputs::fixed ? scale : scales[t], h == Inputs::fixed ? offset : 0, q);
+          std::fill(q + n, q + room, int16_t(0));
+          sum += sum_of(q, n);
+          if (set.bytes) to_bytes(q, room, bytes.data() + place(t, i));
+        }
+        total[t] = sum;
+      }
+    });
+  }
+
+  const float* as_floats(size_t cols) {
+    if (floats.empty()) {
+      floats.resize(wide.tokens * cols);
+      for (size_t t = 0; t < wide.tokens; ++t)
+        for (size_t i = 0; i < cols; ++i) floats[t * cols + i] = float(words[place(t, i)]) * scales[t];
+    }
+    return floats.data();
+  }
+};
+
+// ---------------------------------------------------------------- one chunk of rows
+
+void whole_rows(const AffineMatrix& m, const Rounded& in, size_t first, size_t last, float* y, size_t stride) {
+  thread_local std::vector<int32_t> room;
+  const size_t rows = last - first, tokens = in.wide.tokens;
+  room.resize(tokens * rows);
+  affine_set().sums(m, first, last, in.wide, room.data(), rows);
+  for (size_t t = 0; t < tokens; ++t) {
+    const int32_t* sums = room.data() + t * rows;
+    float* out = y + t * stride + first;
+    if (in.how == Inputs::fixed)
+      for (size_t r = 0; r < rows; ++r) out[r] = float(int64_t(sums[r]) + m.quant_bias[first + r]) * m.deq_scale[first + r];
+    else if (!m.offset)
+      for (size_t r = 0; r < rows; ++r) out[r] = float(sums[r]) * in.scales[t] * m.scale[first + r];
+    else
+      for (size_t r = 0; r < rows; ++r)
+        out[r] = float(double(sums[r]) - double(m.offset[first + r]) * in.total[t]) * in.scales[t] * m.scale[first + r];
+  }
+}
+
+// What offsets take away: sum over groups of scale * offset * (sum of the inputs of the group).
+void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size_t first, size_t last, float* y, size_t stride) {
+  thread_local std::vector<float> room;
+  const size_t size = m.group();
+  room.assign(tokens * m.groups, 0.0f);
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t g = 0; g < m.groups; ++g) {
+      double sum = 0;
+      for (size_t i = 0; i < size; ++i) sum += x[t * m.cols + g * size + i];
+      room[t * m.groups + g] = float(sum);
+    }
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t r = first; r < last; ++r) {
+      float sum = 0;
+      for (size_t g = 0; g < m.groups; ++g) sum += m.scale[r * m.groups + g] * m.offset[r * m.groups + g] * room[t * m.groups + g];
+      y[t * stride + r] -= sum;
+    }
+}
+
+void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
+  if (tokens <= kFew) {
+    affine_set().floats(m, first, last, x, tokens, y, stride);
+    if (m.offset) subtract_offsets(m, x, tokens, first, last, y, stride);
+    return;
+  }
+  thread_local std::vector<float> room, zeros;
+  room.resize(8 * m.cols + 8);
+  zeros.resize(8 * m.groups);
+  for (size_t r = first; r < last; r += 8) {
+    const size_t n = std::min<size_t>(8, last - r);
+    affine_decode(m.codes + r * m.cols, n * m.groups, m.group(), m.scale + r * m.groups, m.offset ? m.offset + r * m.groups : zeros.data(), room.data());
+    packed_set().multiply_floats(room.data(), n, m.cols, x, tokens, y + r, stride);
+  }
+}
+
+// Eight chunks a thread, and at least so many bytes in each; of many tokens no more rows than have a panel in the second cache.
+size_t rows_of_a_chunk(const AffineMatrix& m, size_t tokens, size_t bytes) {
+  if (tokens > kFew) return 48;
+  const size_t share = std::max<size_t>(16 << 10, bytes / (8 * size_t(get_threads())));
+  return std::max<size_t>(1, share / m.cols / 12) * 12;  // the kernels take 2, 3 or 4 rows at once
+}
+
+}  // namespace
+
+const AffineSet& affine_plain() {
+  static constexpr AffineSet set{"plain", false, false, sums_plain, floats_plain};
+  return set;
+}
+
+void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding) {
+  if (tokens == 0 || jobs.empty()) return;
+  struct Piece {
+    size_t job, first, last;
+    const float* x;         // float path
+    const Rounded* input;   // whole-number path
+  };
+  thread_local std::vector<Piece> pieces;
+  thread_local std::vector<Rounded> inputs;
+  pieces.clear();
+  if (inputs.size() < jobs.size()) inputs.resize(jobs.size());  // one for each at most
+  size_t used = 0, bytes = 0;
+  for (const AffineJob& job : jobs) bytes += job.matrix->rows * job.matrix->cols;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const AffineMatrix& m = *jobs[j].matrix;
+    const Inputs how = rounding == Rounding::none ? Inputs::floats : m.of(tokens);
+    const float* floats = x;
+    const Rounded* input = nullptr;
+    if (how != Inputs::floats) {
+      auto found = std::find_if(inputs.begin(), inputs.begin() + long(used), [&](const Rounded& r) { return r.is(how, m); });
+      if (found == inputs.begin() + long(used)) {
+        found->make(how, m, x, tokens, affine_set());
+        ++used;
+      }
+      if (how == Inputs::token && m.groups > 1)
+        floats = found->as_floats(m.cols);
+      else
+        input = &*found;
+    }
+    const size_t step = rows_of_a_chunk(m, tokens, bytes);
+    for (size_t first = 0; first < m.rows; first += step) pieces.push_back({j, first, std::min(m.rows, first + step), floats, input});
+  }
+  const Piece* list = pieces.data();
+  parallel_for(pieces.size(), [&](size_t i) {
+    const Piece& piece = list[i];
+    const AffineJob& job = jobs[piece.job];
+    if (piece.input)
+      whole_rows(*job.matrix, *piece.input, piece.first, piece.last, job.y, stride);
+    else
+      float_rows(*job.matrix, piece.first, piece.last, piece.x, tokens, job.y, stride);
+  });
+}
+
+}  // namespace polyquant

@@ -1,0 +1,219 @@
+"""What a program that runs these folders rejects or computes wrongly, beyond what is wrong for everybody.
+
+    vllm-ascend   reads quant_model_description.json; layers are created by the type of `X.weight`, one for all of q, k, v and of gate, up;
+                  weight_scale [N, 1], deq_scale [N] float32 or int64 by the model's dtype; weight_offset goes to a kernel that adds it
+    sglang        the same file; W8A8 and W8A8_DYNAMIC layers, W8A8_DYNAMIC and W4A8_DYNAMIC experts
+    mindie        either name of the description; negates weight_offset itself; its int8 cache is documented for float16
+
+Sources: vllm-ascend of August 2026 (vllm_ascend/quantization/modelslim_config.py and methods/), SGLang of 2026
+(srt/layers/quantization/modelslim/), MindIE LLM's manual, chapters W8A8, W8A16, KV Cache int8 (1.0 to 2.1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyquant.errors import InputError, UnknownNameError
+from polyquant.formats.msmodelslim.check_layers import floats
+from polyquant.formats.msmodelslim.check_model import cache_layers
+from polyquant.formats.msmodelslim.description import FLOAT, split
+from polyquant.formats.msmodelslim.survey import Linear, Survey, survey
+from polyquant.storage.folder import entries
+from polyquant.types import Finding, Severity
+
+__all__ = ["TARGETS", "check_target"]
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+_DESCRIPTION = "quant_model_description.json"
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """layers, experts: words of the description that it has kernels for, None where we know of no limit. checks: its own rules."""
+
+    layers: frozenset[str] | None
+    experts: frozenset[str] | None
+    checks: tuple[Callable[[Survey], Iterator[Finding]], ...]
+
+
+def check_target(path: str | os.PathLike[str], target: str) -> Iterator[Finding]:
+    """Findings of a consumer about a folder. Raises UnknownNameError for another consumer."""
+    if target not in TARGETS:
+        raise UnknownNameError("target", target, TARGETS)
+    consumer, found = TARGETS[target], survey(Path(path))
+    yield from _kernels(found, consumer, target)
+    for rule in consumer.checks:
+        yield from rule(found)
+
+
+# ---------------------------------------------------------------- types
+
+
+def _kernels(found: Survey, consumer: Consumer, target: str) -> Iterator[Finding]:
+    for tensor, word in found.description.types.items():
+        if not tensor.endswith(".weight") or word == FLOAT or tensor not in found.tensors or _beside(found, tensor):
+            continue
+        expert = ".experts." in tensor
+        known = consumer.experts if expert else consumer.layers
+        if known is not None and word not in known:
+            place = "experts" if expert else "layers outside experts"
+            yield Finding("ASC071", ERROR, f"{target} has no {word} for {place}", tensor)
+
+
+def _beside(found: Survey, tensor: str) -> bool:
+    """Norms that share the type of a layer."""
+    return tensor in found.plain and len(found.plain[tensor].entry.shape) < 2
+
+
+def _name(found: Survey) -> Iterator[Finding]:
+    name = found.files.description
+    if name is not None and name != _DESCRIPTION:
+        yield Finding("ASC070", ERROR, f"only {_DESCRIPTION} is read", file=name)
+
+
+def _joined(found: Survey) -> Iterator[Finding]:
+    """q, k, v and gate, up: all there and of one type."""
+    layers = {split(t)[0] for t in found.description.types if t.endswith(".weight")}
+    for parent in dict.fromkeys(split(layer)[0] for layer in layers):
+        for group in _FUSED:
+            present = [p for p in group if f"{parent}.{p}" in layers]
+            words = {found.word(f"{parent}.{p}.weight") for p in present}
+            if len(words) > 1:
+                said = ", ".join(f"{p} {found.word(f'{parent}.{p}.weight')}" for p in present)
+                yield Finding(
+                    "ASC076", ERROR, f"joined layers have different types: {said}", f"{parent}.{present[0]}.weight"
+                )
+
+
+def _leftover(found: Survey) -> Iterator[Finding]:
+    if (found.config or {}).get("quantization_config") is not None:
+        yield Finding("ASC078", ERROR, "quantization_config comes before the description", file="config.json")
+
+
+def _strays(found: Survey) -> Iterator[Finding]:
+    for name in entries(found.path):
+        if name.endswith(".safetensors") and name not in found.files.names:
+            yield Finding("ASC082", WARNING, "is loaded too, and is none of the model's", file=name)
+
+
+# ---------------------------------------------------------------- shapes and numbers
+
+
+def _room(found: Survey) -> Iterator[Finding]:
+    for x in found.linears.values():
+        if ".experts." in x.name and x.codec.kind == "w4a8.dynamic":
+            if x.codec.group:
+                yield Finding("ASC086", ERROR, f"groups of {x.codec.group} columns", f"{x.name}.weight_scale_second")
+        elif x.codec.group or x.codec.flat or x.codec.tensor:
+            part = "deq_scale" if x.codec.tensor and "weight_scale" not in x.parts else "weight_scale"
+            message = f"is {list(x.parts[part].entry.shape)}, and must be one scale a row, [{x.shape[0]}, 1]"
+            yield Finding("ASC072", ERROR, message, f"{x.name}.{part}")
+
+
+def _groups(found: Survey) -> Iterator[Finding]:
+    for x in found.linears.values():
+        if x.codec.kind == "w8a16" and x.codec.group:
+            yield Finding(
+                "ASC072",
+                ERROR,
+                f"W8A16 in groups of {x.codec.group} columns; per channel only",
+                f"{x.name}.weight_scale",
+            )
+
+
+def _deq_scale(found: Survey) -> Iterator[Finding]:
+    model, static = found.model_dtype, [x for x in found.linears.values() if x.codec.static]
+    if static and model is not None and model[0] == "F32":
+        yield Finding(
+            "ASC074",
+            ERROR,
+            f"a float32 model ({model[1]}) with {len(static)} static layers",
+            f"{static[0].name}.deq_scale",
+        )
+
+
+def _offsets(found: Survey) -> Iterator[Finding]:
+    for x in found.linears.values():
+        if x.codec.bits == 8 and "weight_offset" in x.parts and _nonzero(x, "weight_offset"):
+            what = "is added where it must be subtracted" if x.codec.kind == "w8a16" else "is left out"
+            yield Finding("ASC073", ERROR, f"an offset that is not zero {what}", f"{x.name}.weight_offset")
+
+
+def _nonzero(x: Linear, part: str) -> bool:
+    try:
+        return bool(floats(x.parts[part]).any())
+    except InputError:
+        return False  # the file shrank: `check` says so
+
+
+# ---------------------------------------------------------------- cache and norms
+
+
+def _vllm_cache(found: Survey) -> Iterator[Finding]:
+    layers = cache_layers(found)
+    if layers and found.description.whole.get("kv_cache_type") != "C8":
+        yield Finding("ASC080", ERROR, "scales of the cache without kv_cache_type C8", file=found.files.description)
+    for attention, sides in layers.items():
+        for side, parts in sides.items():
+            try:
+                shifted = "kv_cache_offset" in parts and bool(floats(parts["kv_cache_offset"]).any())
+            except InputError:
+                continue  # the file shrank: `check` says so
+            if shifted:
+                message = "offsets that are not zero are lost in decoding"
+                yield Finding("ASC079", ERROR, message, f"{attention}.{side}.kv_cache_offset")
+
+
+def _sglang_cache(found: Survey) -> Iterator[Finding]:
+    if layers := cache_layers(found):
+        name = next(iter(layers))
+        yield Finding("ASC080", WARNING, "the scales of the int8 cache are not used", f"{name}.k_proj.kv_cache_scale")
+
+
+def _mindie_cache(found: Survey) -> Iterator[Finding]:
+    if not cache_layers(found):
+        return
+    model = found.model_dtype
+    if model is not None and model[0] != "F16":
+        yield Finding("ASC084", WARNING, f"an int8 cache in a model of {model[0]} ({model[1]})", file=found.path.name)
+    others = sorted({x.codec.word for x in found.linears.values()} - {"W8A8", "W8A16"})
+    if others:
+        yield Finding("ASC084", WARNING, f"an int8 cache with {', '.join(others)} weights", file=found.path.name)
+
+
+def _norms(found: Survey) -> Iterator[Finding]:
+    for tensor in found.plain:
+        if split(tensor)[0].endswith(".module"):
+            yield Finding("ASC081", ERROR, "no parameter has this name", tensor)
+
+
+def _mindie_config(found: Survey) -> Iterator[Finding]:
+    if found.config is not None and not isinstance(found.config.get("quantize"), str):
+        yield Finding("ASC083", NOTE, "no field quantize", file="config.json")
+    sparse = [x for x in found.linears.values() if x.codec.kind == "w8a8s"]
+    if sparse:
+        yield Finding(
+            "ASC085", WARNING, f"{len(sparse)} layers are W8A8S and not yet compressed", f"{sparse[0].name}.weight"
+        )
+
+
+_OTHERS = frozenset({"W8A8_MXFP8", "W4A4_MXFP4", "W4A8_MXFP"})
+"""Types of other number formats, which both servers have, and polyquant keeps as stored."""
+TARGETS: dict[str, Consumer] = {
+    "vllm-ascend": Consumer(
+        frozenset({"W8A16", "W8A8", "W8A8_DYNAMIC", "W8A8_MIX", "W4A4_DYNAMIC", "W4A4_FLATQUANT_DYNAMIC", "W4A4_MXFP4_FLATQUANT",
+                   "W8A8FP8_DYNAMIC"}) | _OTHERS,
+        frozenset({"W8A8_DYNAMIC", "W4A8_DYNAMIC", "W4A16_MXFP4", "W8A8FP8_DYNAMIC"}) | _OTHERS,
+        (_name, _joined, _leftover, _strays, _room, _deq_scale, _offsets, _vllm_cache, _norms),
+    ),
+    "sglang": Consumer(
+        frozenset({"W8A8", "W8A8_DYNAMIC", "W4A4_DYNAMIC"}) | _OTHERS,
+        frozenset({"W8A8_DYNAMIC", "W4A8_DYNAMIC", "W4A4_DYNAMIC", "W8A8_MXFP8"}),
+        (_name, _joined, _leftover, _strays, _room, _deq_scale, _offsets, _sglang_cache, _norms),
+    ),
+    "mindie": Consumer(None, None, (_leftover, _groups, _mindie_cache, _mindie_config)),
+}  # fmt: skip

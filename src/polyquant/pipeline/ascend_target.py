@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from polyquant.codecs.affine_forms import exact_ascend
 from polyquant.codecs.ascend import TYPES, Ascend
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.describe import FLOAT
@@ -18,10 +19,10 @@ from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
 from polyquant.registry import codec
 from polyquant.storage import strict_json
-from polyquant.types import Action, Affine, Blocks, Checkpoint, Codec, Floats, Shape, TensorMap, Translation
+from polyquant.types import Action, Affine, Checkpoint, Codec, Floats, TensorMap, Translation
 
 __all__ = [
-    "AscendOptions", "choose", "completed", "for_model", "layout_options", "module_of", "ranges_of", "recipe_of", "same_codes", "settled", "warnings",
+    "AscendOptions", "choose", "completed", "for_model", "layout_options", "module_of", "ranges_of", "recipe_of", "settled", "warnings",
 ]  # fmt: skip
 
 _DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
@@ -73,7 +74,7 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     names, shape = (tensor.target, tensor.source), tensor.shape
     linear = is_linear(tensor.target, shape)
     if linear and (glob := _kept(tensor.target, options.keep)) is not None:
-        return _float(have), f"--keep {glob}"
+        return _float(have, options), f"--keep {glob}"
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
     wanted = (
         codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
@@ -83,17 +84,17 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
         return completed(wanted, tensor.target, options), why
     if wanted is not None and (rule is not None or have.form is not Floats):
         return wanted, why
-    if isinstance(have, Ascend):
-        return completed(have, tensor.target, options), "codes kept"
-    return _float(have), "float" if have.form is Floats else "decoded to floats"
+    if (exact := exact_ascend(have, shape)) is not None and (linear or isinstance(have, Ascend)):
+        return completed(exact, tensor.target, options), "codes kept"
+    return _float(have, options), "float" if have.form is Floats else "decoded to floats"
 
 
 def _kept(name: str, globs: Sequence[str]) -> str | None:
     return next((g for g in globs if fnmatchcase(name, g) or fnmatchcase(module_of(name), g)), None)
 
 
-def _float(have: Codec) -> Codec:
-    return have if have.form is Floats else codec("bf16" if have.form is Blocks else "f32")
+def _float(have: Codec, options: AscendOptions) -> Codec:
+    return have if have.form is Floats else codec(options.dtype)
 
 
 def completed(wanted: Ascend, name: str, options: AscendOptions) -> Ascend:
@@ -124,17 +125,6 @@ def _sums(name: str) -> int:
         if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM)
         else 1
     )
-
-
-def same_codes(have: Codec, target: Codec, shape: Shape) -> bool:
-    """True if a weight of codec `have` is the same codes in `target`: as wide, on grids that the target can say."""
-    if not (isinstance(have, Ascend) and isinstance(target, Ascend)) or have.bits != target.bits:
-        return False
-    if target.static and (not have.static or have.asymmetric):
-        return False  # nobody knows the grid of the inputs
-    if target.tensor and not have.tensor:
-        return False
-    return target.groups(shape) % have.groups(shape) == 0
 
 
 # ------------------------------------------------------------ the folder as a whole

@@ -93,11 +93,29 @@ void quantize_channel(const float* x, size_t stride, int8_t* codes, float& step,
     codes[s * stride] = flat ? int8_t(-128) : int8_t(std::min(std::nearbyint((x[s * stride] - low) / step), 255.0f) - 128.0f);
 }
 
+// The codes of a channel that lies on given levels.
+void take_codes(const float* x, size_t stride, int8_t* codes, float given, float level, float& step, float& offset) {
+  step = given;
+  offset = -level * given;
+  for (size_t s = 0; s < cache_block; ++s) {
+    const float q = std::nearbyint(x[s * stride] / given + level);
+    codes[s * stride] = int8_t(q == q ? std::clamp(q, -128.0f, 127.0f) : 0.0f);
+  }
+}
+
 void quantize_recent(const Cache& c, size_t g, size_t block) {
   const size_t n = cache_block * c.size, at = (g * c.blocks + block) * n;
   const float* recent = c.recent + 2 * g * n;
   float* steps = c.steps + (g * c.blocks + block) * 4 * c.size;
   int8_t *keys = static_cast<int8_t*>(c.keys) + at, *values = static_cast<int8_t*>(c.values) + at;
+  if (c.grid) {
+    const float* grid = c.grid + g * 4 * c.size;
+    for (size_t d = 0; d < c.size; ++d) {
+      take_codes(recent + d * cache_block, 1, keys + d * cache_block, grid[d], grid[c.size + d], steps[d], steps[c.size + d]);
+      take_codes(recent + n + d, c.size, values + d, grid[2 * c.size + d], grid[3 * c.size + d], steps[2 * c.size + d], steps[3 * c.size + d]);
+    }
+    return;
+  }
   for (size_t d = 0; d < c.size; ++d) {
     quantize_channel(recent + d * cache_block, 1, keys + d * cache_block, steps[d], steps[c.size + d]);
     quantize_channel(recent + n + d, c.size, values + d, steps[2 * c.size + d], steps[3 * c.size + d]);
@@ -107,6 +125,7 @@ void quantize_recent(const Cache& c, size_t g, size_t block) {
 // The queries of one block of positions after the other: each sees its own block in float and the earlier ones in int8.
 void attend_int8(const Cache& c, const Tokens& t) {
   const Cache recent{Kept::f32, c.groups, 1, c.size, nullptr, nullptr, nullptr, nullptr};
+  std::vector<float> level(c.grid ? 2 * c.size : 0);
   for (size_t done = 0; done < t.count;) {
     const size_t start = t.start + done, count = std::min(t.count - done, cache_block - start % cache_block);
     Tokens some = t;
@@ -116,7 +135,14 @@ void attend_int8(const Cache& c, const Tokens& t) {
       for (size_t g = 0; g < c.groups; ++g) {
         Cache own = recent;
         own.keys = c.recent + 2 * g * cache_block * c.size, own.values = c.recent + (2 * g + 1) * cache_block * c.size;
-        store_token<float, same>(own, some.k + i * t.k_stride + g * c.size, some.v + i * t.v_stride + g * c.size, 0, (start + i) % cache_block);
+        const float *k = some.k + i * t.k_stride + g * c.size, *v = some.v + i * t.v_stride + g * c.size;
+        if (c.grid) {
+          const float* grid = c.grid + g * 4 * c.size;
+          on_grid(k, c.size, grid, grid + c.size, level.data(), 1, c.size);
+          on_grid(v, c.size, grid + 2 * c.size, grid + 3 * c.size, level.data() + c.size, 1, c.size);
+          k = level.data(), v = level.data() + c.size;
+        }
+        store_token<float, same>(own, k, v, 0, (start + i) % cache_block);
       }
     attend_stored(c, some);
     done += count;

@@ -25,6 +25,7 @@ using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Steps = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Grid = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Recent = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 constexpr size_t long_work = size_t(1) << 17;  // floats to go through; below that another thread would wait longer for the GIL than for us
@@ -143,13 +144,25 @@ Kept kept_of(const Blocks& blocks) {
   return Kept::f16;
 }
 
-// steps, recent: with int8 only.
+// x [T, ...] of n numbers a row; step, offset [n]
+void on_grid_py(Rows x, Vector step, Vector offset, Out out) {
+  same_shape(x, out);
+  require(x.ndim() >= 1, "rows needed");
+  if (x.size() == 0) return;
+  const size_t rows = x.ndim() == 1 ? 1 : x.shape(0), n = x.size() / rows, stride = stride_of(x);
+  require(step.shape(0) == n && offset.shape(0) == n, "a step and an offset for each number of a row");
+  const float* from = x.data();
+  float* to = out.data();
+  perform(x.size(), 0, {from, to}, [=](size_t) { on_grid(from, stride, step.data(), offset.data(), to, rows, n); });
+}
+
+// steps, recent: with int8 only; grid: with some of it.
 void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size_t start, float scale, size_t window,
-               std::optional<Steps> steps, std::optional<Recent> recent) {
+               std::optional<Steps> steps, std::optional<Recent> recent, std::optional<Grid> grid) {
   same_shape(q, out);
   require(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3, "q must be [tokens, heads, size], k and v [tokens, groups, size]");
   const Cache cache{kept_of(keys), keys.shape(0), keys.shape(1), keys.shape(2), keys.data(), values.data(),
-                    steps ? steps->data() : nullptr, recent ? recent->data() : nullptr};
+                    steps ? steps->data() : nullptr, recent ? recent->data() : nullptr, grid ? grid->data() : nullptr};
   const size_t count = q.shape(0), heads = q.shape(1), groups = cache.groups, blocks = cache.blocks, size = cache.size;
   for (const Rows* x : {&k, &v})
     require(x->shape(0) == count && x->shape(1) == groups && x->shape(2) == size, "k and v must be [tokens, groups, size] of the cache");
@@ -164,11 +177,13 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
                 recent->shape(0) == groups && recent->shape(1) == 2 && recent->shape(2) == cache_block * size,
             "steps must be [groups, blocks, 4, size], recent [groups, 2, 32 * size]");
   }
+  require(!grid || (cache.kept == Kept::i8 && grid->shape(0) == groups && grid->shape(1) == 4 && grid->shape(2) == size),
+          "a grid is [groups, 4, size], of an int8 cache");
   if (out.size() == 0) return;
   const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data()};
   positions_to(start, count, blocks * cache_block);
   perform(count * (start + count) * groups * size, start, {tokens.q, tokens.k, tokens.v, tokens.out},
-          [cache, tokens, keys, values, steps, recent](size_t position) {
+          [cache, tokens, keys, values, steps, recent, grid](size_t position) {
             Tokens now = tokens;
             now.start = position;
             attend(cache, now);
@@ -185,7 +200,8 @@ void bind_decoder(nb::module_& m) {
   m.def("add_bias", &add_bias_py, "y"_a.noconvert(), "bias"_a.noconvert());
   m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
         "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a, "steps"_a.noconvert().none() = nb::none(),
-        "recent"_a.noconvert().none() = nb::none());
+        "recent"_a.noconvert().none() = nb::none(), "grid"_a.noconvert().none() = nb::none());
+  m.def("on_grid", &on_grid_py, "x"_a.noconvert(), "step"_a.noconvert(), "offset"_a.noconvert(), "out"_a.noconvert());
 }
 
 }  // namespace polyquant

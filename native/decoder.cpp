@@ -2,14 +2,25 @@
 #include "decoder.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "decoder_set.hpp"
+#include "simd.hpp"
 #include "threads.hpp"
 
 namespace polyquant {
 namespace {
 
 constexpr size_t piece = size_t(1) << 15;  // floats that are worth waking a thread for
+
+PQ_SIMD void row_on_grid(const float* x, const float* step, const float* offset, float* out, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    float q = std::rint(x[i] / step[i] + offset[i]);
+    q = q < -128.0f ? -128.0f : q;
+    q = q > 127.0f ? 127.0f : q;
+    out[i] = (q - offset[i]) * step[i];
+  }
+}
 
 }  // namespace
 
@@ -54,6 +65,10 @@ void gate(Gate which, const float* gates, const float* up, float* out, size_t n)
     const size_t at = chunk * piece;
     kernel(gates + at, up + at, out + at, std::min(piece, n - at));
   });
+}
+
+void on_grid(const float* x, size_t stride, const float* step, const float* offset, float* out, size_t rows, size_t n) {
+  for (size_t r = 0; r < rows; ++r) row_on_grid(x + r * stride, step, offset, out + r * n, n);
 }
 
 void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n) {

@@ -22,12 +22,17 @@ void gate(Gate which, const float* gates, const float* up, float* out, size_t n)
 // out [rows, n] = x + y, each with its own stride from row to row; 0 for one row that serves all. out may be x.
 void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n);
 
+// Numbers that lie on given levels, (q - offset) * step with q = clamp(round(x / step + offset), -128, 127): x [rows, n], stride floats from row to
+// row; step, offset [n] -> out [rows, n]. NaN stays.
+void on_grid(const float* x, size_t stride, const float* step, const float* offset, float* out, size_t rows, size_t n);
+
 inline constexpr size_t cache_block = 32;  // positions of a block of the cache
 
 enum class Kept { f32, f16, i8 };
 
 // keys [groups, blocks, size, 32], values [groups, blocks, 32, size] of that kind. int8 only: steps float32 [groups, blocks, 4, size] (step and
 // offset of the keys' channels, then of the values'), recent float32 [groups, 2, 32 * size] (keys and values of the block under way).
+// grid: null, or float32 [groups, 4, size], levels that are known beforehand, as for on_grid: what comes is rounded to them at once.
 struct Cache {
   Kept kept;
   size_t groups, blocks, size;
@@ -35,6 +40,7 @@ struct Cache {
   void* values;
   float* steps;
   float* recent;
+  const float* grid = nullptr;
 };
 
 // q [count, heads, size], k and v [count, groups, size] at positions start ...; strides: floats from token to token.

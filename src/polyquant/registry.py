@@ -34,8 +34,10 @@ CODECS: dict[str, str] = {
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
     **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
-_NAMED = {n: n for n in ("trellis", "metal_marlin", "exl3")} | dict.fromkeys(
-    ("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "ascend"
+_NAMED = (
+    {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq")}
+    | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "ascend")
+    | {"compressed": "compressed_tensors", "chatglm": "chatglm_int"}
 )
 """First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
 FORMATS: dict[str, str] = {

@@ -89,7 +89,6 @@ def test_linear_class_absent_means_bitlinear_and_no_bitnet_means_as_stored(tmp_p
 def test_pytorch_model_bin_equals_its_twin(tmp_path):
     source = VECTORS / "hf_bin"
     shutil.copy(source / "pytorch_model.bin", tmp_path)
-    shutil.copy(source / "config.json", tmp_path)
     a, b = hf.open(tmp_path), hf.open(source / "model.safetensors")
     assert set(a) == set(b)
     for name in a:

@@ -24,7 +24,11 @@ ASCEND_OPTIONS = (
         metavar="FILE",
         help="msModelSlim: w8a8 without a calibration: JSON {linear layer: [least, greatest input]}, or the tool's calib_stats.json.",
     ),
-    click.option("--kv", type=click.Choice(["c8"]), help="msModelSlim: scales for a cache of int8; needs --calibration."),
+    click.option(
+        "--kv",
+        type=click.Choice(["c8", "c8.asym"]),
+        help="msModelSlim: scales for a cache of int8, with offsets or without; needs --calibration.",
+    ),
     click.option(
         "--smooth",
         type=click.Choice(["m1", "m4", "shift"]),

@@ -23,9 +23,10 @@ from polyquant.models import bitnet, chatglm, llama, qwen, rope, tokenizer, toke
 from polyquant.models.config import Hyper, from_config, from_metadata, to_config
 from polyquant.models.names import Family, to_gguf_name, to_hf_name
 from polyquant.models.values import f32, string, u32
+from polyquant.storage import strict_json
 from polyquant.types import F32, Checkpoint, Meta, TensorMap, Translation
 
-__all__ = ["FAMILIES", "family_of", "to_gguf", "to_hf"]
+__all__ = ["FAMILIES", "family_of", "float_config", "to_gguf", "to_hf"]
 
 FAMILIES = {
     f.architecture: f
@@ -383,6 +384,12 @@ def _restore_rope(
     dropped[rope.FREQS] = "said by rope_parameters (llama3)"
     config["rope_scaling"] = found
     config["rope_parameters"] = {**found, "rope_theta": hyper.rope_theta}
+
+
+def float_config(data: bytes) -> bytes:
+    """A config.json without what it says of quantized weights, for a folder that holds their floats. Raises InputError."""
+    config = strict_json.typed(strict_json.parse(data, file="config.json"), dict, "config.json")
+    return _json({k: v for k, v in config.items() if k not in ("quantization_config", "quantization_bit")})
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

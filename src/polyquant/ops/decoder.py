@@ -13,6 +13,10 @@ float32 and float16 are stored as they come. int8 (Liu et al. 2024, KIVI, for it
 
     step = (max - min) / 255    offset = min + 128 step    code = min(round((x - min) / step), 255) - 128    x = code * step + offset
 
+or, where a grid is given beforehand (msModelSlim's C8), one step and offset for each channel of all blocks, and what comes is rounded to it at once:
+
+    code = clamp(round(x / step + offset), -128, 127)    x = (code - offset) * step
+
 A query sees its own block in float32 and all earlier ones in int8, whether its text came at once or token by token. A channel that holds
 NaN or infinity reads back as NaN.
 """
@@ -34,6 +38,7 @@ __all__ = [
     "attend",
     "attend_int8",
     "dequantize_block",
+    "on_grid",
     "relu2_gate",
     "rms_norm",
     "rotate",
@@ -135,15 +140,42 @@ def attend(
     return _causal(q, *(x[:end] for x in seen), start=start, scale=scale, window=window)
 
 
+def on_grid(x: F32, step: F32, offset: F32) -> F32:
+    """x [T, ...] rounded to levels that each number of a row has: (q - offset) * step, q = clamp(round(x / step + offset), -128, 127)."""
+    if (native := lib()) is not None:
+        out = empty(*x.shape)
+        native.on_grid(x, step.reshape(-1), offset.reshape(-1), out)
+        return out
+    s, z = (a.reshape(x.shape[1:]) for a in (step, offset))
+    with np.errstate(all="ignore"):
+        return np.asarray((np.clip(np.rint(x / s + z), -128, 127) - z) * s, np.float32)
+
+
 def attend_int8(
-    q: F32, k: F32, v: F32, keys: I8, values: I8, steps: F32, recent: F32, *, start: int, scale: float, window: int = 0
+    q: F32,
+    k: F32,
+    v: F32,
+    keys: I8,
+    values: I8,
+    steps: F32,
+    recent: F32,
+    *,
+    start: int,
+    scale: float,
+    window: int = 0,
+    grid: F32 | None = None,
 ) -> F32:
-    """`attend` on an int8 cache: `recent` holds the positions of start's block before start; a block that gets full is quantized."""
+    """`attend` on an int8 cache: `recent` holds the positions of start's block before start; a block that gets full is quantized.
+
+    grid: float32 [G, 4, D], step and offset of the keys' channels and of the values', if they are known beforehand.
+    """
     out = empty(*q.shape)
     if (native := lib()) is not None:
-        native.attend(q, k, v, keys, values, out, start, scale, window, steps, recent)
+        native.attend(q, k, v, keys, values, out, start, scale, window, steps, recent, grid)
         return out
     groups, _, size, _ = keys.shape
+    if grid is not None:
+        k, v = on_grid(k, grid[:, 0], grid[:, 1]), on_grid(v, grid[:, 2], grid[:, 3])
     own = recent[:, :1].reshape(groups, 1, size, BLOCK), recent[:, 1:].reshape(groups, 1, BLOCK, size)
     end = start + len(k)
     for block in range(start // BLOCK, -(-end // BLOCK)):
@@ -155,8 +187,14 @@ def attend_int8(
         seen = _by_position(*(np.concatenate([a, b], 1) for a, b in zip(past, own, strict=True)))
         out[part] = _causal(q[part], *(x[:last] for x in seen), start=first, scale=scale, window=window)
         if last == (block + 1) * BLOCK:
-            keys[:, block], steps[:, block, 0], steps[:, block, 1] = _quantize(own[0][:, 0], axis=2)
-            values[:, block], steps[:, block, 2], steps[:, block, 3] = _quantize(own[1][:, 0], axis=1)
+            if grid is None:
+                keys[:, block], steps[:, block, 0], steps[:, block, 1] = _quantize(own[0][:, 0], axis=2)
+                values[:, block], steps[:, block, 2], steps[:, block, 3] = _quantize(own[1][:, 0], axis=1)
+            else:
+                keys[:, block] = _codes(own[0][:, 0], grid[:, 0, :, None], grid[:, 1, :, None])
+                values[:, block] = _codes(own[1][:, 0], grid[:, 2, None], grid[:, 3, None])
+                steps[:, block] = grid
+                steps[:, block, 1::2] *= -grid[:, ::2]
     return out
 
 
@@ -176,6 +214,12 @@ def _quantize(x: F32, *, axis: int) -> tuple[I8, F32, F32]:
         step = np.where(np.isfinite(step), step, np.float32(np.nan))
         codes = np.where(step > 0, np.minimum(np.rint((x - low) / step), 255) - 128, -128).astype(np.int8)
     return codes, step.squeeze(axis), (low + np.float32(128) * step).squeeze(axis)
+
+
+def _codes(x: F32, step: F32, offset: F32) -> I8:
+    """Codes of a full block that lies on given levels."""
+    with np.errstate(all="ignore"):
+        return np.asarray(np.nan_to_num(np.clip(np.rint(x / step + offset), -128, 127), nan=0), np.int8)
 
 
 def _by_position(keys: F32, values: F32) -> tuple[F32, F32]:

@@ -12,13 +12,14 @@ from polyquant.formats.msmodelslim.describe import DIALECTS
 __all__ = ["AscendOptions", "Smooth"]
 
 Smooth = Literal["m1", "m4", "shift"]
+_CACHES = ("c8", "c8.asym")
 _SMOOTH = ("m1", "m4", "shift")
 _CALIBRATE = "add --calibration FILE"
 
 
 @dataclass(frozen=True, slots=True)
 class AscendOptions:
-    """kv: "c8" for the scales of an int8 cache; smooth: weights take over what makes inputs hard to round; dialect: of the files.
+    """kv: "c8" or "c8.asym" for the scales of an int8 cache; smooth: weights take over what makes inputs hard to round; dialect: of the files.
 
     keep: globs of linear layers that stay float. exact_tool: the tool's own rounding instead of less error; effort "max": codes of least error of
     the outputs on the calibration text. calibration: a UTF-8 file; ranges: linear layer -> (least, greatest) input, in its place. dtype: "f16", "bf16"
@@ -39,8 +40,8 @@ class AscendOptions:
         """Raises PlanError for options that do not go together."""
         if self.dialect not in DIALECTS:
             raise PlanError("no such dialect of msModelSlim", expected=" or ".join(DIALECTS), found=self.dialect)
-        if self.kv not in (None, "c8"):
-            raise PlanError("no such type of a cache", expected="c8", found=self.kv)
+        if self.kv not in (None, *_CACHES):
+            raise PlanError("no such type of a cache", expected=" or ".join(_CACHES), found=self.kv)
         if self.smooth not in (None, *_SMOOTH):
             raise PlanError("no such smoothing", expected=" or ".join(_SMOOTH), found=self.smooth)
         if self.effort not in (None, "default", "max"):
@@ -55,5 +56,5 @@ class AscendOptions:
     @property
     def wanting(self) -> str | None:
         """The first option that only a calibration text can serve, as the command line calls it."""
-        said = {"--kv c8": self.kv is not None, f"--smooth {self.smooth}": self.smooth is not None, "--effort max": self.effort == "max"}
+        said = {f"--kv {self.kv}": self.kv is not None, f"--smooth {self.smooth}": self.smooth is not None, "--effort max": self.effort == "max"}
         return next((name for name, given in said.items() if given), None)

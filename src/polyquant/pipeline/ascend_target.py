@@ -7,19 +7,22 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from polyquant.codecs.affine_forms import exact_ascend
 from polyquant.codecs.ascend import TYPES, Ascend
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.describe import FLOAT
 from polyquant.pipeline.ascend_options import AscendOptions
+from polyquant.pipeline.ascend_prepare import derived
+from polyquant.pipeline.ascend_smooth import links
 from polyquant.pipeline.recipe import Facts, Recipe
 from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
 from polyquant.registry import codec
 from polyquant.storage import strict_json
-from polyquant.types import Action, Affine, Blocks, Checkpoint, Codec, Floats, Shape, TensorMap, Translation
+from polyquant.types import Action, Affine, Checkpoint, Codec, Floats, TensorMap, Translation
 
 __all__ = [
-    "AscendOptions", "choose", "completed", "for_model", "layout_options", "module_of", "ranges_of", "recipe_of", "same_codes", "settled", "warnings",
+    "AscendOptions", "choose", "completed", "for_model", "layout_options", "module_of", "ranges_of", "recipe_of", "settled", "warnings",
 ]  # fmt: skip
 
 _DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
@@ -62,7 +65,7 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     names, shape = (tensor.target, tensor.source), tensor.shape
     linear = is_linear(tensor.target, shape)
     if linear and (glob := _kept(tensor.target, options.keep)) is not None:
-        return _float(have), f"--keep {glob}"
+        return _float(have, options), f"--keep {glob}"
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
     wanted = codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
     why = f"rule {rule.match}" if rule is not None else ""
@@ -70,17 +73,17 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
         return completed(wanted, tensor.target, options), why
     if wanted is not None and (rule is not None or have.form is not Floats):
         return wanted, why
-    if isinstance(have, Ascend):
-        return completed(have, tensor.target, options), "codes kept"
-    return _float(have), "float" if have.form is Floats else "decoded to floats"
+    if (exact := exact_ascend(have, shape)) is not None and (linear or isinstance(have, Ascend)):
+        return completed(exact, tensor.target, options), "codes kept"
+    return _float(have, options), "float" if have.form is Floats else "decoded to floats"
 
 
 def _kept(name: str, globs: Sequence[str]) -> str | None:
     return next((g for g in globs if fnmatchcase(name, g) or fnmatchcase(module_of(name), g)), None)
 
 
-def _float(have: Codec) -> Codec:
-    return have if have.form is Floats else codec("bf16" if have.form is Blocks else "f32")
+def _float(have: Codec, options: AscendOptions) -> Codec:
+    return have if have.form is Floats else codec(options.dtype)
 
 
 def completed(wanted: Ascend, name: str, options: AscendOptions) -> Ascend:
@@ -109,17 +112,6 @@ def _sums(name: str) -> int:
     return 16 if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM) else 1
 
 
-def same_codes(have: Codec, target: Codec, shape: Shape) -> bool:
-    """True if a weight of codec `have` is the same codes in `target`: as wide, on grids that the target can say."""
-    if not (isinstance(have, Ascend) and isinstance(target, Ascend)) or have.bits != target.bits:
-        return False
-    if target.static and (not have.static or have.asymmetric):
-        return False  # nobody knows the grid of the inputs
-    if target.tensor and not have.tensor:
-        return False
-    return target.groups(shape) % have.groups(shape) == 0
-
-
 # ------------------------------------------------------------ the folder as a whole
 
 
@@ -127,12 +119,14 @@ def settled(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -
     """The steps with what concerns more than one tensor: biases and norms as the dialect has them. Raises PlanError for a folder that makes no sense."""
     _refuse_steps(steps, options)
     quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, Ascend)}
+    if options.wanting is not None:
+        steps = [*_smoothing(source, steps, options), *_derived(source, steps, options)]
     out = []
     for s in steps:
         if options.dialect != "v0" and _smoothed(s.map.target):
             continue  # the same numbers lie in norm.weight and norm.bias
         out.append(_bias(s, options) if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias") else s)
-    if options.dialect == "v0":
+    if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
         out += _norm_modules(out)
     return [replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out]
 
@@ -163,6 +157,36 @@ def _refuse_steps(steps: Sequence[Step], options: AscendOptions) -> None:
         raise PlanError(f"{(fresh or quantized)[0].target} reads no ranges", hint="leave out --ranges")
 
 
+def _smoothing(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
+    """The steps, those whose floats smoothing changes marked so."""
+    if options.smooth is None:
+        return list(steps)
+    found = links(source, options.smooth)
+    changed = {name for link in found for name in (link.feeder, *link.readers)}
+    changed |= {f"{module_of(name)}.bias" for name in changed}
+    return [
+        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
+        if s.map.source in changed
+        else s
+        for s in steps
+    ]
+
+
+def _derived(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
+    """Steps for what a calibration adds."""
+    quantized = [s.map.source for s in steps if isinstance(s.target, Ascend)]
+    have = {s.map.target for s in steps}
+    return [
+        Step(TensorMap(t.name, t.name, t.shape, keep_float=True), None, t.codec, Action.COPY, "found by the calibration", _nbytes(t.codec, t.shape))
+        for t in derived(source, options, quantized).values()
+        if t.name not in have
+    ]
+
+
+def _nbytes(target: Codec, shape: Shape) -> int:
+    return sum(s.nbytes for s in target.specs(shape).values())
+
+
 def _smoothed(name: str) -> bool:
     return name.endswith((".module.weight", ".module.bias"))
 
@@ -173,7 +197,7 @@ def _bias(step: Step, options: AscendOptions) -> Step:
     if step.source is None or step.source.form is not Floats or target.name == step.target.name:
         return step
     action = Action.COPY if step.source.name == target.name else Action.TRANSCODE
-    return replace(step, target=target, action=action, nbytes=sum(s.nbytes for s in target.specs(step.map.shape).values()))
+    return replace(step, target=target, action=action, nbytes=_nbytes(target, step.map.shape))
 
 
 def _norm_modules(steps: Sequence[Step]) -> list[Step]:

@@ -5,6 +5,7 @@ Rows of a weight are made apart wherever each has a grid of its own, so that mem
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,44 +14,75 @@ from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.dtypes import NUMPY, WORDS
 from polyquant.ops.metrics import error_sums
 from polyquant.pipeline.ascend_options import AscendOptions
+from polyquant.pipeline.ascend_prepare import Prepared, prepare
 from polyquant.pipeline.ascend_target import module_of, ranges_of
 from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
 from polyquant.quantizers.affine import quantize_linear
-from polyquant.types import F32, Action, as_matrix
+from polyquant.quantizers.calibrate import Tick
+from polyquant.types import F32, Action, Floats, as_matrix
 
-__all__ = ["pieces", "takes"]
+__all__ = ["pieces", "prepared_of", "takes"]
 
+_room = threading.local()
 _ONE = frozenset({"input_scale", "input_offset"})
 """Parts that are the same for every row."""
 
 
-def takes(plan: Plan, step: Step) -> bool:
+def takes(plan: Plan, step: Step, prepared: Prepared | None) -> bool:
     """True if the step is this module's work, not that of any other conversion."""
-    return plan.ascend is not None and isinstance(step.target, Ascend) and step.action in (Action.QUANTIZE, Action.REQUANTIZE)
+    if plan.ascend is None:
+        return False
+    if isinstance(step.target, Ascend) and step.action in (Action.QUANTIZE, Action.REQUANTIZE):
+        return True
+    return prepared is not None and (step.map.source in prepared.values or prepared.changes(step.map.source))
 
 
-def pieces(plan: Plan, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
-    """The weight, or rows [a, b) of it, as codes. Raises CodecError."""
-    options, target = plan.ascend, step.target
+def prepared_of(plan: Plan, tick: Tick) -> Prepared | None:
+    """What the calibration finds for the plan's steps; None if there is no calibration text. Raises InputError, UnsupportedError."""
+    if plan.ascend is None or plan.ascend.calibration is None:
+        return None
+    targets = {s.map.source: s.target for s in plan.steps if isinstance(s.target, Ascend) and s.action is not Action.COPY}
+    return prepare(plan.source, plan.ascend, targets, tick)
+
+
+def pieces(plan: Plan, step: Step, rows: slice | None, prepared: Prepared | None, *, measure: bool) -> Iterator[Piece]:
+    """The tensor, or rows [a, b) of it. Raises CodecError."""
+    n, _ = as_matrix(step.map.shape)
+    start, stop = (0, n) if rows is None else (rows.start, rows.stop)
+    if isinstance(step.target, Ascend):
+        yield _codes(plan, step, start, stop, prepared, measure=measure)
+        return
+    assert prepared is not None
+    values = prepared.values.get(step.map.source)
+    w = prepared.weight(step.map.source, _floats(plan, step, start, stop), slice(start, stop)) if values is None else values
+    yield Piece(step.target.pack(Floats(w)), start, stop - start)
+
+
+def _codes(plan: Plan, step: Step, start: int, stop: int, prepared: Prepared | None, *, measure: bool) -> Piece:
+    """Rows of a linear layer's weight as codes, smoothed before."""
+    options, target, name = plan.ascend, step.target, step.map.source
     assert options is not None
     assert isinstance(target, Ascend)
-    n, k = as_matrix(step.map.shape)
-    start, stop = (0, n) if rows is None else (rows.start, rows.stop)
     w = _floats(plan, step, start, stop)
+    if prepared is not None:
+        w = prepared.weight(name, w, slice(start, stop))
+    inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
+    bias = _bias(plan, step, prepared) if target.static else None
     found = quantize_linear(
         target,
         w,
-        input_range=ranges_of(options, step.map.source) if target.static else None,
-        bias=_bias(plan, step, start, stop) if target.static else None,
+        input_range=inputs if target.static else None,
+        bias=None if bias is None else bias[start:stop],
+        hessian=None if prepared is None else prepared.hessian(name),
         effort=options.effort or "default",
         exact=_exact(options),
     )
     parts = target.pack(found)
-    error = error_sums(w, target.dequantize(parts, (stop - start, k))) if measure else None
+    error = error_sums(w, target.dequantize(parts, w.shape, out=_scratch("back", w.shape))) if measure else None
     if start:
         parts = {key: array for key, array in parts.items() if key not in _ONE}
-    yield Piece(parts, start, stop - start, error)
+    return Piece(parts, start, stop - start, error)
 
 
 def _floats(plan: Plan, step: Step, start: int, stop: int) -> F32:
@@ -61,20 +93,31 @@ def _floats(plan: Plan, step: Step, start: int, stop: int) -> F32:
         w = weight.codec.dequantize(weight.read(), (n, k))
         return w[slice(start, stop)] if order is None else w[order[start:stop]]
     if order is None:
-        return weight.codec.dequantize(weight.read(slice(start, stop)), (stop - start, k))
+        shape = stop - start, k
+        return weight.codec.dequantize(weight.read(slice(start, stop)), shape, out=_scratch("floats", shape))
     low, high = int(order[start:stop].min()), int(order[start:stop].max()) + 1
     return weight.codec.dequantize(weight.read(slice(low, high)), (high - low, k))[order[start:stop] - low]
 
 
-def _bias(plan: Plan, step: Step, start: int, stop: int) -> F32 | None:
-    """What the layer adds to its outputs, float32 of some rows; None if it has no bias."""
+def _scratch(use: str, shape: tuple[int, int]) -> F32:
+    """Uninitialized room of this thread, good until it is asked again for the same use: fresh pages cost more than the arithmetic on them."""
+    size = shape[0] * shape[1]
+    held: F32 | None = getattr(_room, use, None)
+    if held is None or held.size < size:
+        held = np.empty(size, np.float32)
+        setattr(_room, use, held)
+    return held[:size].reshape(shape)
+
+
+def _bias(plan: Plan, step: Step, prepared: Prepared | None) -> F32 | None:
+    """What the layer adds to its outputs, float32 [N]; None if it has no bias."""
+    if prepared is not None:
+        return prepared.bias(step.map.source)
     found = plan.source.weights.get(f"{module_of(step.map.source)}.bias")
     if found is None:
         return None
     values = found.codec.dequantize(found.read(), found.shape)
-    if step.map.row_order is not None:
-        values = values[step.map.row_order]
-    return np.ascontiguousarray(values[start:stop], np.float32)
+    return values if step.map.row_order is None else values[step.map.row_order]
 
 
 def _exact(options: AscendOptions) -> np.dtype[np.generic] | None:

@@ -13,6 +13,7 @@ from polyquant.errors import PlanError
 from polyquant.formats.detect import detect, open_checkpoint, with_tile
 from polyquant.pipeline.ascend_options import AscendOptions, Smooth
 from polyquant.pipeline.ascend_ranges import read_ranges
+from polyquant.pipeline.ascend_source import plain_model
 from polyquant.pipeline.execute import Progress, Report, execute
 from polyquant.pipeline.importance import load_importance
 from polyquant.pipeline.plan import make_plan
@@ -109,6 +110,8 @@ def plan(
     given = read_ranges(ranges, dialect) if isinstance(ranges, str | os.PathLike) else dict(ranges or {})
     ascend = AscendOptions(kv, smooth, dialect, tuple(keep), exact_tool, effort, text, given) if slim else AscendOptions()
     source = open_checkpoint(src, ternary_layout=ternary_layout, repair=repair, axes=axes)
+    if source.format == ASCEND != to:
+        source = plain_model(source)
     if tile is not None and source.format == "gguf":
         source = with_tile(source, tile)
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance

@@ -24,12 +24,13 @@ from polyquant.formats.trellis.config import mse_text
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline import ascend_work, work
+from polyquant.pipeline.ascend_prepare import Prepared
 from polyquant.pipeline.calibrate import calibration_stages
 from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.storage.staging import Resume, Staging, refuse_target, staged
-from polyquant.types import as_matrix
+from polyquant.types import Affine, as_matrix
 
 __all__ = ["Progress", "Report", "StepReport", "cores", "execute"]
 
@@ -167,12 +168,15 @@ class _Run:
         self.plan, self.threads, self.measure, self.on_progress = plan, threads, measure, on_progress
         self.searches = any(s.searches for s in plan.steps)
         self.total = sum(self._work(s, s.weights) for s in plan.steps)
-        self.calibrating = sum(s.weights for s in plan.steps if s.searches) if plan.calibration is not None else 0
+        text = plan.calibration if plan.ascend is None else plan.ascend.calibration
+        learning = [s for s in plan.steps if s.searches or s.target.form is Affine]
+        self.calibrating = sum(s.weights for s in learning) if text is not None else 0
         self.calibrated = 0.0
         self.done_weights = 0
         self.started = time.monotonic()
         self.stop = threading.Event()
         self.hessians: Hessians | None = None
+        self.prepared: Prepared | None = None
 
     def _work(self, step: Step, weights: int) -> int:
         """What so many weights of a step count towards the progress, so that the time that is left can be told from it."""
@@ -220,6 +224,8 @@ class _Run:
 
     def _ordered(self, steps: list[Step]) -> list[Step]:
         """The steps in the order of the work: those that are searched on inputs as the calibration comes to them."""
+        if self.plan.ascend is not None:
+            return self._prepared(steps)
         wanted = [s.map.source for s in steps if s.searches]
         if self.plan.calibration is None or not wanted:
             return steps
@@ -234,6 +240,15 @@ class _Run:
             )
         self.hessians = hessians = Hessians(stages, wanted, self._calibrated)
         return sorted(steps, key=lambda s: hessians.order(s.map.source) if s.searches else -1)
+
+    def _prepared(self, steps: list[Step]) -> list[Step]:
+        """The same for an msModelSlim folder, after its calibration."""
+        if not steps:
+            return steps
+        self.prepared = prepared = ascend_work.prepared_of(self.plan, self._calibrated)
+        if prepared is None:
+            return steps
+        return sorted(steps, key=lambda s: prepared.order(s.map.source) if s.alone else -1)
 
     def _calibrated(self, share: float) -> None:
         """The model has come so far through the calibration text."""
@@ -275,7 +290,7 @@ class _Run:
         if self.stop.is_set():
             return None, ""
         name = step.map.target
-        if step.source is None:
+        if step.source is None and name in self.plan.translation.constants:
             staging.write(name, "blocks", 0, np.ascontiguousarray(self.plan.translation.constants[name], np.float32))
             return None, ""
         error, note = None, ""
@@ -300,8 +315,8 @@ class _Run:
         return error, note
 
     def _pieces(self, step: Step, rows: slice | None) -> Iterator[Piece]:
-        if ascend_work.takes(self.plan, step):
-            yield from ascend_work.pieces(self.plan, step, rows, measure=self.measure)
+        if ascend_work.takes(self.plan, step, self.prepared):
+            yield from ascend_work.pieces(self.plan, step, rows, self.prepared, measure=self.measure)
         elif rows is not None:
             yield work.stream(self.plan, step, rows, measure=self.measure)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from polyquant.codecs import affine_forms
 from polyquant.codecs.tl import TL, Tile
 from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
 from polyquant.errors import CodecError, PlanError
@@ -40,6 +41,7 @@ from polyquant.types import (
     TensorSpec,
     Translation,
     TrellisCodes,
+    Weight,
     as_matrix,
 )
 
@@ -151,9 +153,10 @@ def _same_format(source: Checkpoint) -> Translation:
         return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed)
     folder = source.path if source.path.is_dir() else source.path.parent
     paths = {**source.files, **({"config.json": folder / "config.json"} if source.config else {})}
-    return Translation(
-        str(source.config.get("model_type", "")), tensors, files={n: p.read_bytes() for n, p in paths.items()}
-    )
+    files = {n: p.read_bytes() for n, p in paths.items()}
+    if "config.json" in files and source.format == "hf" and any(w.codec.form is Affine for w in source.values()):
+        files["config.json"] = translate.float_config(files["config.json"])  # no folder is written with such weights
+    return Translation(str(source.config.get("model_type", "")), tensors, files=files)
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
@@ -176,8 +179,9 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
 def _step(
     source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, tile: Tile | None, ascend: AscendOptions
 ) -> Step:
-    have = source[tensor.source].codec
-    target, why = _choose(have, tensor, to, recipe, facts, ascend)
+    weight = source[tensor.source]
+    have = weight.codec
+    target, why = _kept_codes(source, tensor, to, recipe, facts) or _choose(have, tensor, to, recipe, facts, ascend)
     if tile is not None and isinstance(target, TL):
         target = target.configure(tile=tile)
     try:
@@ -191,7 +195,7 @@ def _step(
             tensor=tensor.source,
             hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
         ) from None
-    return Step(tensor, have, target, _action(have, target, tensor), why, nbytes)
+    return Step(tensor, have, target, _action(weight, target, tensor), why, nbytes)
 
 
 def _constant(name: str, values: F32) -> Step:
@@ -223,6 +227,18 @@ def _choose(
     if name is None:
         return _keep(have, tensor, to)
     return _fitting(name, tensor, why)
+
+
+def _kept_codes(
+    source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts
+) -> tuple[Codec, str] | None:
+    """Affine codes that no recipe changes, outside of msModelSlim: as ggml blocks where one holds them, else decoded to the model's type."""
+    weight = source[tensor.source]
+    if to == ASCEND or weight.codec.form is not Affine or recipe.choose((tensor.target, tensor.source), facts)[0] is not None:
+        return None
+    if to == "gguf" and (name := affine_forms.blocks_of(weight)) is not None:
+        return codec(name), "codes kept"
+    return codec(affine_forms.floats_of(source.config)), "decoded to floats"
 
 
 def _choose_trellis(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> tuple[Codec, str]:
@@ -274,20 +290,27 @@ def _fitting(name: str, tensor: TensorMap, why: str) -> tuple[Codec, str]:
     return substitute, f"{name} needs K % {found.granule[1]} == 0"
 
 
-def _action(have: Codec, target: Codec, tensor: TensorMap) -> Action:
+def _action(weight: Weight, target: Codec, tensor: TensorMap) -> Action:
+    have = weight.codec
     if tensor.ternarize:
         return Action.QUANTIZE
     if have.name == target.name:
         return Action.COPY
-    if have.form is Affine and target.form is Affine:
-        return Action.TRANSCODE if ascend_target.same_codes(have, target, tensor.shape) else Action.REQUANTIZE
-    if have.form is target.form and have.form not in (Blocks, TrellisCodes):
-        return Action.TRANSCODE
-    if same_codes(have, target, tensor.shape):
+    if _same_codes(weight, target, tensor):
         return Action.TRANSCODE
     if have.form is Floats:
         return Action.QUANTIZE
     return Action.DEQUANTIZE if target.form is Floats else Action.REQUANTIZE
+
+
+def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
+    """True if the target holds the codes as they are."""
+    have = weight.codec
+    if Affine in (have.form, target.form):
+        return affine_forms.same_codes(weight, target)
+    if have.form is target.form and have.form not in (Blocks, TrellisCodes):
+        return True
+    return same_codes(have, target, tensor.shape)
 
 
 def _refuse_lossy(steps: Sequence[Step], source: Checkpoint, *, requantize: bool) -> None:

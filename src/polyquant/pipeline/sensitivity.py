@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from polyquant.codecs.trellis import Trellis
-from polyquant.ops.decoder import rms_norm
 from polyquant.pipeline.calibrate import DecoderStages, calibration_windows
 from polyquant.quantizers.calibrate import Hessians
 from polyquant.quantizers.ldlq import quantize_trellis
@@ -115,5 +114,5 @@ class _Probe:
         return out
 
     def _log_probs(self, x: F32) -> F32:
-        logits = self.decoder.logits(rms_norm(x, self.decoder.norm, self.decoder.hyper.rms_eps))
+        logits = self.decoder.logits(self.decoder.norm(x))
         return logits - log_sum_exp(logits)[:, None].astype(np.float32)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.affine_forms import affine_of, recoded, reordered
+from polyquant.codecs.affine_reader import decode_rows
 from polyquant.codecs.transcode import transcode
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError
@@ -76,12 +78,33 @@ def _convert(
     if step.action is Action.TRANSCODE and target.form is Ternary:
         out, _ = transcode(parts, shape, source, target)
         return out, None
-    if step.action is Action.TRANSCODE and target.form is Affine:
-        out = target.pack(source.unpack(parts, shape))
-        return out, error_sums(source.dequantize(parts, shape), target.dequantize(out, shape)) if measure else None
+    if _keeps_codes(step):
+        return _recoded(step, parts, shape, None, measure=measure)
     w = source.dequantize(parts, shape)
     out = target.pack(Floats(w) if target.form is Floats else target.quantize(w, importance=importance))
     return out, error_sums(w, target.dequantize(out, shape)) if measure else None
+
+
+def _keeps_codes(step: Step) -> bool:
+    """True if codes on an affine grid move into another codec."""
+    assert step.source is not None
+    return step.action is Action.TRANSCODE and Affine in (step.source.form, step.target.form)
+
+
+def _recoded(
+    step: Step, parts: Parts, shape: tuple[int, int], order: NDArray[np.int64] | None, *, measure: bool
+) -> tuple[Parts, ErrorSums | None]:
+    """The same codes as parts of the target. Its error is that of scales that were rounded."""
+    assert step.source is not None
+    codes = affine_of(step.source, parts, shape)
+    assert codes is not None, step.source.name
+    codes = codes if order is None else reordered(codes, order)
+    out = recoded(codes, step.target)
+    if not measure:
+        return out, None
+    w = np.empty(shape, np.float32)
+    decode_rows(codes.codes, codes.scale, codes.offset, w)
+    return out, error_sums(w, step.target.dequantize(out, shape))
 
 
 def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = None) -> Iterator[Piece]:
@@ -90,8 +113,8 @@ def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = 
     source, target, shape, order = weight.codec, step.target, step.map.shape, step.map.row_order
     if step.action is Action.COPY and order is None:
         yield Piece(weight.read())
-    elif step.action is Action.TRANSCODE and target.form is Affine and order is None:
-        parts, error = _convert(step, weight.read(), as_matrix(shape), None, measure=measure)
+    elif _keeps_codes(step):
+        parts, error = _recoded(step, weight.read(), as_matrix(shape), order, measure=measure)
         yield Piece(parts, error=error)
     elif source.form is Ternary and target.form is Ternary and order is None:
         parts, change = transcode(weight.read(), shape, source, target)

@@ -22,7 +22,7 @@ from polyquant.quantizers.exact_tool import DTYPES
 from polyquant.quantizers.gptq import quantize_gptq
 from polyquant.types import F32, Activation, Affine
 
-__all__ = ["FRACTION", "input_grid", "input_side", "quantize_linear", "sparse_grid"]
+__all__ = ["FRACTION", "cache_grid", "input_grid", "input_side", "quantize_linear", "sparse_grid"]
 
 FRACTION = 0.011
 """Of the weights of a W8A8S matrix that may lie beyond 4 bits: the tool's default."""
@@ -102,6 +102,12 @@ def input_grid(input_range: tuple[float, float], dtype: np.dtype[Any]) -> tuple[
         scale = np.float32(2**-14)
     offset = np.clip(np.rint(-low / float(scale)) - 128, -128, 127)
     return np.array([scale], np.float32), np.array([offset], np.float32)
+
+
+def cache_grid(low: F32, high: F32, *, symmetric: bool) -> tuple[F32, F32]:
+    """Scale and offset float32 [C] of an int8 cache whose channels lie between low and high, [C] each: the formulas of weights, channel by channel."""
+    scale, offset = affine.min_max_grid(np.stack([low, high], 1), 1, 8, symmetric=symmetric)
+    return scale[:, 0], offset[:, 0]
 
 
 def sparse_grid(w: F32, fraction: float = FRACTION) -> F32:

@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from polyquant.quantizers.statistics import CacheRanges
 from polyquant.types import F32
 
-__all__ = ["LEAST_INPUTS", "Hessians", "Moments", "Stages", "Tick"]
+__all__ = ["LEAST_INPUTS", "Gatherer", "GatheringStages", "Hessians", "Moments", "Stages", "Tick"]
 
 LEAST_INPUTS = 64
 """Of fewer inputs (experts that the text hardly reaches) the Hessian is left aside."""
 
 
 Tick = Callable[[float], None]
+
+
+class Gatherer(Protocol):
+    """What is kept of the inputs of a linear layer."""
+
+    def add(self, x: F32) -> None:
+        """x [T, K]."""
+
+
+G = TypeVar("G", bound=Gatherer)
 
 
 class Moments:
@@ -53,6 +64,15 @@ class Stages(Protocol):
 
         tick: told now and then which share of the stage is done, from 0 to 1.
         """
+
+
+class GatheringStages(Stages, Protocol):
+    """The same, and other things can be gathered than moments."""
+
+    def gather(
+        self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None = None
+    ) -> Mapping[str, G]:
+        """As `run`. make: K -> what gathers inputs [T, K], told one window after the other. cache: told what the stage's attention keeps."""
 
 
 class Hessians:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from polyquant.models.config import Hyper
 from polyquant.ops import native
-from polyquant.ops.decoder import rms_norm
 from polyquant.runtime.kv_cache import CacheType, KVCache
 from polyquant.runtime.linear import Linear
+from polyquant.runtime.norm import Norm
 from polyquant.runtime.rope import Rotary
 from polyquant.runtime.step import Step
 from polyquant.types import F32, Weight
@@ -42,19 +42,21 @@ class Decoder:
         hyper: Hyper,
         embedding: Weight,
         layers: Sequence[Layer],
-        norm: F32,
+        norm: Norm,
         head: Linear,
         rotary: Rotary,
         cache: CacheType = "f32",
+        grids: Sequence[F32] | None = None,
     ) -> None:
+        """grids: of the cache c8, see KVCache."""
         self.hyper, self.embedding, self.layers = hyper, embedding, tuple(layers)
-        self.norm, self.head, self.rotary, self.cache_type = norm, head, rotary, cache
+        self.norm, self.head, self.rotary, self.cache_type, self.grids = norm, head, rotary, cache, grids
         self._recordable = all(layer.recordable for layer in self.layers)
         self._table = dict(embedding.parts)  # looked up once: each look maps the file anew
 
     def cache(self) -> KVCache:
         """An empty cache of this decoder's shape."""
-        return KVCache(self.hyper.layers, self.hyper.kv_heads, self.hyper.head_size, self.cache_type)
+        return KVCache(self.hyper.layers, self.hyper.kv_heads, self.hyper.head_size, self.cache_type, self.grids)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """States after the last norm [T, hidden] of the T tokens that follow those in the cache."""
@@ -96,7 +98,7 @@ class Decoder:
             x = layer(x, cos, sin, self.rotary, cache)
             yield x
         cache.length += len(x)
-        yield rms_norm(x, self.norm, self.hyper.rms_eps)
+        yield self.norm(x)
 
     def alone(self, index: int, x: F32, cache: KVCache) -> F32:
         """The output [T, hidden] of one layer for the input x [T, hidden]; the caller moves cache.length on after all layers."""

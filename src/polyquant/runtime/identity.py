@@ -10,7 +10,8 @@ from polyquant.errors import InputError, UnsupportedError
 from polyquant.models.config import Hyper, from_config, from_metadata
 from polyquant.models.names import Family, to_gguf_name
 from polyquant.models.translate import FAMILIES, family_of
-from polyquant.types import Checkpoint
+from polyquant.runtime.c8 import grid_name
+from polyquant.types import Affine, Checkpoint
 
 __all__ = ["family", "gates_with_silu", "hyper_parameters", "names", "rounds_tokens"]
 
@@ -50,6 +51,12 @@ def family(checkpoint: Checkpoint) -> Family:
 
 
 _READ = ("bitnet", "exl3")  # quantizations whose scales the weights carry
+_AFFINE = (
+    "gptq",
+    "awq",
+    "compressed-tensors",
+)  # the same, where their weights were decoded: each has schemes that are not
+_LEFT = (".weight_scale", ".weight_packed")  # what such a weight leaves among the tensors
 
 
 def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
@@ -61,25 +68,30 @@ def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
 
 def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     """Quantized folders whose scales are not read would run, and say nonsense."""
+    if checkpoint.format == "msmodelslim":  # its description says what the weights are, whatever config.json still says of its source
+        return
+    file = checkpoint.path / "config.json"
+    decoded = any(w.codec.form is Affine for w in checkpoint.values())
     bits = checkpoint.config.get("quantization_bit")
-    if bits:
+    if bits and not decoded:
         raise UnsupportedError(
-            f"ChatGLM's own quantization (quantization_bit {bits}) is not run", file=checkpoint.path / "config.json"
+            f"config.json says ChatGLM's own quantization (quantization_bit {bits}), and no weight is quantized so",
+            file=file,
+            hint="set quantization_bit to 0 if these are floats",
         )
     said = checkpoint.config.get("quantization_config")
     if not said:
         return
     method = said.get("quant_method") if isinstance(said, Mapping) else said
-    if method not in _READ and not checkpoint.format.startswith("trellis"):
+    whole = decoded and not any(name.endswith(_LEFT) for name in checkpoint)
+    if method not in _READ and not (method in _AFFINE and whole) and not checkpoint.format.startswith("trellis"):
         raise UnsupportedError(
             f"quantization method '{method}' is not run",
-            file=checkpoint.path / "config.json",
-            expected="bitnet, exl3, a Trellis folder, or none",
+            file=file,
+            expected="bitnet, exl3, gptq, awq, compressed-tensors with integers, a Trellis folder, or none",
         )
     if said.get("use_rms_norm"):
-        raise UnsupportedError(
-            "BitNet linears with a norm of their own (use_rms_norm) are not run", file=checkpoint.path / "config.json"
-        )
+        raise UnsupportedError("BitNet linears with a norm of their own (use_rms_norm) are not run", file=file)
 
 
 def rounds_tokens(checkpoint: Checkpoint, family: Family) -> bool:
@@ -102,7 +114,10 @@ def names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
     """Decoder's name -> name in the checkpoint."""
     if checkpoint.format == "gguf":
         return {name: name for name in checkpoint}
-    return {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
+    found = {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
+    if checkpoint.format == "msmodelslim":
+        found |= {target: name for name in checkpoint if (target := grid_name(family, name)) is not None}
+    return found
 
 
 def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str, str]) -> Hyper:

@@ -1,11 +1,12 @@
 """Keys and values of the positions seen so far. Grows with the text, not with the context promised.
 
 float32 and float16 keep what they are given. int8 keeps each full block of 32 positions with a step and an offset for each channel (1.25 bytes
-a number), and the block under way in float32: see ops/decoder.py. Another way to keep a layer is one more class with `attend` and `nbytes`.
+a number), and the block under way in float32: see ops/decoder.py. c8 is int8 on levels that the checkpoint brings. Another way to keep a layer is one more class with `attend` and `nbytes`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from polyquant.types import F32
 
 __all__ = ["CacheType", "KVCache"]
 
-CacheType: TypeAlias = Literal["f32", "f16", "int8"]
+CacheType: TypeAlias = Literal["f32", "f16", "int8", "c8"]
 T = TypeVar("T", bound=np.generic)
 
 
@@ -43,14 +44,17 @@ class KVCache:
     grain: a cache truncated to a multiple of it is as if nothing had been there. step: the recorded step of one token (runtime/step.py); it
     knows the arrays of now, so whatever goes past it, `attend` or `truncate`, forgets it."""
 
-    def __init__(self, layers: int, groups: int, size: int, kind: CacheType = "f32") -> None:
-        self.length, self.grain = 0, BLOCK if kind == "int8" else 1
+    def __init__(
+        self, layers: int, groups: int, size: int, kind: CacheType = "f32", grids: Sequence[F32] | None = None
+    ) -> None:
+        """grids: of c8, float32 [G, 4, D] for each layer."""
+        self.length, self.grain = 0, BLOCK if kind in ("int8", "c8") else 1
         self.step: Step | None = None
         self.layers: list[KeptLayer] = [
-            Int8Layer(groups, size)
-            if kind == "int8"
+            Int8Layer(groups, size, grids[i] if grids is not None else None)
+            if kind in ("int8", "c8")
             else FloatLayer(groups, size, np.float32 if kind == "f32" else np.float16)
-            for _ in range(layers)
+            for i in range(layers)
         ]
 
     @property
@@ -100,10 +104,11 @@ class FloatLayer:
 
 
 class Int8Layer:
-    """int8 per channel and block. end: the positions that `recent` continues."""
+    """int8 per channel and block, or on a given grid. end: the positions that `recent` continues."""
 
-    def __init__(self, groups: int, size: int) -> None:
+    def __init__(self, groups: int, size: int, grid: F32 | None = None) -> None:
         self.room = self.end = 0
+        self.grid = grid
         self.keys = np.empty((groups, 0, size, BLOCK), np.int8)
         self.values = np.empty((groups, 0, BLOCK, size), np.int8)
         self.steps = np.empty((groups, 0, 4, size), np.float32)
@@ -123,8 +128,9 @@ class Int8Layer:
             self.room = self.keys.shape[1] * BLOCK
         self.end = end  # before the kernel: an interrupt is raised as soon as it returns
         return attend_int8(
-            q, k, v, self.keys, self.values, self.steps, self.recent, start=start, scale=scale, window=window
-        )
+            q, k, v, self.keys, self.values, self.steps, self.recent,
+            start=start, scale=scale, window=window, grid=self.grid,
+        )  # fmt: skip
 
     def stored(self, end: int) -> None:
         """See KeptLayer."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from polyquant.models.config import Hyper
 from polyquant.ops.decoder import add, rms_norm, rotate, swiglu
+from polyquant.runtime.c8 import C8
 from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.norm import read_norm
 from polyquant.runtime.rope import Rotary
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32
@@ -21,19 +23,19 @@ class LlamaLayer:
 
     recordable = True
 
-    def __init__(self, tensors: Tensors, hyper: Hyper, index: int) -> None:
-        self.index, self.eps, self.size = index, hyper.rms_eps, hyper.head_size
+    def __init__(self, tensors: Tensors, hyper: Hyper, index: int, c8: C8 | None = None) -> None:
+        self.index, self.eps, self.size, self.c8 = index, hyper.rms_eps, hyper.head_size, c8
         self.window = hyper.windows[index] if hyper.windows else 0
         hidden, wide, kv = hyper.hidden, hyper.heads * hyper.head_size, hyper.kv_heads * hyper.head_size
         blk = f"blk.{index}."
-        self.attn_norm = tensors.vector(f"{blk}attn_norm.weight", hidden)
+        self.attn_norm = read_norm(tensors, f"{blk}attn_norm", hidden, self.eps)
         self.qkv = tensors.linear(hidden, [(f"{blk}attn_q", wide), (f"{blk}attn_k", kv), (f"{blk}attn_v", kv)])
         self.q_norm = self.k_norm = None
         if f"{blk}attn_q_norm.weight" in tensors:
             self.q_norm = tensors.vector(f"{blk}attn_q_norm.weight", self.size)
             self.k_norm = tensors.vector(f"{blk}attn_k_norm.weight", self.size)
         self.o = tensors.linear(wide, [(f"{blk}attn_output", hidden)])
-        self.ffn_norm = tensors.vector(f"{blk}ffn_norm.weight", hidden)
+        self.ffn_norm = read_norm(tensors, f"{blk}ffn_norm", hidden, self.eps)
         self.gate_up = tensors.linear(
             hidden, [(f"{blk}ffn_gate", hyper.feed_forward), (f"{blk}ffn_up", hyper.feed_forward)]
         )
@@ -42,8 +44,10 @@ class LlamaLayer:
     def __call__(self, x: F32, cos: F32, sin: F32, rotary: Rotary, cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the keys and values of these T tokens go into the cache."""
         tokens, size = len(x), self.size
-        h = rms_norm(x, self.attn_norm, self.eps)
+        h = self.attn_norm(x)
         q, k, v = (y.reshape(tokens, -1, size) for y in self.qkv(h))
+        if self.c8 is not None:
+            k, v = self.c8.rounded(self.index, k, v)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
         q = rotate(q, cos, sin, interleaved=rotary.interleaved)
@@ -51,7 +55,7 @@ class LlamaLayer:
         a = cache.attend(self.index, q, k, v, scale=size**-0.5, window=self.window)
         (o,) = self.o(a.reshape(tokens, -1))
         x = add(x, o)
-        h = rms_norm(x, self.ffn_norm, self.eps)
+        h = self.ffn_norm(x)
         gate, up = self.gate_up(h)
         (down,) = self.down(swiglu(gate, up))
         return add(x, down)

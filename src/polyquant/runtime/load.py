@@ -15,11 +15,13 @@ from polyquant.ops import native
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime import identity
 from polyquant.runtime.bitnet import BitNetLayer
+from polyquant.runtime.c8 import C8, read_c8
 from polyquant.runtime.chatglm import ChatGLMLayer
 from polyquant.runtime.decoder import Decoder, Layer
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.llama import LlamaLayer
 from polyquant.runtime.model import Model
+from polyquant.runtime.norm import read_norm
 from polyquant.runtime.rope import rotary
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import Floats
@@ -52,7 +54,7 @@ def load(
     Raises InputError, UnsupportedError.
     """
     _one_of("activations", activations, ("int8", "float"))
-    _one_of("cache", cache, (None, "f32", "f16", "int8"))
+    _one_of("cache", cache, (None, "f32", "f16", "int8", "c8"))
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
         raise InputError("threads is out of range", expected=f"1 to {_MAX_THREADS}", found=threads)
     checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile)
@@ -69,7 +71,7 @@ def load(
     rounding: Rounding = "none" if activations == "float" else "token" if token else "block"
     tensors = Tensors(checkpoint, names, family, rounding, masters=token and checkpoint.format == "hf")
     exact = activations == "float" or all(w.codec.form is Floats for w in checkpoint.values())
-    decoder = build(tensors, family, hyper, cache or ("f32" if exact else "f16"))
+    decoder = build(tensors, family, hyper, cache, exact=exact)
     return Model(tensors.noted(), family, decoder, context=context)
 
 
@@ -78,8 +80,10 @@ def _one_of(what: str, found: object, known: tuple[str | None, ...]) -> None:
         raise InputError(f"unknown {what}", expected=" or ".join(k for k in known if k), found=found)
 
 
-def build(tensors: Tensors, family: Family, hyper: Hyper, cache: CacheType = "f32") -> Decoder:
-    """The decoder of an architecture. Raises InputError for missing and misshapen tensors."""
+def build(
+    tensors: Tensors, family: Family, hyper: Hyper, cache: CacheType | None = None, *, exact: bool = True
+) -> Decoder:
+    """The decoder of an architecture. Raises InputError for missing and misshapen tensors, and for a cache that the checkpoint does not have."""
     checkpoint = tensors.checkpoint
     if hyper.layers > len(tensors.names):  # before a list of that length is made
         raise InputError(
@@ -89,22 +93,39 @@ def build(tensors: Tensors, family: Family, hyper: Hyper, cache: CacheType = "f3
             found=hyper.layers,
         )
     embedding = tensors.weight("token_embd.weight", (hyper.vocab, hyper.hidden))
+    c8 = _c8(tensors, hyper, cache, exact=exact)
+    before = c8 if c8 is not None and not c8.turned else None
     layers: list[Layer] = []
     for i in range(hyper.layers):
         if family.ternary:
             layers.append(BitNetLayer(tensors, hyper, i, silu=identity.gates_with_silu(checkpoint, family)))
         elif family.architecture == "chatglm":
-            layers.append(ChatGLMLayer(tensors, hyper, i))
+            layers.append(ChatGLMLayer(tensors, hyper, i, before))
         else:
-            layers.append(LlamaLayer(tensors, hyper, i))
+            layers.append(LlamaLayer(tensors, hyper, i, before))
     interleaved = family.pairs or (family.interleaved and checkpoint.format == "gguf")
     divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
     return Decoder(
         hyper,
         embedding,
         layers,
-        tensors.vector("output_norm.weight", hyper.hidden),
+        read_norm(tensors, "output_norm", hyper.hidden, hyper.rms_eps),
         tensors.linear(hyper.hidden, [("token_embd" if hyper.tied else "output", hyper.vocab)]),
         rotary(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
-        cache,
+        "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
+        c8.grids if c8 is not None else None,
     )
+
+
+def _c8(tensors: Tensors, hyper: Hyper, cache: CacheType | None, *, exact: bool) -> C8 | None:
+    """The levels of the cache where the checkpoint has some and nobody asks for another cache."""
+    if cache not in (None, "c8"):
+        return None
+    checkpoint = tensors.checkpoint
+    turned = checkpoint.dialect is not None and checkpoint.dialect.name == "v1"
+    found = read_c8(tensors, hyper, turned=turned)
+    if found is None and cache == "c8":
+        raise InputError(
+            "the checkpoint has no scales for a C8 cache", file=checkpoint.path, hint="choose another cache: f16, int8"
+        )
+    return found if cache == "c8" or not exact else None

@@ -22,7 +22,9 @@ from polyquant.types import F32, Checkpoint, Floats, Shape, Weight
 
 __all__ = ["Tensors"]
 
-_COMPUTED = re.compile(r".*(rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
+_COMPUTED = re.compile(
+    r".*(rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias|norm\.module\.(weight|bias))"
+)  # what others say too
 _REAL = frozenset({"f32", "f16", "bf16", "f64", "f8_e4m3", "f8_e5m2"})
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import numpy as np
 
 from polyquant.codecs.dtypes import NUMPY, PLAIN
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
-from polyquant.formats.hf.exl3 import METHOD, exl3_codec, modules
+from polyquant.formats.hf.exl3 import METHOD, exl3_codec
+from polyquant.formats.hf.exl3 import modules as exl3_modules
 from polyquant.formats.hf.folder import WeightFiles, choose
-from polyquant.formats.hf.open import Shard, Tensor, check_pair
+from polyquant.formats.hf.open import Shard, Tensor, check_pair, read_small
+from polyquant.formats.hf.quantized import method_of
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, strict_json, torch_file
 from polyquant.storage.source import Source
@@ -56,6 +59,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     yield from _against_config(found, config or {})
     yield from _packed(found, config or {})
     yield from _exl3(found, config or {})
+    yield from _quantized(found, config or {})
 
 
 def _say(code: str, severity: Severity, e: PolyquantError, path: Path, tensor: str | None = None) -> Finding:
@@ -93,7 +97,7 @@ def _config(folder: Path) -> Generator[Finding, None, dict[str, Any] | None]:
         yield Finding("HF022", WARNING, "neither model_type nor architectures", file="config.json")
     quantization = (config or {}).get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    if method not in (None, "bitnet", METHOD):
+    if method not in (None, "bitnet", METHOD) and method_of(config or {}) is None:
         yield Finding("HF061", WARNING, f"quantization method '{str(method)[:80]}' is not decoded", file="config.json")
     return config
 
@@ -236,13 +240,43 @@ def _exl3(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
     quantization = config.get("quantization_config")
     said = isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
     described = {name: tensor for name, (_, tensor) in found.tensors.items()}
-    for module in modules(described):
+    for module in exl3_modules(described):
         if not found.whole or not (said or (f"{module}.suh" in described and f"{module}.svh" in described)):
             continue
         try:
             exl3_codec(module, described)
         except InputError as e:
             yield _say("HF062", ERROR, e, found.tensors[f"{module}.trellis"][0].source.path, module)
+
+
+def _quantized(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Weights of other tools' methods that lack a tensor or do not fit together, and scales that are no numbers."""
+    method = method_of(config)
+    if method is None or not found.whole:
+        return
+    described = {name: tensor for name, (_, tensor) in found.tensors.items()}
+    modules = list(method[0].modules(described))
+    if not modules:
+        yield Finding(
+            "HF061",
+            WARNING,
+            "config.json names a quantization method, and no weight is quantized so",
+            file="config.json",
+        )
+    for module in modules:
+        try:
+            weight = method[0].weight_of(module, described, method[1], partial(read_small, found.tensors))
+        except InputError as e:
+            home = next(shard for name, (shard, _) in found.tensors.items() if name.startswith(f"{module}."))
+            yield _say("HF063", ERROR, e, home.source.path, module)
+            continue
+        if weight is None:
+            yield Finding("HF061", WARNING, "a scheme that is not decoded", module)
+            continue
+        name = next(weight.tensors[p] for p in ("scales", "weight_scale") if p in weight.tensors)
+        shard = found.tensors[name][0]
+        if not np.isfinite(read_small(found.tensors, name).astype(np.float32)).all():
+            yield Finding("HF064", ERROR, "scales hold NaN or infinity", module, shard.source.path.name)
 
 
 def _packed(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from polyquant.codecs.dtypes import NUMPY, codec_of
 from polyquant.errors import InputError, printable
 from polyquant.formats.hf.dtypes import bitnet_codec
 from polyquant.formats.hf.exl3 import METHOD, exl3_codec, modules, weight_name
 from polyquant.formats.hf.folder import PICKLE, SAFETENSORS, WeightFiles, choose
+from polyquant.formats.hf.quantized import Method, method_of
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
 from polyquant.storage.source import Source
 from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Weight
 
-__all__ = ["Shard", "Tensor", "check_pair", "open", "read_shard", "sniff"]
+__all__ = ["Shard", "Tensor", "check_pair", "open", "read_shard", "read_small", "sniff"]
 
 _WEIGHTS = tuple(f"{name}{index}" for name in (SAFETENSORS, PICKLE) for index in ("", ".index.json"))
 
@@ -138,7 +142,9 @@ def _weights(
     out: dict[str, Weight] = {}
     taken = _exl3(tensors, config, out)
     method = _method(config)
-    if packed is None and method not in (None, METHOD):
+    if (found := method_of(config)) is not None:
+        taken |= _quantized(tensors, *found, out, notes)
+    elif packed is None and method not in (None, METHOD):
         notes.append(f"quantization method '{printable(method, 40)}' is not understood: tensors are opened as stored")
     for name, (shard, tensor) in tensors.items():
         if name in taken:
@@ -179,6 +185,53 @@ def _exl3(
             raise InputError("is stored both as EXL3 and plain", file=shard.source.path, tensor=name)
         out[name] = Weight(name, shape, codec, arrays)
     return taken
+
+
+def _quantized(
+    tensors: Mapping[str, tuple[Shard, Tensor]],
+    method: Method,
+    said: Mapping[str, Any],
+    out: dict[str, Weight],
+    notes: list[str],
+) -> dict[str, str]:
+    """Weights of another tool's method into `out`; the tensors they consist of. Raises InputError for one that is incomplete."""
+    described = {name: tensor for name, (_, tensor) in tensors.items()}
+    taken: dict[str, str] = {}
+    left = []
+    for module in method.modules(described):
+        try:
+            found = method.weight_of(module, described, said, partial(read_small, tensors))
+        except InputError as e:
+            home = next(shard for name, (shard, _) in tensors.items() if name.startswith(f"{module}."))
+            raise InputError(
+                e.message, file=home.source.path, tensor=module, expected=e.expected, found=e.found, hint=e.hint
+            ) from None
+        if found is None:
+            left.append(module)
+            continue
+        arrays = {}
+        for part, spec in found.codec.specs(found.shape).items():
+            shard, tensor = tensors[found.tensors[part]]
+            arrays[part] = tensor.array(shard.source, spec)
+        taken |= dict.fromkeys((*found.tensors.values(), *found.spare), found.name)
+        if found.name in tensors and found.name not in found.tensors.values():
+            raise InputError("is stored both quantized and plain", file=shard.source.path, tensor=found.name)
+        out[found.name] = Weight(found.name, found.shape, found.codec, arrays)
+    if not taken:
+        notes.append(
+            f"config.json says '{printable(str(said.get('quant_method', 'quantization_bit')), 40)}', and no weight is quantized so"
+        )
+    if left:
+        notes.append(
+            f"{len(left)} weights are of a scheme that is not decoded, e.g. {printable(left[0])}: opened as stored"
+        )
+    return taken
+
+
+def read_small(tensors: Mapping[str, tuple[Shard, Tensor]], name: str) -> NDArray[Any]:
+    """The numbers of a vector (group indices, a shape)."""
+    shard, tensor = tensors[name]
+    return tensor.array(shard.source, ArraySpec(tensor.shape, NUMPY[tensor.dtype])).read(0, tensor.shape[0])
 
 
 def _method(config: Mapping[str, Any]) -> object:

@@ -1,0 +1,91 @@
+"""AWQ checkpoints as AutoAWQ writes them for its matrix-matrix kernel ("gemm"): codes of 4 bits along N.
+
+    qweight  i32 [K, N / 8]     word j of row k: nibble i (from the lowest bits up) is q[8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i], k]
+    qzeros   i32 [G, N / 8]     the zeros in the same order, stored as they are
+    scales   f16 [G, N]
+
+    w[n, k] = (q[n, k] - z[g, n]) * s[g, n]          q, z from 0 to 15; as Affine codes both are lowered by 8
+
+Bits per weight: 4 + 20 / group. Names: awq.4.g128   awq.4 (a scale a row)   .bf16 .f32 (dtype of the scales)
+Source: github.com/casper-hansen/AutoAWQ (facts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count, unpacked_bits, words_of
+from polyquant.codecs.arguments import exact_part
+from polyquant.errors import UnknownNameError
+from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
+
+__all__ = ["AWQ", "awq_named"]
+
+_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+_PLACE = np.argsort(_ORDER)
+_INT32 = np.dtype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class AWQ(AffineReader):
+    """group: columns of a scale, 0 for all. dtype: of the scales."""
+
+    group: int = 0
+    dtype: str = "f16"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """Group and dtype where they are not the default."""
+        return ".".join(
+            ["awq.4", *([f"g{self.group}"] if self.group else []), *([self.dtype] if self.dtype != "f16" else [])]
+        )
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """Sizes of the parts of a weight [N, K]. Raises CodecError where words or groups do not divide it."""
+        groups = group_count(self.name, shape, self.group)
+        n, k = shape
+        words = words_of(self.name, n, 4)
+        return {
+            "qweight": ArraySpec((k, words), _INT32),
+            "qzeros": ArraySpec((groups, words), _INT32),
+            "scales": ArraySpec((groups, n), FLOAT_TYPES[self.dtype]),
+        }
+
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Zeros lowered by 8, [N, G]."""
+        stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
+        return np.ascontiguousarray(_nibbles(stored).T, np.float32) - np.float32(8)
+
+    def unpack(self, parts: Parts, shape: Shape) -> Affine:
+        """Parts to codes. Raises CodecError if a part does not fit."""
+        found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
+        codes = np.ascontiguousarray(_nibbles(found["qweight"]).T).astype(np.int8) - np.int8(8)  # [N, K]
+        return Affine(4, codes, np.ascontiguousarray(found["scales"].T, np.float32), self.offsets(parts, shape))
+
+
+def _nibbles(words: NDArray[Any]) -> U8:
+    """int32 [rows, N / 8] -> uint8 [rows, N] in the order of the outputs."""
+    stored = unpacked_bits(words, 4)
+    return stored.reshape(len(words), -1, 8)[:, :, _PLACE].reshape(stored.shape)
+
+
+@cache
+def awq_named(name: str) -> AWQ:
+    """The codec of a name, e.g. "awq.4.g128". Raises UnknownNameError."""
+    group, dtype = 0, "f16"
+    for word in name.split(".")[2:]:
+        if word[:1] == "g" and word[1:].isdecimal() and len(word) < 8:
+            group = int(word[1:])
+        elif word in FLOAT_TYPES:
+            dtype = word
+    if (codec := AWQ(group, dtype)).name != name:
+        raise UnknownNameError("codec", name, ["awq.4.g128", "awq.4.g64", "awq.4"])
+    return codec

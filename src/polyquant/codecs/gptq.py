@@ -1,0 +1,104 @@
+"""GPTQ checkpoints as AutoGPTQ and GPTQModel write them: codes of 2, 3, 4 or 8 bits along K.
+
+    qweight  i32 [K b / 32, N]     column n: the stream of q[n, 0..K-1], b bits each, from the lowest bits of a word up
+    qzeros   i32 [G, N b / 32]     row g: the stream of the zeros of group g; format v1 stores zero - 1, v2 the zero itself
+    scales   f16 [G, N]
+    g_idx    i32 [K]               group of each column; only where columns were quantized in another order ("act"), else it counts up
+
+    w[n, k] = (q[n, k] - z[g(k), n]) * s[g(k), n]          q, z from 0 to 2^b - 1
+
+As Affine codes both are lowered by 2^(b - 1). v1 reads a stored zero back as (stored + 1) modulo 2^b, as newer kernels do; zero 0 is the case in which
+older ones disagree (16 at 4 bits). Bits per weight: b + (16 + b) / group.
+Names: gptq.4.g128   gptq.8 (a scale a row)   .v2   .act (with g_idx)   .bf16 .f32 (dtype of the scales)
+Source: github.com/AutoGPTQ/AutoGPTQ, github.com/ModelCloud/GPTQModel (facts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from polyquant.codecs.affine_reader import (
+    FLOAT_TYPES,
+    AffineReader,
+    group_count,
+    grouped_columns,
+    unpacked_bits,
+    words_of,
+)
+from polyquant.codecs.arguments import exact_part
+from polyquant.errors import UnknownNameError
+from polyquant.types import F32, Affine, ArraySpec, Parts, Shape
+
+__all__ = ["BITS", "GPTQ", "gptq_named"]
+
+BITS = (2, 3, 4, 8)
+_INT32 = np.dtype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQ(AffineReader):
+    """bits: of a code. group: columns of a scale, 0 for all. v2: zeros are stored as they are. ordered: columns name their group. dtype: of the scales."""
+
+    bits: int
+    group: int = 0
+    v2: bool = False
+    ordered: bool = False
+    dtype: str = "f16"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """Bits, and what is not the default."""
+        flags = {f"g{self.group}": self.group, "v2": self.v2, "act": self.ordered, self.dtype: self.dtype != "f16"}
+        return ".".join(["gptq", str(self.bits), *(word for word, given in flags.items() if given)])
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """Sizes of the parts of a weight [N, K]. Raises CodecError where words or groups do not divide it."""
+        groups = group_count(self.name, shape, self.group)
+        n, k = shape
+        found = {
+            "qweight": ArraySpec((words_of(self.name, k, self.bits), n), _INT32),
+            "qzeros": ArraySpec((groups, words_of(self.name, n, self.bits)), _INT32),
+            "scales": ArraySpec((groups, n), FLOAT_TYPES[self.dtype]),
+        }
+        return found | ({"g_idx": ArraySpec((k,), _INT32)} if self.ordered else {})
+
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Zeros lowered by 2^(b - 1), [N, G]."""
+        stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
+        zeros = unpacked_bits(stored, self.bits).astype(np.int16)  # [G, N]
+        if not self.v2:
+            zeros = (zeros + 1) & (2**self.bits - 1)
+        return np.ascontiguousarray((zeros - 2 ** (self.bits - 1)).T, np.float32)
+
+    def unpack(self, parts: Parts, shape: Shape) -> Affine:
+        """Parts to codes; with g_idx a scale and an offset for each column. Raises CodecError if a part does not fit."""
+        found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
+        stored = unpacked_bits(found["qweight"].T, self.bits)  # [N, K]
+        codes = (stored.astype(np.int16) - 2 ** (self.bits - 1)).astype(np.int8)
+        scale: F32 = np.ascontiguousarray(found["scales"].T, np.float32)  # [N, G]
+        offset = self.offsets(parts, shape)
+        if self.ordered:
+            scale, offset = (grouped_columns(self.name, table, found["g_idx"]) for table in (scale, offset))
+        return Affine(8 if self.bits == 8 else 4, codes, scale, offset)
+
+
+@cache
+def gptq_named(name: str) -> GPTQ:
+    """The codec of a name, e.g. "gptq.4.g128.v2". Raises UnknownNameError."""
+    _, bits, *words = [*name.split("."), ""]
+    found = {"group": 0, "v2": "v2" in words, "ordered": "act" in words, "dtype": "f16"}
+    for word in words:
+        if word[:1] == "g" and word[1:].isdecimal() and len(word) < 8:
+            found["group"] = int(word[1:])
+        elif word in FLOAT_TYPES:
+            found["dtype"] = word
+    codec = GPTQ(int(bits) if bits in map(str, BITS) else 0, **found)  # type: ignore[arg-type]
+    if codec.name != name or not codec.bits:
+        raise UnknownNameError("codec", name, ["gptq.4.g128", "gptq.8.g128", "gptq.4.g128.v2", "gptq.4.g128.act"])
+    return codec

@@ -1,0 +1,121 @@
+"""compressed-tensors weights of a Hugging Face folder (llm-compressor) with integer codes. Layout: codecs/compressed_tensors.py.
+
+Other formats of it (float-quantized, nvfp4, marlin-24) stay as they are stored. Fixed grids of inputs, X.input_scale and X.input_zero_point, stay tensors of
+their own: nothing here reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from polyquant.codecs.compressed_tensors import CompressedTensors
+from polyquant.errors import InputError
+from polyquant.formats.hf.quantized import Described, Found, Read, fitting, float_word, require
+
+__all__ = ["modules", "weight_of"]
+
+
+def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
+    """Those with X.weight_packed, or int8 X.weight and a scale."""
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if part == "weight_packed" or (
+            part == "weight" and tensor.dtype == "I8" and f"{module}.weight_scale" in tensors
+        ):
+            yield module
+
+
+def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found | None:
+    """Bits of packed codes are those of config.json. Raises InputError."""
+    packed = f"{module}.weight_packed" in tensors
+    if packed and _format(said) != "pack-quantized":
+        return None
+    if packed:
+        shape = _shape(module, tensors, read)
+        bits = _packed_bits(module, shape, require(module, "weight_packed", tensors, 2))
+    else:
+        n, k = require(module, "weight", tensors, 2).shape
+        shape, bits = (n, k), 8
+    scale = tensors.get(f"{module}.weight_scale")
+    if scale is None:
+        raise InputError("quantized weight lacks weight_scale", tensor=module)
+    tensor = scale.shape == (1,)
+    groups = 1 if tensor or len(scale.shape) != 2 else scale.shape[1]
+    if groups < 1 or shape[1] % groups:
+        raise InputError(
+            "groups do not divide the inputs", tensor=module, expected=f"a divisor of {shape[1]}", found=groups
+        )
+    zero = tensors.get(f"{module}.weight_zero_point")
+    codec = CompressedTensors(
+        bits, packed, shape[1] // groups if groups > 1 else 0,
+        "" if zero is None else "zp" if zero.dtype == "I8" else "zpp",
+        tensor, _reordered(module, shape[1] // groups, tensors, read), float_word(module, "weight_scale", scale),
+        any(_dynamic(group) for group in _groups(said)),
+    )  # fmt: skip
+    return fitting(module, shape, codec, tensors, spare=("weight_shape", "weight_g_idx"))
+
+
+def _format(said: Mapping[str, Any]) -> object:
+    """The layout: of the folder, or of its groups where it is mixed."""
+    formats = {group.get("format") for group in _groups(said)} - {None}
+    return formats.pop() if len(formats) == 1 else said.get("format")
+
+
+def _groups(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = said.get("config_groups")
+    return [g for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+
+
+def _dynamic(group: Mapping[str, Any]) -> bool:
+    """True if inputs are rounded to int8 per token."""
+    inputs = group.get("input_activations")
+    return (
+        isinstance(inputs, dict)
+        and inputs.get("dynamic") is True
+        and inputs.get("num_bits") == 8
+        and inputs.get("type") == "int"
+    )
+
+
+def _shape(module: str, tensors: Mapping[str, Described], read: Read) -> tuple[int, int]:
+    """N and K of packed codes. Raises InputError."""
+    stored = require(module, "weight_shape", tensors, 1)
+    if stored.shape != (2,) or stored.dtype not in ("I64", "I32"):
+        raise InputError(
+            "weight_shape has another form",
+            tensor=module,
+            expected="I64 [2]",
+            found=f"{stored.dtype} {list(stored.shape)}",
+        )
+    n, k = (int(x) for x in read(f"{module}.weight_shape"))
+    return n, k
+
+
+def _packed_bits(module: str, shape: tuple[int, int], words: Described) -> int:
+    """4 or 8, whichever makes the words of a row. Raises InputError."""
+    n, k = shape
+    for bits in (4, 8):
+        if n > 0 and k > 0 and words.shape == (n, -(-k * bits // 32)):
+            return bits
+    raise InputError(
+        "weight_packed does not fit weight_shape", tensor=module, expected=f"4 or 8 bits for each of {list(shape)}", found=f"words {list(words.shape)}"
+    )  # fmt: skip
+
+
+def _reordered(module: str, group: int, tensors: Mapping[str, Described], read: Read) -> bool:
+    """True if columns name groups in another order than they stand in; -1 stands for no order."""
+    index = tensors.get(f"{module}.weight_g_idx")
+    if index is None:
+        return False
+    if index.dtype != "I32" or len(index.shape) != 1:
+        raise InputError(
+            "weight_g_idx has another form",
+            tensor=module,
+            expected="I32 [K]",
+            found=f"{index.dtype} {list(index.shape)}",
+        )
+    found = read(f"{module}.weight_g_idx")
+    return not ((found == -1).all() or np.array_equal(found, np.arange(len(found)) // group))

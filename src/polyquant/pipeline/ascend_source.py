@@ -1,0 +1,156 @@
+"""An msModelSlim folder as the model that other formats know: no norm has a bias, nothing is said twice, nothing is of the cache.
+
+    norm.module.weight, norm.module.bias     v0's second copy of a smoothed norm; where it differs from the first it is the one that was quantized for
+    X.kv_cache_scale, X.kv_cache_offset      steps of an int8 cache: dropped, and said
+    norm.bias                                zeros unless inputs were shifted: dropped. A shift b is folded into the layers X behind the norm,
+                                             W (norm(x) + b) + c = W norm(x) + (c + W b): X.bias = c + W b
+
+Where the architecture has no X.bias the tool made it, c = -W b up to the rounding of the weights: both are dropped, and the residue is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.codecs.affine_forms import floats_of
+from polyquant.errors import UnsupportedError
+from polyquant.models.names import Family, to_gguf_name
+from polyquant.models.translate import family_of
+from polyquant.registry import codec
+from polyquant.types import F32, ArraySpec, Checkpoint, Weight
+
+__all__ = ["plain_model"]
+
+_BEHIND = {
+    "attn_norm": ("attn_q", "attn_k", "attn_v", "attn_qkv"),
+    "ffn_norm": ("ffn_gate", "ffn_up"),
+}
+"""Norm of a layer -> the linear layers that read its output."""
+_CACHE = (".kv_cache_scale", ".kv_cache_offset")
+_TWIN = (".module.weight", ".module.bias")
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A part in memory."""
+
+    values: NDArray[Any]
+
+    @property
+    def spec(self) -> ArraySpec:
+        """Shape and dtype."""
+        return ArraySpec(self.values.shape, self.values.dtype)
+
+    def view(self) -> NDArray[Any]:
+        """The array."""
+        return self.values
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Entries [start, stop)."""
+        return self.values[start:stop]
+
+
+def plain_model(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint without what only msModelSlim has; linear layers keep their codes. Layers behind a shifted norm are read.
+
+    Raises UnsupportedError for a shift that cannot be folded.
+    """
+    weights, notes = _single(checkpoint)
+    family = family_of(checkpoint.config)
+    shifts = {}
+    for name in [n for n in weights if n.endswith(".bias") and _is_norm(n.removesuffix(".bias"), weights)]:
+        values = _floats(weights[name])
+        if family is not None or not values.any():
+            shifts[name] = values
+            del weights[name]
+    if empty := sum(not b.any() for b in shifts.values()):
+        notes.append(f"{empty} biases of norms are zero: dropped")
+    moved = {name: b for name, b in shifts.items() if b.any()}
+    if moved and family is not None:
+        notes += _fold(checkpoint, family, weights, moved)
+    order = [n for name in checkpoint for n in (name, f"{name.removesuffix('.weight')}.bias")]
+    ordered = {n: weights[n] for n in dict.fromkeys(order) if n in weights}
+    return replace(checkpoint, format="hf", weights=ordered, metadata={}, notes=(*checkpoint.notes, *notes))
+
+
+def _single(checkpoint: Checkpoint) -> tuple[dict[str, Weight], list[str]]:
+    """Weights that are said once, and what was dropped."""
+    weights, notes = dict(checkpoint.weights), []
+    cache = [n for n in weights if n.endswith(_CACHE)]
+    for name in cache:
+        del weights[name]
+    if cache:
+        notes.append(f"{len(cache)} scales and offsets of an int8 cache are dropped: the target computes its own")
+    twins = [n for n in weights if n.endswith(_TWIN)]
+    for name in twins:
+        module, last = name.rsplit(".module.", 1)
+        found = weights.pop(name)
+        weights[f"{module}.{last}"] = replace(found, name=f"{module}.{last}")
+    if twins:
+        notes.append(f"{len(twins)} tensors norm.module.* stand for those of their norm")
+    return weights, notes
+
+
+def _is_norm(module: str, weights: Mapping[str, Weight]) -> bool:
+    """True for a vector of weights that is called a norm."""
+    found = weights.get(f"{module}.weight")
+    return found is not None and len(found.shape) == 1 and "norm" in module.rpartition(".")[2]
+
+
+def _floats(weight: Weight) -> F32:
+    return weight.codec.dequantize(weight.read(), weight.shape)
+
+
+def _fold(
+    checkpoint: Checkpoint, family: Family, weights: dict[str, Weight], shifts: Mapping[str, F32]
+) -> Iterator[str]:
+    """Give every layer behind a shifted norm its bias, and yield what was dropped. Raises UnsupportedError."""
+    by_role = {role: name for name in weights if (role := to_gguf_name(family, name)) is not None}
+    kind = codec(floats_of(checkpoint.config))
+    dropped: list[tuple[float, float, str]] = []
+    for name, shift in shifts.items():
+        for role in _layers_behind(checkpoint, family, name, by_role):
+            linear, stem = by_role[f"{role}.weight"], role.rpartition(".")[2]
+            moved = (_floats(weights[linear]) @ shift).astype(np.float32)  # [N]
+            bias = linear.removesuffix(".weight") + ".bias"
+            total = moved + _floats(weights[bias]) if bias in weights else moved
+            if _has_bias(checkpoint.config, family, stem):
+                codes = kind.quantize(total)
+                weights[bias] = Weight(bias, total.shape, kind, {p: _Held(a) for p, a in kind.pack(codes).items()})
+            else:
+                weights.pop(bias, None)
+                dropped.append((float(np.abs(total).max()), float(np.abs(moved).max()), bias))
+    yield f"{len(shifts)} norms shift what they give: folded into the biases behind them"
+    if dropped:
+        left, of, name = max(dropped)
+        yield (
+            f"{len(dropped)} biases cancel the shift of their norm and the architecture has none: dropped; what the rounded weights leave of them is "
+            f"at most {left:.3g} of {of:.3g} (in {name})"
+        )
+
+
+def _layers_behind(checkpoint: Checkpoint, family: Family, name: str, by_role: Mapping[str, str]) -> list[str]:
+    """Roles "blk.0.attn_q" of the layers that read a norm. Raises UnsupportedError for a norm of another place."""
+    role = to_gguf_name(family, name) or ""
+    block, _, stem = role.removesuffix(".bias").rpartition(".")
+    found = [f"{block}.{s}" for s in _BEHIND.get(stem, ()) if f"{block}.{s}.weight" in by_role]
+    if not found:
+        raise UnsupportedError(
+            "this norm has a shift that no linear layer behind it can take", file=checkpoint.path, tensor=name, hint="convert the float model instead"
+        )  # fmt: skip
+    return found
+
+
+def _has_bias(config: Mapping[str, Any], family: Family, stem: str) -> bool:
+    """True if a linear layer of this architecture has a bias."""
+    inputs = stem in _BEHIND["attn_norm"]
+    if family.architecture == "qwen2":
+        return inputs
+    if family.architecture == "chatglm":
+        return bool(config.get("add_bias_linear") or (inputs and config.get("add_qkv_bias")))
+    return bool(config.get("attention_bias" if inputs else "mlp_bias"))

@@ -1,0 +1,107 @@
+"""What passes through a model on a calibration text, gathered a window at a time: the inputs of its linear layers, and what its cache keeps.
+
+A window of text is a sample: of each, the least and the greatest number of every channel is kept, so that ranges can be taken over all samples or as
+means of them, and of inputs that are scaled or shifted per channel afterwards. Memory: 8 bytes a channel and sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import InputError
+from polyquant.types import F32
+
+__all__ = ["CacheRanges", "InputRanges"]
+
+
+class InputRanges:
+    """Inputs [T, K] of a linear layer. low, high: float32 [K] of each sample; total: their sum, float64 [K]; count: tokens."""
+
+    def __init__(self, k: int) -> None:
+        self.low: list[F32] = []
+        self.high: list[F32] = []
+        self.total, self.count = np.zeros(k), 0
+
+    def add(self, x: F32) -> None:
+        """The inputs of one sample, [T, K]."""
+        if len(x):
+            self.low.append(x.min(0))
+            self.high.append(x.max(0))
+            self.total += x.sum(0, dtype=np.float64)
+            self.count += len(x)
+
+    @property
+    def extremes(self) -> tuple[F32, F32]:
+        """Least and greatest of every channel over all samples, [K] each. Raises InputError where there are none, or no numbers."""
+        if not self.low:
+            raise InputError("not calibrated: no inputs seen", hint="give a longer text, or --keep this layer")
+        low, high = np.min(self.low, axis=0), np.max(self.high, axis=0)
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise InputError("the float model's own numbers are not finite on the calibration text")
+        return low, high
+
+    @property
+    def mean(self) -> F32:
+        """Of every channel over all tokens, [K]."""
+        return np.asarray(self.total / max(1, self.count), np.float32)
+
+    def range(self, scale: F32 | None, shift: F32 | None, *, mean: bool) -> tuple[float, float]:
+        """Least and greatest of (x - shift) / scale, both [K] and scale > 0: over all samples, or the mean of each sample's. Raises InputError."""
+        self.extremes  # noqa: B018  refuses what is not there
+        low, high = np.stack(self.low), np.stack(self.high)
+        if shift is not None:
+            low, high = low - shift, high - shift
+        if scale is not None:
+            low, high = low / scale, high / scale
+        if not mean:
+            return float(low.min()), float(high.max())
+        return float(low.min(1).mean(dtype=np.float64)), float(high.max(1).mean(dtype=np.float64))
+
+
+class CacheRanges:
+    """Keys and values [T, C] of one attention. before: keys as their linear layer gives them, before norm and rotation; else as the cache keeps them."""
+
+    def __init__(self, *, before: bool) -> None:
+        self.before = before
+        self._keys, self._values = _Extremes(), _Extremes()
+
+    def add(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        """Of one sample: [T, ...] each; channels lie in the last axes."""
+        self._keys.add(keys)
+        self._values.add(values)
+
+    @property
+    def keys(self) -> tuple[F32, F32]:
+        """Least and greatest of every channel, [C] each. Raises InputError."""
+        return self._keys.found
+
+    @property
+    def values(self) -> tuple[F32, F32]:
+        """Least and greatest of every channel, [C] each. Raises InputError."""
+        return self._values.found
+
+
+class _Extremes:
+    """Least and greatest of every channel over all samples."""
+
+    def __init__(self) -> None:
+        self.low: F32 | None = None
+        self.high: F32 | None = None
+
+    def add(self, x: NDArray[Any]) -> None:
+        if not len(x):
+            return
+        low, high = (f(x.reshape(len(x), -1), axis=0).astype(np.float32) for f in (np.min, np.max))
+        self.low = low if self.low is None else np.minimum(self.low, low)
+        self.high = high if self.high is None else np.maximum(self.high, high)
+
+    @property
+    def found(self) -> tuple[F32, F32]:
+        if self.low is None or self.high is None:
+            raise InputError("not calibrated: the model filled no cache")
+        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+            raise InputError("the float model's own keys or values are not finite on the calibration text")
+        return self.low, self.high

@@ -1,0 +1,79 @@
+"""msModelSlim's cache of keys and values in int8: levels for each channel, calibrated beforehand and stored with the weights.
+
+    X.k_proj.kv_cache_scale  X.k_proj.kv_cache_offset  (and v_proj)   [kv_heads * head_size]      x = (q - offset) * scale
+
+The tool's current command line measures keys as they are cached, after their rotation: those are cached in int8 here too. Its older quantizer
+measures the outputs of the linear layers, which the rotation then turns: keys and values are rounded there, and cached as floats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyquant.errors import InputError
+from polyquant.models.config import Hyper
+from polyquant.models.names import Family, to_gguf_name
+from polyquant.ops.decoder import on_grid
+from polyquant.runtime.tensors import Tensors
+from polyquant.types import F32
+
+__all__ = ["C8", "grid_name", "read_c8"]
+
+_STORED = re.compile(
+    r"(?P<owner>.+?)(?P<fused>\.[a-z_]*query_key_value|\.W_pack)?\.(?P<which>[kv])_proj\.(?P<part>kv_cache_(scale|offset))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class C8:
+    """grids: of each layer, float32 [G, 4, D]: step and offset of the keys' channels, then of the values'. turned: measured after the rotation."""
+
+    grids: tuple[F32, ...]
+    turned: bool
+
+    def rounded(self, index: int, k: F32, v: F32) -> tuple[F32, F32]:
+        """Outputs of the linear layers [T, G, D] on the levels of layer `index`."""
+        grid = self.grids[index]
+        if self.turned:
+            return k, v
+        parts = [np.ascontiguousarray(grid[:, i]) for i in range(4)]
+        return on_grid(k, parts[0], parts[1]), on_grid(v, parts[2], parts[3])
+
+
+def grid_name(family: Family, name: str) -> str | None:
+    """The decoder's name of a stored scale or offset of the cache, e.g. "blk.0.attn_k.kv_cache_scale"; None for other tensors."""
+    found = _STORED.fullmatch(name)
+    if found is None:
+        return None
+    stem = found["owner"] + (found["fused"] or f".{found['which']}_proj")
+    known = to_gguf_name(family, f"{stem}.weight")
+    if known is None:
+        return None
+    return f"{known.removesuffix('.weight').replace('attn_qkv', 'attn_' + found['which'])}.{found['part']}"
+
+
+def read_c8(tensors: Tensors, hyper: Hyper, *, turned: bool) -> C8 | None:
+    """The levels of all layers; None if no layer has any. Raises InputError if a layer lacks some, and for steps that are not positive."""
+    needed = [_names(i) for i in range(hyper.layers)]
+    if not any(name in tensors for names in needed for name in names):
+        return None
+    return C8(tuple(_grid(tensors, hyper, names) for names in needed), turned)
+
+
+def _names(index: int) -> list[str]:
+    return [f"blk.{index}.attn_{which}.kv_cache_{part}" for which in "kv" for part in ("scale", "offset")]
+
+
+def _grid(tensors: Tensors, hyper: Hyper, names: Iterable[str]) -> F32:
+    width = hyper.kv_heads * hyper.head_size
+    grid = np.stack([tensors.vector(name, width).reshape(hyper.kv_heads, hyper.head_size) for name in names], 1)
+    if not (np.isfinite(grid).all() and (grid[:, ::2] > 0).all()):
+        first = next(iter(names))
+        raise InputError(
+            "scales of the cache must be positive and finite", file=tensors.checkpoint.path, tensor=tensors.names[first]
+        )
+    return np.ascontiguousarray(grid, np.float32)

@@ -1,0 +1,265 @@
+"""Folders of GPTQ, AWQ, compressed-tensors and ChatGLM checkpoints: opened, checked, refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import packers
+from golden import VECTORS
+from polyquant.errors import InputError
+from polyquant.formats import hf
+from polyquant.types import Affine
+
+ASCEND = VECTORS / "msmodelslim"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+
+
+def compressed(layout, **inputs):
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}, "input_activations": inputs or None}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
+DYNAMIC = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
+
+
+def folder(path, tensors, quantization, **config):
+    path.mkdir(parents=True, exist_ok=True)
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path / "model.safetensors")
+    said = {"quantization_config": quantization} if quantization else {}
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen2", **said, **config}))
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def codes_of(path):
+    return {f.code for f in hf.check(path)}
+
+
+def grouped(codes, zeros, scales):
+    n, k = codes.shape
+    return (
+        ((codes.reshape(n, scales.shape[1], -1) - zeros[:, :, None]) * scales[:, :, None])
+        .reshape(n, k)
+        .astype(np.float32)
+    )
+
+
+# ---------------------------------------------------------------- genuine exports
+
+
+EXPORTS = [
+    ("w4a16_g32_to_gptq", "w4a16_g32", GPTQ, "gptq.4.g32.f32"),
+    ("w8a16_g32_asym_to_gptq", "w8a16_g32_asym", {**GPTQ, "bits": 8}, "gptq.8.g32.f32"),
+    ("w4a16_g32_to_awq", "w4a16_g32", AWQ, "awq.4.g32.f32"),
+]
+
+
+@pytest.mark.parametrize(("export", "mode", "quantization", "codec"), EXPORTS)
+def test_exports_of_the_tool_mean_what_it_exported(tmp_path, export, mode, quantization, codec):
+    tensors = load_file(ASCEND / "export" / f"{export}.safetensors")
+    if quantization["quant_method"] == "gptq":  # its GPTQ export cuts off zeros of 48 outputs
+        cut = [n.removesuffix(".qzeros") for n in tensors if "k_proj.qz" in n or "v_proj.qz" in n]
+        tensors = {n: a for n, a in tensors.items() if n.rpartition(".")[0] not in cut}
+    origin = load_file(next((ASCEND / "v0/fp16" / mode).glob("quant_model_weight*.safetensors")))
+    path = folder(tmp_path / "m", tensors, quantization)
+    checkpoint = hf.open(path)
+    linears = [w for w in checkpoint.values() if w.codec.form is Affine]
+    assert len(linears) == (10 if quantization["quant_method"] == "gptq" else 14)
+    for w in linears:
+        assert w.codec.name == codec
+        stem = w.name.removesuffix("weight")
+        scale, offset = origin[f"{stem}weight_scale"], origin[f"{stem}weight_offset"]
+        want = grouped(origin[w.name].astype(np.float32), offset.astype(np.float32), scale.astype(np.float32))
+        np.testing.assert_array_equal(w.dequantize(), want)
+        assert f"{stem}qweight" not in checkpoint
+    assert not codes_of(path)
+
+
+def test_the_export_with_cut_zeros_is_refused_and_found(tmp_path):
+    path = folder(tmp_path / "m", load_file(ASCEND / "export/w4a16_g32_to_gptq.safetensors"), GPTQ)
+    with pytest.raises(InputError, match=r"qzeros does not fit.*expected I32 \[3, 6\].*found I32 \[3, 4\]"):
+        hf.open(path)
+    findings = [f for f in hf.check(path) if f.code == "HF063"]
+    assert len(findings) == 4
+    assert all("k_proj" in f.tensor or "v_proj" in f.tensor for f in findings)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_chatglm(tmp_path, bits, file):
+    shutil.copytree(ASCEND / f"chatglm2/int{bits}", tmp_path / "m", copy_function=shutil.copyfile)
+    (tmp_path / "m" / ({"model.safetensors", "pytorch_model.bin"} - {file}).pop()).unlink()
+    checkpoint, floats = hf.open(tmp_path / "m"), hf.open(ASCEND / "chatglm2/float")
+    assert set(checkpoint) == set(floats)
+    quantized = [w for w in checkpoint.values() if w.codec.name == f"chatglm.{bits}"]
+    assert len(quantized) == 8
+    for w in quantized:
+        assert w.shape == floats[w.name].shape
+        scale = w.parts["weight_scale"].astype(np.float32)[:, None]
+        miss = np.abs(w.dequantize() - floats[w.name].dequantize())
+        assert (miss <= 0.65 * scale).all()  # half a step, and what the half-precision division of its quantizer adds
+
+
+# ---------------------------------------------------------------- made by reference packers
+
+
+def module(codes, zeros, scales, kind, **options):
+    pack = {"gptq": packers.gptq, "awq": packers.awq, "compressed": packers.compressed}[kind]
+    return {f"model.layers.0.mlp.up_proj.{part}": a for part, a in pack(codes, zeros, scales, **options).items()}
+
+
+UP = "model.layers.0.mlp.up_proj"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_g_idx_decides_and_not_desc_act(tmp_path, ordered):
+    codes, zeros, scales = packers.some_codes(0, 32, 64, 2, 4)
+    g_idx = np.arange(64) // 32
+    g_idx = g_idx[::-1] if ordered else g_idx
+    tensors = module(codes, zeros, scales, "gptq", bits=4, g_idx=g_idx)
+    w = hf.open(folder(tmp_path / "m", tensors, {**GPTQ, "desc_act": True}))[f"{UP}.weight"]
+    assert w.codec.name == ("gptq.4.g32.act" if ordered else "gptq.4.g32")
+    assert set(w.arrays) == {"qweight", "qzeros", "scales", *(["g_idx"] if ordered else [])}
+    np.testing.assert_array_equal(w.dequantize(), (codes - zeros[:, g_idx]).astype(np.float32) * scales[:, g_idx])
+
+
+def test_a_module_may_have_other_bits_than_the_config(tmp_path):
+    codes, zeros, scales = packers.some_codes(0, 32, 64, 2, 8)
+    tensors = module(codes, zeros, scales, "gptq", bits=8, g_idx=np.arange(64) // 32, v2=True)
+    w = hf.open(folder(tmp_path / "m", tensors, {**GPTQ, "checkpoint_format": "gptq_v2"}))[f"{UP}.weight"]
+    assert w.codec.name == "gptq.8.g32.v2"
+    np.testing.assert_array_equal(w.dequantize(), grouped(codes, zeros, scales))
+
+
+@pytest.mark.parametrize("zeros_too", [False, True])
+def test_compressed_tensors_packed(tmp_path, zeros_too):
+    codes, zeros, scales = packers.some_codes(1, 20, 60, 2, 4)
+    parts = packers.compressed(codes - 8, scales, 4, zeros - 8 if zeros_too else None)
+    tensors = {f"{UP}.{part}": a for part, a in parts.items()}
+    checkpoint = hf.open(folder(tmp_path / "m", tensors, compressed("pack-quantized")))
+    w = checkpoint[f"{UP}.weight"]
+    assert list(checkpoint) == [f"{UP}.weight"]
+    assert (w.codec.name, w.shape) == (f"compressed.p4.g30{'.zpp' * zeros_too}.f32", (20, 60))
+    np.testing.assert_array_equal(
+        w.dequantize(), grouped(codes, zeros if zeros_too else np.full_like(zeros, 8), scales)
+    )
+
+
+@pytest.mark.parametrize(("inputs", "name"), [({}, "compressed.i8.f32"), (DYNAMIC, "compressed.i8.f32.dynamic")])
+def test_compressed_tensors_int8(tmp_path, inputs, name):
+    codes, _, scales = packers.some_codes(2, 20, 30, 1, 8)
+    tensors = {f"{UP}.weight": (codes - 128).astype(np.int8), f"{UP}.weight_scale": scales, "lm_head.weight": scales}
+    checkpoint = hf.open(folder(tmp_path / "m", tensors, compressed("int-quantized", **inputs)))
+    assert {n: w.codec.name for n, w in checkpoint.items()} == {f"{UP}.weight": name, "lm_head.weight": "f32"}
+    assert not checkpoint.notes
+
+
+# ---------------------------------------------------------------- what cannot be read
+
+
+def without(part):
+    return lambda tensors: tensors.pop(f"{UP}.{part}")
+
+
+def reshaped(part, shape):
+    return lambda tensors: tensors.update({f"{UP}.{part}": np.zeros(shape, tensors[f"{UP}.{part}"].dtype)})
+
+
+def retyped(part, dtype):
+    return lambda tensors: tensors.update({f"{UP}.{part}": tensors[f"{UP}.{part}"].astype(dtype)})
+
+
+BROKEN = {
+    "no zeros": (GPTQ, without("qzeros"), "lacks qzeros"),
+    "no scales": (GPTQ, without("scales"), "lacks scales"),
+    "bits of text": ({**GPTQ, "bits": "4"}, without("g_idx"), "no such GPTQ weight"),
+    "bits that are not": ({**GPTQ, "bits": 5}, without("g_idx"), "no such GPTQ weight"),
+    "a kernel's order": ({**GPTQ, "checkpoint_format": "marlin"}, None, "kernel's own order"),
+    "codes of floats": (GPTQ, retyped("qweight", np.float32), "qweight does not fit"),
+    "scales of doubles": (GPTQ, retyped("scales", np.float64), "scales is of another type"),
+    "groups that do not divide": (GPTQ, reshaped("scales", (3, 32)), "groups do not divide"),
+    "empty scales": (GPTQ, reshaped("scales", (0, 32)), "scales has another form"),
+    "vector of codes": (GPTQ, reshaped("qweight", (64,)), "qweight has another form"),
+    "index too long": (GPTQ, reshaped("g_idx", (63,)), "no such GPTQ weight"),
+    "index of floats": (GPTQ, retyped("g_idx", np.float32), "g_idx has another form"),
+    "plain too": (GPTQ, lambda t: t.update({f"{UP}.weight": np.zeros((32, 64), np.float32)}), "both quantized and plain"),
+    "another kernel of AWQ": ({**AWQ, "version": "gemv"}, None, "this kind of AWQ"),
+    "AWQ codes on the wrong axis": (AWQ, None, "does not fit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_gptq_and_awq(tmp_path, case):
+    quantization, change, said = BROKEN[case]
+    codes, zeros, scales = packers.some_codes(3, 32, 64, 2, 4)
+    tensors = module(codes, zeros, scales, "gptq", bits=4, g_idx=np.arange(64) // 32)
+    if change is not None:
+        change(tensors)
+    path = folder(tmp_path / "m", tensors, quantization)
+    with pytest.raises(InputError, match=said) as e:
+        hf.open(path)
+    assert str(e.value).count("\n") <= 1
+    if case != "plain too":
+        assert "HF063" in codes_of(path)
+
+
+def shaped(*numbers):
+    return lambda tensors: tensors.update({f"{UP}.weight_shape": np.array(numbers, np.int64)})
+
+
+BROKEN_COMPRESSED = {
+    "no scale": (without("weight_scale"), "lacks weight_scale"),
+    "no shape": (without("weight_shape"), "lacks weight_shape"),
+    "another shape": (shaped(20, 600), "does not fit weight_shape"),
+    "a negative shape": (shaped(-20, -60), "does not fit weight_shape"),
+    "a huge shape": (shaped(1 << 40, 1 << 40), "does not fit weight_shape"),
+    "three numbers": (shaped(20, 60, 1), "weight_shape has another form"),
+    "too many groups": (reshaped("weight_scale", (20, 7)), "groups do not divide"),
+    "zeros that do not fit": (lambda t: t.update({f"{UP}.weight_zero_point": np.zeros((4, 2), np.int32)}), "weight_zero_point does not fit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN_COMPRESSED)
+def test_broken_compressed_tensors(tmp_path, case):
+    change, said = BROKEN_COMPRESSED[case]
+    codes, _, scales = packers.some_codes(4, 20, 60, 2, 4)
+    tensors = {f"{UP}.{part}": a for part, a in packers.compressed(codes - 8, scales, 4).items()}
+    change(tensors)
+    path = folder(tmp_path / "m", tensors, compressed("pack-quantized"))
+    with pytest.raises(InputError, match=said):
+        hf.open(path)
+    assert "HF063" in codes_of(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [("weight_scale", "lacks weight_scale"), ("bits", "quantization_bit 4 or 8")]
+)
+def test_broken_chatglm(tmp_path, change, said):
+    tensors = {f"{UP}.weight": np.ones((4, 6), np.int8), f"{UP}.weight_scale": np.ones(4, np.float16)}
+    tensors.pop(f"{UP}.{change}", None)
+    path = folder(tmp_path / "m", tensors, None, quantization_bit=3 if change == "bits" else 8)
+    with pytest.raises(InputError, match=said):
+        hf.open(path)
+
+
+def test_scales_that_are_no_numbers_are_found(tmp_path):
+    codes, zeros, scales = packers.some_codes(5, 32, 64, 2, 4)
+    scales[3, 1] = np.nan
+    assert "HF064" in codes_of(folder(tmp_path / "m", module(codes, zeros, scales, "gptq", bits=4), GPTQ))
+
+
+def test_a_method_that_no_weight_has(tmp_path):
+    path = folder(tmp_path / "m", {"model.norm.weight": np.ones(4, np.float32)}, AWQ)
+    assert any("no weight is quantized so" in note for note in hf.open(path).notes)
+    assert "HF061" in codes_of(path)
+
+
+def test_other_schemes_of_compressed_tensors_stay_as_they_are_stored(tmp_path):
+    tensors = {f"{UP}.weight_packed": np.zeros((4, 4), np.uint8), f"{UP}.weight_scale": np.ones((4, 1), np.float32)}
+    checkpoint = hf.open(folder(tmp_path / "m", tensors, compressed("nvfp4-pack-quantized")))
+    assert set(checkpoint) == set(tensors)
+    assert any("is of a scheme" in n or "are of a scheme" in n for n in checkpoint.notes)

@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from polyquant.codecs.arguments import output
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import affine, int8
-from polyquant.types import F32, I8, U8, Affine, ArraySpec, Parts, Shape
+from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
 
-__all__ = ["FLOAT_TYPES", "AffineReader", "decode_rows", "group_count", "grouped_columns", "unpacked_bits", "words_of"]
+__all__ = ["FLOAT_TYPES", "AffineReader", "decoded_rows", "group_count", "grouped_columns", "unpacked_bits", "words_of"]
 
 FLOAT_TYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
@@ -97,22 +97,21 @@ class AffineReader(ABC):
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` the parts are whole."""
         found = self.unpack(parts, shape)
-        codes, scale, offset = found.codes, found.scale, found.offset
-        if rows is not None:
-            codes, scale, offset = codes[rows], scale[rows], offset[rows]
-        out = output(out, codes.shape if rows is not None else shape)
-        decode_rows(codes, scale, offset, out)
-        return out
+        return decoded_rows(found, rows, output(out, shape if rows is None else found.codes[rows].shape))
 
 
-def decode_rows(codes: I8, scale: F32, offset: F32, out: F32) -> None:
-    """(codes - offset) * scale into out, in whatever order the arrays lie."""
+def decoded_rows(found: Affine, rows: slice | None = None, out: F32 | None = None) -> F32:
+    """(codes - offset) * scale of all rows or some, float32 [rows, K] or into out."""
+    chosen = slice(None) if rows is None else rows
+    codes, scale, offset = found.codes[chosen], found.scale[chosen], found.offset[chosen]
+    out = np.empty(codes.shape, np.float32) if out is None else out
     affine.decode(
         np.ascontiguousarray(codes),
         np.ascontiguousarray(scale),
         np.ascontiguousarray(offset),
         out.reshape(codes.shape),
     )
+    return out
 
 
 def group_count(name: str, shape: Shape, group: int) -> int:

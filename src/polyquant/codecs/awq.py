@@ -67,7 +67,7 @@ class AWQ(AffineReader):
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes. Raises CodecError if a part does not fit."""
         found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        codes = np.ascontiguousarray(_nibbles(found["qweight"]).T).astype(np.int8) - np.int8(8)  # [N, K]
+        codes = np.ascontiguousarray(_nibbles(found["qweight"]).T).view(np.int8) - np.int8(8)  # [N, K]
         return Affine(4, codes, np.ascontiguousarray(found["scales"].T, np.float32), self.offsets(parts, shape))
 
 

@@ -110,7 +110,9 @@ class CompressedTensors(AffineReader):
     def _signed(self, words: Any, count: int) -> I8:
         """int32 [rows, words] -> int8 [rows, count]."""
         stored = unpacked_bits(words, self.bits)[:, :count]
-        return np.ascontiguousarray(stored.astype(np.int16) - 2 ** (self.bits - 1), np.int8)
+        return (stored - np.uint8(2 ** (self.bits - 1))).view(
+            np.int8
+        )  # modulo 256: the two's complement of what it means
 
 
 def _table(values: Any, n: int) -> F32:

@@ -80,7 +80,7 @@ class GPTQ(AffineReader):
         """Parts to codes; with g_idx a scale and an offset for each column. Raises CodecError if a part does not fit."""
         found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
         stored = unpacked_bits(found["qweight"].T, self.bits)  # [N, K]
-        codes = (stored.astype(np.int16) - 2 ** (self.bits - 1)).astype(np.int8)
+        codes = (stored - np.uint8(2 ** (self.bits - 1))).view(np.int8)
         scale: F32 = np.ascontiguousarray(found["scales"].T, np.float32)  # [N, G]
         offset = self.offsets(parts, shape)
         if self.ordered:

@@ -19,7 +19,7 @@ from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
 from polyquant.registry import codec
 from polyquant.storage import strict_json
-from polyquant.types import Action, Affine, Checkpoint, Codec, Floats, TensorMap, Translation
+from polyquant.types import Action, Affine, Checkpoint, Codec, Floats, Shape, TensorMap, Translation
 
 __all__ = [
     "AscendOptions", "choose", "completed", "for_model", "layout_options", "module_of", "ranges_of", "recipe_of", "settled", "warnings",

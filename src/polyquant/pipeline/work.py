@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
-from polyquant.codecs.affine_reader import decode_rows
+from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError
@@ -100,11 +100,18 @@ def _recoded(
     assert codes is not None, step.source.name
     codes = codes if order is None else reordered(codes, order)
     out = recoded(codes, step.target)
-    if not measure:
-        return out, None
-    w = np.empty(shape, np.float32)
-    decode_rows(codes.codes, codes.scale, codes.offset, w)
-    return out, error_sums(w, step.target.dequantize(out, shape))
+    return out, _rounding(step, codes, out, shape) if measure else None
+
+
+def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> ErrorSums:
+    """What the target's scales changed, some rows at a time."""
+    after, total = affine_of(step.target, out, shape), ErrorSums()
+    for a in range(0, shape[0], step.block_rows):
+        rows = slice(a, min(shape[0], a + step.block_rows))
+        w = decoded_rows(codes, rows)
+        v = step.target.dequantize(out, shape, rows=rows) if after is None else decoded_rows(after, rows)
+        total += error_sums(w, v)
+    return total
 
 
 def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = None) -> Iterator[Piece]:

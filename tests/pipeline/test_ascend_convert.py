@@ -230,6 +230,29 @@ def test_ternaries(tmp_path, kind):
         assert set(np.unique(made[s.tensor].parts["weight"])) <= {-1, 0, 1}
 
 
+def test_packed_bitnet_folders(tmp_path):
+    source = VECTORS / "bitnet_gguf/hf_packed_autobitlinear"
+    report = polyquant.convert(source, tmp_path / "b", to="msmodelslim")
+    kept = [s for s in report.steps if s.source == "hf_bitnet.autobitlinear"]
+    assert kept
+    assert all(s.target == "w8a16" and s.error.dd == 0 for s in kept)
+    assert "quantization_config" not in json.loads((tmp_path / "b/config.json").read_text())
+
+
+def test_a_codec_that_holds_the_codes_keeps_them(tmp_path):
+    source = model_folder(tmp_path / "a", "v0/fp16/w8a16", "qwen2_fp16")
+    made = polyquant.plan(source, "gguf", codec="q8_0")
+    linears = [s for s in made.steps if s.source is not None and s.source.form is Affine]
+    assert {(s.action, s.target.name) for s in linears} == {(Action.TRANSCODE, "q8_0")}
+    polyquant.convert(made, tmp_path / "a.gguf")
+    found, wanted = polyquant.open(tmp_path / "a.gguf"), genuine("v0/fp16/w8a16")
+    blocks = found["blk.0.ffn_up.weight"].parts["blocks"].reshape(160, 3, 34)
+    codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(160, 96)
+    np.testing.assert_array_equal(codes, wanted["model.layers.0.mlp.up_proj.weight"])
+    with pytest.raises(PlanError, match="quantized already"):
+        polyquant.plan(source, "gguf", codec="q4_k")
+
+
 def test_asymmetric_codes_of_8_bits_become_floats_in_gguf_and_those_of_4_bits_q4_1(tmp_path):
     source = model_folder(tmp_path / "a", "v0/fp16/w8a16_asym", "qwen2_fp16")
     assert {s.target.name for s in polyquant.plan(source, "gguf").steps} == {"f16", "f32"}

@@ -197,7 +197,8 @@ def _quantized(
     """Weights of another tool's method into `out`; the tensors they consist of. Raises InputError for one that is incomplete."""
     described = {name: tensor for name, (_, tensor) in tensors.items()}
     taken: dict[str, str] = {}
-    left = []
+    left: list[str] = []
+    lost: list[str] = []
     for module in method.modules(described):
         try:
             found = method.weight_of(module, described, said, partial(read_small, tensors))
@@ -213,6 +214,7 @@ def _quantized(
         for part, spec in found.codec.specs(found.shape).items():
             shard, tensor = tensors[found.tensors[part]]
             arrays[part] = tensor.array(shard.source, spec)
+        lost += found.lost
         taken |= dict.fromkeys((*found.tensors.values(), *found.spare), found.name)
         if found.name in tensors and found.name not in found.tensors.values():
             raise InputError("is stored both quantized and plain", file=shard.source.path, tensor=found.name)
@@ -221,6 +223,8 @@ def _quantized(
         notes.append(
             f"config.json says '{printable(str(said.get('quant_method', 'quantization_bit')), 40)}', and no weight is quantized so"
         )
+    if lost:
+        notes.append(f"{len(lost)} tensors say fixed grids of inputs: left out, e.g. {printable(lost[0])}")
     if left:
         notes.append(
             f"{len(left)} weights are of a scheme that is not decoded, e.g. {printable(left[0])}: opened as stored"

@@ -42,13 +42,14 @@ Read = Callable[[str], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One weight. tensors: part -> name in the file. spare: further tensors that say nothing that the codec does not."""
+    """One weight. tensors: part -> name in the file. spare: further tensors that are not carried along; lost: those of them that say something."""
 
     name: str
     shape: Shape
     codec: Codec
     tensors: Mapping[str, str]
     spare: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 class Method(Protocol):
@@ -70,9 +71,9 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
     if isinstance(config.get("quantization_bit"), int) and config["quantization_bit"]:
         return chatglm, config
     said = config.get("quantization_config")
-    known: dict[object, Method] = {"gptq": gptq, "awq": awq, "compressed-tensors": compressed}
-    found = known.get(said.get("quant_method")) if isinstance(said, dict) else None
-    return (found, said) if found is not None and isinstance(said, dict) else None
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    known: dict[str, Method] = {"gptq": gptq, "awq": awq, "compressed-tensors": compressed}
+    return (known[method], said) if isinstance(said, dict) and isinstance(method, str) and method in known else None
 
 
 def require(module: str, part: str, tensors: Mapping[str, Described], rank: int) -> Described:

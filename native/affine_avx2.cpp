@@ -7,7 +7,9 @@ namespace {
 // Both sides as int16: products of two neighbours are added in 32 bits, which no input can overflow.
 struct Words {
   using Cell = int16_t;
-  static constexpr size_t cells = 16;
+  using Sum = int32_t;
+  using Register = __m256i;
+  static constexpr size_t cells = 16, rows = 8;
   static constexpr int chains = 2;
   static constexpr size_t tokens = 2;  // 8 sums, 4 rows, an input and a product in 16 registers
 
@@ -29,7 +31,8 @@ struct Words {
     return sums;
   }
 
-  static void widen(const int8_t* codes, size_t n, int16_t* out) {
+  static void widen(const AffineMatrix& m, size_t row, size_t column, size_t n, int16_t* out) {
+    const int8_t* codes = m.codes + row * m.cols + column;
     for (size_t i = 0; i < n; i += 32) {
       alignas(32) int8_t rest[32] = {};
       if (n - i < 32) std::memcpy(rest, codes + i, n - i);

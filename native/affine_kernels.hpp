@@ -1,9 +1,9 @@
 // The kernels of affine matrices for 256-bit registers. Included by affine_avx2.cpp and affine_vnni.cpp, which say how whole numbers are multiplied:
 //
-//   Cell, cells, load      a number of a panel, how many a register holds, one register of them; cells_of: an input's
-//   widen                  codes to cells, zeros behind them up to a multiple of 32
-//   add(sums, w, x)        sums += products of one register of cells
-//   tokens                 of a tile: its four rows times so many tokens fill the registers with sums
+//   Cell, Register, Sum    a number of a panel, a register of `cells` of them, and of what their products add up to
+//   load, add, cells_of    one register; sums += products; the panels of an input
+//   widen                  columns of a row of codes to cells, zeros behind them up to a multiple of 32
+//   rows, tokens           of a panel; of a tile: four rows times so many tokens fill the registers with sums
 //   correct                takes off what the sums of many tokens have too much
 //   codes, input, total    32 codes as they lie in two parts, the inputs that meet a part, the sum of both chains
 #pragma once
@@ -78,66 +78,65 @@ void few_rows(const AffineMatrix& m, size_t first, size_t last, const WideInput&
   for (; r < last; ++r) few<Dot, 1, tokens>(m.codes + r * m.cols, m.cols, x, sums + (r - first), stride);
 }
 
-// ---------------------------------------------------------------- whole numbers, many tokens: panels of 8 rows and 1024 columns in the first cache
+// ---------------------------------------------------------------- many tokens: panels of a few rows and 1024 columns in the first cache
 
-constexpr size_t kRows = 8, kTokens = 64;
+constexpr size_t kTokens = 64;
 
-// Sums of four registers, side by side.
-PQ_INLINE __m128i add_lanes(__m256i a, __m256i b, __m256i c, __m256i d) {
+// Sums of four registers, side by side, added to four numbers.
+PQ_INLINE void add_four(int32_t* out, __m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i s = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
-  return _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  auto* to = reinterpret_cast<__m128i*>(out);
+  _mm_storeu_si128(to, _mm_add_epi32(_mm_loadu_si128(to), _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1))));
+}
+PQ_INLINE void add_four(float* out, __m256 a, __m256 b, __m256 c, __m256 d) {
+  const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  _mm_storeu_ps(out, _mm_add_ps(_mm_loadu_ps(out), _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1))));
 }
 
-// sums[0 ... 3] of each token += four rows of the panel times the token.
+// sums[0 ... 3] of each token += four rows of the panel times the token. x: a panel of tokens.
 template <class Dot, int tokens>
-PQ_INLINE void tile(const typename Dot::Cell* w, const WideInput& x, size_t token, size_t column, size_t width, int32_t* sums, size_t stride) {
-  __m256i s[4][tokens];
+PQ_INLINE void tile(const typename Dot::Cell* w, const typename Dot::Cell* x, size_t width, typename Dot::Sum* sums, size_t stride) {
+  typename Dot::Register s[4][tokens];
   PQ_UNROLL for (size_t r = 0; r < 4; ++r)
-    PQ_UNROLL for (size_t t = 0; t < tokens; ++t) s[r][t] = _mm256_setzero_si256();
-  const typename Dot::Cell* in[tokens];
-  PQ_UNROLL for (size_t t = 0; t < tokens; ++t) in[t] = Dot::cells_of(x) + (column * x.tokens + (token + t) * kPanel);  // columns are whole panels
+    PQ_UNROLL for (size_t t = 0; t < tokens; ++t) s[r][t] = typename Dot::Register{};
   for (size_t i = 0; i < width; i += Dot::cells) {
-    __m256i c[4];
+    typename Dot::Register c[4];
     PQ_UNROLL for (size_t r = 0; r < 4; ++r) {
       c[r] = Dot::load(w + r * kPanel + i);
       asm("" : "+x"(c[r]));  // loaded once, not with each product
     }
     PQ_UNROLL for (size_t t = 0; t < tokens; ++t) {
-      const __m256i v = Dot::load(in[t] + i);
+      const typename Dot::Register v = Dot::load(x + t * kPanel + i);
       PQ_UNROLL for (size_t r = 0; r < 4; ++r) s[r][t] = Dot::add(s[r][t], c[r], v);
     }
   }
-  PQ_UNROLL for (size_t t = 0; t < tokens; ++t) {
-    auto* out = reinterpret_cast<__m128i*>(sums + (token + t) * stride);
-    _mm_storeu_si128(out, _mm_add_epi32(_mm_loadu_si128(out), add_lanes(s[0][t], s[1][t], s[2][t], s[3][t])));
-  }
+  PQ_UNROLL for (size_t t = 0; t < tokens; ++t) add_four(sums + t * stride, s[0][t], s[1][t], s[2][t], s[3][t]);
 }
 
-// sums[t * stride ...] of 8 rows, some of them for nothing, += columns [column, column + kPanel) of tokens [from, until).
+// sums[t * stride ...] of Dot::rows rows from `row` on, some of them for nothing, += columns [column, column + kPanel) of `tokens` tokens.
 template <class Dot>
-void panel_rows(const int8_t* w, size_t rows, size_t cols, const WideInput& x, size_t column, size_t from, size_t until, int32_t* sums, size_t stride) {
-  alignas(64) typename Dot::Cell panel[kRows * kPanel];
-  const size_t width = std::min(kPanel, cols - column), whole = (width + 31) / 32 * 32;
-  for (size_t r = 0; r < kRows; ++r) Dot::widen(w + std::min(r, rows - 1) * cols + column, width, panel + r * kPanel);
-  size_t t = from;
-  for (; t + Dot::tokens <= until; t += Dot::tokens)
-    for (size_t r = 0; r < kRows; r += 4) tile<Dot, Dot::tokens>(panel + r * kPanel, x, t, column, whole, sums + r, stride);
-  for (; t < until; ++t)
-    for (size_t r = 0; r < kRows; r += 4) tile<Dot, 1>(panel + r * kPanel, x, t, column, whole, sums + r, stride);
+void panel_rows(const AffineMatrix& m, size_t row, size_t last, size_t column, const typename Dot::Cell* x, size_t tokens, typename Dot::Sum* sums, size_t stride) {
+  alignas(64) typename Dot::Cell panel[Dot::rows * kPanel];
+  const size_t width = std::min(kPanel, m.cols - column), whole = (width + 31) / 32 * 32;
+  for (size_t r = 0; r < Dot::rows; ++r) Dot::widen(m, std::min(row + r, last - 1), column, width, panel + r * kPanel);
+  size_t t = 0;
+  for (; t + Dot::tokens <= tokens; t += Dot::tokens)
+    for (size_t r = 0; r < Dot::rows; r += 4) tile<Dot, Dot::tokens>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);
+  for (; t < tokens; ++t)
+    for (size_t r = 0; r < Dot::rows; r += 4) tile<Dot, 1>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);
 }
 
-// A panel of the input stays in the second cache while all rows pass.
+// out[t * stride + r - first]. A panel of the input [T, kPanel] stays in the second cache while all rows pass.
 template <class Dot>
-void sums_many(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* sums, size_t stride) {
-  thread_local std::vector<int32_t> room;
-  const size_t rows = last - first, padded = (rows + kRows - 1) / kRows * kRows;
-  room.assign(x.tokens * padded, 0);
-  for (size_t from = 0; from < x.tokens; from += kTokens)
+void many(const AffineMatrix& m, size_t first, size_t last, const typename Dot::Cell* x, size_t tokens, typename Dot::Sum* out, size_t stride) {
+  thread_local std::vector<typename Dot::Sum> room;
+  const size_t rows = last - first, padded = (rows + Dot::rows - 1) / Dot::rows * Dot::rows;
+  room.assign(tokens * padded, 0);
+  for (size_t from = 0; from < tokens; from += kTokens)
     for (size_t column = 0; column < m.cols; column += kPanel)
-      for (size_t r = 0; r < rows; r += kRows)
-        panel_rows<Dot>(m.codes + (first + r) * m.cols, std::min(kRows, rows - r), m.cols, x, column, from, std::min(x.tokens, from + kTokens), room.data() + r, padded);
-  for (size_t t = 0; t < x.tokens; ++t) std::copy_n(room.data() + t * padded, rows, sums + t * stride);
-  Dot::correct(m, first, last, sums, x.tokens, stride);
+      for (size_t r = 0; r < rows; r += Dot::rows)
+        panel_rows<Dot>(m, first + r, last, column, x + column * tokens + from * kPanel, std::min(kTokens, tokens - from), room.data() + from * padded + r, padded);
+  for (size_t t = 0; t < tokens; ++t) std::copy_n(room.data() + t * padded, rows, out + t * stride);
 }
 
 template <class Dot>
@@ -147,7 +146,9 @@ void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, 
     case 2: return few_rows<Dot, 2>(m, first, last, x, out, stride);
     case 3: return few_rows<Dot, 3>(m, first, last, x, out, stride);
     case 4: return few_rows<Dot, 4>(m, first, last, x, out, stride);
-    default: return sums_many<Dot>(m, first, last, x, out, stride);
+    default:
+      many<Dot>(m, first, last, Dot::cells_of(x), x.tokens, out, stride);
+      return Dot::correct(m, first, last, out, x.tokens, stride);
   }
 }
 
@@ -187,7 +188,31 @@ void floats_row(const AffineMatrix& m, size_t r, const float* x, float* y, size_
   for (int t = 0; t < tokens; ++t) y[size_t(t) * stride + r] = add_lanes(total[t]) + rest[t];
 }
 
+// Weights of a panel as floats, multiplied like whole numbers.
+struct FloatDot {
+  using Cell = float;
+  using Sum = float;
+  using Register = __m256;
+  static constexpr size_t cells = 8, rows = 4, tokens = 2;
+
+  static PQ_INLINE __m256 load(const float* p) { return _mm256_loadu_ps(p); }
+  static PQ_INLINE __m256 add(__m256 sums, __m256 w, __m256 x) { return _mm256_fmadd_ps(w, x, sums); }
+  static void widen(const AffineMatrix& m, size_t row, size_t column, size_t width, float* out) {
+    const size_t size = m.group();
+    const int8_t* codes = m.codes + row * m.cols;
+    for (size_t i = 0; i < width;) {
+      const size_t g = (column + i) / size, end = std::min(width, (g + 1) * size - column);
+      const float scale = m.scale[row * m.groups + g], offset = m.offset ? m.offset[row * m.groups + g] : 0.0f;
+      const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(offset);
+      for (; i + 8 <= end; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_sub_ps(eight_floats(codes + column + i), z), s));
+      for (; i < end; ++i) out[i] = (float(codes[column + i]) - offset) * scale;
+    }
+    std::fill_n(out + width, (32 - width % 32) % 32, 0.0f);
+  }
+};
+
 void floats(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
+  if (tokens > kFew) return many<FloatDot>(m, first, last, x, tokens, y + first, stride);
   for (size_t r = first; r < last; ++r) switch (tokens) {
       case 1: floats_row<1>(m, r, x, y, stride); break;
       case 2: floats_row<2>(m, r, x, y, stride); break;

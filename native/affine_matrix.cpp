@@ -39,6 +39,17 @@ PQ_SIMD float dot_floats(const int8_t* w, const float* x, size_t n) {
 
 void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
   const size_t size = m.group();
+  if (tokens > kFew) {
+    thread_local std::vector<float> row;
+    row.resize(m.cols);
+    for (size_t r = first; r < last; ++r) {
+      for (size_t g = 0; g < m.groups; ++g)
+        for (size_t i = g * size; i < (g + 1) * size; ++i)
+          row[i] = (float(m.codes[r * m.cols + i]) - (m.offset ? m.offset[r * m.groups + g] : 0.0f)) * m.scale[r * m.groups + g];
+      for (size_t t = 0; t < tokens; ++t) packed_set().multiply_floats(row.data(), 1, m.cols, x + t * m.cols, 1, y + t * stride + r, stride);
+    }
+    return;
+  }
   for (size_t r = first; r < last; ++r)
     for (size_t t = 0; t < tokens; ++t) {
       float sum = 0;
@@ -99,7 +110,7 @@ struct Rounded {
   std::vector<float> floats;   // [T, K] codes times scale, where groups of weights have scales
   WideInput wide{};
 
-  bool is(Inputs h, const AffineMatrix& m) const { return how == h && (h == Inputs::token || (scale == m.input_scale && offset == m.input_offset)); }
+  bool is(Inputs h, const AffineMatrix& m) const { return how == h && (h != Inputs::fixed || (scale == m.input_scale && offset == m.input_offset)); }
 
   // Where the code of a token's column lies.
   size_t place(size_t t, size_t i) const { return panels ? (i / kPanel * wide.tokens + t) * kPanel + i % kPanel : t * wide.padded + i; }
@@ -109,6 +120,7 @@ struct Rounded {
     scale = m.input_scale;
     offset = m.input_offset;
     floats.clear();
+    if (h == Inputs::floats) return;
     panels = set.panels && tokens > kFew;
     const size_t cols = m.cols, step = panels ? kPanel : cols;
     // Rows not a power of two apart: the four of a tile would meet on one line of the first cache.
@@ -141,12 +153,18 @@ struct Rounded {
     });
   }
 
-  const float* as_floats(size_t cols) {
-    if (floats.empty()) {
-      floats.resize(wide.tokens * cols);
-      for (size_t t = 0; t < wide.tokens; ++t)
-        for (size_t i = 0; i < cols; ++i) floats[t * cols + i] = float(words[place(t, i)]) * scales[t];
+  // The inputs as floats, codes times scale where they were rounded, laid out as the set wants them.
+  const float* as_floats(const float* x, size_t cols, size_t tokens, const AffineSet& set) {
+    if (how == Inputs::floats) {
+      panels = set.panels && tokens > kFew;
+      if (!panels) return x;
+      wide = {tokens, (cols + kPanel - 1) / kPanel * kPanel, nullptr, nullptr};
     }
+    floats.assign(tokens * wide.padded, 0.0f);
+    for (size_t t = 0; t < tokens; ++t)
+      for (size_t i = 0; i < cols; i += kPanel)
+        for (size_t j = i; j < std::min(cols, i + kPanel); ++j)
+          floats[panels ? place(t, j) : t * cols + j] = how == Inputs::floats ? x[t * cols + j] : float(words[place(t, j)]) * scales[t];
     return floats.data();
   }
 };
@@ -191,19 +209,8 @@ void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size
 }
 
 void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
-  if (tokens <= kFew) {
-    affine_set().floats(m, first, last, x, tokens, y, stride);
-    if (m.offset) subtract_offsets(m, x, tokens, first, last, y, stride);
-    return;
-  }
-  thread_local std::vector<float> room, zeros;
-  room.resize(8 * m.cols + 8);
-  zeros.resize(8 * m.groups);
-  for (size_t r = first; r < last; r += 8) {
-    const size_t n = std::min<size_t>(8, last - r);
-    affine_decode(m.codes + r * m.cols, n * m.groups, m.group(), m.scale + r * m.groups, m.offset ? m.offset + r * m.groups : zeros.data(), room.data());
-    packed_set().multiply_floats(room.data(), n, m.cols, x, tokens, y + r, stride);
-  }
+  affine_set().floats(m, first, last, x, tokens, y, stride);
+  if (m.offset && tokens <= kFew) subtract_offsets(m, x, tokens, first, last, y, stride);
 }
 
 // Eight chunks a thread, and at least so many bytes in each; of many tokens no more rows than have a panel in the second cache.
@@ -236,19 +243,15 @@ void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tok
   for (size_t j = 0; j < jobs.size(); ++j) {
     const AffineMatrix& m = *jobs[j].matrix;
     const Inputs how = rounding == Rounding::none ? Inputs::floats : m.of(tokens);
-    const float* floats = x;
-    const Rounded* input = nullptr;
-    if (how != Inputs::floats) {
-      auto found = std::find_if(inputs.begin(), inputs.begin() + long(used), [&](const Rounded& r) { return r.is(how, m); });
-      if (found == inputs.begin() + long(used)) {
-        found->make(how, m, x, tokens, affine_set());
-        ++used;
-      }
-      if (how == Inputs::token && m.groups > 1)
-        floats = found->as_floats(m.cols);
-      else
-        input = &*found;
+    const auto end = inputs.begin() + long(used);
+    auto found = std::find_if(inputs.begin(), end, [&](const Rounded& r) { return r.is(how, m); });
+    if (found == end) {
+      found->make(how, m, x, tokens, affine_set());
+      ++used;
     }
+    const bool whole = how == Inputs::fixed || (how == Inputs::token && m.groups == 1);
+    const float* floats = whole ? nullptr : found->as_floats(x, m.cols, tokens, affine_set());
+    const Rounded* input = whole ? &*found : nullptr;
     const size_t step = rows_of_a_chunk(m, tokens, bytes);
     for (size_t first = 0; first < m.rows; first += step) pieces.push_back({j, first, std::min(m.rows, first + step), floats, input});
   }

@@ -41,10 +41,10 @@ constexpr size_t kPanel = 1024, kFew = 4;
 struct AffineSet {
   const char* name;
   bool bytes;   // reads WideInput::bytes
-  bool panels;  // of many tokens
+  bool panels;  // of many tokens, whole numbers and floats
   // sums[t * stride + r], rows [first, last); scratch for a panel of them is the set's own
   void (*sums)(const AffineMatrix&, size_t first, size_t last, const WideInput&, int32_t* sums, size_t stride);
-  // y[t * stride + r] of at most four tokens, without offsets
+  // y[t * stride + r], offsets left out for at most four tokens; x in panels for more
   void (*floats)(const AffineMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride);
 };
 

@@ -7,7 +7,9 @@ namespace {
 // vpdpbusd multiplies unsigned by signed bytes: the input comes as q + 128, and 128 times the sum of the weights goes off again.
 struct Bytes {
   using Cell = uint8_t;  // of panels: the bits of an int8
-  static constexpr size_t cells = 32;
+  using Sum = int32_t;
+  using Register = __m256i;
+  static constexpr size_t cells = 32, rows = 8;
   static constexpr int chains = 2;  // sums of the products, and of the weights
   static constexpr size_t tokens = 2;
 
@@ -29,8 +31,8 @@ struct Bytes {
     return int32_t(uint32_t(add_lanes(products)) - 128u * uint32_t(add_lanes(weights)));
   }
 
-  static void widen(const int8_t* codes, size_t n, uint8_t* out) {
-    std::memcpy(out, codes, n);
+  static void widen(const AffineMatrix& m, size_t row, size_t column, size_t n, uint8_t* out) {
+    std::memcpy(out, m.codes + row * m.cols + column, n);
     std::memset(out + n, 0, (32 - n % 32) % 32);
   }
   static void correct(const AffineMatrix& m, size_t first, size_t last, int32_t* sums, size_t tokens, size_t stride) {

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from polyquant.pipeline.demo import demo as demo
     from polyquant.pipeline.doctor import doctor as doctor
     from polyquant.pipeline.inspect import inspect as inspect
+    from polyquant.pipeline.repair import repair as repair
     from polyquant.pipeline.validate import explain as explain
     from polyquant.pipeline.validate import validate as validate
     from polyquant.registry import codec as codec
@@ -47,11 +48,12 @@ _VERBS = {
     "open": "polyquant.formats.detect:open_checkpoint",
     "plan": "polyquant.pipeline.convert:plan",
     "quantize": "polyquant.pipeline.convert:quantize",
+    "repair": "polyquant.pipeline.repair:repair",
     "validate": "polyquant.pipeline.validate:validate",
 }
 
 __all__ = [
-    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "inspect", "load", "open", "plan", "quantize", "validate",
+    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "inspect", "load", "open", "plan", "quantize", "repair", "validate",
 ]  # fmt: skip
 
 

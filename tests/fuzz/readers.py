@@ -43,6 +43,15 @@ def subjects() -> list[Path]:
             VECTORS / "trellis" / name
             for name in ("v3_seed_kn", "v3_seed_mm_headers", "v3_migrated", "v3_shard_writer")
         ),
+        *(
+            VECTORS / "msmodelslim" / name
+            for name in (
+                "v1/bf16/w8a8_mix",
+                "v0/fp16/w8a8_c8_sharded",
+                "v0/fp16/ascendv1_w4a8_dynamic_g32",
+                "v0/fp16/w8a8s_lowbit_smooth",
+            )
+        ),
     ]
     quantized = [
         VECTORS / f"models/tiny-llama-tied/tiny-llama-tied-{name}.gguf" for name in ("Q4_0", "Q4_K_M-bigendian")

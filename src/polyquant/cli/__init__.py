@@ -28,6 +28,7 @@ COMMANDS = {
     "eval": "Perplexity on a text; with --against, KL divergence and layers.",
     "serve": "Answer OpenAI's API over HTTP with it.",
     "edit": "Change GGUF metadata; tensor data stays untouched.",
+    "repair": "Mend an msModelSlim folder into a new one.",
     "doctor": "Is this installation sound and fast?",
     "demo": "The main job on an embedded model, in a minute.",
 }

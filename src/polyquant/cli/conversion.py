@@ -47,7 +47,9 @@ _OPTIONS = (
         help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; msmodelslim with its codecs; else hf]",
     ),
     click.option(
-        "--codec", metavar="NAME", help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
+        "--codec",
+        metavar="NAME",
+        help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
     ),
     click.option(
         "--bits",

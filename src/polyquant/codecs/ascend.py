@@ -313,7 +313,10 @@ class Ascend:
         if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
             raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
         if self.dtype != "f32":  # codes of the scale that is stored
-            scale = scale.astype(_DTYPES[self.dtype]).astype(np.float32)
+            with np.errstate(over="ignore"):
+                scale = scale.astype(_DTYPES[self.dtype]).astype(np.float32)
+            if not np.isfinite(scale).all():
+                raise CodecError("scales do not fit half precision", hint="store them as float32: --dialect v1")
             scale[scale == 0] = 1
         return Affine(self.bits, affine.encode(floats, scale, offset, self.bits, symmetric=symmetric), scale, offset)
 

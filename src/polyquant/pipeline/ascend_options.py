@@ -56,5 +56,9 @@ class AscendOptions:
     @property
     def wanting(self) -> str | None:
         """The first option that only a calibration text can serve, as the command line calls it."""
-        said = {f"--kv {self.kv}": self.kv is not None, f"--smooth {self.smooth}": self.smooth is not None, "--effort max": self.effort == "max"}
+        said = {
+            f"--kv {self.kv}": self.kv is not None,
+            f"--smooth {self.smooth}": self.smooth is not None,
+            "--effort max": self.effort == "max",
+        }
         return next((name for name, given in said.items() if given), None)

@@ -182,6 +182,11 @@ def prepare(source: Checkpoint, options: AscendOptions, targets: Mapping[str, As
     return Prepared(source, smoothing, found.values(), found.ranges, found.means, hessians)
 
 
+def _part(tick: Tick, index: int, count: int) -> Tick:
+    """Tells the whole's share from that of part `index` of `count`."""
+    return lambda share: tick((index + share) / count)
+
+
 class _Found:
     """What one run of the stages leaves."""
 
@@ -202,9 +207,7 @@ class _Found:
         last = max((i for i, names in enumerate(stages.names) if wanted & set(names) or caches[i]), default=-1)
         for i in range(last + 1):
             watched = CacheRanges(before=self.options.dialect == "v0") if caches[i] else None
-            gathered = stages.gather(
-                i, wanted, lambda share, done=i: tick((done + share) / (last + 1)), InputRanges, watched
-            )  # type: ignore[misc]
+            gathered = stages.gather(i, wanted, _part(tick, i, last + 1), InputRanges, watched)
             self._smooth(gathered)
             for name, inputs in gathered.items():
                 self._range(name, inputs)

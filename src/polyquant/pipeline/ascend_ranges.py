@@ -44,7 +44,11 @@ def _range(name: str, entry: Any, dialect: str, path: object) -> tuple[float, fl
 
 
 def _pair(name: str, ends: Any, path: object) -> tuple[float, float]:
-    good = isinstance(ends, list) and len(ends) == 2 and all(isinstance(x, int | float) and not isinstance(x, bool) for x in ends)
+    good = (
+        isinstance(ends, list)
+        and len(ends) == 2
+        and all(isinstance(x, int | float) and not isinstance(x, bool) for x in ends)
+    )
     if not good or not all(math.isfinite(x) for x in ends) or ends[0] > ends[1]:
         raise InputError("no range of inputs", file=path, tensor=name, expected=_FORM, found=repr(ends)[:80])
     return float(ends[0]), float(ends[1])

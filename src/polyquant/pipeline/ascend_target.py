@@ -35,7 +35,9 @@ def recipe_of(chosen: Recipe, options: AscendOptions) -> Recipe:
     """The recipe, if such a folder can hold it. Raises PlanError."""
     options.refuse()
     if chosen.base is not None and codec(chosen.base).form not in (Affine, Floats):
-        raise PlanError(f"an msModelSlim folder cannot hold {chosen.base}", hint="choose --codec w8a16, w8a8, w8a8.dynamic, ...")
+        raise PlanError(
+            f"an msModelSlim folder cannot hold {chosen.base}", hint="choose --codec w8a16, w8a8, w8a8.dynamic, ..."
+        )
     return chosen
 
 
@@ -43,12 +45,19 @@ def for_model(options: AscendOptions, translation: Translation) -> AscendOptions
     """The options with the type that the model computes in. Raises PlanError for a model that computes in none of the three."""
     config: Mapping[str, Any] = {}
     if "config.json" in translation.files:
-        config = strict_json.typed(strict_json.parse(translation.files["config.json"], file="config.json"), dict, "config.json")
+        config = strict_json.typed(
+            strict_json.parse(translation.files["config.json"], file="config.json"), dict, "config.json"
+        )
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, dict) else {})
     said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), "bfloat16")
     if said.removeprefix("torch.") not in _DTYPES:
-        raise PlanError("the model computes in a type that msModelSlim does not know", file="config.json", expected="float16, bfloat16 or float32", found=said)
+        raise PlanError(
+            "the model computes in a type that msModelSlim does not know",
+            file="config.json",
+            expected="float16, bfloat16 or float32",
+            found=said,
+        )
     return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
 
 
@@ -67,7 +76,9 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     if linear and (glob := _kept(tensor.target, options.keep)) is not None:
         return _float(have, options), f"--keep {glob}"
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
-    wanted = codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
+    wanted = (
+        codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
+    )
     why = f"rule {rule.match}" if rule is not None else ""
     if isinstance(wanted, Ascend):
         return completed(wanted, tensor.target, options), why
@@ -109,7 +120,11 @@ def completed(wanted: Ascend, name: str, options: AscendOptions) -> Ascend:
 
 
 def _sums(name: str) -> int:
-    return 16 if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM) else 1
+    return (
+        16
+        if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM)
+        else 1
+    )
 
 
 # ------------------------------------------------------------ the folder as a whole
@@ -125,29 +140,47 @@ def settled(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -
     for s in steps:
         if options.dialect != "v0" and _smoothed(s.map.target):
             continue  # the same numbers lie in norm.weight and norm.bias
-        out.append(_bias(s, options) if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias") else s)
+        out.append(
+            _bias(s, options)
+            if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias")
+            else s
+        )
     if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
         out += _norm_modules(out)
-    return [replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out]
+    return [
+        replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out
+    ]
 
 
 def _refuse_steps(steps: Sequence[Step], options: AscendOptions) -> None:
     quantized = [s for s in steps if isinstance(s.target, Ascend)]
     if not quantized:
-        raise PlanError("no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16")
+        raise PlanError(
+            "no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16"
+        )
     linears = [s.map.target for s in steps if is_linear(s.map.target, s.map.shape)]
     for glob in options.keep:
         if not any(_kept(name, [glob]) for name in linears):
-            raise PlanError(f"--keep {glob} names no linear layer", hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None)
+            raise PlanError(
+                f"--keep {glob} names no linear layer",
+                hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None,
+            )
     fresh = [s for s in quantized if s.action in (Action.QUANTIZE, Action.REQUANTIZE)]
     static = [s for s in fresh if isinstance(s.target, Ascend) and s.target.static]
     if options.calibration is not None:
         if not static and options.wanting is None:
-            raise PlanError(f"{(fresh or quantized)[0].target} reads no calibration text", hint="leave out --calibration, or add --effort max, --smooth or --kv")
+            raise PlanError(
+                f"{(fresh or quantized)[0].target} reads no calibration text",
+                hint="leave out --calibration, or add --effort max, --smooth or --kv",
+            )
         return
     missing = [s.map.source for s in static if module_of(s.map.source) not in options.ranges]
     if missing and options.ranges:
-        raise PlanError(f"--ranges says nothing of {len(missing)} layers", tensor=missing[0], hint=f"add them to the file, or --keep '{module_of(missing[0])}'")
+        raise PlanError(
+            f"--ranges says nothing of {len(missing)} layers",
+            tensor=missing[0],
+            hint=f"add them to the file, or --keep '{module_of(missing[0])}'",
+        )
     if missing:
         raise PlanError(
             f"{static[0].target.name} needs the ranges of what its layers read",
@@ -177,7 +210,14 @@ def _derived(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) 
     quantized = [s.map.source for s in steps if isinstance(s.target, Ascend)]
     have = {s.map.target for s in steps}
     return [
-        Step(TensorMap(t.name, t.name, t.shape, keep_float=True), None, t.codec, Action.COPY, "found by the calibration", _nbytes(t.codec, t.shape))
+        Step(
+            TensorMap(t.name, t.name, t.shape, keep_float=True),
+            None,
+            t.codec,
+            Action.COPY,
+            "found by the calibration",
+            _nbytes(t.codec, t.shape),
+        )
         for t in derived(source, options, quantized).values()
         if t.name not in have
     ]
@@ -245,7 +285,11 @@ def layout_options(source: Checkpoint, options: AscendOptions) -> dict[str, Any]
 def warnings(files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
     """What a consumer of the folder will stumble over: fused layers of two types, a missing config.json."""
     out = []
-    kinds = {module_of(s.map.target): str(s.target) if isinstance(s.target, Ascend) else "float" for s in steps if len(s.map.shape) == 2}
+    kinds = {
+        module_of(s.map.target): str(s.target) if isinstance(s.target, Ascend) else "float"
+        for s in steps
+        if len(s.map.shape) == 2
+    }
     split = [
         (module, other)
         for module in kinds
@@ -256,8 +300,9 @@ def warnings(files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ..
     ]
     if split:
         first, other = split[0]
-        out.append(f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep")
+        out.append(
+            f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep"
+        )
     if "config.json" not in files:
         out.append("the source has no config.json: put one into the folder, or nothing can run it")
     return tuple(out)
-

@@ -42,7 +42,9 @@ def prepared_of(plan: Plan, tick: Tick) -> Prepared | None:
     """What the calibration finds for the plan's steps; None if there is no calibration text. Raises InputError, UnsupportedError."""
     if plan.ascend is None or plan.ascend.calibration is None:
         return None
-    targets = {s.map.source: s.target for s in plan.steps if isinstance(s.target, Ascend) and s.action is not Action.COPY}
+    targets = {
+        s.map.source: s.target for s in plan.steps if isinstance(s.target, Ascend) and s.action is not Action.COPY
+    }
     return prepare(plan.source, plan.ascend, targets, tick)
 
 
@@ -55,7 +57,10 @@ def pieces(plan: Plan, step: Step, rows: slice | None, prepared: Prepared | None
         return
     assert prepared is not None
     values = prepared.values.get(step.map.source)
-    w = prepared.weight(step.map.source, _floats(plan, step, start, stop), slice(start, stop)) if values is None else values
+    if values is None:
+        w = prepared.weight(step.map.source, _floats(plan, step, start, stop), slice(start, stop))
+    else:
+        w = np.asarray(values, np.float32).reshape(as_matrix(step.map.shape))[start:stop]
     yield Piece(step.target.pack(Floats(w)), start, stop - start)
 
 

@@ -101,14 +101,23 @@ def plan(
     kv, smooth and "max" look at. ranges: in place of it, linear layer -> (least, greatest) input, or a JSON file of them.
     Raises InputError, PlanError, UnknownNameError, CodecError.
     """
-    said: dict[str, object] = {"--kv": kv, "--smooth": smooth, "--dialect": dialect, "--keep": keep, "--exact-tool": exact_tool, "--ranges": ranges}
+    said: dict[str, object] = {
+        "--kv": kv,
+        "--smooth": smooth,
+        "--dialect": dialect,
+        "--keep": keep,
+        "--exact-tool": exact_tool,
+        "--ranges": ranges,
+    }
     if to != ASCEND and (first := next((name for name, value in said.items() if value), None)) is not None:
         raise PlanError(f"{first} is for msModelSlim folders", hint=f"add --to {ASCEND}")
     slim = to == ASCEND
     dialect = dialect or "v1"
     text = None if calibration is None else str(calibration)
     given = read_ranges(ranges, dialect) if isinstance(ranges, str | os.PathLike) else dict(ranges or {})
-    ascend = AscendOptions(kv, smooth, dialect, tuple(keep), exact_tool, effort, text, given) if slim else AscendOptions()
+    ascend = (
+        AscendOptions(kv, smooth, dialect, tuple(keep), exact_tool, effort, text, given) if slim else AscendOptions()
+    )
     source = open_checkpoint(src, ternary_layout=ternary_layout, repair=repair, axes=axes)
     if source.format == ASCEND != to:
         source = plain_model(source)
@@ -177,7 +186,9 @@ def smaller(to: str, options: PlanOptions) -> PlanOptions:
     """The options of `quantize`, with its default where they do not say how small."""
     if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
         return options
-    default: PlanOptions = {"bits": DEFAULT_BITS} if to == TRELLIS else {"codec": "w8a16"} if to == ASCEND else {"recipe": "q4_k_m"}
+    default: PlanOptions = (
+        {"bits": DEFAULT_BITS} if to == TRELLIS else {"codec": "w8a16"} if to == ASCEND else {"recipe": "q4_k_m"}
+    )
     return {**options, **default}
 
 
@@ -185,7 +196,9 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanO
     """GGUF for a name that ends in .gguf; an msModelSlim or Trellis folder for options that only such a one has, and from one; else a Hugging Face folder."""
     if dst.suffix.lower() == ".gguf":
         return "gguf"
-    if (options.get("codec") or "").startswith(("w8a", "w4a")) or any(options.get(key) for key in ("kv", "smooth", "dialect", "keep", "exact_tool", "ranges")):
+    if (options.get("codec") or "").startswith(("w8a", "w4a")) or any(
+        options.get(key) for key in ("kv", "smooth", "dialect", "keep", "exact_tool", "ranges")
+    ):
         return ASCEND
     said = (options.get("codec") or "").startswith("trellis.") or any(
         options.get(key) is not None for key in ("bits", "target_bpw", "method", "calibration")

@@ -272,7 +272,8 @@ class _Run:
         name = step.map.target
         if error is not None:
             self._refuse_infinite(step, error)
-        source = str(step.source) if step.source is not None else "constant"
+        made = "constant" if name in self.plan.translation.constants else "calibration"
+        source = str(step.source) if step.source is not None else made
         notes = "; ".join(dict.fromkeys(n for _, n in results if n))
         return StepReport(name, step.map.shape, step.action.value, source, str(step.target), step.nbytes, error, notes)
 

@@ -119,7 +119,12 @@ def make_plan(
 
 
 def _recipe(
-    to: str, codec: str | None, recipe: str | None, rules: Sequence[Rule], trellis: TrellisOptions, ascend: AscendOptions
+    to: str,
+    codec: str | None,
+    recipe: str | None,
+    rules: Sequence[Rule],
+    trellis: TrellisOptions,
+    ascend: AscendOptions,
 ) -> Recipe:
     """What the target codecs are chosen by. Raises PlanError for options that do not go together."""
     if codec and recipe:
@@ -177,7 +182,13 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
 
 
 def _step(
-    source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, tile: Tile | None, ascend: AscendOptions
+    source: Checkpoint,
+    tensor: TensorMap,
+    to: str,
+    recipe: Recipe,
+    facts: Facts,
+    tile: Tile | None,
+    ascend: AscendOptions,
 ) -> Step:
     weight = source[tensor.source]
     have = weight.codec

@@ -20,8 +20,8 @@ from polyquant.types import F32, I8, Affine
 
 __all__ = ["CLIPS", "quantize_gptq", "searched_grid"]
 
-CLIPS = tuple(1 - 0.03 * i for i in range(11))
-"""Shares of the min-max range that are tried."""
+CLIPS = {8: (1.0, 0.997, 0.994, 0.991, 0.988, 0.985, 0.98, 0.97, 0.95, 0.92), 4: tuple(1 - 0.03 * i for i in range(11))}
+"""Shares of the min-max range that are tried, by bits: where a code is small, a little is gained by where it lies, nothing by cutting off."""
 _DAMPING = (0.01, 0.05, 0.2, 1.0)
 _CHUNK = 1 << 22  # weights whose clip is searched at a time
 _BLOCK = 128
@@ -117,7 +117,7 @@ def _searched_rows(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
     scale, offset = full.scale.copy(), full.offset.copy()
     weights = diagonal.reshape(1, groups, -1)
     out = np.empty(w.shape, np.float32)
-    for clip in CLIPS:
+    for clip in CLIPS[codec.bits]:
         s = _stored(codec, full.scale * np.float32(clip))
         z = _offset(codec, full, s)
         q = affine.encode(w, s, z, codec.bits, symmetric=not codec.asymmetric)

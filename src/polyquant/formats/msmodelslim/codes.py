@@ -75,7 +75,7 @@ CODES: dict[str, str] = {
     "ASC051": "`.module.weight` differs from `.weight`: the folder keeps the norm of before smoothing for fallback layers, as the document has it. "
     "The current tool writes the smoothed norm under both names; readers of only `.weight` compute smoothed layers with the wrong norm.",
     "ASC070": "The consumer reads quant_model_description.json and this folder's description has another name. It says that the model is not "
-    "quantized, or takes it for float. `polyquant repair` gives it that name.",
+    "quantized, or takes it for float. `polyquant repair --dialect v1` gives it that name.",
     "ASC071": "A type that this consumer has no kernel for at this place (layer or expert). It refuses the model at launch. Quantize those "
     "layers to a type that it has, e.g. w8a8.dynamic.",
     "ASC072": "A shape that this consumer has no room for: it takes one scale a row as [N, 1] and deq_scale as [N]. Loading stops. Write the "

@@ -48,8 +48,9 @@ def descriptions(names: Sequence[str]) -> list[str]:
     return sorted(n for n in names if _DESCRIPTION.fullmatch(n))
 
 
-def choose(folder: Path) -> AscendFiles:
-    """The files of the model in `folder`. Raises InputError if there are none, several models, or a shard is missing."""
+def choose(folder: Path, *, indexed: bool = True) -> AscendFiles:
+    """The files of the model in `folder`; without `indexed` by their names alone. Raises InputError if there are none, several models, or a shard
+    is missing."""
     names = entries(folder)
     stems = weight_stems(names)
     pattern = _WEIGHTS
@@ -64,7 +65,8 @@ def choose(folder: Path) -> AscendFiles:
         raise InputError(
             "several models in one folder", file=folder, found=", ".join(stems), hint="give each a folder of its own"
         )
-    return _files(folder, stems[0], [n for n in names if (m := pattern.fullmatch(n)) and m[1] == stems[0]], names)
+    own = [n for n in names if (m := pattern.fullmatch(n)) and m[1] == stems[0]]
+    return _files(folder, stems[0], own if indexed else [n for n in own if n.endswith(".safetensors")], names)
 
 
 def _files(folder: Path, stem: str, own: list[str], names: list[str]) -> AscendFiles:

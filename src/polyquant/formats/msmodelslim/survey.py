@@ -123,15 +123,15 @@ class Survey:
         return None
 
 
-def survey(path: Path) -> Survey:
-    """Everything about a folder."""
+def survey(path: Path, *, indexed: bool = True) -> Survey:
+    """Everything about a folder. indexed: believe the index, not the names of the shards."""
     out = Survey(path)
     try:
         out.config = read_config(path)
     except PolyquantError as e:
         out.refused(e, "ASC002", path / "config.json")
     try:
-        out.files = folders.choose(path)
+        out.files = folders.choose(path, indexed=indexed)
     except PolyquantError as e:
         about_json = isinstance(e.file, Path) and e.file.suffix == ".json"
         out.broken(e, "ASC005" if about_json else "ASC004", path)

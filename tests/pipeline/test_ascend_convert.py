@@ -205,6 +205,9 @@ def test_ggml_blocks_there_and_back(tmp_path, block, codec):
     linears = [s for s in kept.values() if s.target == codec]
     assert len(linears) == 7 * json.loads((source / "config.json").read_text())["num_hidden_layers"]
     assert all(s.error.dd == 0 for s in linears)
+    assert (
+        far(logits(tmp_path / "b"), logits(tmp_path / "a.gguf")) < 5e-3
+    )  # the head and the embedding, decoded to bf16
     if block == "q5_0":
         return
     back = polyquant.convert(tmp_path / "b", tmp_path / "c.gguf", to="gguf")
@@ -296,6 +299,22 @@ def test_models_say_the_same_after_leaving(tmp_path, mode, model, bar, block, to
     told = " ".join(report.warnings)
     assert ("cache" in told) == ("c8" in mode)
     assert ("cancel the shift" in told) == ("smoothasym" in mode or mode.endswith("smooth"))
+
+
+MODES = sorted(str(p.relative_to(ASCEND)) for p in ASCEND.glob("v?/*/*"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_genuine_folder_leaves_as_the_model_that_it_is(tmp_path, mode):
+    version, dtype, _ = mode.split("/")
+    source = model_folder(tmp_path / "a", mode, "qwen3_bf16" if version == "v1" else f"qwen2_{dtype}")
+    here = logits(source)
+    bar = (
+        0.05 if mode.endswith("smooth") else 0.01
+    )  # there what is left of a shift that the architecture has no bias for
+    for to, out in (("hf", tmp_path / "b"), ("gguf", tmp_path / "b.gguf")):
+        polyquant.convert(source, out, to=to)
+        assert far(logits(out), here) < bar
 
 
 def test_without_the_shift_the_model_would_be_another(tmp_path):

@@ -154,7 +154,7 @@ class Prepared:
 
     def hessian(self, name: str) -> F32 | None:
         """Mean of x x^T over the smoothed inputs of a linear, [K, K], for one request; None without effort "max" and for too few inputs."""
-        found = None if self._hessians is None else self._hessians.of(name)[0]
+        found = self._hessians.of(name)[0] if self._hessians is not None and name in self._hessians.wanted else None
         if found is None or self._smoothing is None:
             return found
         shift, scale = self._smoothing.shift.get(name), self._smoothing.columns.get(name)

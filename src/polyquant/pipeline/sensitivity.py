@@ -24,7 +24,7 @@ from polyquant.runtime.scoring import log_sum_exp
 from polyquant.runtime.ternarize import HeldArray
 from polyquant.types import F32, Floats, Weight
 
-__all__ = ["PROBE_BITS", "divergences"]
+__all__ = ["PROBE_BITS", "Probe", "divergences"]
 
 PROBE_BITS = 3
 _LOGITS = 1 << 26
@@ -46,7 +46,7 @@ def divergences(
     """
     model = load(path, activations="float")
     stages = DecoderStages(model, calibration_windows(model, text))
-    probe = _Probe(model, stages.windows)
+    probe = Probe(model, stages.windows)
     hessians = Hessians(stages, wanted) if calibrated else None
     out: dict[str, float] = {}
     for index, layer in enumerate(model.decoder.layers):
@@ -77,7 +77,7 @@ def _with_probe(linear: Linear, index: int, kind: Trellis, h: F32 | None) -> Lin
     return Linear(weights, linear.bias, linear.rounding)
 
 
-class _Probe:
+class Probe:
     """The first calibration tokens on their way through the float model."""
 
     def __init__(self, model: Model, windows: Sequence[np.ndarray]) -> None:
@@ -87,8 +87,13 @@ class _Probe:
         count = max(1, budget // length)
         spread = np.linspace(0, len(windows) - 1, min(count, len(windows))).astype(int)
         tokens = [windows[i][:length] for i in spread]
-        self.states = [next(self.decoder.states(t, self.decoder.cache())).copy() for t in tokens]
+        self._tokens = tokens
+        self.rewind()
         self.reference = [self._log_probs(x) for x in self._through(0)]
+
+    def rewind(self) -> None:
+        """Stand before the first layer."""
+        self.states: list[F32] = [next(self.decoder.states(t, self.decoder.cache())).copy() for t in self._tokens]
 
     def advance(self, index: int) -> None:
         """Go through a layer that is float again."""

@@ -83,9 +83,9 @@ class Hessians:
     """
 
     def __init__(self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None) -> None:
-        self._stages, self._wanted, self._tick = stages, frozenset(wanted), tick
+        self._stages, self.wanted, self._tick = stages, frozenset(wanted), tick
         self._stage_of = {name: i for i, names in enumerate(stages.names) for name in names}
-        self._last = max((i for name, i in self._stage_of.items() if name in self._wanted), default=0)
+        self._last = max((i for name, i in self._stage_of.items() if name in self.wanted), default=0)
         self._held: dict[str, Moments] = {}
         self._next = 0
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class Hessians:
             return None, "not calibrated: the model gives it no inputs"
         with self._lock:
             while self._next <= self._stage_of[name]:
-                self._held.update(self._stages.run(self._next, self._wanted, self._told))
+                self._held.update(self._stages.run(self._next, self.wanted, self._told))
                 self._next += 1
             found = self._held.pop(name)
         if found.count < LEAST_INPUTS:

@@ -135,6 +135,24 @@ def test_a_module_may_have_other_bits_than_the_config(tmp_path):
     np.testing.assert_array_equal(w.dequantize(), grouped(codes, zeros, scales))
 
 
+@pytest.mark.parametrize(("kind", "file", "said"), [
+    ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
+    ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+])  # fmt: skip
+def test_the_first_tools_wrote_a_file_of_their_own(tmp_path, kind, file, said):
+    codes, zeros, scales = packers.some_codes(0, 32, 64, 2, 4)
+    path = folder(tmp_path / "m", module(codes, zeros, scales, kind, **({"bits": 4} if kind == "gptq" else {})), None)
+    (path / file).write_text(json.dumps(said))
+    checkpoint = hf.open(path)
+    assert checkpoint[f"{UP}.weight"].codec.name == f"{kind}.4.g32"
+    np.testing.assert_array_equal(checkpoint[f"{UP}.weight"].dequantize(), grouped(codes, zeros, scales))
+    assert not codes_of(path)
+    (path / file).write_text("[]")
+    with pytest.raises(InputError, match=file):
+        hf.open(path)
+    assert "HF031" in codes_of(path)
+
+
 @pytest.mark.parametrize("zeros_too", [False, True])
 def test_compressed_tensors_packed(tmp_path, zeros_too):
     codes, zeros, scales = packers.some_codes(1, 20, 60, 2, 4)

@@ -16,7 +16,7 @@ from polyquant.errors import InputError, printable
 from polyquant.formats.hf.dtypes import bitnet_codec
 from polyquant.formats.hf.exl3 import METHOD, exl3_codec, modules, weight_name
 from polyquant.formats.hf.folder import PICKLE, SAFETENSORS, WeightFiles, choose
-from polyquant.formats.hf.quantized import Method, method_of
+from polyquant.formats.hf.quantized import Method, method_of, with_older_files
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
 from polyquant.storage.source import Source
@@ -85,6 +85,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     notes: tuple[str, ...] = () if config is not None else ("config.json is missing",)
     chosen = choose(path)
     tensors, metadata, more = _gather(path, chosen)
+    config = with_older_files(path, config) if config is not None else None
     weights, pairs = _weights(tensors, config or {})
     files = {name: found for name in folders.SIDE_FILES if (found := folders.member(path, name)) is not None}
     return Checkpoint("hf", path, weights, metadata, config or {}, files, notes=notes + chosen.notes + more + pairs)

@@ -16,6 +16,7 @@ PQ_SIMD void accumulate(const float* a, const float* b, size_t n, double out[5])
   float worst[lanes] = {};
   size_t i = 0;
   for (; i + lanes <= n; i += lanes)
+    PQ_LOOP
     for (size_t j = 0; j < lanes; ++j) {
       const double x = a[i + j], y = b[i + j], d = x - y;
       aa[j] += x * x;

@@ -135,6 +135,24 @@ def test_a_module_may_have_other_bits_than_the_config(tmp_path):
     np.testing.assert_array_equal(w.dequantize(), grouped(codes, zeros, scales))
 
 
+@pytest.mark.parametrize(("kind", "file", "said"), [
+    ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
+    ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+])  # fmt: skip
+def test_the_first_tools_wrote_a_file_of_their_own(tmp_path, kind, file, said):
+    codes, zeros, scales = packers.some_codes(0, 32, 64, 2, 4)
+    path = folder(tmp_path / "m", module(codes, zeros, scales, kind, **({"bits": 4} if kind == "gptq" else {})), None)
+    (path / file).write_text(json.dumps(said))
+    checkpoint = hf.open(path)
+    assert checkpoint[f"{UP}.weight"].codec.name == f"{kind}.4.g32"
+    np.testing.assert_array_equal(checkpoint[f"{UP}.weight"].dequantize(), grouped(codes, zeros, scales))
+    assert not codes_of(path)
+    (path / file).write_text("[]")
+    with pytest.raises(InputError, match=file):
+        hf.open(path)
+    assert "HF031" in codes_of(path)
+
+
 @pytest.mark.parametrize("zeros_too", [False, True])
 def test_compressed_tensors_packed(tmp_path, zeros_too):
     codes, zeros, scales = packers.some_codes(1, 20, 60, 2, 4)
@@ -158,7 +176,45 @@ def test_compressed_tensors_int8(tmp_path, inputs, name):
     assert not checkpoint.notes
 
 
+def test_fixed_grids_of_inputs_are_left_out_and_said(tmp_path):
+    codes, _, scales = packers.some_codes(2, 20, 30, 1, 8)
+    tensors = {f"{UP}.weight": (codes - 128).astype(np.int8), f"{UP}.weight_scale": scales}
+    tensors |= {f"{UP}.input_scale": np.ones(1, np.float32), f"{UP}.input_zero_point": np.zeros(1, np.int8)}
+    said = compressed("int-quantized", num_bits=8, type="int", dynamic=False)
+    checkpoint = hf.open(folder(tmp_path / "m", tensors, said))
+    assert {n: w.codec.name for n, w in checkpoint.items()} == {f"{UP}.weight": "compressed.i8.f32"}
+    assert any("2 tensors say fixed grids of inputs" in note for note in checkpoint.notes)
+
+
 # ---------------------------------------------------------------- what cannot be read
+
+
+ODD = [
+    {"quant_method": ["gptq"]},
+    {"quant_method": {"gptq": 1}},
+    {"quant_method": None},
+    {**GPTQ, "bits": True},
+    {**GPTQ, "bits": [4]},
+    {**GPTQ, "checkpoint_format": {}},
+    {**AWQ, "version": []},
+    {**AWQ, "bits": {}},
+    {"quant_method": "compressed-tensors", "format": ["pack-quantized"]},
+    {"quant_method": "compressed-tensors", "config_groups": [1]},
+    {"quant_method": "compressed-tensors", "config_groups": {"a": {"format": [], "input_activations": 3}}},
+]
+
+
+@pytest.mark.parametrize("said", ODD)
+def test_odd_configs_end_in_weights_or_one_error(tmp_path, said):
+    codes, zeros, scales = packers.some_codes(3, 32, 64, 2, 4)
+    tensors = module(codes, zeros, scales, "gptq", bits=4)
+    tensors |= {f"{UP}x.{p}": a for p, a in packers.compressed(codes - 8, scales, 4).items()}
+    path = folder(tmp_path / "m", tensors, said)
+    list(hf.check(path))
+    try:
+        assert hf.open(path).weights
+    except InputError as e:
+        assert e.tensor
 
 
 def without(part):

@@ -18,7 +18,7 @@ from formats.msmodelslim_folders import (
     save,
     shards,
 )
-from polyquant.errors import InputError, UnknownNameError, UnsupportedError
+from polyquant.errors import CodecError, InputError, UnknownNameError, UnsupportedError
 from polyquant.formats.msmodelslim.codes import CODES
 from polyquant.types import Severity
 
@@ -229,6 +229,13 @@ def test_found_by_its_code(source, change, code, severity, line, tmp_path):
     assert any(f.code == code and f.severity.value == severity and line in f.message for f in found), [
         str(f) for f in found
     ]
+
+
+def test_what_decodes_to_something_else_is_refused(tmp_path):
+    folder = copy(STATIC, tmp_path)
+    FOUND["deq_scale of 33 bits"][1](folder)
+    with pytest.raises(CodecError, match=r"no float32 in an int64 .expected 0 to 2\*\*32 - 1, found \d+ to 4294967296"):
+        polyquant.open(folder)[f"{K}.weight"].dequantize()
 
 
 def test_every_code_is_explained_and_met():

@@ -1,6 +1,8 @@
 """MSModelSlimWeightProcessor: what the document describes, on state dicts, against what the tool itself writes."""
 
 import json
+import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -78,6 +80,17 @@ def test_tensors_of_torch_are_taken():
     assert extra.dtype == ml_dtypes.bfloat16
     assert extra.astype(np.float32).tolist() == [1.5, -2.0]
     same(processor.modelslim_weight_dict, genuine("chatglm2/msmodelslim_from_int4")[0])
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parents[2] / "docs/formats/msmodelslim.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(from polyquant.msmodelslim.*?)```", page, re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {"state_dict": chatglm(8)})
+    same(
+        load_file(tmp_path / "model-w8a16/quant_model_weight_w8a16.safetensors"),
+        genuine("chatglm2/msmodelslim_from_int8")[0],
+    )
 
 
 def test_the_given_dict_is_not_changed():

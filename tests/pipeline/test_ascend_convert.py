@@ -205,6 +205,9 @@ def test_ggml_blocks_there_and_back(tmp_path, block, codec):
     linears = [s for s in kept.values() if s.target == codec]
     assert len(linears) == 7 * json.loads((source / "config.json").read_text())["num_hidden_layers"]
     assert all(s.error.dd == 0 for s in linears)
+    assert (
+        far(logits(tmp_path / "b"), logits(tmp_path / "a.gguf")) < 5e-3
+    )  # the head and the embedding, decoded to bf16
     if block == "q5_0":
         return
     back = polyquant.convert(tmp_path / "b", tmp_path / "c.gguf", to="gguf")
@@ -228,6 +231,29 @@ def test_ternaries(tmp_path, kind):
     for s in kept:
         assert s.target == ("w8a16" if kind.startswith("i2") or s.shape[1] == 256 else "w8a16.g256")
         assert set(np.unique(made[s.tensor].parts["weight"])) <= {-1, 0, 1}
+
+
+def test_packed_bitnet_folders(tmp_path):
+    source = VECTORS / "bitnet_gguf/hf_packed_autobitlinear"
+    report = polyquant.convert(source, tmp_path / "b", to="msmodelslim")
+    kept = [s for s in report.steps if s.source == "hf_bitnet.autobitlinear"]
+    assert kept
+    assert all(s.target == "w8a16" and s.error.dd == 0 for s in kept)
+    assert "quantization_config" not in json.loads((tmp_path / "b/config.json").read_text())
+
+
+def test_a_codec_that_holds_the_codes_keeps_them(tmp_path):
+    source = model_folder(tmp_path / "a", "v0/fp16/w8a16", "qwen2_fp16")
+    made = polyquant.plan(source, "gguf", codec="q8_0")
+    linears = [s for s in made.steps if s.source is not None and s.source.form is Affine]
+    assert {(s.action, s.target.name) for s in linears} == {(Action.TRANSCODE, "q8_0")}
+    polyquant.convert(made, tmp_path / "a.gguf")
+    found, wanted = polyquant.open(tmp_path / "a.gguf"), genuine("v0/fp16/w8a16")
+    blocks = found["blk.0.ffn_up.weight"].parts["blocks"].reshape(160, 3, 34)
+    codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(160, 96)
+    np.testing.assert_array_equal(codes, wanted["model.layers.0.mlp.up_proj.weight"])
+    with pytest.raises(PlanError, match="quantized already"):
+        polyquant.plan(source, "gguf", codec="q4_k")
 
 
 def test_asymmetric_codes_of_8_bits_become_floats_in_gguf_and_those_of_4_bits_q4_1(tmp_path):
@@ -273,6 +299,22 @@ def test_models_say_the_same_after_leaving(tmp_path, mode, model, bar, block, to
     told = " ".join(report.warnings)
     assert ("cache" in told) == ("c8" in mode)
     assert ("cancel the shift" in told) == ("smoothasym" in mode or mode.endswith("smooth"))
+
+
+MODES = sorted(str(p.relative_to(ASCEND)) for p in ASCEND.glob("v?/*/*"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_genuine_folder_leaves_as_the_model_that_it_is(tmp_path, mode):
+    version, dtype, _ = mode.split("/")
+    source = model_folder(tmp_path / "a", mode, "qwen3_bf16" if version == "v1" else f"qwen2_{dtype}")
+    here = logits(source)
+    bar = (
+        0.05 if mode.endswith("smooth") else 0.01
+    )  # there what is left of a shift that the architecture has no bias for
+    for to, out in (("hf", tmp_path / "b"), ("gguf", tmp_path / "b.gguf")):
+        polyquant.convert(source, out, to=to)
+        assert far(logits(out), here) < bar
 
 
 def test_without_the_shift_the_model_would_be_another(tmp_path):

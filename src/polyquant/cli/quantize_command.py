@@ -18,10 +18,13 @@ Examples:
   polyquant quantize hf-folder/ model.gguf --importance imatrix.gguf
   polyquant quantize hf-folder/ out/ --to trellis-v3 --bits 3
   polyquant quantize hf-folder/ out/ --bits 3 --rule '*down_proj*=trellis.4'
-  polyquant quantize hf-folder/ out/ --to msmodelslim                       # w8a16
-  polyquant quantize hf-folder/ out/ --codec w8a16.g128 --calibration text.txt --effort max
-  polyquant quantize hf-folder/ out/ --codec w8a8 --calibration text.txt --smooth m4 --kv c8
-  polyquant quantize hf-folder/ out/ --codec w8a8 --ranges ranges.json --keep '*down_proj'""",
+  polyquant quantize hf-folder/ out/ --to msmodelslim                  # w8a16
+  polyquant quantize hf-folder/ out/ --codec w8a8 --ranges ranges.json
+  polyquant quantize hf-folder/ out/ --codec w8a8s --calibration text.txt
+  polyquant quantize hf/ out/ --codec w8a8 --smooth m4 --calibration text.txt
+  polyquant quantize hf/ out/ --codec w8a8 --kv c8 --calibration text.txt
+  polyquant quantize hf/ out/ --codec w8a8.dynamic --keep '*down_proj'
+  polyquant quantize hf/ out/ --codec w8a16 --effort max --calibration t.txt""",
 )
 @conversion_options
 def quantize(**options: Any) -> None:

@@ -137,12 +137,14 @@ def unpacked_bits(words: NDArray[Any], bits: int) -> U8:
     stream = np.ascontiguousarray(words.astype("<i4", copy=False)).view(np.uint8)
     rows = len(stream)
     if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        return np.asarray((stream[:, :, None] >> shifts & np.uint8(2**bits - 1)).reshape(rows, -1))
+        codes = np.empty((rows, stream.shape[1], 8 // bits), np.uint8)
+        for i in range(8 // bits):
+            np.bitwise_and(stream >> np.uint8(bits * i), np.uint8(2**bits - 1), out=codes[:, :, i])
+        return codes.reshape(rows, -1)
     triples = stream.reshape(rows, -1, bits).astype(np.uint64)  # eight codes lie in as many bytes as a code has bits
     joined = (triples << (8 * np.arange(bits, dtype=np.uint64))).sum(2, dtype=np.uint64)
-    codes = joined[:, :, None] >> (bits * np.arange(8, dtype=np.uint64)) & np.uint64(2**bits - 1)
-    return np.asarray(codes.reshape(rows, -1), np.uint8)
+    eights = joined[:, :, None] >> (bits * np.arange(8, dtype=np.uint64)) & np.uint64(2**bits - 1)
+    return np.asarray(eights.reshape(rows, -1), np.uint8)
 
 
 def grouped_columns(name: str, table: F32, index: NDArray[Any]) -> F32:

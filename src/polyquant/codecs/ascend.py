@@ -263,7 +263,13 @@ class Ascend:
     def _activation(self, parts: Parts) -> Activation:
         deq = np.asarray(parts["deq_scale"])
         if self.wide:
-            deq = (deq & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
+            if ((deq < 0) | (deq > 0xFFFFFFFF)).any():
+                raise CodecError(
+                    "deq_scale is no float32 in an int64",
+                    expected="0 to 2**32 - 1",
+                    found=f"{deq.min()} to {deq.max()}",
+                )
+            deq = deq.astype(np.uint32).view(np.float32)
         return Activation(
             np.asarray(parts["input_scale"], np.float32),
             np.asarray(parts["input_offset"], np.float32),

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count, unpacked_bits, words_of
+from polyquant.codecs.affine_reader import FLOAT_TYPES, AffineReader, group_count, words_of
 from polyquant.codecs.arguments import exact_part
 from polyquant.errors import UnknownNameError
 from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
 
 __all__ = ["AWQ", "awq_named"]
 
-_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
-_PLACE = np.argsort(_ORDER)
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _INT32 = np.dtype(np.int32)
 
 
@@ -62,19 +61,22 @@ class AWQ(AffineReader):
     def offsets(self, parts: Parts, shape: Shape) -> F32:
         """Zeros lowered by 8, [N, G]."""
         stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
-        return np.ascontiguousarray(_nibbles(stored).T, np.float32) - np.float32(8)
+        return _nibbles(stored).astype(np.float32) - np.float32(8)
 
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
         """Parts to codes. Raises CodecError if a part does not fit."""
         found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        codes = np.ascontiguousarray(_nibbles(found["qweight"]).T).view(np.int8) - np.int8(8)  # [N, K]
+        codes = _nibbles(found["qweight"]).view(np.int8) - np.int8(8)  # [N, K]
         return Affine(4, codes, np.ascontiguousarray(found["scales"].T, np.float32), self.offsets(parts, shape))
 
 
 def _nibbles(words: NDArray[Any]) -> U8:
-    """int32 [rows, N / 8] -> uint8 [rows, N] in the order of the outputs."""
-    stored = unpacked_bits(words, 4)
-    return stored.reshape(len(words), -1, 8)[:, :, _PLACE].reshape(stored.shape)
+    """int32 [rows, N / 8] -> uint8 [N, rows]: the outputs in order, each with its codes side by side."""
+    lanes = np.ascontiguousarray(words.T).view(np.uint32)  # [N / 8, rows]
+    out = np.empty((8 * len(lanes), len(words)), np.uint8)
+    for i, place in enumerate(_ORDER):
+        out[place::8] = lanes >> np.uint32(4 * i) & np.uint32(15)
+    return out
 
 
 @cache

@@ -37,8 +37,8 @@ def _range(name: str, entry: Any, dialect: str, path: object) -> tuple[float, fl
         ends = [entry.get("observed_min"), entry.get("observed_max")]
         if isinstance(samples, list) and samples and (dialect == "v1" or None in ends):
             pairs = [_pair(name, sample, path) for sample in samples]
-            combine = (min, max) if dialect == "v1" else (_mean, _mean)
-            ends = [f([pair[i] for pair in pairs]) for i, f in enumerate(combine)]
+            lows, highs = [low for low, _ in pairs], [high for _, high in pairs]
+            ends = [min(lows), max(highs)] if dialect == "v1" else [_mean(lows), _mean(highs)]
     low, high = _pair(name, ends, path)
     return min(low, 0.0), max(high, 0.0)
 

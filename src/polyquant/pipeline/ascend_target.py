@@ -12,23 +12,17 @@ from polyquant.codecs.ascend import TYPES, Ascend
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.describe import FLOAT
 from polyquant.pipeline.ascend_options import AscendOptions
-from polyquant.pipeline.ascend_prepare import derived
-from polyquant.pipeline.ascend_smooth import links
 from polyquant.pipeline.recipe import Facts, Recipe
-from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
 from polyquant.registry import codec
 from polyquant.storage import strict_json
-from polyquant.types import Action, Affine, Checkpoint, Codec, Floats, Shape, TensorMap, Translation
+from polyquant.types import Affine, Checkpoint, Codec, Floats, TensorMap, Translation
 
-__all__ = [
-    "AscendOptions", "choose", "completed", "for_model", "layout_options", "module_of", "ranges_of", "recipe_of", "settled", "warnings",
-]  # fmt: skip
+__all__ = ["AscendOptions", "bias_type", "choose", "completed", "for_model", "kept", "layout_options", "module_of", "ranges_of", "recipe_of"]  # fmt: skip
 
 _DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
 _ONE_SUM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linears of W4A8_DYNAMIC with one scale_bias a row; those that read what is spread over devices have 16."""
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def recipe_of(chosen: Recipe, options: AscendOptions) -> Recipe:
@@ -61,6 +55,11 @@ def for_model(options: AscendOptions, translation: Translation) -> AscendOptions
     return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
 
 
+def bias_type(options: AscendOptions) -> str:
+    """Codec of the float biases of quantized layers: float32 in v1, the model's type elsewhere."""
+    return "f32" if options.dialect == "v1" else options.dtype
+
+
 def module_of(name: str) -> str:
     """Linear layer of a weight: X.weight -> X."""
     return name.removesuffix(".weight")
@@ -73,7 +72,7 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep; the rest stays what it is."""
     names, shape = (tensor.target, tensor.source), tensor.shape
     linear = is_linear(tensor.target, shape)
-    if linear and (glob := _kept(tensor.target, options.keep)) is not None:
+    if linear and (glob := kept(tensor.target, options.keep)) is not None:
         return _float(have, options), f"--keep {glob}"
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
     wanted = (
@@ -89,7 +88,8 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     return _float(have, options), "float" if have.form is Floats else "decoded to floats"
 
 
-def _kept(name: str, globs: Sequence[str]) -> str | None:
+def kept(name: str, globs: Sequence[str]) -> str | None:
+    """The first glob that names a weight or its layer."""
     return next((g for g in globs if fnmatchcase(name, g) or fnmatchcase(module_of(name), g)), None)
 
 
@@ -127,146 +127,6 @@ def _sums(name: str) -> int:
     )
 
 
-# ------------------------------------------------------------ the folder as a whole
-
-
-def settled(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
-    """The steps with what concerns more than one tensor: biases and norms as the dialect has them. Raises PlanError for a folder that makes no sense."""
-    _refuse_steps(steps, options)
-    quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, Ascend)}
-    if options.wanting is not None:
-        steps = [*_smoothing(source, steps, options), *_derived(source, steps, options)]
-    out = []
-    for s in steps:
-        if options.dialect != "v0" and _smoothed(s.map.target):
-            continue  # the same numbers lie in norm.weight and norm.bias
-        out.append(
-            _bias(s, options)
-            if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias")
-            else s
-        )
-    if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
-        out += _norm_modules(out)
-    return [
-        replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out
-    ]
-
-
-def _refuse_steps(steps: Sequence[Step], options: AscendOptions) -> None:
-    quantized = [s for s in steps if isinstance(s.target, Ascend)]
-    if not quantized:
-        raise PlanError(
-            "no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16"
-        )
-    linears = [s.map.target for s in steps if is_linear(s.map.target, s.map.shape)]
-    for glob in options.keep:
-        if not any(_kept(name, [glob]) for name in linears):
-            raise PlanError(
-                f"--keep {glob} names no linear layer",
-                hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None,
-            )
-    fresh = [s for s in quantized if s.action in (Action.QUANTIZE, Action.REQUANTIZE)]
-    static = [s for s in fresh if isinstance(s.target, Ascend) and s.target.static]
-    if options.calibration is not None:
-        if not static and options.wanting is None:
-            raise PlanError(
-                f"{(fresh or quantized)[0].target} reads no calibration text",
-                hint="leave out --calibration, or add --effort max, --smooth or --kv",
-            )
-        return
-    missing = [s.map.source for s in static if module_of(s.map.source) not in options.ranges]
-    if missing and options.ranges:
-        raise PlanError(
-            f"--ranges says nothing of {len(missing)} layers",
-            tensor=missing[0],
-            hint=f"add them to the file, or --keep '{module_of(missing[0])}'",
-        )
-    if missing:
-        raise PlanError(
-            f"{static[0].target.name} needs the ranges of what its layers read",
-            hint="add --calibration FILE (a text), or --ranges FILE; w8a16 and w8a8.dynamic need neither",
-        )
-    if options.ranges and not static:
-        raise PlanError(f"{(fresh or quantized)[0].target} reads no ranges", hint="leave out --ranges")
-
-
-def _smoothing(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
-    """The steps, those whose floats smoothing changes marked so."""
-    if options.smooth is None:
-        return list(steps)
-    found = links(source, options.smooth)
-    changed = {name for link in found for name in (link.feeder, *link.readers)}
-    changed |= {f"{module_of(name)}.bias" for name in changed}
-    return [
-        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
-        if s.map.source in changed
-        else s
-        for s in steps
-    ]
-
-
-def _derived(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
-    """Steps for what a calibration adds."""
-    quantized = [s.map.source for s in steps if isinstance(s.target, Ascend)]
-    have = {s.map.target for s in steps}
-    return [
-        Step(
-            TensorMap(t.name, t.name, t.shape, keep_float=True),
-            None,
-            t.codec,
-            Action.COPY,
-            "found by the calibration",
-            _nbytes(t.codec, t.shape),
-        )
-        for t in derived(source, options, quantized).values()
-        if t.name not in have
-    ]
-
-
-def _nbytes(target: Codec, shape: Shape) -> int:
-    return sum(s.nbytes for s in target.specs(shape).values())
-
-
-def _smoothed(name: str) -> bool:
-    return name.endswith((".module.weight", ".module.bias"))
-
-
-def _bias(step: Step, options: AscendOptions) -> Step:
-    """The float bias of a quantized layer: float32 in v1, the model's type elsewhere."""
-    target = codec("f32" if options.dialect == "v1" else options.dtype)
-    if step.source is None or step.source.form is not Floats or target.name == step.target.name:
-        return step
-    action = Action.COPY if step.source.name == target.name else Action.TRANSCODE
-    return replace(step, target=target, action=action, nbytes=_nbytes(target, step.map.shape))
-
-
-def _norm_modules(steps: Sequence[Step]) -> list[Step]:
-    """v0 says a smoothed norm twice: steps that write norm.weight and norm.bias as norm.module.weight and norm.module.bias too."""
-    by_name = {s.map.target: s for s in steps}
-    out = []
-    for name, bias in by_name.items():
-        norm = name.removesuffix(".bias")
-        weight = by_name.get(f"{norm}.weight")
-        if norm == name or weight is None or len(weight.map.shape) != 1 or f"{norm}.module.weight" in by_name:
-            continue
-        if not _is_norm(norm):
-            continue
-        for step, last in ((weight, "weight"), (bias, "bias")):
-            out.append(replace(step, map=replace(step.map, target=f"{norm}.module.{last}"), why="v0 says it twice"))
-    return out
-
-
-def _is_norm(module: str) -> bool:
-    return "norm" in module.rpartition(".")[2]
-
-
-def _cut(target: Codec, options: AscendOptions) -> bool | None:
-    """Whether rows can be made a block at a time: not with one grid for all (W8A8S tells outliers by the whole matrix), nor where a search needs them all."""
-    if not isinstance(target, Ascend):
-        return None
-    return not (target.tensor or target.kind == "w8a8s" or options.effort == "max")
-
-
 def ranges_of(options: AscendOptions, weight: str) -> tuple[float, float] | None:
     """What --ranges says of a weight's inputs."""
     return options.ranges.get(module_of(weight))
@@ -280,29 +140,3 @@ def layout_options(source: Checkpoint, options: AscendOptions) -> dict[str, Any]
         strange = {name: word for name, word in types.items() if word not in (FLOAT, "C8", *TYPES.values())}
         out |= {"words": strange, "carried": {key: value for key, value in source.metadata.items() if key != "types"}}
     return out
-
-
-def warnings(files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
-    """What a consumer of the folder will stumble over: fused layers of two types, a missing config.json."""
-    out = []
-    kinds = {
-        module_of(s.map.target): str(s.target) if isinstance(s.target, Ascend) else "float"
-        for s in steps
-        if len(s.map.shape) == 2
-    }
-    split = [
-        (module, other)
-        for module in kinds
-        for family in _FUSED
-        if module.rpartition(".")[2] == family[0]
-        for other in (module.removesuffix(family[0]) + word for word in family[1:])
-        if other in kinds and (kinds[other] == "float") != (kinds[module] == "float")
-    ]
-    if split:
-        first, other = split[0]
-        out.append(
-            f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep"
-        )
-    if "config.json" not in files:
-        out.append("the source has no config.json: put one into the folder, or nothing can run it")
-    return tuple(out)

@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from polyquant.codecs import affine_forms
 from polyquant.codecs.tl import TL, Tile
-from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
-from polyquant.pipeline import ascend_target, trellis_target
+from polyquant.pipeline import ascend_settle, ascend_target, trellis_target
 from polyquant.pipeline.allocation import with_allocation
-from polyquant.pipeline.ascend_options import AscendOptions
+from polyquant.pipeline.ascend_keep import with_proposal
+from polyquant.pipeline.ascend_options import AUTO, AscendOptions
 from polyquant.pipeline.calibrate import OWN_TEXT
-from polyquant.pipeline.recipe import FALLBACK, Facts, Recipe, Rule, load_recipe, uniform
+from polyquant.pipeline.choose import action_of, choose, is_vector
+from polyquant.pipeline.importance import mismatches
+from polyquant.pipeline.recipe import Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.pipeline.steps import ASCEND, DEFAULT_NAME, TRELLIS, Plan, Step
 from polyquant.pipeline.trellis_target import TrellisOptions
 from polyquant.registry import codec, format_module
@@ -31,18 +32,13 @@ from polyquant.types import (
     F32,
     Action,
     Affine,
-    Blocks,
     Checkpoint,
-    Codec,
-    Floats,
     Kind,
+    Layout,
     Meta,
     TensorMap,
     TensorSpec,
     Translation,
-    TrellisCodes,
-    Weight,
-    as_matrix,
 )
 
 __all__ = ["make_plan"]
@@ -76,46 +72,67 @@ def make_plan(
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """
     chosen = _recipe(to, codec, recipe, rules, trellis, ascend)
-    if trellis.calibrated and importance:
-        raise PlanError("an importance matrix is the diagonal of what calibration finds", hint="leave out --importance")
-    for text in (trellis.calibration, ascend.calibration):
-        if text is not None and text != OWN_TEXT:
-            read_text(text)  # refused now, not when the work gets there
+    _refuse_inputs(to, importance, trellis, ascend)
     translation = _translate(source, to, architecture, chosen)
     if to == ASCEND:
         ascend = ascend_target.for_model(ascend, translation)
     facts = _facts(source, translation, importance)
-    steps = [
-        *(_step(source, tensor, to, chosen, facts, tile, ascend) for tensor in translation.tensors),
-        *(_constant(target, values) for target, values in translation.constants.items()),
-    ]
+    steps = _steps(source, translation, to, chosen, facts, tile, ascend)
+    if to == ASCEND and AUTO in ascend.keep:
+        ascend, how = with_proposal(source, steps, ascend, on_tensor)
+        chosen = replace(chosen, name=f"{chosen.name}, {how}")
+        steps = _steps(source, translation, to, chosen, facts, tile, ascend)
     _refuse_lossy(steps, source, requantize=requantize)
     if to == ASCEND:
-        steps = ascend_target.settled(source, steps, ascend)
-    warnings = (*source.notes, *translation.warnings, *_mismatched_importance(steps, importance))
+        steps = ascend_settle.settled(source, steps, ascend)
+    warnings = (*source.notes, *translation.warnings, *mismatches(steps, importance))
     if trellis.target_bpw is not None:
         steps, how = with_allocation(source, steps, trellis, on_tensor)
         chosen = replace(chosen, name=how)
-    specs = [TensorSpec(s.map.target, s.map.shape, s.target) for s in steps]
-    module = format_module(to)
-    if to == "gguf":
-        metadata = _with_file_type(translation.metadata, chosen, steps)
-        layout = module.lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=shard_bytes)
-    else:
-        options: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
-        if to == TRELLIS:
-            options |= trellis_target.layout_options(source, steps, trellis)
-        if to == ASCEND:
-            options |= ascend_target.layout_options(source, ascend)
-        layout = module.lay_out(specs, translation.files, **options)
-    if to == TRELLIS:
-        warnings += trellis_target.warnings(source, translation.files, steps)
-    if to == ASCEND:
-        warnings += ascend_target.warnings(translation.files, steps)
+    layout, method, more = _layout(source, to, chosen, translation, steps, shard_bytes, trellis, ascend)
     return Plan(
-        source, to, chosen, translation, tuple(steps), layout, warnings, importance or {}, options.get("method") if to == TRELLIS else None,
+        source, to, chosen, translation, tuple(steps), layout, (*warnings, *more), importance or {}, method,
         trellis.calibration if trellis.calibrated and any(s.searches for s in steps) else None, ascend if to == ASCEND else None,
     )  # fmt: skip
+
+
+def _layout(
+    source: Checkpoint,
+    to: str,
+    recipe: Recipe,
+    translation: Translation,
+    steps: Sequence[Step],
+    shard_bytes: int | None,
+    trellis: TrellisOptions,
+    ascend: AscendOptions,
+) -> tuple[Layout, str | None, tuple[str, ...]]:
+    """Where every byte will lie; how trellis codes are searched; what a reader of the target should be warned of."""
+    specs = [TensorSpec(s.map.target, s.map.shape, s.target) for s in steps]
+    module, files = format_module(to), translation.files
+    if to == "gguf":
+        metadata = _with_file_type(translation.metadata, recipe, steps)
+        return module.lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=shard_bytes), None, ()
+    options: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
+    if to == TRELLIS:
+        options |= trellis_target.layout_options(source, steps, trellis)
+        return module.lay_out(specs, files, **options), options["method"], trellis_target.warnings(source, files, steps)
+    if to == ASCEND:
+        options |= ascend_target.layout_options(source, ascend)
+        return module.lay_out(specs, files, **options), None, ascend_settle.warnings(files, steps)
+    return module.lay_out(specs, files, **options), None, ()
+
+
+def _refuse_inputs(
+    to: str, importance: Mapping[str, F32] | None, trellis: TrellisOptions, ascend: AscendOptions
+) -> None:
+    """Raises PlanError and InputError for what would be refused when the work gets there."""
+    if trellis.calibrated and importance:
+        raise PlanError("an importance matrix is the diagonal of what calibration finds", hint="leave out --importance")
+    if to == ASCEND and importance:
+        raise PlanError("no msModelSlim codec weighs its columns", hint="--calibration FILE --effort max does more")
+    for text in (trellis.calibration, ascend.calibration):
+        if text is not None and text != OWN_TEXT:
+            read_text(text)
 
 
 def _recipe(
@@ -181,6 +198,21 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
     )
 
 
+def _steps(
+    source: Checkpoint,
+    translation: Translation,
+    to: str,
+    recipe: Recipe,
+    facts: Facts,
+    tile: Tile | None,
+    ascend: AscendOptions,
+) -> list[Step]:
+    return [
+        *(_step(source, tensor, to, recipe, facts, tile, ascend) for tensor in translation.tensors),
+        *(_constant(target, values) for target, values in translation.constants.items()),
+    ]
+
+
 def _step(
     source: Checkpoint,
     tensor: TensorMap,
@@ -192,7 +224,7 @@ def _step(
 ) -> Step:
     weight = source[tensor.source]
     have = weight.codec
-    target, why = _kept_codes(source, tensor, to, recipe, facts) or _choose(have, tensor, to, recipe, facts, ascend)
+    target, why = choose(source, tensor, to, recipe, facts, ascend)
     if tile is not None and isinstance(target, TL):
         target = target.configure(tile=tile)
     try:
@@ -206,7 +238,7 @@ def _step(
             tensor=tensor.source,
             hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
         ) from None
-    return Step(tensor, have, target, _action(weight, target, tensor), why, nbytes)
+    return Step(tensor, have, target, action_of(weight, target, tensor), why, nbytes)
 
 
 def _constant(name: str, values: F32) -> Step:
@@ -218,110 +250,6 @@ def _constant(name: str, values: F32) -> Step:
         "constant of the architecture",
         values.nbytes,
     )
-
-
-def _choose(
-    have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, ascend: AscendOptions
-) -> tuple[Codec, str]:
-    """The target codec of one tensor and the reason that the plan prints."""
-    names = (tensor.target, tensor.source)
-    if (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml."):
-        return have, "not a float: kept"
-    if to == TRELLIS:
-        return _choose_trellis(have, tensor, recipe, facts)
-    if tensor.keep_float or len(tensor.shape) < 2:
-        exact = next((r for r in recipe.rules if r.match in names), None)
-        return (codec(exact.codec), f"rule {exact.match}") if exact else (_plain(have, to), "vector")
-    if to == ASCEND:
-        return ascend_target.choose(have, tensor, recipe, facts, ascend)
-    name, why = recipe.choose(names, facts)
-    if name is None:
-        return _keep(have, tensor, to)
-    return _fitting(name, tensor, why)
-
-
-def _kept_codes(
-    source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts
-) -> tuple[Codec, str] | None:
-    """Affine codes that no recipe changes, outside of msModelSlim: as ggml blocks where one holds them, else decoded to the model's type."""
-    weight = source[tensor.source]
-    if to == ASCEND or weight.codec.form is not Affine or recipe.choose((tensor.target, tensor.source), facts)[0] is not None:
-        return None
-    if to == "gguf" and (name := affine_forms.blocks_of(weight)) is not None:
-        return codec(name), "codes kept"
-    return codec(affine_forms.floats_of(source.config)), "decoded to floats"
-
-
-def _choose_trellis(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> tuple[Codec, str]:
-    """Rules may name any matrix; the recipe's own codec is for linear layers; the rest stays what it is."""
-    names, shape = (tensor.target, tensor.source), tensor.shape
-    rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
-    if rule is not None:
-        return codec(rule.codec), f"rule {rule.match}"
-    if recipe.base is None or not trellis_target.is_linear(tensor.target, shape):
-        return trellis_target.keep(have, shape)
-    wanted = codec(recipe.base)
-    return (wanted, "") if wanted.form is TrellisCodes else trellis_target.keep(have, shape)
-
-
-def _is_vector(tensor: TensorMap) -> bool:
-    return tensor.keep_float or len(tensor.shape) < 2
-
-
-def _plain(have: Codec, to: str) -> Codec:
-    """Vectors are not worth quantizing: float32 in GGUF, as they are elsewhere."""
-    return codec("f32") if to == "gguf" or have.form is not Floats else have
-
-
-def _keep(have: Codec, tensor: TensorMap, to: str) -> tuple[Codec, str]:
-    """No recipe: the source's own codec where the target format has it, else the nearest that loses nothing or least."""
-    if to == "gguf":
-        if have.name.startswith("hf_bitnet") or tensor.ternarize:
-            return codec("i2_s.x86"), "ternary"
-        if have.form is not TrellisCodes:
-            return have, "kept"
-    if have.form is Floats:
-        return have, "kept"
-    if have.form is TrellisCodes:
-        if to == "hf" and (exl3 := as_exl3(have, tensor.shape)) is not None:
-            return exl3, "codes kept"
-        return codec(floats_of(have, tensor.shape)), "decoded to floats"
-    return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
-
-
-def _fitting(name: str, tensor: TensorMap, why: str) -> tuple[Codec, str]:
-    """The codec, or its substitute where the rows are no multiple of its block."""
-    _, k = as_matrix(tensor.shape)
-    found = codec(name)
-    if k % found.granule[1] == 0:
-        return found, why
-    substitute = codec(FALLBACK.get(name, "f16"))
-    if k % substitute.granule[1]:
-        substitute = codec("f16")
-    return substitute, f"{name} needs K % {found.granule[1]} == 0"
-
-
-def _action(weight: Weight, target: Codec, tensor: TensorMap) -> Action:
-    have = weight.codec
-    if tensor.ternarize:
-        return Action.QUANTIZE
-    if have.name == target.name:
-        return Action.COPY
-    if _same_codes(weight, target, tensor):
-        return Action.TRANSCODE
-    if have.form is Floats:
-        return Action.QUANTIZE
-    return Action.DEQUANTIZE if target.form is Floats else Action.REQUANTIZE
-
-
-def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
-    """True if the target holds the codes as they are."""
-    have = weight.codec
-    if Affine in (have.form, target.form):
-        return affine_forms.same_codes(weight, target)
-    if have.form is target.form and have.form not in (Blocks, TrellisCodes):
-        return True
-    return same_codes(have, target, tensor.shape)
 
 
 def _refuse_lossy(steps: Sequence[Step], source: Checkpoint, *, requantize: bool) -> None:
@@ -347,7 +275,7 @@ def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequenc
     if file_type is None:
         weights: Counter[str] = Counter()
         for s in steps:
-            if not _is_vector(s.map):
+            if not is_vector(s.map):
                 weights[s.target.name] += s.weights
         most = weights.most_common(1)[0][0] if weights else "f32"
         most = "i2_s" if "i2_s" in most else most
@@ -359,30 +287,3 @@ def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequenc
         out["general.file_type"] = Meta(Kind.UINT32, file_type)
     out.setdefault("general.quantization_version", Meta(Kind.UINT32, 2))
     return out
-
-
-def _mismatched_importance(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
-    """Warnings about an importance file that does not belong to this model."""
-    if not importance:
-        return ()
-    for s in steps:
-        found = importance.get(s.map.target)
-        if found is not None and found.shape != (as_matrix(s.map.shape)[1],):
-            raise PlanError(
-                "importance has another length than the tensor's rows",
-                tensor=s.map.target,
-                expected=s.map.shape[-1],
-                found=found.shape,
-            )
-    named = {s.map.target for s in steps}
-    missing = [
-        s.map.target
-        for s in steps
-        if s.action is Action.QUANTIZE and not _is_vector(s.map) and s.map.target not in importance
-    ]
-    out = []
-    if strangers := [n for n in importance if n not in named]:
-        out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
-    if missing:
-        out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
-    return tuple(out)

@@ -222,7 +222,7 @@ def _lay_out(found: Survey, mended: _Mended, dialect: str) -> Layout:
 
 
 def _side_files(found: Survey) -> dict[str, bytes]:
-    """Every small file beside the weights: config, tokenizer, and what people put there. Broken links and large files stay behind."""
+    """Every small file beside the weights: config, tokenizer, and what people put there. Raises PlanError for more than fits memory."""
     names = entries(found.path)
     weights = {n for n in names if n.endswith((".safetensors", ".safetensors.index.json"))} | set(descriptions(names))
     out: dict[str, bytes] = {}
@@ -230,7 +230,9 @@ def _side_files(found: Survey) -> dict[str, bytes]:
         if name in weights or name.startswith(".") or (found.path / name).is_dir():
             continue
         file = member(found.path, name)
-        if file is not None and sum(map(len, out.values())) + file.stat().st_size <= _SIDE_BYTES:
+        if file is not None:
+            if sum(map(len, out.values())) + file.stat().st_size > _SIDE_BYTES:
+                raise PlanError("too large for a file beside the weights", file=file, hint="move it out of the folder")
             out[name] = file.read_bytes()
     return out
 

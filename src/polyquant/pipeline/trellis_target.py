@@ -11,12 +11,12 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
 from polyquant.errors import PlanError
 from polyquant.formats.trellis.config import METHODS, Origin
-from polyquant.pipeline.recipe import Recipe, Rule, uniform
+from polyquant.pipeline.recipe import Facts, Recipe, Rule, uniform
 from polyquant.pipeline.steps import Step
 from polyquant.registry import codec
-from polyquant.types import Action, Blocks, Checkpoint, Codec, Floats, Shape, TrellisCodes, Weight
+from polyquant.types import Action, Blocks, Checkpoint, Codec, Floats, Shape, TensorMap, TrellisCodes, Weight
 
-__all__ = ["EFFORT", "Effort", "Method", "TrellisOptions", "is_linear", "keep", "layout_options", "method_of", "origin", "recipe_of", "warnings"]  # fmt: skip
+__all__ = ["EFFORT", "Effort", "Method", "TrellisOptions", "choose", "is_linear", "keep", "layout_options", "method_of", "origin", "recipe_of", "warnings"]  # fmt: skip
 
 Effort = Literal["fast", "default", "max"]
 Method = Literal["trellis_viterbi", "trellis_ldlq"]
@@ -130,6 +130,18 @@ def is_linear(name: str, shape: Shape) -> bool:
     if any(word in part for part in path for word in _FLOAT_PARTS) or path == ["output"]:
         return False
     return path[-1] not in _FLOAT_MODULES and "norm" not in path[-1]
+
+
+def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> tuple[Codec, str]:
+    """Rules may name any matrix; the recipe's own codec is for linear layers; the rest stays what it is."""
+    names, shape = (tensor.target, tensor.source), tensor.shape
+    rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
+    if rule is not None:
+        return codec(rule.codec), f"rule {rule.match}"
+    if recipe.base is None or not is_linear(tensor.target, shape):
+        return keep(have, shape)
+    wanted = codec(recipe.base)
+    return (wanted, "") if wanted.form is TrellisCodes else keep(have, shape)
 
 
 def keep(have: Codec, shape: Shape) -> tuple[Codec, str]:

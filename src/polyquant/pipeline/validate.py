@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.i2_s import I2S
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
@@ -114,14 +115,19 @@ def _tensor_laws(weight: Weight) -> Iterator[Finding]:
     if isinstance(weight.codec, I2S):
         yield from _symbols(weight, weight.codec)
     rows, k = as_matrix(weight.shape)
-    step = max(1, (1 << 20) // max(1, k)) if weight.codec.row_sliced else max(1, rows)
+    codec, whole = weight.codec, None
+    by_rows = codec.row_sliced or (isinstance(codec, Ascend) and not codec.packing)
+    step = max(1, (1 << 20) // max(1, k)) if by_rows else max(1, rows)
     bad, largest = 0, 0.0
     try:
         for a in range(0, rows, step):
             part = slice(a, min(rows, a + step))
-            parts = weight.read(part) if weight.codec.row_sliced else weight.read()
+            whole = whole if whole is not None or codec.row_sliced else weight.read()
             with np.errstate(invalid="ignore", over="ignore"):
-                w = weight.codec.dequantize(parts, (part.stop - a, k) if weight.codec.row_sliced else weight.shape)
+                if whole is None:
+                    w = codec.dequantize(weight.read(part), (part.stop - a, k))
+                else:
+                    w = codec.dequantize(whole, weight.shape, rows=part if by_rows else None)
                 block = float(np.abs(w).max(initial=0))
             if not np.isfinite(block):
                 bad += int((~np.isfinite(w)).sum())

@@ -22,10 +22,14 @@ def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, 
     """Codes of 4 bits in the order of the kernel gemm. Raises InputError."""
     del read
     version, bits = str(said.get("version", "gemm")).lower(), said.get("bits", said.get("w_bit", 4))
-    if version != "gemm" or bits != 4:
+    backend = said.get("backend")
+    if version != "gemm" or bits != 4 or backend == "llm-awq":
         raise InputError(
-            "this kind of AWQ weights is not read", tensor=module, expected="version gemm, 4 bits", found=f"version {version}, {bits} bits"
-        )  # fmt: skip
+            "this kind of AWQ weights is not read",
+            tensor=module,
+            expected="AutoAWQ's version gemm, 4 bits",
+            found=f"version {version}, {bits} bits" + (", llm-awq" if backend == "llm-awq" else ""),
+        )
     k, words = require(module, "qweight", tensors, 2).shape
     scales = require(module, "scales", tensors, 2)
     groups = scales.shape[0]

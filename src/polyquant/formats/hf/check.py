@@ -19,7 +19,7 @@ from polyquant.formats.hf.exl3 import METHOD, exl3_codec
 from polyquant.formats.hf.exl3 import modules as exl3_modules
 from polyquant.formats.hf.folder import WeightFiles, choose
 from polyquant.formats.hf.open import Shard, Tensor, check_pair, read_small
-from polyquant.formats.hf.quantized import method_of
+from polyquant.formats.hf.quantized import method_of, with_older_files
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, strict_json, torch_file
 from polyquant.storage.source import Source
@@ -59,7 +59,12 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     yield from _against_config(found, config or {})
     yield from _packed(found, config or {})
     yield from _exl3(found, config or {})
-    yield from _quantized(found, config or {})
+    try:
+        older = with_older_files(path, config or {})
+    except InputError as e:
+        yield _say(_code(e, "HF031"), ERROR, e, path)
+        return
+    yield from _quantized(found, older)
 
 
 def _say(code: str, severity: Severity, e: PolyquantError, path: Path, tensor: str | None = None) -> Finding:

@@ -1,12 +1,13 @@
 """compressed-tensors weights of a Hugging Face folder (llm-compressor) with integer codes. Layout: codecs/compressed_tensors.py.
 
-Other formats of it (float-quantized, nvfp4, marlin-24) stay as they are stored. Fixed grids of inputs, X.input_scale and X.input_zero_point, stay tensors of
-their own: nothing here reads them.
+Other formats of it (float-quantized, nvfp4, marlin-24) stay as they are stored. A fixed grid of the inputs, X.input_scale and X.input_zero_point, is left out,
+with a note: the weights mean the same without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from polyquant.errors import InputError
 from polyquant.formats.hf.quantized import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
+
+_GRID = ("input_scale", "input_zero_point")
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
@@ -55,12 +58,14 @@ def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, 
         tensor, _reordered(module, shape[1] // groups, tensors, read), float_word(module, "weight_scale", scale),
         any(_dynamic(group) for group in _groups(said)),
     )  # fmt: skip
-    return fitting(module, shape, codec, tensors, spare=("weight_shape", "weight_g_idx"))
+    lost = tuple(f"{module}.{part}" for part in _GRID if f"{module}.{part}" in tensors)
+    found = fitting(module, shape, codec, tensors, spare=("weight_shape", "weight_g_idx"))
+    return replace(found, spare=found.spare + lost, lost=lost)
 
 
 def _format(said: Mapping[str, Any]) -> object:
     """The layout: of the folder, or of its groups where it is mixed."""
-    formats = {group.get("format") for group in _groups(said)} - {None}
+    formats = {f for group in _groups(said) if isinstance(f := group.get("format"), str)}
     return formats.pop() if len(formats) == 1 else said.get("format")
 
 

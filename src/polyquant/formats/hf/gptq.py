@@ -21,7 +21,7 @@ def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
 
 def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found:
     """Bits are those of config.json, or of this module where it has its own: then g_idx shows K. Raises InputError."""
-    packing = said.get("checkpoint_format", "gptq")
+    packing = said.get("checkpoint_format", said.get("format", "gptq"))
     if packing not in ("gptq", "gptq_v2"):
         raise InputError(
             "GPTQ weights in a kernel's own order are not read", tensor=module, expected="checkpoint_format gptq or gptq_v2", found=packing

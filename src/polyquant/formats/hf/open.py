@@ -16,7 +16,7 @@ from polyquant.errors import InputError, printable
 from polyquant.formats.hf.dtypes import bitnet_codec
 from polyquant.formats.hf.exl3 import METHOD, exl3_codec, modules, weight_name
 from polyquant.formats.hf.folder import PICKLE, SAFETENSORS, WeightFiles, choose
-from polyquant.formats.hf.quantized import Method, method_of
+from polyquant.formats.hf.quantized import Method, method_of, with_older_files
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
 from polyquant.storage.source import Source
@@ -85,6 +85,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     notes: tuple[str, ...] = () if config is not None else ("config.json is missing",)
     chosen = choose(path)
     tensors, metadata, more = _gather(path, chosen)
+    config = with_older_files(path, config) if config is not None else None
     weights, pairs = _weights(tensors, config or {})
     files = {name: found for name in folders.SIDE_FILES if (found := folders.member(path, name)) is not None}
     return Checkpoint("hf", path, weights, metadata, config or {}, files, notes=notes + chosen.notes + more + pairs)
@@ -197,7 +198,8 @@ def _quantized(
     """Weights of another tool's method into `out`; the tensors they consist of. Raises InputError for one that is incomplete."""
     described = {name: tensor for name, (_, tensor) in tensors.items()}
     taken: dict[str, str] = {}
-    left = []
+    left: list[str] = []
+    lost: list[str] = []
     for module in method.modules(described):
         try:
             found = method.weight_of(module, described, said, partial(read_small, tensors))
@@ -213,6 +215,7 @@ def _quantized(
         for part, spec in found.codec.specs(found.shape).items():
             shard, tensor = tensors[found.tensors[part]]
             arrays[part] = tensor.array(shard.source, spec)
+        lost += found.lost
         taken |= dict.fromkeys((*found.tensors.values(), *found.spare), found.name)
         if found.name in tensors and found.name not in found.tensors.values():
             raise InputError("is stored both quantized and plain", file=shard.source.path, tensor=found.name)
@@ -221,6 +224,8 @@ def _quantized(
         notes.append(
             f"config.json says '{printable(str(said.get('quant_method', 'quantization_bit')), 40)}', and no weight is quantized so"
         )
+    if lost:
+        notes.append(f"{len(lost)} tensors say fixed grids of inputs: left out, e.g. {printable(lost[0])}")
     if left:
         notes.append(
             f"{len(left)} weights are of a scheme that is not decoded, e.g. {printable(left[0])}: opened as stored"

@@ -5,6 +5,7 @@
     compressed-tensors  X.weight | X.weight_packed X.weight_shape, X.weight_scale, ...            formats/hf/compressed.py
     chatglm             X.weight X.weight_scale, config.json's own key quantization_bit           formats/hf/chatglm.py
 
+The first tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead: read where config.json says nothing.
 The linear module X becomes one weight X.weight [N, K]; X.bias stays a tensor of its own.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -19,9 +21,11 @@ from numpy.typing import NDArray
 from polyquant.codecs.affine_reader import FLOAT_TYPES
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.errors import CodecError, InputError
+from polyquant.storage import folder as folders
+from polyquant.storage import strict_json
 from polyquant.types import Codec, Shape
 
-__all__ = ["Described", "Found", "Method", "Read", "fitting", "float_word", "method_of", "require"]
+__all__ = ["Described", "Found", "Method", "Read", "fitting", "float_word", "method_of", "require", "with_older_files"]
 
 
 class Described(Protocol):
@@ -42,13 +46,14 @@ Read = Callable[[str], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One weight. tensors: part -> name in the file. spare: further tensors that say nothing that the codec does not."""
+    """One weight. tensors: part -> name in the file. spare: further tensors that are not carried along; lost: those of them that say something."""
 
     name: str
     shape: Shape
     codec: Codec
     tensors: Mapping[str, str]
     spare: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 class Method(Protocol):
@@ -70,9 +75,21 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
     if isinstance(config.get("quantization_bit"), int) and config["quantization_bit"]:
         return chatglm, config
     said = config.get("quantization_config")
-    known: dict[object, Method] = {"gptq": gptq, "awq": awq, "compressed-tensors": compressed}
-    found = known.get(said.get("quant_method")) if isinstance(said, dict) else None
-    return (found, said) if found is not None and isinstance(said, dict) else None
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    known: dict[str, Method] = {"gptq": gptq, "awq": awq, "compressed-tensors": compressed}
+    return (known[method], said) if isinstance(said, dict) and isinstance(method, str) and method in known else None
+
+
+def with_older_files(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """config.json as if it said what the first GPTQ and AWQ tools put into a file of their own beside it. Raises InputError."""
+    if "quantization_config" in config:
+        return config
+    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        path = folders.member(folder, name)
+        if path is not None:
+            said = strict_json.typed(strict_json.read(path), dict, name, file=path)
+            return {**config, "quantization_config": {"quant_method": method, **said}}
+    return config
 
 
 def require(module: str, part: str, tensors: Mapping[str, Described], rank: int) -> Described:

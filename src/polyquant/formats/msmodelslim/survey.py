@@ -103,9 +103,10 @@ class Survey:
     @property
     def model_dtype(self) -> tuple[str, str] | None:
         """(dtype of the float model as safetensors calls it, where that stands): config.json, else the embedding or the first float matrix."""
-        said = (self.config or {}).get("torch_dtype") or (self.config or {}).get("dtype")
-        if isinstance(said, str) and said.removeprefix("torch.") in _DTYPES:
-            return _DTYPES[said.removeprefix("torch.")], "config.json"
+        for place in self._places():
+            said = place.get("torch_dtype") or place.get("dtype")
+            if isinstance(said, str) and said.removeprefix("torch.") in _DTYPES:
+                return _DTYPES[said.removeprefix("torch.")], "config.json"
         floats = [n for n, s in self.plain.items() if s.entry.dtype in _DTYPES.values() and len(s.entry.shape) == 2]
         if not floats:
             return None
@@ -113,14 +114,17 @@ class Survey:
         return self.plain[name].entry.dtype, name
 
     def size(self, key: str) -> int | None:
-        """A positive integer of config.json, also of a nested text_config."""
-        config = self.config or {}
-        inner = config.get("text_config")
-        for place in (config, inner if isinstance(inner, dict) else {}):
+        """A positive integer of config.json."""
+        for place in self._places():
             value = place.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
         return None
+
+    def _places(self) -> list[dict[str, Any]]:
+        """config.json, and within it what it says of the language model alone."""
+        config = self.config or {}
+        return [config, *(inner for key in ("text_config", "llm_config") if isinstance(inner := config.get(key), dict))]
 
 
 def survey(path: Path, *, indexed: bool = True) -> Survey:

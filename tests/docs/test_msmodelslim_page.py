@@ -1,0 +1,28 @@
+"""docs/formats/msmodelslim.md says what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polyquant.formats.msmodelslim.description import KINDS
+from polyquant.formats.msmodelslim.targets import TARGETS
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/formats/msmodelslim.md").read_text(encoding="utf-8")
+
+
+def row(name):
+    (found,) = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", PAGE, re.M)
+    return [cell.strip() for cell in found.split(" | ")]
+
+
+def test_every_type_has_its_line():
+    assert set(re.findall(r"^\| `(W\w+)` \|", PAGE, re.M)) == set(KINDS)
+
+
+@pytest.mark.parametrize(("column", "target"), [(0, "vllm-ascend"), (1, "sglang")])
+def test_types_that_a_target_has(column, target):
+    layers = set(re.findall(r"W\w+", row("layers")[column]))
+    experts = set(re.findall(r"W\w+", row("experts")[0]))
+    assert layers == TARGETS[target].layers & set(KINDS)
+    assert experts == TARGETS[target].experts & set(KINDS)

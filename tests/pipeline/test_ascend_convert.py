@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 import packers
 import polyquant
 from golden import VECTORS
-from polyquant.errors import PlanError
+from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.runtime.load import load
 from polyquant.types import Action, Affine, Floats
@@ -337,8 +337,53 @@ def test_a_shifted_norm_of_another_place_is_refused(tmp_path):
     save_file(tensors, file)
     said = json.loads((source / "quant_model_description.json").read_text())
     (source / "quant_model_description.json").write_text(json.dumps({**said, "model.norm.bias": "FLOAT"}))
-    with pytest.raises(polyquant.errors.UnsupportedError, match="no linear layer behind it"):
+    with pytest.raises(UnsupportedError, match="no linear layer behind it"):
         polyquant.plan(source, "hf")
+
+
+NORM = "model.layers.0.post_attention_layernorm"
+
+
+def with_tensors(source, change):
+    """The folder with other tensors; change(tensors, description)."""
+    (file,), (said,) = source.glob("quant_model_weight*"), source.glob("quant_model_description*")
+    tensors, description = load_file(file), json.loads(said.read_text())
+    change(tensors, description)
+    save_file(tensors, file)
+    said.write_text(json.dumps({k: v for k, v in description.items() if k in tensors or "." not in k}))
+    return source
+
+
+@pytest.mark.parametrize("float_layers", [(), ("gate_proj", "up_proj"), ("up_proj",)])
+def test_a_norm_that_is_said_twice_and_not_the_same(tmp_path, float_layers):
+    """The document: norm.weight stays as it was for layers that stay float."""
+
+    def change(tensors, description):
+        tensors[f"{NORM}.weight"] = tensors[f"{NORM}.weight"] * np.float16(2)
+        for layer in float_layers:
+            stem = f"model.layers.0.mlp.{layer}."
+            for name in [n for n in tensors if n.startswith(stem)]:
+                del tensors[name]
+            tensors[f"{stem}weight"] = np.ones((160, 96), np.float16)
+            description[f"{stem}weight"] = "FLOAT"
+
+    source = with_tensors(model_folder(tmp_path / "a", "v0/fp16/w8a8_m1", "qwen2_fp16"), change)
+    smoothed = genuine("v0/fp16/w8a8_m1")[f"{NORM}.weight"]
+    if len(float_layers) == 1:
+        with pytest.raises(UnsupportedError, match="read it differently"):
+            polyquant.plan(source, "hf")
+        return
+    polyquant.convert(source, tmp_path / "b", to="hf")
+    found = load_file(tmp_path / "b/model.safetensors")[f"{NORM}.weight"]
+    np.testing.assert_array_equal(found, smoothed * np.float16(2) if float_layers else smoothed)
+
+
+def test_shifts_of_an_architecture_that_is_not_known_are_kept_and_said(tmp_path):
+    source = model_folder(tmp_path / "a", "v0/fp16/w8a8s_lowbit_smooth", "qwen2_fp16")
+    (source / "config.json").write_text('{"model_type": "strange", "torch_dtype": "float16"}')
+    report = polyquant.convert(source, tmp_path / "b", to="hf")
+    assert sum("architecture is not known" in w for w in report.warnings) == 4
+    assert f"{NORM}.bias" in load_file(tmp_path / "b/model.safetensors")
 
 
 def test_into_trellis_by_way_of_floats(tmp_path):

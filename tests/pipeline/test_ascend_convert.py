@@ -378,6 +378,24 @@ def test_a_norm_that_is_said_twice_and_not_the_same(tmp_path, float_layers):
     np.testing.assert_array_equal(found, smoothed * np.float16(2) if float_layers else smoothed)
 
 
+@pytest.mark.parametrize("mode", ["v0/fp16/w8a8", "v0/fp16/w8a8_per_tensor"])
+def test_biases_that_only_quant_bias_says(tmp_path, mode):
+    def change(tensors, description):
+        for name in [n for n in tensors if n.endswith("q_proj.bias")]:
+            del tensors[name]
+
+    source = with_tensors(model_folder(tmp_path / "a", mode, "qwen2_fp16"), change)
+    report = polyquant.convert(source, tmp_path / "b", to="hf")
+    assert any("2 biases are said by quant_bias only" in w for w in report.warnings)
+    found = load_file(tmp_path / "b/model.safetensors")
+    bias = "model.layers.1.self_attn.q_proj.bias"
+    deq = genuine(mode)[f"{bias[:-5]}.deq_scale"].astype(np.uint32).view(np.float32)
+    wanted = genuine(mode)[bias].astype(np.float32)
+    assert (np.abs(found[bias] - wanted) <= 0.51 * deq + 1e-3).all()
+    assert np.abs(wanted).max() > 0.05
+    assert far(logits(tmp_path / "b"), logits(ASCEND / "models/qwen2_fp16")) < 0.05
+
+
 def test_shifts_of_an_architecture_that_is_not_known_are_kept_and_said(tmp_path):
     source = model_folder(tmp_path / "a", "v0/fp16/w8a8s_lowbit_smooth", "qwen2_fp16")
     (source / "config.json").write_text('{"model_type": "strange", "torch_dtype": "float16"}')

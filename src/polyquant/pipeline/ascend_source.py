@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.affine_forms import floats_of
+from polyquant.codecs.ascend import Ascend
 from polyquant.errors import UnsupportedError
 from polyquant.models.names import Family, to_gguf_name
 from polyquant.models.translate import family_of
@@ -64,6 +65,7 @@ def plain_model(checkpoint: Checkpoint) -> Checkpoint:
     if cache := [weights.pop(n) for n in checkpoint if n.endswith(_CACHE)]:
         notes.append(f"{len(cache)} scales and offsets of an int8 cache are dropped: the target computes its own")
     notes += _one_norm(checkpoint, family, weights)
+    notes += _recover_biases(checkpoint, family, weights)
     shifts = {}
     for name in [n for n in weights if n.endswith(".bias") and _is_norm(n.removesuffix(".bias"), weights)]:
         values = _floats(weights[name])
@@ -107,6 +109,29 @@ def _one_norm(checkpoint: Checkpoint, family: Family | None, weights: dict[str, 
         yield f"{len(twins)} tensors norm.module.* say a norm twice: dropped"
 
 
+def _recover_biases(checkpoint: Checkpoint, family: Family | None, weights: dict[str, Weight]) -> Iterator[str]:
+    """Static layers whose architecture has a bias and whose file has it in quant_bias only: bias = (quant_bias + input_offset * sum of codes) * deq_scale."""
+    found = []
+    for role, name in _by_role(family, weights).items():
+        weight, bias, stem = weights[name], name.removesuffix(".weight") + ".bias", role.split(".")[-2]
+        static = isinstance(weight.codec, Ascend) and weight.codec.static
+        if family is None or not static or bias in weights or not _has_bias(checkpoint.config, family, stem):
+            continue
+        codes = weight.codec.unpack(weight.read(), weight.shape)
+        grid = codes.activation
+        moved = grid.quant_bias + float(grid.offset[0]) * codes.codes.sum(1, dtype=np.int64)
+        weights[bias] = _held(bias, (moved * grid.deq_scale).astype(np.float32), checkpoint)
+        found.append(bias)
+    if found:
+        yield f"{len(found)} biases are said by quant_bias only: computed from it, up to its rounding (first: {found[0]})"
+
+
+def _held(name: str, values: F32, checkpoint: Checkpoint) -> Weight:
+    """A vector in memory, of the model's float type."""
+    kind = codec(floats_of(checkpoint.config))
+    return Weight(name, values.shape, kind, {p: _Held(a) for p, a in kind.pack(kind.quantize(values)).items()})
+
+
 def _is_norm(module: str, weights: Mapping[str, Weight]) -> bool:
     """True for a vector of weights that is called a norm."""
     found = weights.get(f"{module}.weight")
@@ -122,7 +147,6 @@ def _fold(
 ) -> Iterator[str]:
     """Give every layer behind a shifted norm its bias, and yield what was dropped. Raises UnsupportedError."""
     by_role = _by_role(family, weights)
-    kind = codec(floats_of(checkpoint.config))
     dropped: list[tuple[float, float, str]] = []
     for name, shift in shifts.items():
         behind = _layers_behind(to_gguf_name(family, name) or "", by_role)
@@ -139,8 +163,7 @@ def _fold(
             bias = linear.removesuffix(".weight") + ".bias"
             total = moved + _floats(weights[bias]) if bias in weights else moved
             if _has_bias(checkpoint.config, family, stem):
-                codes = kind.quantize(total)
-                weights[bias] = Weight(bias, total.shape, kind, {p: _Held(a) for p, a in kind.pack(codes).items()})
+                weights[bias] = _held(bias, total, checkpoint)
             else:
                 weights.pop(bias, None)
                 dropped.append((float(np.abs(total).max()), float(np.abs(moved).max()), bias))

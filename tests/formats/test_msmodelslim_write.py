@@ -78,7 +78,9 @@ def test_groups_are_said_where_the_dialect_says_them():
 
 
 def test_layers_come_in_the_order_of_their_numbers():
-    layout = lay_out([TensorSpec(f"model.layers.{i}.mlp.up_proj.weight", (4, 8), codec("bf16")) for i in (10, 9, 2)], {})
+    layout = lay_out(
+        [TensorSpec(f"model.layers.{i}.mlp.up_proj.weight", (4, 8), codec("bf16")) for i in (10, 9, 2)], {}
+    )
     assert [n for n in said(layout) if "." in n] == [f"model.layers.{i}.mlp.up_proj.weight" for i in (2, 9, 10)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from polyquant.cli.console import (
@@ -20,13 +22,15 @@ from polyquant.errors import printable
 from polyquant.formats.gguf import LAYOUTS
 from polyquant.pipeline.compare import Comparison
 from polyquant.pipeline.compare import compare as run
+from polyquant.pipeline.outputs import compare_outputs
 
 
 @click.command(
     epilog="""\b
 Examples:
   polyquant compare hf-folder/ model.gguf
-  polyquant compare a.gguf b.gguf --sort error --format json""",
+  polyquant compare a.gguf b.gguf --sort error --format json
+  polyquant compare hf-folder/ w8a8-folder/ --text book.txt    # errors of the layers' outputs""",
 )
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
@@ -47,6 +51,11 @@ Examples:
     type=click.Choice(["kn", "nk"]),
     help="How the tiles of a Trellis folder B lie, where it does not show it.",
 )
+@click.option(
+    "--text",
+    metavar="FILE",
+    help="Run both on this text and show the error of each layer's outputs, B with the integers and caches of its format.",
+)
 @json_option
 def compare(
     a: str,
@@ -58,9 +67,13 @@ def compare(
     tile: tuple[int, int, int] | None,
     repair: bool,
     axes: str | None,
+    text: str | None,
     style: str,
 ) -> None:
-    """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals."""
+    """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals. With --text: layer by layer, on its outputs."""
+    if text is not None:
+        _outputs(a, b, text, style)
+        return
     with progress("comparing") as tell:
         found = run(
             a,
@@ -103,3 +116,32 @@ def _print(found: Comparison, sort: str, limit: int) -> None:
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             out.print(f"only in {side}: {', '.join(printable(n) for n in names[:3])}{more}", markup=False)
+
+
+def _outputs(a: str, b: str, text: str, style: str) -> None:
+    """Errors of the outputs: a line for each layer, a column for each of its linear layers."""
+    with progress("layers", "%", 1) as tell:
+        found = compare_outputs(a, b, text, tick=lambda share: tell(int(100 * share), 100, "outputs"))
+    if style == "json":
+        as_json([asdict(layer) for layer in found])
+        return
+    columns = list(dict.fromkeys(_short(name) for layer in found for name in layer.linears))
+    t = table(">layer", *(f">{printable(c, 16)}" for c in columns), ">whole")
+    for layer in found:
+        shown = {_short(n): f"{e.error:.4f}{'*' if e.scaled else ''}" for n, e in layer.linears.items()}
+        t.add_row(str(layer.index), *(shown.get(c, "-") for c in columns), f"{layer.layer:.4f}")
+    t.show()
+    click.echo()
+    worst = max(found, key=lambda layer: layer.layer)
+    notes = [
+        "relative errors of outputs on the inputs of the float model",
+        f"worst layer: {worst.index}, {worst.layer:.4f} of what it adds",
+    ]
+    if any(e.scaled for layer in found for e in layer.linears.values()):
+        notes.append("* beside a factor for each channel, which smoothing put there")
+    paragraph(*notes)
+
+
+def _short(name: str) -> str:
+    """The linear layer's own name: "q_proj" or "attn_q", without what all share."""
+    return name.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj")

@@ -10,7 +10,7 @@ from polyquant.errors import PlanError
 from polyquant.pipeline.ascend_options import AscendOptions
 from polyquant.pipeline.ascend_prepare import derived
 from polyquant.pipeline.ascend_smooth import links
-from polyquant.pipeline.ascend_target import kept, module_of
+from polyquant.pipeline.ascend_target import bias_type, kept, module_of
 from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
 from polyquant.registry import codec
@@ -123,8 +123,8 @@ def _smoothed(name: str) -> bool:
 
 
 def _bias(step: Step, options: AscendOptions) -> Step:
-    """The float bias of a quantized layer: float32 in v1, the model's type elsewhere."""
-    target = codec("f32" if options.dialect == "v1" else options.dtype)
+    """The float bias of a quantized layer, in the type that the dialect has for it."""
+    target = codec(bias_type(options))
     if step.source is None or step.source.form is not Floats or target.name == step.target.name:
         return step
     action = Action.COPY if step.source.name == target.name else Action.TRANSCODE

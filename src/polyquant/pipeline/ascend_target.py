@@ -18,7 +18,7 @@ from polyquant.registry import codec
 from polyquant.storage import strict_json
 from polyquant.types import Affine, Checkpoint, Codec, Floats, TensorMap, Translation
 
-__all__ = ["AscendOptions", "choose", "completed", "for_model", "kept", "layout_options", "module_of", "ranges_of", "recipe_of"]  # fmt: skip
+__all__ = ["AscendOptions", "bias_type", "choose", "completed", "for_model", "kept", "layout_options", "module_of", "ranges_of", "recipe_of"]  # fmt: skip
 
 _DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
 _ONE_SUM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -53,6 +53,11 @@ def for_model(options: AscendOptions, translation: Translation) -> AscendOptions
             found=said,
         )
     return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
+
+
+def bias_type(options: AscendOptions) -> str:
+    """Codec of the float biases of quantized layers: float32 in v1, the model's type elsewhere."""
+    return "f32" if options.dialect == "v1" else options.dtype
 
 
 def module_of(name: str) -> str:

@@ -15,7 +15,7 @@ from polyquant.codecs.dtypes import NUMPY, WORDS
 from polyquant.ops.metrics import error_sums
 from polyquant.pipeline.ascend_options import AscendOptions
 from polyquant.pipeline.ascend_prepare import Prepared, prepare
-from polyquant.pipeline.ascend_target import module_of, ranges_of
+from polyquant.pipeline.ascend_target import bias_type, module_of, ranges_of
 from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
 from polyquant.quantizers.affine import quantize_linear
@@ -115,14 +115,19 @@ def _scratch(use: str, shape: tuple[int, int]) -> F32:
 
 
 def _bias(plan: Plan, step: Step, prepared: Prepared | None) -> F32 | None:
-    """What the layer adds to its outputs, float32 [N]; None if it has no bias."""
+    """What the layer adds to its outputs, float32 [N], as the file says it: quant_bias must follow from that. None if it has no bias."""
+    assert plan.ascend is not None
     if prepared is not None:
-        return prepared.bias(step.map.source)
-    found = plan.source.weights.get(f"{module_of(step.map.source)}.bias")
-    if found is None:
+        values = prepared.bias(step.map.source)
+    else:
+        found = plan.source.weights.get(f"{module_of(step.map.source)}.bias")
+        values = None if found is None else found.codec.dequantize(found.read(), found.shape)
+        if values is not None and step.map.row_order is not None:
+            values = values[step.map.row_order]
+    if values is None:
         return None
-    values = found.codec.dequantize(found.read(), found.shape)
-    return values if step.map.row_order is None else values[step.map.row_order]
+    stored = bias_type(plan.ascend)
+    return values.astype(NUMPY[WORDS[stored]]).astype(np.float32)
 
 
 def _exact(options: AscendOptions) -> np.dtype[np.generic] | None:

@@ -1,0 +1,129 @@
+"""Codes of linear layers with the grid of their inputs: what the file says is consistent with itself, and its integers compute the layer."""
+
+import numpy as np
+import pytest
+
+from polyquant.codecs.ascend import ascend_named
+from polyquant.errors import CodecError
+from polyquant.quantizers.affine import FRACTION, cache_grid, input_grid, quantize_linear, sparse_grid
+
+RNG = np.random.default_rng(5)
+
+
+def layer(n=48, k=160):
+    w = RNG.standard_t(4, (n, k)).astype(np.float32) * 0.05
+    return w, RNG.standard_normal(n).astype(np.float32)
+
+
+STATIC = ["w8a8", "w8a8.i64", "w8a8.tensor.f16.i64.scales", "w8a8.bf16.scales", "w8a8s", "w8a8s.f16.i64", "w8a8.mix"]
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_the_file_is_consistent_with_itself(name):
+    codec = ascend_named(name)
+    w, bias = layer()
+    parts = codec.pack(quantize_linear(codec, w, input_range=(-3.3, 7.1), bias=bias))
+    read = codec.unpack(parts, w.shape)
+    side = read.activation
+    if "weight_scale" in parts:
+        expected = np.float32(
+            parts["input_scale"].astype(np.float32) * parts["weight_scale"].astype(np.float32).reshape(-1)
+        )
+        np.testing.assert_array_equal(side.deq_scale, expected)
+    sums = parts["weight"].sum(1, dtype=np.int64)
+    expected = np.rint(bias.astype(np.float64) / side.deq_scale - side.offset.astype(np.float64) * sums)
+    np.testing.assert_array_equal(parts["quant_bias"], expected)
+    assert side.offset == np.rint(side.offset)
+    assert -128 <= side.offset <= 127
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_integers_compute_the_layer_with_its_bias_once(name):
+    codec = ascend_named(name)
+    w, bias = layer()
+    x = RNG.uniform(-3.3, 7.1, (64, w.shape[1])).astype(np.float32)
+    found = quantize_linear(codec, w, input_range=(x.min(), x.max()), bias=bias)
+    read = codec.unpack(codec.pack(found), w.shape)
+    side = read.activation
+    q = np.clip(np.rint(x / side.scale + side.offset), -128, 127).astype(np.int64)
+    y = (q @ read.codes.T.astype(np.int64) + side.quant_bias) * side.deq_scale
+    expected = x @ w.T + bias
+    limit = {"w8a8s": 0.12, "w8a8.tensor": 0.03}.get(name.partition(".f16")[0], 0.015)
+    assert np.linalg.norm(y - expected) < limit * np.linalg.norm(expected - expected.mean())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "scale", "offset"),
+    [
+        (-1.0, 1.55, np.float32, 0.01, -28),
+        (2.0, 5.1, np.float32, 0.02, -128),
+        (-5.1, -2.0, np.float32, 0.02, 127),
+        (0.0, 0.0, np.float32, 1, -128),
+        (0.0, 1e-12, np.float16, 2**-14, -128),
+    ],
+)
+def test_grid_of_inputs(low, high, dtype, scale, offset):
+    found = input_grid((low, high), np.dtype(dtype))
+    np.testing.assert_allclose(found[0], [scale], rtol=1e-6)
+    assert found[1] == [offset]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_zero_lies_on_the_grid_and_the_ends_inside(dtype):
+    for low, high in RNG.uniform(-40, 40, (200, 2)):
+        low, high = min(low, high), max(low, high)
+        scale, offset = input_grid((low, high), np.dtype(dtype))
+        least, greatest = (-128 - offset) * scale, (127 - offset) * scale
+        assert least <= 0 <= greatest
+        assert least <= low + 0.6 * scale
+        assert greatest >= high - 0.8 * scale  # half a step, and what rounding the scale moves the far end
+
+
+def test_ranges_that_a_dtype_cannot_hold():
+    with pytest.raises(CodecError, match="not finite as it is stored"):
+        input_grid((0, 1e9), np.dtype(np.float16))
+    with pytest.raises(CodecError, match="not finite"):
+        input_grid((0, np.inf), np.dtype(np.float32))
+
+
+def test_sums_beyond_int32_are_refused_not_wrapped():
+    w = np.full((2, 160), 1e-9, np.float32)
+    with pytest.raises(CodecError, match="quant_bias does not fit int32.*row 1"):
+        quantize_linear(ascend_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, 100], np.float32))
+    with pytest.raises(CodecError, match="bias holds NaN"):
+        quantize_linear(ascend_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, np.nan], np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["w8a16", "w8a8s", "w8a8.dynamic", "w4a16.g32"])
+def test_what_is_no_number_is_refused(name, bad):
+    w, _ = layer()
+    w[3, 7] = bad
+    with pytest.raises(CodecError, match="NaN or infinity"):
+        quantize_linear(ascend_named(name), w, input_range=(-1, 1))
+
+
+def test_static_types_need_a_range():
+    with pytest.raises(CodecError, match="needs the range.*--calibration"):
+        quantize_linear(ascend_named("w8a8"), layer()[0])
+
+
+def test_sparse_codes_keep_inliers_in_four_bits_and_cut_nothing_off():
+    w, _ = layer(96, 160)
+    w[5, 9] = 40  # far beyond 127 steps of its row's inliers
+    found = quantize_linear(ascend_named("w8a8s"), w, input_range=(-1, 1))
+    assert np.count_nonzero(np.abs(found.codes) > 7) <= FRACTION * w.size
+    assert found.codes[5, 9] == 127
+    error = np.abs(found.codes * found.scale - w)
+    assert (error <= found.scale * 0.501).all()
+    np.testing.assert_array_equal(sparse_grid(np.zeros((3, 32), np.float32)), np.ones((3, 1)))
+
+
+def test_grid_of_the_cache_per_channel():
+    low, high = np.array([-2.54, -1, 1, 0], np.float32), np.array([1, 1.55, 2.55, 0], np.float32)
+    scale, offset = cache_grid(low, high, symmetric=True)
+    np.testing.assert_allclose(scale, [0.02, 1.55 / 127, 2.55 / 127, 1], rtol=1e-6)
+    assert not offset.any()
+    scale, offset = cache_grid(low, high, symmetric=False)
+    np.testing.assert_allclose(scale, [3.54 / 255, 0.01, 0.01, 1], rtol=1e-6)
+    np.testing.assert_array_equal(offset[1:], [-28, -128, -128])

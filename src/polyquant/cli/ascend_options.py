@@ -15,8 +15,14 @@ ASCEND_OPTIONS = (
     click.option(
         "--keep",
         multiple=True,
-        metavar="GLOB",
-        help="msModelSlim: linear layers that stay float; repeatable.",
+        metavar="GLOB|auto",
+        help="msModelSlim: linear layers that stay float; repeatable. auto: as few as keep the model within --keep-error; needs --calibration.",
+    ),
+    click.option(
+        "--keep-error",
+        type=click.FloatRange(0, min_open=True),
+        metavar="X",
+        help="msModelSlim: limit of --keep auto: mean KL divergence of the next token, in nats.  [default: 0.01]",
     ),
     click.option(
         "--ranges",

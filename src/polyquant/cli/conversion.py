@@ -222,6 +222,10 @@ def print_plan(made: Plan, *, whole: bool) -> None:
         *quantized,
         f"working memory about {size(made.peak_memory)}",
     )
+    kept = [s.map.target.removesuffix(".weight") for s in made.steps if s.why.startswith("--keep")]
+    if kept:
+        more = f" and {len(kept) - _NOTES} more" if len(kept) > _NOTES else ""
+        out.print(f"stay float: {printable(', '.join(kept[:_NOTES]), 4000)}{more}", markup=False)
     for name, why in list(made.translation.dropped.items())[:5]:
         out.print(f"left out: {printable(name)}: {printable(why)}", markup=False)
     if native.lib() is None:

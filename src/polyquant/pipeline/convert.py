@@ -53,6 +53,7 @@ class PlanOptions(TypedDict, total=False):
     smooth: Smooth | None
     dialect: str | None
     keep: Sequence[str]
+    keep_error: float | None
     exact_tool: bool
     ranges: str | os.PathLike[str] | Mapping[str, tuple[float, float]] | None
 
@@ -82,6 +83,7 @@ def plan(
     smooth: Smooth | None = None,
     dialect: str | None = None,
     keep: Sequence[str] = (),
+    keep_error: float | None = None,
     exact_tool: bool = False,
     ranges: str | os.PathLike[str] | Mapping[str, tuple[float, float]] | None = None,
     on_tensor: Callable[[int, int, str], None] | None = None,
@@ -97,7 +99,7 @@ def plan(
     the least error of the layers' outputs (method "trellis_ldlq"), without it for that of the weights ("trellis_viterbi"). target_bpw: effective
     bits per quantized weight, scales counted; each weight gets 2 to 8 bits so that the model suffers least. on_tensor: told of that measurement.
     repair: weights of Metal Marlin as its quantizer meant them, not as its decoder reads them; axes: "kn" or "nk" of a Trellis source.
-    kv, smooth, dialect, keep, exact_tool: of an msModelSlim folder, see AscendOptions; there effort is "default" or "max", calibration what static types,
+    kv, smooth, dialect, keep, keep_error, exact_tool: of an msModelSlim folder, see AscendOptions; there effort is "default" or "max", calibration what static types,
     kv, smooth and "max" look at. ranges: in place of it, linear layer -> (least, greatest) input, or a JSON file of them.
     Raises InputError, PlanError, UnknownNameError, CodecError.
     """
@@ -106,6 +108,7 @@ def plan(
         "--smooth": smooth,
         "--dialect": dialect,
         "--keep": keep,
+        "--keep-error": keep_error,
         "--exact-tool": exact_tool,
         "--ranges": ranges,
     }
@@ -116,7 +119,9 @@ def plan(
     text = None if calibration is None else str(calibration)
     given = read_ranges(ranges, dialect) if isinstance(ranges, str | os.PathLike) else dict(ranges or {})
     ascend = (
-        AscendOptions(kv, smooth, dialect, tuple(keep), exact_tool, effort, text, given) if slim else AscendOptions()
+        AscendOptions(kv, smooth, dialect, tuple(keep), exact_tool, effort, text, given, keep_error=keep_error)
+        if slim
+        else AscendOptions()
     )
     source = open_checkpoint(src, ternary_layout=ternary_layout, repair=repair, axes=axes)
     if source.format == ASCEND != to:
@@ -197,7 +202,7 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanO
     if dst.suffix.lower() == ".gguf":
         return "gguf"
     if (options.get("codec") or "").startswith(("w8a", "w4a")) or any(
-        options.get(key) for key in ("kv", "smooth", "dialect", "keep", "exact_tool", "ranges")
+        options.get(key) for key in ("kv", "smooth", "dialect", "keep", "keep_error", "exact_tool", "ranges")
     ):
         return ASCEND
     said = (options.get("codec") or "").startswith("trellis.") or any(

@@ -18,7 +18,8 @@ from polyquant.formats.gguf import Metadata
 from polyquant.models import translate
 from polyquant.pipeline import ascend_settle, ascend_target, trellis_target
 from polyquant.pipeline.allocation import with_allocation
-from polyquant.pipeline.ascend_options import AscendOptions
+from polyquant.pipeline.ascend_keep import with_proposal
+from polyquant.pipeline.ascend_options import AUTO, AscendOptions
 from polyquant.pipeline.calibrate import OWN_TEXT
 from polyquant.pipeline.choose import action_of, choose, is_vector
 from polyquant.pipeline.recipe import Facts, Recipe, Rule, load_recipe, uniform
@@ -79,10 +80,11 @@ def make_plan(
     if to == ASCEND:
         ascend = ascend_target.for_model(ascend, translation)
     facts = _facts(source, translation, importance)
-    steps = [
-        *(_step(source, tensor, to, chosen, facts, tile, ascend) for tensor in translation.tensors),
-        *(_constant(target, values) for target, values in translation.constants.items()),
-    ]
+    steps = _steps(source, translation, to, chosen, facts, tile, ascend)
+    if to == ASCEND and AUTO in ascend.keep:
+        ascend, how = with_proposal(source, steps, ascend, on_tensor)
+        chosen = replace(chosen, name=f"{chosen.name}, {how}")
+        steps = _steps(source, translation, to, chosen, facts, tile, ascend)
     _refuse_lossy(steps, source, requantize=requantize)
     if to == ASCEND:
         steps = ascend_settle.settled(source, steps, ascend)
@@ -173,6 +175,21 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
         tied="output.weight" not in names,
         importance=bool(importance),
     )
+
+
+def _steps(
+    source: Checkpoint,
+    translation: Translation,
+    to: str,
+    recipe: Recipe,
+    facts: Facts,
+    tile: Tile | None,
+    ascend: AscendOptions,
+) -> list[Step]:
+    return [
+        *(_step(source, tensor, to, recipe, facts, tile, ascend) for tensor in translation.tensors),
+        *(_constant(target, values) for target, values in translation.constants.items()),
+    ]
 
 
 def _step(

@@ -16,6 +16,8 @@ from polyquant.types import Codec, Shape
 __all__ = ["PACKED", "bitnet_codec", "stored_tensors"]
 
 PACKED = "hf_bitnet."
+_ELSEWHERE = {"trellis.": "trellis-v3", "w8a": "msmodelslim", "w4a": "msmodelslim"}
+"""Start of a codec's name -> the format that has it."""
 
 
 def bitnet_codec(config: Mapping[str, Any]) -> Codec | None:
@@ -39,9 +41,10 @@ def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, st
         raise PlanError(
             f"a Hugging Face folder cannot hold {target.name}",
             tensor=name,
-            hint="add --to trellis-v3"
-            if target.name.startswith("trellis.")
-            else "choose bf16, f16, f32, hf_bitnet.autobitlinear or exl3.4.mul1",
+            hint=next(
+                (f"add --to {to}" for word, to in _ELSEWHERE.items() if target.name.startswith(word)),
+                "choose bf16, f16, f32, hf_bitnet.autobitlinear or exl3.4.mul1",
+            ),
         )
     if not name.endswith(".weight"):
         raise PlanError("only tensors called *.weight can be packed", tensor=name, found=target.name)

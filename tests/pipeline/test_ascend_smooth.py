@@ -95,12 +95,14 @@ def float32(folder, out, change=lambda name, w: w, extra=()):
 
 
 @pytest.mark.parametrize("folder", [QWEN2, QWEN3, CHATGLM], ids=["qwen2", "qwen3", "chatglm"])
-@pytest.mark.parametrize("method", ["m1", "m4"])
+@pytest.mark.parametrize("method", ["m1", "m4", "shift"])
 def test_the_model_computes_what_it_did(folder, method, tmp_path):
     vocab = open_checkpoint(folder)[EMBEDDING[folder]].shape[0]
     plain = float32(folder, tmp_path / "plain")
     _, found = prepared(plain, method, random_ids(tmp_path / "ids.json", vocab))
-    smoothed = float32(folder, tmp_path / "smoothed", lambda n, w: found.values.get(n, found.weight(n, w)))
+    smoothed = float32(
+        folder, tmp_path / "smoothed", lambda n, w: found.values.get(n, found.weight(n, w)), found.values.items()
+    )
     tokens = np.random.default_rng(2).integers(0, vocab, 20)
     before, after = (pq.load(path, activations="float").logits(tokens) for path in (plain, smoothed))
     np.testing.assert_allclose(after, before, atol=2e-4 * np.abs(before).max())

@@ -43,6 +43,6 @@ def test_samples_are_windows(tmp_path):
     with pytest.raises(InputError, match="too little text"):
         calibration_windows(model, tmp_path / "few.json")
     (tmp_path / "far.json").write_text(str([[135] * 70, [136]]))
-    with pytest.raises(InputError, match="outside the vocabulary.*found 136"):
+    with pytest.raises(InputError, match=r"outside the vocabulary.*found 136"):
         calibration_windows(model, tmp_path / "far.json")
     assert np.concatenate(windows).max() < model.vocab

@@ -88,7 +88,7 @@ def test_ranges_that_a_dtype_cannot_hold():
 
 def test_sums_beyond_int32_are_refused_not_wrapped():
     w = np.full((2, 160), 1e-9, np.float32)
-    with pytest.raises(CodecError, match="quant_bias does not fit int32.*row 1"):
+    with pytest.raises(CodecError, match=r"quant_bias does not fit int32.*row 1"):
         quantize_linear(ascend_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, 100], np.float32))
     with pytest.raises(CodecError, match="bias holds NaN"):
         quantize_linear(ascend_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, np.nan], np.float32))
@@ -104,7 +104,7 @@ def test_what_is_no_number_is_refused(name, bad):
 
 
 def test_static_types_need_a_range():
-    with pytest.raises(CodecError, match="needs the range.*--calibration"):
+    with pytest.raises(CodecError, match=r"needs the range.*--calibration"):
         quantize_linear(ascend_named("w8a8"), layer()[0])
 
 

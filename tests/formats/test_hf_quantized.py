@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -314,8 +315,11 @@ def test_a_method_that_no_weight_has(tmp_path):
     assert "HF061" in codes_of(path)
 
 
-def test_other_schemes_of_compressed_tensors_stay_as_they_are_stored(tmp_path):
-    tensors = {f"{UP}.weight_packed": np.zeros((4, 4), np.uint8), f"{UP}.weight_scale": np.ones((4, 1), np.float32)}
-    checkpoint = hf.open(folder(tmp_path / "m", tensors, compressed("nvfp4-pack-quantized")))
+@pytest.mark.parametrize(("layout", "part", "dtype"), [("nvfp4-pack-quantized", "weight_packed", np.uint8), ("float-quantized", "weight", ml_dtypes.float8_e4m3fn)])  # fmt: skip
+def test_other_schemes_of_compressed_tensors_stay_as_they_are_stored(tmp_path, layout, part, dtype):
+    tensors = {f"{UP}.{part}": np.zeros((4, 4), dtype), f"{UP}.weight_scale": np.ones((4, 1), np.float32)}
+    path = folder(tmp_path / "m", tensors, compressed(layout))
+    checkpoint = hf.open(path)
     assert set(checkpoint) == set(tensors)
-    assert any("is of a scheme" in n or "are of a scheme" in n for n in checkpoint.notes)
+    assert any("1 weights are of a scheme that is not decoded" in n for n in checkpoint.notes)
+    assert "HF061" in codes_of(path)

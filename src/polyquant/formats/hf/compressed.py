@@ -18,23 +18,23 @@ from polyquant.formats.hf.quantized import Described, Found, Read, fitting, floa
 
 __all__ = ["modules", "weight_of"]
 
+_BYTES = ("I8", "F8_E4M3", "F8_E5M2")
 _GRID = ("input_scale", "input_zero_point")
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
-    """Those with X.weight_packed, or int8 X.weight and a scale."""
+    """Those with X.weight_packed, or X.weight of 8 bits and a scale."""
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
-        if part == "weight_packed" or (
-            part == "weight" and tensor.dtype == "I8" and f"{module}.weight_scale" in tensors
-        ):
+        small = part == "weight" and tensor.dtype in _BYTES and f"{module}.weight_scale" in tensors
+        if part == "weight_packed" or small:
             yield module
 
 
 def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found | None:
     """Bits of packed codes are those of config.json. Raises InputError."""
     packed = f"{module}.weight_packed" in tensors
-    if packed and _format(said) != "pack-quantized":
+    if _format(said) != "pack-quantized" if packed else tensors[f"{module}.weight"].dtype != "I8":
         return None
     if packed:
         shape = _shape(module, tensors, read)

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -162,6 +163,27 @@ def test_int8_of_compressed_tensors_becomes_w8a8_dynamic_unchanged(tmp_path):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
     (description,) = (tmp_path / "out").glob("quant_model_description*.json")
     assert "W8A8_DYNAMIC" in json.loads(description.read_text()).values()
+
+
+def test_floats_of_8_bits_leave_as_floats_and_run(tmp_path):
+    floats = load_file(ASCEND / "models/qwen2_fp16/model.safetensors")
+    tensors = dict(floats)
+    for name in [n for n in floats if "_proj.weight" in n]:
+        scale = np.abs(floats[name]).max(1, keepdims=True).astype(np.float32) / 448
+        tensors[name] = (floats[name] / scale).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}_scale"] = scale
+    said = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    source = hf_folder(tmp_path / "source", tensors, quantization_config=said)
+    here = logits(source)
+    assert far(here, logits(ASCEND / "models/qwen2_fp16")) < 0.08
+    for to, out in (("hf", tmp_path / "b"), ("gguf", tmp_path / "b.gguf")):
+        report = polyquant.convert(source, out, to=to)
+        assert sum(s.source == "fp8.e4m3.f32" and s.target == "f16" for s in report.steps) == 14
+        assert far(logits(out), here) < 2e-3
+    with pytest.raises(PlanError, match="quantized already"):
+        polyquant.plan(source, "msmodelslim", codec="w8a16")
+    report = polyquant.convert(source, tmp_path / "c", to="msmodelslim", codec="w8a16", requantize=True)
+    assert far(logits(tmp_path / "c"), here) < 0.03
 
 
 def test_columns_in_another_order_cannot_be_kept(tmp_path):

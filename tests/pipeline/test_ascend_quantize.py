@@ -247,6 +247,12 @@ def test_the_bias_is_in_quant_bias_once(tmp_path):
     assert (found[layer + "quant_bias"] == wanted).all()
 
 
+def test_an_importance_matrix_is_not_passed_over_in_silence():
+    weights_of_columns = {"model.layers.0.mlp.up_proj.weight": np.ones(96, np.float32)}
+    with pytest.raises(PlanError, match="--effort max"):
+        pq.plan(MODELS / "qwen2_fp16", "msmodelslim", codec="w8a16", importance=weights_of_columns)
+
+
 # ---------------------------------------------------------------- ranges
 
 

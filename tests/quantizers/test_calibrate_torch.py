@@ -8,9 +8,10 @@ import pytest
 
 import polyquant as pq
 from golden import VECTORS
-from polyquant.errors import UnsupportedError
+from polyquant.errors import InputError, UnsupportedError
 from polyquant.pipeline.calibrate import DecoderStages, calibration_stages
 from polyquant.quantizers.calibrate import Hessians
+from polyquant.quantizers.statistics import CacheRanges, InputRanges
 from polyquant.runtime.load import load
 
 torch = pytest.importorskip("torch")
@@ -72,3 +73,44 @@ def test_layers_get_their_own_masks(gemma):
         whole = stages.model.model(stages._windows[0], use_cache=False, output_hidden_states=True)
         last = stages.model.model.norm(stages._calls[0].states)
     assert torch.allclose(last, whole.last_hidden_state, atol=1e-4)
+
+
+def gathered(stages, before):
+    """Ranges of all inputs and of the cache of every layer."""
+    inputs, caches = {}, []
+    wanted = frozenset(n for names in stages.names for n in names)
+    for i in range(2):
+        caches.append(CacheRanges(before=before))
+        inputs |= stages.gather(i, wanted, lambda _: None, InputRanges, caches[-1])
+    return inputs, caches
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_ranges_and_caches_are_those_of_our_decoder(before):
+    from polyquant.quantizers.calibrate_torch import TorchStages
+
+    ids = np.random.default_rng(0).integers(3, 100, (3, 30)).tolist()
+    theirs = TorchStages(LLAMA, ids, windows=8, tokens=24)
+    ours = DecoderStages(load(LLAMA, activations="float"), [np.array(x[:24]) for x in ids])
+    (a, kept), (b, expected) = gathered(theirs, before), gathered(ours, before)
+    assert a.keys() == b.keys()
+    for name, found in a.items():
+        assert len(found.low) == len(b[name].low) == 3
+        near = 0.03 * np.abs(b[name].extremes).max()  # bfloat16 against float32
+        np.testing.assert_allclose(found.extremes, b[name].extremes, atol=near)
+    for x, y in zip(kept, expected, strict=True):
+        for end in ("keys", "values"):
+            np.testing.assert_allclose(getattr(x, end), getattr(y, end), atol=0.03 * np.abs(getattr(y, end)).max())
+
+
+def test_samples_of_an_architecture_that_we_do_not_run(gemma, tmp_path):
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(np.random.default_rng(0).integers(3, 100, (4, 30)).tolist()))
+    stages = calibration_stages(gemma, ids)
+    inputs, caches = gathered(stages, before=False)
+    assert len(inputs) == 14
+    assert all(len(found.low) == 4 for found in inputs.values())
+    assert [len(c.keys[0]) for c in caches] == [16, 16]
+    ids.write_text(json.dumps([[100_000] * 70]))
+    with pytest.raises(InputError, match="outside the vocabulary"):
+        calibration_stages(gemma, ids)

@@ -206,7 +206,7 @@ class _Found:
         caches = [_caches(self.source, names) if self.options.kv is not None else [] for names in stages.names]
         last = max((i for i, names in enumerate(stages.names) if wanted & set(names) or caches[i]), default=-1)
         for i in range(last + 1):
-            watched = CacheRanges(before=self.options.dialect == "v0") if caches[i] else None
+            watched = CacheRanges(before=self.options.dialect != "v1") if caches[i] else None
             gathered = stages.gather(i, wanted, _part(tick, i, last + 1), InputRanges, watched)
             self._smooth(gathered)
             for name, inputs in gathered.items():

@@ -23,6 +23,7 @@ from polyquant.pipeline.ascend_keep import with_proposal
 from polyquant.pipeline.ascend_options import AUTO, AscendOptions
 from polyquant.pipeline.calibrate import OWN_TEXT
 from polyquant.pipeline.choose import action_of, choose, is_vector
+from polyquant.pipeline.importance import mismatches
 from polyquant.pipeline.recipe import Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.pipeline.steps import ASCEND, DEFAULT_NAME, TRELLIS, Plan, Step
 from polyquant.pipeline.trellis_target import TrellisOptions
@@ -33,11 +34,11 @@ from polyquant.types import (
     Action,
     Checkpoint,
     Kind,
+    Layout,
     Meta,
     TensorMap,
     TensorSpec,
     Translation,
-    as_matrix,
 )
 
 __all__ = ["make_plan"]
@@ -71,11 +72,7 @@ def make_plan(
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """
     chosen = _recipe(to, codec, recipe, rules, trellis, ascend)
-    if trellis.calibrated and importance:
-        raise PlanError("an importance matrix is the diagonal of what calibration finds", hint="leave out --importance")
-    for text in (trellis.calibration, ascend.calibration):
-        if text is not None and text != OWN_TEXT:
-            read_text(text)  # refused now, not when the work gets there
+    _refuse_inputs(to, importance, trellis, ascend)
     translation = _translate(source, to, architecture, chosen)
     if to == ASCEND:
         ascend = ascend_target.for_model(ascend, translation)
@@ -88,30 +85,54 @@ def make_plan(
     _refuse_lossy(steps, source, requantize=requantize)
     if to == ASCEND:
         steps = ascend_settle.settled(source, steps, ascend)
-    warnings = (*source.notes, *translation.warnings, *_mismatched_importance(steps, importance))
+    warnings = (*source.notes, *translation.warnings, *mismatches(steps, importance))
     if trellis.target_bpw is not None:
         steps, how = with_allocation(source, steps, trellis, on_tensor)
         chosen = replace(chosen, name=how)
-    specs = [TensorSpec(s.map.target, s.map.shape, s.target) for s in steps]
-    module = format_module(to)
-    if to == "gguf":
-        metadata = _with_file_type(translation.metadata, chosen, steps)
-        layout = module.lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=shard_bytes)
-    else:
-        options: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
-        if to == TRELLIS:
-            options |= trellis_target.layout_options(source, steps, trellis)
-        if to == ASCEND:
-            options |= ascend_target.layout_options(source, ascend)
-        layout = module.lay_out(specs, translation.files, **options)
-    if to == TRELLIS:
-        warnings += trellis_target.warnings(source, translation.files, steps)
-    if to == ASCEND:
-        warnings += ascend_settle.warnings(translation.files, steps)
+    layout, method, more = _layout(source, to, chosen, translation, steps, shard_bytes, trellis, ascend)
     return Plan(
-        source, to, chosen, translation, tuple(steps), layout, warnings, importance or {}, options.get("method") if to == TRELLIS else None,
+        source, to, chosen, translation, tuple(steps), layout, (*warnings, *more), importance or {}, method,
         trellis.calibration if trellis.calibrated and any(s.searches for s in steps) else None, ascend if to == ASCEND else None,
     )  # fmt: skip
+
+
+def _layout(
+    source: Checkpoint,
+    to: str,
+    recipe: Recipe,
+    translation: Translation,
+    steps: Sequence[Step],
+    shard_bytes: int | None,
+    trellis: TrellisOptions,
+    ascend: AscendOptions,
+) -> tuple[Layout, str | None, tuple[str, ...]]:
+    """Where every byte will lie; how trellis codes are searched; what a reader of the target should be warned of."""
+    specs = [TensorSpec(s.map.target, s.map.shape, s.target) for s in steps]
+    module, files = format_module(to), translation.files
+    if to == "gguf":
+        metadata = _with_file_type(translation.metadata, recipe, steps)
+        return module.lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=shard_bytes), None, ()
+    options: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
+    if to == TRELLIS:
+        options |= trellis_target.layout_options(source, steps, trellis)
+        return module.lay_out(specs, files, **options), options["method"], trellis_target.warnings(source, files, steps)
+    if to == ASCEND:
+        options |= ascend_target.layout_options(source, ascend)
+        return module.lay_out(specs, files, **options), None, ascend_settle.warnings(files, steps)
+    return module.lay_out(specs, files, **options), None, ()
+
+
+def _refuse_inputs(
+    to: str, importance: Mapping[str, F32] | None, trellis: TrellisOptions, ascend: AscendOptions
+) -> None:
+    """Raises PlanError and InputError for what would be refused when the work gets there."""
+    if trellis.calibrated and importance:
+        raise PlanError("an importance matrix is the diagonal of what calibration finds", hint="leave out --importance")
+    if to == ASCEND and importance:
+        raise PlanError("no msModelSlim codec weighs its columns", hint="--calibration FILE --effort max does more")
+    for text in (trellis.calibration, ascend.calibration):
+        if text is not None and text != OWN_TEXT:
+            read_text(text)
 
 
 def _recipe(
@@ -266,30 +287,3 @@ def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequenc
         out["general.file_type"] = Meta(Kind.UINT32, file_type)
     out.setdefault("general.quantization_version", Meta(Kind.UINT32, 2))
     return out
-
-
-def _mismatched_importance(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
-    """Warnings about an importance file that does not belong to this model."""
-    if not importance:
-        return ()
-    for s in steps:
-        found = importance.get(s.map.target)
-        if found is not None and found.shape != (as_matrix(s.map.shape)[1],):
-            raise PlanError(
-                "importance has another length than the tensor's rows",
-                tensor=s.map.target,
-                expected=s.map.shape[-1],
-                found=found.shape,
-            )
-    named = {s.map.target for s in steps}
-    missing = [
-        s.map.target
-        for s in steps
-        if s.action is Action.QUANTIZE and not is_vector(s.map) and s.map.target not in importance
-    ]
-    out = []
-    if strangers := [n for n in importance if n not in named]:
-        out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
-    if missing:
-        out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
-    return tuple(out)

@@ -48,7 +48,10 @@ def quantize_linear(
     """
     if exact is not None:
         return exact_tool.quantize_linear(codec, w, exact, input_range=input_range, bias=bias)
-    if not np.isfinite(w).all():
+    searched = codec.kind == "w8a8s" or effort == "max"
+    if (
+        searched and not np.isfinite(w).all()
+    ):  # else `codec.quantize` finds it in the grid, without another pass over the weights
         raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
     plain = codec if codec.scales or not codec.static else replace(codec, dtype="f32", grid="")
     if codec.kind == "w8a8s":
@@ -74,7 +77,7 @@ def input_side(codec: Ascend, codes: Affine, input_range: tuple[float, float], b
         raise CodecError(
             "deq_scale is no positive number", found=f"input scale {scale[0]:g} times {codes.scale.min():g}"
         )
-    sums = codes.codes.sum(1, dtype=np.int64)
+    sums = affine.row_sums(codes.codes)
     shift = np.zeros(len(deq)) if bias is None else np.asarray(bias, np.float64)
     if not np.isfinite(shift).all():
         raise CodecError("the bias holds NaN or infinity", hint="polyquant validate names them all")

@@ -50,8 +50,6 @@ class TorchStages:
             )
         self._prefix, self._layers = max(same, key=lambda pair: len(pair[1]))
         found = _windows(tokenizer, text, windows, tokens)
-        if (total := sum(map(len, found))) < LEAST_INPUTS:
-            raise InputError("too little text to calibrate on", expected=f"at least {LEAST_INPUTS} tokens", found=total)
         top, vocab = max(int(w.max()) for w in found), self.model.get_input_embeddings().weight.shape[0]
         if top >= vocab:
             raise InputError("a token is outside the vocabulary", expected=f"0 to {vocab - 1}", found=top)
@@ -178,16 +176,22 @@ class _Kept:
 def _windows(
     tokenizer: Any, text: str | Sequence[str | Sequence[int]], windows: int, tokens: int
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Token ids of each window."""
+    """Token ids of each window. Raises InputError for fewer than 64 tokens in all."""
 
     def encoded(words: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.asarray(tokenizer(words, add_special_tokens=False)["input_ids"], np.int64)
 
+    def refuse(count: int) -> None:
+        if count < LEAST_INPUTS:
+            raise InputError("too little text to calibrate on", expected=f"at least {LEAST_INPUTS} tokens", found=count)
+
     if isinstance(text, str):
         ids = encoded(text)
+        refuse(len(ids))
         starts = np.linspace(0, max(0, len(ids) - tokens), min(windows, -(-len(ids) // tokens))).astype(int)
         return [ids[a : a + tokens] for a in starts]
     found = [encoded(x) if isinstance(x, str) else np.asarray(x, np.int64) for x in text[:windows]]
+    refuse(sum(len(ids[:tokens]) for ids in found))
     return [ids[:tokens] for ids in found if len(ids)]
 
 

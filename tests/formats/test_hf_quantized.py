@@ -1,17 +1,22 @@
 """Folders of GPTQ, AWQ, compressed-tensors and ChatGLM checkpoints: opened, checked, refused."""
 
 import json
+import math
 import shutil
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import packers
 from golden import VECTORS
 from polyquant.errors import InputError
 from polyquant.formats import hf
+from polyquant.formats.hf.quantized import method_of
 from polyquant.types import Affine
 
 ASCEND = VECTORS / "msmodelslim"
@@ -387,3 +392,45 @@ def test_broken_floats_of_8_bits(tmp_path, said, change, error):
     with pytest.raises(InputError, match=error):
         hf.open(path)
     assert "HF063" in codes_of(path)
+
+
+# ---------------------------------------------------------------- whatever headers say
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: tuple
+
+
+PARTS = ["qweight", "qzeros", "scales", "g_idx", "weight", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape",
+         "weight_zero_point", "weight_g_idx", "input_scale"]  # fmt: skip
+CLAIMS = st.builds(
+    Claim,
+    st.sampled_from(["I32", "I8", "F16", "F32", "BF16", "I64", "F8_E4M3", "U8"]),
+    st.lists(st.sampled_from([0, 1, 2, 8, 16, 64, 1 << 40]), max_size=3).map(tuple),
+)
+VALUES = st.sampled_from([4, 8, 3, 0, -1, 1 << 70, None, "4", True, [], {}, "gemm", "gptq_v2", "pack-quantized", [128, 128],
+                          {"a": {"format": "pack-quantized", "input_activations": DYNAMIC, "weights": {"block_structure": [4, 4]}}}])  # fmt: skip
+KEYS = ["bits", "checkpoint_format", "version", "format", "config_groups", "weight_block_size", "w_bit", "backend"]
+
+
+@given(
+    st.sampled_from(["gptq", "awq", "compressed-tensors", "fp8"]),
+    st.dictionaries(st.sampled_from(KEYS), VALUES),
+    st.dictionaries(st.sampled_from(PARTS).map("x.{}".format), CLAIMS),
+    st.lists(st.integers(-2, 1 << 40), min_size=2, max_size=64),
+)
+@settings(max_examples=300, deadline=None)
+def test_headers_end_in_a_weight_or_one_error(method, said, tensors, numbers):
+    found = method_of({"quantization_config": {"quant_method": method, **said}})
+    for name in list(found[0].modules(tensors)):
+        try:
+            weight = found[0].weight_of(name, tensors, found[1], lambda _: np.array(numbers))
+        except InputError:
+            continue
+        if weight is not None:
+            for part, spec in weight.codec.specs(weight.shape).items():
+                assert math.prod(tensors[f"x.{part}"].shape) == math.prod(spec.shape)

@@ -149,9 +149,10 @@ def test_a_layer_without_inputs_is_named(tmp_path):
         prepare(source, AscendOptions(calibration=IDS), wanted, lambda _: None)
 
 
-def test_keep_proposes_the_worst_layers_until_the_rest_is_below_the_limit():
+@pytest.mark.parametrize("codec", ["w4a16", "w8a8", "w8a8.dynamic"])
+def test_keep_proposes_the_worst_layers_until_the_rest_is_below_the_limit(codec):
     source = open_checkpoint(QWEN2)
-    asked, codecs = AscendOptions(calibration=IDS), targets(source, "w4a16")
+    asked, codecs = AscendOptions(calibration=IDS), targets(source, codec)
     free = propose_keep(source, codecs, asked, limit=100)
     assert free.keep == ()
     assert free.before == free.after

@@ -21,7 +21,7 @@ SOURCES = {"fp16": ("qwen2_fp16", "F16"), "bf16": ("qwen2_bf16", "BF16"), "v1": 
 EXACT = [
     "v0/fp16/w8a16", "v0/bf16/w8a16", "v0/fp16/w8a16_asym", "v0/bf16/w8a16_asym", "v0/fp16/w8a16_g32", "v0/fp16/w8a16_g32_asym",
     "v0/fp16/w4a16_g32", "v0/fp16/w8a8_dynamic", "v0/bf16/w8a8_dynamic", "v0/fp16/w8a8", "v0/bf16/w8a8", "v0/fp16/w8a8_c8_sharded",
-    "v0/bf16/w8a8_c8_asym", "v0/fp16/w8a8_per_tensor", "v0/fp16/w8a8s", "v0/bf16/w8a8s", "v0/fp16/ascendv1_w4a16_packed",
+    "v0/bf16/w8a8_c8_asym", "v0/fp16/w8a8_per_tensor", "v0/fp16/w8a8s", "v0/fp16/w8a8s_lowbit_sigma", "v0/bf16/w8a8s", "v0/fp16/ascendv1_w4a16_packed",
     "v0/fp16/ascendv1_w4a16_g32_packed", "v0/fp16/ascendv1_w8a8_mix", "v1/bf16/w8a16", "v1/bf16/w8a8_static", "v1/bf16/w8a8_dynamic",
     "v1/bf16/w8a8_mix", "v1/bf16/w4a8_dynamic",
 ]  # fmt: skip
@@ -53,12 +53,19 @@ def layers(run):
             )
 
 
+def outliers(run):
+    """How the run told the outliers of W8A8S."""
+    return "sigma" if run.endswith("sigma") else "fraction"
+
+
 @pytest.mark.parametrize("run", EXACT)
 def test_integers_and_scales_are_the_tools(run):
     off = checked = 0
     for weight, w, bias, seen, dtype in layers(run):
         unknown = weight.codec.static and seen is None  # v1 tells no ranges: the weights only
-        found = quantize_linear(weight.codec, w, input_range=(-1, 1) if unknown else seen, bias=bias, exact=dtype)
+        found = quantize_linear(
+            weight.codec, w, input_range=(-1, 1) if unknown else seen, bias=bias, exact=dtype, outliers=outliers(run)
+        )
         parts = weight.codec.pack(found)
         differ = parts["weight"] != weight.parts["weight"]
         off += np.count_nonzero(differ)
@@ -75,7 +82,7 @@ def test_our_mean_error_is_at_most_the_tools(run):
     ours = theirs = 0.0
     for weight, w, bias, seen, _ in layers(run):
         seen = seen or (weight.codec.static and (-1.0, 1.0)) or None
-        parts = weight.codec.pack(quantize_linear(weight.codec, w, input_range=seen, bias=bias))
+        parts = weight.codec.pack(quantize_linear(weight.codec, w, input_range=seen, bias=bias, outliers=outliers(run)))
         ours += error_sums(w, weight.codec.dequantize(parts, w.shape)).dd
         theirs += error_sums(w, weight.dequantize()).dd
     assert 0 < ours <= theirs

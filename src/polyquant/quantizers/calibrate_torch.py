@@ -19,6 +19,8 @@ from polyquant.quantizers.statistics import CacheRanges
 
 __all__ = ["TorchStages"]
 
+_HINT = "choose what needs no inputs: --method trellis_viterbi, or a codec such as w8a16"
+
 
 class TorchStages:
     """A model of transformers: a stage for each layer. Raises UnsupportedError where it has no layers of one class, InputError for too little text."""
@@ -40,14 +42,12 @@ class TorchStages:
             raise UnsupportedError(
                 f"transformers does not load it either: {str(problem).splitlines()[0]}",
                 file=path,
-                hint="use --method trellis_viterbi, which needs no inputs",
+                hint=_HINT,
             ) from problem
         lists = [(n, m) for n, m in self.model.named_modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 0]
         same = [(n, m) for n, m in lists if len({type(x) for x in m}) == 1 and ".layers." not in n]
         if not same:
-            raise UnsupportedError(
-                "its layers are no list of one class", file=path, hint="use --method trellis_viterbi"
-            )
+            raise UnsupportedError("its layers are no list of one class", file=path, hint=_HINT)
         self._prefix, self._layers = max(same, key=lambda pair: len(pair[1]))
         found = _windows(tokenizer, text, windows, tokens)
         top, vocab = max(int(w.max()) for w in found), self.model.get_input_embeddings().weight.shape[0]
@@ -117,7 +117,7 @@ class TorchStages:
             for hook in hooks:
                 hook.remove()
         if len(calls.named) != len(self._layers):
-            raise UnsupportedError("its layers do not run one after the other", hint="use --method trellis_viterbi")
+            raise UnsupportedError("its layers do not run one after the other", hint=_HINT)
         return calls
 
 

@@ -3,7 +3,8 @@
     per channel, per matrix   in the model's dtype; the older calibrator (whose scales have that dtype) clips symmetric codes to -127, the command
                               line (float32 scales) to -128, which bfloat16 really reaches: 127.5 is not between its numbers
     per group                 in float32
-    W8A8S                     in float32: inliers w / s, outliers w * (7 / the greatest inlier); its scale and deq_scale in the model's dtype
+    W8A8S                     in float32: inliers w / s, outliers w * (7 / the greatest inlier); its scale and deq_scale in the model's dtype; where
+                              outliers are told by 3 sigma: all w / s, and scale and deq_scale in float32
     inputs                    s = (max - min) / 255 and z = round(-min / s) - 128 in the model's dtype
     deq_scale                 input_scale * weight_scale in the model's dtype, kept as float32
     quant_bias                round(bias / deq_scale - input_offset * the sum of the codes) in float32
@@ -15,7 +16,7 @@ precision: the default arithmetic of quantizers/affine.py is closer to the weigh
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -25,13 +26,15 @@ from polyquant.codecs.ascend import Ascend
 from polyquant.errors import CodecError
 from polyquant.types import F32, I8, Activation, Affine
 
-__all__ = ["DTYPES", "exact_codes", "exact_grid", "exact_input_side", "quantize_linear"]
+__all__ = ["DTYPES", "Outliers", "exact_codes", "exact_grid", "exact_input_side", "quantize_linear"]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
 }  # fmt: skip
 """As codec names say them."""
 _Array: TypeAlias = NDArray[Any]
+Outliers = Literal["fraction", "sigma"]
+"""Which weights of W8A8S may lie beyond 4 bits: a fraction of the matrix, or those beyond three deviations of their row."""
 _FRACTION = 0.011
 
 
@@ -42,12 +45,14 @@ def quantize_linear(
     *,
     input_range: tuple[float, float] | None = None,
     bias: F32 | None = None,
+    outliers: Outliers = "fraction",
 ) -> Affine:
-    """A weight [N, K] of a model of `dtype` -> its codes. Raises CodecError for NaN, infinity, and a missing range."""
+    """A weight [N, K] of a model of `dtype` -> its codes. outliers: of W8A8S. Raises CodecError for NaN, infinity, and a missing range."""
     if not np.isfinite(w).all():
         raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
+    sigma = codec.kind == "w8a8s" and outliers == "sigma"
     if codec.kind == "w8a8s":
-        codes, scale = _sparse(w, dtype)
+        codes, scale = _sigma(w) if sigma else _sparse(w, dtype)
         offset = np.zeros_like(scale)
     else:
         codes, scale, offset = _min_max(codec, w, dtype)
@@ -56,7 +61,8 @@ def quantize_linear(
         return found
     if input_range is None:
         raise CodecError(f"{codec.name} needs the range of the layer's inputs", hint="calibrate: --calibration FILE")
-    return Affine(codec.bits, codes, scale, offset, exact_input_side(found, dtype, input_range, bias))
+    side = exact_input_side(found, dtype, input_range, bias, product=np.dtype(np.float32) if sigma else dtype)
+    return Affine(codec.bits, codes, scale, offset, side)
 
 
 def _min_max(codec: Ascend, w: F32, dtype: np.dtype[Any]) -> tuple[I8, F32, F32]:
@@ -109,13 +115,23 @@ def _sparse(w: F32, dtype: np.dtype[Any]) -> tuple[I8, F32]:
     return np.clip(found, -128, 127).astype(np.int8), (top / seven).astype(dtype).astype(np.float32)
 
 
+def _sigma(w: F32) -> tuple[I8, F32]:
+    """The same where outliers are the weights beyond three deviations of the row's magnitudes."""
+    size = np.abs(w)
+    limit = 3 * size.std(1, ddof=min(1, w.shape[1] - 1), keepdims=True)
+    top = np.where(size <= limit, size, 0).max(1, keepdims=True)
+    top[top == 0] = 7
+    scale = top / np.float32(7)
+    return np.clip(np.rint(w / scale), -128, 127).astype(np.int8), scale
+
+
 def exact_input_side(
-    codes: Affine, dtype: np.dtype[Any], input_range: tuple[float, float], bias: F32 | None
+    codes: Affine, dtype: np.dtype[Any], input_range: tuple[float, float], bias: F32 | None, *, product: np.dtype[Any]
 ) -> Activation:
-    """The grid of inputs from low to high, deq_scale and quant_bias."""
+    """The grid of inputs from low to high, deq_scale (multiplied in the dtype `product`) and quant_bias."""
     low, high = (np.array([x]).astype(dtype) for x in input_range)
     scale, offset = exact_grid(low, high, 8, symmetric=False)
-    deq = (scale * codes.scale[:, 0].astype(dtype)).astype(np.float32)
+    deq = (scale.astype(product) * codes.scale[:, 0].astype(product)).astype(np.float32)
     sums = codes.codes.sum(1, dtype=np.int64).astype(np.float32)
     shift = np.float32(0) if bias is None else bias.astype(np.float32) / deq
     total = np.rint(shift - offset.astype(np.float32) * sums)

@@ -6,7 +6,6 @@ Each side is a process of its own, so that peak memory is its own; they take tur
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,9 @@ CONVERT = """
 import sys, polyquant
 polyquant.convert(sys.argv[1], sys.argv[2], codec=sys.argv[3], threads=2)
 """
+PEAK = """
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""  # getrusage would count the memory of the process that started this one
 READ_WRITE = """
 import os, sys
 block, left = 1 << 22, int(sys.argv[3])
@@ -44,13 +46,11 @@ def timed(code: str, *args: str) -> tuple[float, float]:
     """(wall seconds, peak MB) of a Python process; the target file is removed before."""
     Path(args[1]).unlink(missing_ok=True)
     start = time.perf_counter()
-    child = subprocess.Popen([sys.executable, "-c", code, *args], env={**os.environ})
-    _, status, usage = os.wait4(child.pid, 0)
+    done = subprocess.run([sys.executable, "-c", code + PEAK, *args], stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.perf_counter() - start
-    if status:
+    if done.returncode:
         raise SystemExit(f"the measured process failed: {code}")
-    assert isinstance(usage, resource.struct_rusage)
-    return seconds, usage.ru_maxrss / 1e3
+    return seconds, int(done.stdout.split()[-1]) / 1e3
 
 
 def rows() -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "simd.hpp"
 
@@ -47,6 +48,12 @@ PQ_SIMD void decode(const int8_t* codes, size_t size, float scale, float offset,
   for (size_t i = 0; i < size; ++i) w[i] = (float(codes[i]) - offset) * scale;
 }
 
+PQ_SIMD int32_t sum_of(const int8_t* codes, size_t n) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += codes[i];
+  return sum;
+}
+
 }  // namespace
 
 Levels levels_of(int bits, bool symmetric) {
@@ -75,6 +82,34 @@ void affine_encode(const float* w, size_t groups, size_t size, Levels levels, co
 
 void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset, float* w) {
   for (size_t g = 0; g < groups; ++g) decode(codes + g * size, size, scale[g], offset[g], w + g * size);
+}
+
+void row_sums(const int8_t* codes, size_t rows, size_t cols, int64_t* sums) {
+  constexpr size_t step = size_t(1) << 20;  // whose sum an int32 holds
+  for (size_t r = 0; r < rows; ++r) {
+    sums[r] = 0;
+    for (size_t i = 0; i < cols; i += step) sums[r] += sum_of(codes + r * cols + i, std::min(step, cols - i));
+  }
+}
+
+bool affine_quantize(const BlockKernel& source, const uint8_t* data, size_t rows, size_t cols, size_t groups, Levels levels, int8_t* codes, float* scale,
+                     float* offset, ErrorSums* errors) {
+  thread_local std::vector<float> room;
+  room.resize(2 * cols);
+  float *row = room.data(), *back = row + cols;
+  const size_t size = cols / groups;
+  for (size_t r = 0; r < rows; ++r, codes += cols, scale += groups, offset += groups) {
+    source.dequantize(data + r * cols * size_t(source.bytes), row, cols);
+    affine_grid(row, groups, size, levels, scale, offset);
+    for (size_t g = 0; g < groups; ++g)
+      if (!std::isfinite(scale[g])) return false;
+    affine_encode(row, groups, size, levels, scale, offset, codes);
+    if (!errors) continue;
+    affine_decode(codes, groups, size, scale, offset, back);
+    const ErrorSums e = error_sums(row, back, cols);
+    *errors = {errors->aa + e.aa, errors->bb + e.bb, errors->ab + e.ab, errors->dd + e.dd, std::max(errors->worst, e.worst)};
+  }
+  return true;
 }
 
 }  // namespace polyquant

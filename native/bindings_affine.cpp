@@ -3,11 +3,14 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <array>
 #include <cmath>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "affine.hpp"
@@ -18,6 +21,9 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
+
+const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
+
 namespace {
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -59,6 +65,32 @@ void decode_py(Codes codes, Matrix scale, Matrix offset, MatrixOut w) {
   if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1)) throw nb::value_error("one weight a code");
   nb::gil_scoped_release release;
   affine_decode(codes.data(), scale.size(), size, scale.data(), offset.data(), w.data());
+}
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using SumsOut = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void row_sums_py(Codes codes, SumsOut sums) {
+  if (sums.shape(0) != codes.shape(0)) throw nb::value_error("one sum a row");
+  nb::gil_scoped_release release;
+  row_sums(codes.data(), codes.shape(0), codes.shape(1), sums.data());
+}
+
+// None if a weight is not finite; else the sums of errors, zeros where they are not measured.
+std::optional<std::tuple<double, double, double, double, double>> quantize_py(const std::string& source, Bytes data, CodesOut codes, MatrixOut scale,
+                                                                              MatrixOut offset, int bits, bool symmetric, bool measure) {
+  const BlockKernel* kernel = find_block_kernel(source);
+  const size_t rows = codes.shape(0), cols = codes.shape(1);
+  group_size(codes, scale, offset);
+  if (!kernel || kernel->weights != 1 || data.shape(0) != codes.size() * size_t(kernel->bytes)) throw nb::value_error("floats of each code needed");
+  const Levels levels = checked_levels(bits, symmetric);
+  ErrorSums e{};
+  {
+    nb::gil_scoped_release release;
+    if (!affine_quantize(*kernel, data.data(), rows, cols, scale.shape(1), levels, codes.data(), scale.data(), offset.data(), measure ? &e : nullptr))
+      return std::nullopt;
+  }
+  return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
 }
 
 // ---------------------------------------------------------------- matrices
@@ -134,6 +166,8 @@ void bind_affine(nb::module_& m) {
   m.def("affine_grid", &grid_py);
   m.def("affine_encode", &encode_py);
   m.def("affine_decode", &decode_py);
+  m.def("affine_row_sums", &row_sums_py);
+  m.def("affine_quantize", &quantize_py);
 }
 
 }  // namespace polyquant

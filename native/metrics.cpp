@@ -1,6 +1,7 @@
-// Sums for error figures, accumulated in double so that the order of a billion terms does not show.
+// Sums for error figures: stretches in float32, what they add up to in double, so that the order of a billion terms does not show.
 #include "metrics.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "simd.hpp"
@@ -8,31 +9,21 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t lanes = 8;
+constexpr size_t lanes = 16, stretch = 512;  // 32 terms a lane: the error of a sum stays near that of its terms
 
-// Eight independent accumulators a sum: the compiler turns each row of lanes into vector registers.
-PQ_SIMD void accumulate(const float* a, const float* b, size_t n, double out[5]) {
-  double aa[lanes] = {}, bb[lanes] = {}, ab[lanes] = {}, dd[lanes] = {};
-  float worst[lanes] = {};
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes)
+// Independent accumulators: the compiler turns each row of lanes into vector registers.
+PQ_SIMD void sums_of_stretch(const float* a, const float* b, double out[5]) {
+  float aa[lanes] = {}, bb[lanes] = {}, ab[lanes] = {}, dd[lanes] = {}, worst[lanes] = {};
+  for (size_t i = 0; i < stretch; i += lanes)
+    PQ_LOOP
     for (size_t j = 0; j < lanes; ++j) {
-      const double x = a[i + j], y = b[i + j], d = x - y;
+      const float x = a[i + j], y = b[i + j], d = x - y, m = std::fabs(d);
       aa[j] += x * x;
       bb[j] += y * y;
       ab[j] += x * y;
       dd[j] += d * d;
-      const float m = std::fabs(a[i + j] - b[i + j]);
       worst[j] = m > worst[j] ? m : worst[j];
     }
-  for (; i < n; ++i) {
-    const double x = a[i], y = b[i], d = x - y;
-    aa[0] += x * x;
-    bb[0] += y * y;
-    ab[0] += x * y;
-    dd[0] += d * d;
-    worst[0] = std::fmax(worst[0], std::fabs(a[i] - b[i]));
-  }
   for (size_t j = 0; j < lanes; ++j) {
     out[0] += aa[j];
     out[1] += bb[j];
@@ -42,11 +33,36 @@ PQ_SIMD void accumulate(const float* a, const float* b, size_t n, double out[5])
   }
 }
 
+void accumulate(const float* a, const float* b, size_t n, double out[5]) {
+  for (size_t i = 0; i < n; ++i) {
+    const double x = a[i], y = b[i], d = x - y;
+    out[0] += x * x;
+    out[1] += y * y;
+    out[2] += x * y;
+    out[3] += d * d;
+    out[4] = std::fmax(out[4], std::fabs(a[i] - b[i]));
+  }
+}
+
+// Squares that float32 can hold with all their bits.
+bool plain(const double s[5]) { return s[0] > 1e-20 && s[0] < 1e30 && s[1] < 1e30 && (s[3] > 1e-30 || s[4] == 0); }
+
 }  // namespace
 
 ErrorSums error_sums(const float* a, const float* b, size_t n) {
   double s[5] = {};
-  accumulate(a, b, n, s);
+  size_t i = 0;
+  for (; i + stretch <= n; i += stretch) {
+    double some[5] = {};
+    sums_of_stretch(a + i, b + i, some);
+    if (!plain(some)) {
+      std::fill_n(some, 5, 0.0);
+      accumulate(a + i, b + i, stretch, some);
+    }
+    for (size_t j = 0; j < 4; ++j) s[j] += some[j];
+    s[4] = std::max(s[4], some[4]);
+  }
+  accumulate(a + i, b + i, n - i, s);
   return {s[0], s[1], s[2], s[3], s[4]};
 }
 

@@ -1,16 +1,22 @@
 """Folders of GPTQ, AWQ, compressed-tensors and ChatGLM checkpoints: opened, checked, refused."""
 
 import json
+import math
 import shutil
+from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import packers
 from golden import VECTORS
 from polyquant.errors import InputError
 from polyquant.formats import hf
+from polyquant.formats.hf.quantized import method_of
 from polyquant.types import Affine
 
 ASCEND = VECTORS / "msmodelslim"
@@ -316,6 +322,115 @@ def test_a_method_that_no_weight_has(tmp_path):
 
 def test_other_schemes_of_compressed_tensors_stay_as_they_are_stored(tmp_path):
     tensors = {f"{UP}.weight_packed": np.zeros((4, 4), np.uint8), f"{UP}.weight_scale": np.ones((4, 1), np.float32)}
-    checkpoint = hf.open(folder(tmp_path / "m", tensors, compressed("nvfp4-pack-quantized")))
+    path = folder(tmp_path / "m", tensors, compressed("nvfp4-pack-quantized"))
+    checkpoint = hf.open(path)
     assert set(checkpoint) == set(tensors)
-    assert any("is of a scheme" in n or "are of a scheme" in n for n in checkpoint.notes)
+    assert any("1 weights are of a scheme that is not decoded" in n for n in checkpoint.notes)
+    assert "HF061" in codes_of(path)
+
+
+# ---------------------------------------------------------------- 8-bit floats
+
+
+def blocks_of_128(values, n, k):
+    return np.repeat(np.repeat(values, 128, 0), 128, 1)[:n, :k]
+
+
+FP8 = {
+    "rows": (compressed("float-quantized"), "weight_scale", (200, 1), np.float32, "fp8.e4m3.f32"),
+    "one": (compressed("float-quantized"), "weight_scale", (1,), np.float16, "fp8.e4m3.tensor.f16"),
+    "scalar": (compressed("float-quantized"), "weight_scale", (), np.float32, "fp8.e4m3.tensor.f32"),
+    "blocks": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "weight_scale_inv",
+        (2, 3),
+        np.float32,
+        "fp8.e4m3.b128.inv.f32",
+    ),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, "weight_scale", (200, 1), np.float32, "fp8.e4m3.f32"),
+}
+
+
+@pytest.mark.parametrize("case", FP8)
+def test_floats_of_8_bits(tmp_path, case):
+    said, part, shape, dtype, name = FP8[case]
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((200, 300)).astype(ml_dtypes.float8_e4m3fn)
+    scale = rng.uniform(0.01, 1, shape).astype(dtype)
+    tensors = {f"{UP}.weight": weight, f"{UP}.{part}": scale, f"{UP}.input_scale": np.ones(1, np.float32)}
+    path = folder(tmp_path / "m", tensors, said)
+    checkpoint = hf.open(path)
+    assert list(checkpoint) == [f"{UP}.weight"]
+    w = checkpoint[f"{UP}.weight"]
+    assert w.codec.name == name
+    table = blocks_of_128(scale.astype(np.float32), 200, 300) if case == "blocks" else scale.astype(np.float32)
+    want = weight.astype(np.float32) * table
+    np.testing.assert_array_equal(w.dequantize(), want)
+    np.testing.assert_array_equal(w.dequantize(rows=slice(100, 140)), want[100:140])
+    assert not codes_of(path)
+    if w.codec.row_sliced:
+        np.testing.assert_array_equal(w.codec.dequantize(w.read(slice(5, 9)), (4, 300)), want[5:9])
+
+
+@pytest.mark.parametrize(
+    ("said", "change", "error"),
+    [
+        ({"quant_method": "fp8"}, {}, "does not say the blocks"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 64]}, {}, "does not say the blocks"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((3, 3), np.float32)}, "does not fit"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": None}, "lacks its scale"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((2, 3), np.int8)}, "another type"),
+    ],
+)  # fmt: skip
+def test_broken_floats_of_8_bits(tmp_path, said, change, error):
+    parts = {
+        "weight": np.ones((200, 300), ml_dtypes.float8_e4m3fn),
+        "weight_scale_inv": np.ones((2, 3), np.float32),
+        **change,
+    }
+    path = folder(tmp_path / "m", {f"{UP}.{p}": a for p, a in parts.items() if a is not None}, said)
+    with pytest.raises(InputError, match=error):
+        hf.open(path)
+    assert "HF063" in codes_of(path)
+
+
+# ---------------------------------------------------------------- whatever headers say
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: tuple
+
+
+PARTS = ["qweight", "qzeros", "scales", "g_idx", "weight", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape",
+         "weight_zero_point", "weight_g_idx", "input_scale"]  # fmt: skip
+CLAIMS = st.builds(
+    Claim,
+    st.sampled_from(["I32", "I8", "F16", "F32", "BF16", "I64", "F8_E4M3", "U8"]),
+    st.lists(st.sampled_from([0, 1, 2, 8, 16, 64, 1 << 40]), max_size=3).map(tuple),
+)
+VALUES = st.sampled_from([4, 8, 3, 0, -1, 1 << 70, None, "4", True, [], {}, "gemm", "gptq_v2", "pack-quantized", [128, 128],
+                          {"a": {"format": "pack-quantized", "input_activations": DYNAMIC, "weights": {"block_structure": [4, 4]}}}])  # fmt: skip
+KEYS = ["bits", "checkpoint_format", "version", "format", "config_groups", "weight_block_size", "w_bit", "backend"]
+
+
+@given(
+    st.sampled_from(["gptq", "awq", "compressed-tensors", "fp8"]),
+    st.dictionaries(st.sampled_from(KEYS), VALUES),
+    st.dictionaries(st.sampled_from(PARTS).map("x.{}".format), CLAIMS),
+    st.lists(st.integers(-2, 1 << 40), min_size=2, max_size=64),
+)
+@settings(max_examples=300, deadline=None)
+def test_headers_end_in_a_weight_or_one_error(method, said, tensors, numbers):
+    found = method_of({"quantization_config": {"quant_method": method, **said}})
+    for name in list(found[0].modules(tensors)):
+        try:
+            weight = found[0].weight_of(name, tensors, found[1], lambda _: np.array(numbers))
+        except InputError:
+            continue
+        if weight is not None:
+            for part, spec in weight.codec.specs(weight.shape).items():
+                assert math.prod(tensors[f"x.{part}"].shape) == math.prod(spec.shape)

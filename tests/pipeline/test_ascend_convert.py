@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import packers
 import polyquant
 from golden import VECTORS
-from polyquant.errors import PlanError
+from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.detect import open_checkpoint
 from polyquant.runtime.load import load
 from polyquant.types import Action, Affine, Floats
@@ -162,6 +163,27 @@ def test_int8_of_compressed_tensors_becomes_w8a8_dynamic_unchanged(tmp_path):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
     (description,) = (tmp_path / "out").glob("quant_model_description*.json")
     assert "W8A8_DYNAMIC" in json.loads(description.read_text()).values()
+
+
+def test_floats_of_8_bits_leave_as_floats_and_run(tmp_path):
+    floats = load_file(ASCEND / "models/qwen2_fp16/model.safetensors")
+    tensors = dict(floats)
+    for name in [n for n in floats if "_proj.weight" in n]:
+        scale = np.abs(floats[name]).max(1, keepdims=True).astype(np.float32) / 448
+        tensors[name] = (floats[name] / scale).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}_scale"] = scale
+    said = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    source = hf_folder(tmp_path / "source", tensors, quantization_config=said)
+    here = logits(source)
+    assert far(here, logits(ASCEND / "models/qwen2_fp16")) < 0.08
+    for to, out in (("hf", tmp_path / "b"), ("gguf", tmp_path / "b.gguf")):
+        report = polyquant.convert(source, out, to=to)
+        assert sum(s.source == "fp8.e4m3.f32" and s.target == "f16" for s in report.steps) == 14
+        assert far(logits(out), here) < 2e-3
+    with pytest.raises(PlanError, match="quantized already"):
+        polyquant.plan(source, "msmodelslim", codec="w8a16")
+    report = polyquant.convert(source, tmp_path / "c", to="msmodelslim", codec="w8a16", requantize=True)
+    assert far(logits(tmp_path / "c"), here) < 0.03
 
 
 def test_columns_in_another_order_cannot_be_kept(tmp_path):
@@ -337,8 +359,71 @@ def test_a_shifted_norm_of_another_place_is_refused(tmp_path):
     save_file(tensors, file)
     said = json.loads((source / "quant_model_description.json").read_text())
     (source / "quant_model_description.json").write_text(json.dumps({**said, "model.norm.bias": "FLOAT"}))
-    with pytest.raises(polyquant.errors.UnsupportedError, match="no linear layer behind it"):
+    with pytest.raises(UnsupportedError, match="no linear layer behind it"):
         polyquant.plan(source, "hf")
+
+
+NORM = "model.layers.0.post_attention_layernorm"
+
+
+def with_tensors(source, change):
+    """The folder with other tensors; change(tensors, description)."""
+    (file,), (said,) = source.glob("quant_model_weight*"), source.glob("quant_model_description*")
+    tensors, description = load_file(file), json.loads(said.read_text())
+    change(tensors, description)
+    save_file(tensors, file)
+    said.write_text(json.dumps({k: v for k, v in description.items() if k in tensors or "." not in k}))
+    return source
+
+
+@pytest.mark.parametrize("float_layers", [(), ("gate_proj", "up_proj"), ("up_proj",)])
+def test_a_norm_that_is_said_twice_and_not_the_same(tmp_path, float_layers):
+    """The document: norm.weight stays as it was for layers that stay float."""
+
+    def change(tensors, description):
+        tensors[f"{NORM}.weight"] = tensors[f"{NORM}.weight"] * np.float16(2)
+        for layer in float_layers:
+            stem = f"model.layers.0.mlp.{layer}."
+            for name in [n for n in tensors if n.startswith(stem)]:
+                del tensors[name]
+            tensors[f"{stem}weight"] = np.ones((160, 96), np.float16)
+            description[f"{stem}weight"] = "FLOAT"
+
+    source = with_tensors(model_folder(tmp_path / "a", "v0/fp16/w8a8_m1", "qwen2_fp16"), change)
+    smoothed = genuine("v0/fp16/w8a8_m1")[f"{NORM}.weight"]
+    if len(float_layers) == 1:
+        with pytest.raises(UnsupportedError, match="read it differently"):
+            polyquant.plan(source, "hf")
+        return
+    polyquant.convert(source, tmp_path / "b", to="hf")
+    found = load_file(tmp_path / "b/model.safetensors")[f"{NORM}.weight"]
+    np.testing.assert_array_equal(found, smoothed * np.float16(2) if float_layers else smoothed)
+
+
+@pytest.mark.parametrize("mode", ["v0/fp16/w8a8", "v0/fp16/w8a8_per_tensor"])
+def test_biases_that_only_quant_bias_says(tmp_path, mode):
+    def change(tensors, description):
+        for name in [n for n in tensors if n.endswith("q_proj.bias")]:
+            del tensors[name]
+
+    source = with_tensors(model_folder(tmp_path / "a", mode, "qwen2_fp16"), change)
+    report = polyquant.convert(source, tmp_path / "b", to="hf")
+    assert any("2 biases are said by quant_bias only" in w for w in report.warnings)
+    found = load_file(tmp_path / "b/model.safetensors")
+    bias = "model.layers.1.self_attn.q_proj.bias"
+    deq = genuine(mode)[f"{bias[:-5]}.deq_scale"].astype(np.uint32).view(np.float32)
+    wanted = genuine(mode)[bias].astype(np.float32)
+    assert (np.abs(found[bias] - wanted) <= 0.51 * deq + 1e-3).all()
+    assert np.abs(wanted).max() > 0.05
+    assert far(logits(tmp_path / "b"), logits(ASCEND / "models/qwen2_fp16")) < 0.05
+
+
+def test_shifts_of_an_architecture_that_is_not_known_are_kept_and_said(tmp_path):
+    source = model_folder(tmp_path / "a", "v0/fp16/w8a8s_lowbit_smooth", "qwen2_fp16")
+    (source / "config.json").write_text('{"model_type": "strange", "torch_dtype": "float16"}')
+    report = polyquant.convert(source, tmp_path / "b", to="hf")
+    assert sum("architecture is not known" in w for w in report.warnings) == 4
+    assert f"{NORM}.bias" in load_file(tmp_path / "b/model.safetensors")
 
 
 def test_into_trellis_by_way_of_floats(tmp_path):

@@ -22,11 +22,22 @@ from polyquant.codecs.affine_reader import AffineReader
 from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
+from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.gptq import GPTQ
 from polyquant.errors import CodecError
 from polyquant.types import F32, I8, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
 
-__all__ = ["affine_of", "as_blocks", "blocks_of", "exact_ascend", "floats_of", "recoded", "reordered", "same_codes"]
+__all__ = [
+    "affine_of",
+    "as_blocks",
+    "blocks_of",
+    "exact_ascend",
+    "floats_of",
+    "only_read",
+    "recoded",
+    "reordered",
+    "same_codes",
+]
 
 _BLOCKS = {"q8_0": 8, "q5_0": 8, "q4_0": 4}
 """Block types with codes around 0 -> the bits of our codes."""
@@ -46,6 +57,11 @@ def floats_of(config: Mapping[str, Any]) -> str:
             if isinstance(said, str) and said.removeprefix("torch.") in _WORDS:
                 return _WORDS[said.removeprefix("torch.")]
     return "bf16"
+
+
+def only_read(codec: Codec) -> bool:
+    """True for weights that GGUF, Trellis and Hugging Face folders are never written with: they leave as other codes or as floats."""
+    return codec.form is Affine or isinstance(codec, FP8)
 
 
 # ------------------------------------------------------------ into affine codes

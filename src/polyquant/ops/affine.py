@@ -9,11 +9,13 @@ with max and min widened to include 0; for 4 bits 7, 15, 8 in place of 127, 255,
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.ops import native
-from polyquant.types import F32, I8
+from polyquant.ops.metrics import ErrorSums
+from polyquant.types import F32, I8, U8
 
-__all__ = ["decode", "encode", "min_max_grid"]
+__all__ = ["decode", "encode", "min_max_grid", "quantize_stored", "row_sums"]
 
 
 def min_max_grid(w: F32, groups: int, bits: int, *, symmetric: bool) -> tuple[F32, F32]:
@@ -61,3 +63,32 @@ def decode(codes: I8, scale: F32, offset: F32, out: F32) -> F32:
     with np.errstate(all="ignore"):
         out.reshape(grouped.shape)[...] = (grouped - offset[:, :, None]) * scale[:, :, None]
     return out
+
+
+def row_sums(codes: I8) -> NDArray[np.int64]:
+    """Sums of the rows of codes [rows, K], int64 [rows]."""
+    if (lib := native.lib()) is not None:
+        out = np.empty(len(codes), np.int64)
+        lib.affine_row_sums(np.ascontiguousarray(codes), out)
+        return out
+    return np.asarray(codes.sum(1, dtype=np.int64), np.int64)
+
+
+def quantize_stored(
+    source: str, data: U8, shape: tuple[int, int], groups: int, bits: int, *, symmetric: bool, measure: bool
+) -> tuple[I8, F32, F32, ErrorSums | None] | None:
+    """Rows [rows, K] as they lie in a file, float codec `source` ("f32", "f16", "bf16"), to codes, scale and offset, and what they miss.
+
+    The same bits as min_max_grid, encode, decode and error_sums of the floats, without these in memory. None without native kernels, and for rows
+    that hold NaN or infinity.
+    """
+    lib = native.lib()
+    if lib is None:
+        return None
+    codes = np.empty(shape, np.int8)
+    scale, offset = (np.empty((shape[0], groups), np.float32) for _ in range(2))
+    flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    sums = lib.affine_quantize(source, flat, codes, scale, offset, bits, symmetric, measure)
+    if sums is None:
+        return None
+    return codes, scale, offset, ErrorSums(codes.size, *sums) if measure else None

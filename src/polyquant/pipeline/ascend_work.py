@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.dtypes import NUMPY, WORDS
-from polyquant.ops.metrics import error_sums
+from polyquant.codecs.plain import PlainCodec
+from polyquant.ops.affine import quantize_stored
+from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.pipeline.ascend_options import AscendOptions
 from polyquant.pipeline.ascend_prepare import Prepared, prepare
 from polyquant.pipeline.ascend_target import bias_type, module_of, ranges_of
 from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
-from polyquant.quantizers.affine import quantize_linear
+from polyquant.quantizers.affine import input_side, quantize_linear
 from polyquant.quantizers.calibrate import Tick
-from polyquant.types import F32, Action, Floats, as_matrix
+from polyquant.types import F32, Action, Affine, Floats, Parts, as_matrix
 
 __all__ = ["pieces", "prepared_of", "takes"]
 
@@ -69,11 +72,17 @@ def _codes(plan: Plan, step: Step, start: int, stop: int, prepared: Prepared | N
     options, target, name = plan.ascend, step.target, step.map.source
     assert options is not None
     assert isinstance(target, Ascend)
+    inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
+    bias = _bias(plan, step, prepared) if target.static else None
+    if _as_stored(plan, step, prepared) and (direct := _direct(plan, step, start, stop, measure=measure)) is not None:
+        plain, error = direct
+        if target.static and inputs is not None:
+            side = input_side(target, plain, inputs, None if bias is None else bias[start:stop])
+            plain = replace(plain, activation=side)
+        return _piece(target.pack(plain), start, stop, error)
     w = _floats(plan, step, start, stop)
     if prepared is not None:
         w = prepared.weight(name, w, slice(start, stop))
-    inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
-    bias = _bias(plan, step, prepared) if target.static else None
     found = quantize_linear(
         target,
         w,
@@ -85,9 +94,45 @@ def _codes(plan: Plan, step: Step, start: int, stop: int, prepared: Prepared | N
     )
     parts = target.pack(found)
     error = error_sums(w, target.dequantize(parts, w.shape, out=_scratch("back", w.shape))) if measure else None
+    return _piece(parts, start, stop, error)
+
+
+def _piece(parts: Parts, start: int, stop: int, error: ErrorSums | None) -> Piece:
+    """Rows [start, stop); what is the same for all rows goes with the first."""
     if start:
         parts = {key: array for key, array in parts.items() if key not in _ONE}
     return Piece(parts, start, stop - start, error)
+
+
+def _as_stored(plan: Plan, step: Step, prepared: Prepared | None) -> bool:
+    """True if the codes are those of the floats that lie in the file, each row on the tightest grid, with float32 scales."""
+    options, target, name = plan.ascend, step.target, step.map.source
+    assert options is not None
+    assert isinstance(target, Ascend)
+    source = plan.source[name].codec
+    return (
+        isinstance(source, PlainCodec)
+        and source.name in ("f32", "f16", "bf16")
+        and step.map.row_order is None
+        and not (prepared is not None and prepared.changes(name))
+        and not options.exact_tool
+        and options.effort != "max"
+        and target.kind != "w8a8s"
+        and not target.tensor
+        and (target.dtype == "f32" or (target.static and not target.scales))
+    )
+
+
+def _direct(plan: Plan, step: Step, start: int, stop: int, *, measure: bool) -> tuple[Affine, ErrorSums | None] | None:
+    """Codes of rows as they lie in the file, and their error, row by row in the processor's cache; None without native kernels, and for NaN."""
+    weight, target = plan.source[step.map.source], step.target
+    assert isinstance(target, Ascend)
+    shape = stop - start, as_matrix(step.map.shape)[1]
+    found = quantize_stored(
+        weight.codec.name, weight.read(slice(start, stop))["blocks"], shape, target.groups(shape), target.bits,
+        symmetric=not target.asymmetric, measure=measure,
+    )  # fmt: skip
+    return None if found is None else (Affine(target.bits, *found[:3]), found[3])
 
 
 def _floats(plan: Plan, step: Step, start: int, stop: int) -> F32:

@@ -55,11 +55,11 @@ def _chosen(
 def _kept_codes(
     source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts
 ) -> tuple[Codec, str] | None:
-    """Affine codes that no recipe changes, outside of msModelSlim: as ggml blocks where one holds them, else decoded to the model's type."""
+    """Weights of quantized folders that no recipe changes, outside of msModelSlim: as ggml blocks where one holds their codes, else decoded to the model's type."""
     weight = source[tensor.source]
     if (
         to == ASCEND
-        or weight.codec.form is not Affine
+        or not affine_forms.only_read(weight.codec)
         or recipe.choose((tensor.target, tensor.source), facts)[0] is not None
     ):
         return None

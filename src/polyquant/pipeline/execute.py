@@ -168,9 +168,8 @@ class _Run:
         self.plan, self.threads, self.measure, self.on_progress = plan, threads, measure, on_progress
         self.searches = any(s.searches for s in plan.steps)
         self.total = sum(self._work(s, s.weights) for s in plan.steps)
-        text = plan.calibration if plan.ascend is None else plan.ascend.calibration
         learning = [s for s in plan.steps if s.searches or s.target.form is Affine]
-        self.calibrating = sum(s.weights for s in learning) if text is not None else 0
+        self.calibrating = sum(s.weights for s in learning) if plan.text is not None else 0
         self.calibrated = 0.0
         self.done_weights = 0
         self.started = time.monotonic()

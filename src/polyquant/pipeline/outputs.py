@@ -72,7 +72,7 @@ class _Sums:
         fitted = max(
             0.0, (self.aa - np.divide(self.ab**2, self.bb, out=np.zeros_like(self.ab), where=self.bb > 0)).sum() / whole
         )
-        scaled = plain > 1e-4 and fitted < _SCALED**2 * plain
+        scaled = bool(plain > 1e-4 and fitted < _SCALED**2 * plain)
         return OutputError(float(np.sqrt(fitted if scaled else plain)), scaled)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from polyquant.codecs.affine_forms import only_read
 from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
@@ -31,7 +32,6 @@ from polyquant.runtime.evaluate import read_text
 from polyquant.types import (
     F32,
     Action,
-    Affine,
     Checkpoint,
     Kind,
     Layout,
@@ -176,7 +176,7 @@ def _same_format(source: Checkpoint) -> Translation:
     folder = source.path if source.path.is_dir() else source.path.parent
     paths = {**source.files, **({"config.json": folder / "config.json"} if source.config else {})}
     files = {n: p.read_bytes() for n, p in paths.items()}
-    if "config.json" in files and source.format == "hf" and any(w.codec.form is Affine for w in source.values()):
+    if "config.json" in files and source.format == "hf" and any(only_read(w.codec) for w in source.values()):
         files["config.json"] = translate.float_config(files["config.json"])  # no folder is written with such weights
     return Translation(str(source.config.get("model_type", "")), tensors, files=files)
 

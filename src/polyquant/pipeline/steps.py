@@ -17,6 +17,7 @@ from polyquant.runtime.evaluate import read_text
 from polyquant.types import (
     F32,
     Action,
+    Affine,
     Checkpoint,
     Codec,
     Floats,
@@ -128,17 +129,24 @@ class Plan:
     @property
     def peak_memory(self) -> int:
         """Upper estimate of working memory for two threads, in bytes, without interpreter and libraries."""
+        text = self.text
 
         def need(step: Step) -> int:
             rows, k = as_matrix(step.map.shape)
             if step.streams:
                 return 2 * min(rows, step.block_rows) * k * 16
             if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
-                return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if self.calibration is not None else 0)
+                return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if text is not None else 0)
             return rows * k * (3 if step.target.form is Ternary else 10)
 
-        inputs = [as_matrix(s.map.shape)[1] for s in self.steps if s.searches and self.calibration is not None]
+        learning = [s for s in self.steps if s.searches or s.target.form is Affine]
+        inputs = [as_matrix(s.map.shape)[1] for s in learning] if text is not None else []
         return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * min(inputs, default=0)
+
+    @property
+    def text(self) -> str | None:
+        """What the model reads to show what its layers read: a UTF-8 file, or OWN_TEXT."""
+        return self.calibration if self.ascend is None else self.ascend.calibration
 
     @property
     def actions(self) -> Counter[Action]:
@@ -164,8 +172,7 @@ class Plan:
             h.update(name.encode() + values.tobytes())
         if self.ascend is not None:
             h.update(repr(self.ascend).encode())
-        text = self.calibration if self.ascend is None else self.ascend.calibration
-        if text is not None:
+        if (text := self.text) is not None:
             h.update(text.encode())
             h.update(b"" if text == OWN_TEXT else read_text(text).encode())
         return h.hexdigest()

@@ -79,8 +79,7 @@ def input_side(codec: Ascend, codes: Affine, input_range: tuple[float, float], b
         raise CodecError(
             "deq_scale is no positive number", found=f"input scale {scale[0]:g} times {codes.scale.min():g}"
         )
-    wide = codes.codes.shape[1] >= 1 << 24  # int32 holds sums of fewer codes, in a third of the time
-    sums = codes.codes.sum(1, dtype=np.int64 if wide else np.int32)
+    sums = affine.row_sums(codes.codes)
     shift = np.zeros(len(deq)) if bias is None else np.asarray(bias, np.float64)
     if not np.isfinite(shift).all():
         raise CodecError("the bias holds NaN or infinity", hint="polyquant validate names them all")

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
+from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.models.config import Hyper, from_config, from_metadata
 from polyquant.models.names import Family, to_gguf_name
 from polyquant.models.translate import FAMILIES, family_of
 from polyquant.runtime.c8 import grid_name
-from polyquant.types import Affine, Checkpoint
+from polyquant.types import Checkpoint
 
 __all__ = ["family", "gates_with_silu", "hyper_parameters", "names", "rounds_tokens"]
 
@@ -51,12 +52,12 @@ def family(checkpoint: Checkpoint) -> Family:
 
 
 _READ = ("bitnet", "exl3")  # quantizations whose scales the weights carry
-_AFFINE = (
+_DECODED = (
     "gptq",
     "awq",
     "compressed-tensors",
 )  # the same, where their weights were decoded: each has schemes that are not
-_LEFT = (".weight_scale", ".weight_packed")  # what such a weight leaves among the tensors
+_LEFT = (".weight_scale", ".weight_scale_inv", ".weight_packed")  # what such a weight leaves among the tensors
 
 
 def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
@@ -68,10 +69,12 @@ def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
 
 def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     """Quantized folders whose scales are not read would run, and say nonsense."""
-    if checkpoint.format == "msmodelslim":  # its description says what the weights are, whatever config.json still says of its source
+    if (
+        checkpoint.format == "msmodelslim"
+    ):  # its description says what the weights are, whatever config.json still says of its source
         return
     file = checkpoint.path / "config.json"
-    decoded = any(w.codec.form is Affine for w in checkpoint.values())
+    decoded = any(only_read(w.codec) for w in checkpoint.values())
     bits = checkpoint.config.get("quantization_bit")
     if bits and not decoded:
         raise UnsupportedError(
@@ -84,11 +87,11 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
         return
     method = said.get("quant_method") if isinstance(said, Mapping) else said
     whole = decoded and not any(name.endswith(_LEFT) for name in checkpoint)
-    if method not in _READ and not (method in _AFFINE and whole) and not checkpoint.format.startswith("trellis"):
+    if method not in _READ and not (method in _DECODED and whole) and not checkpoint.format.startswith("trellis"):
         raise UnsupportedError(
             f"quantization method '{method}' is not run",
             file=file,
-            expected="bitnet, exl3, gptq, awq, compressed-tensors with integers, a Trellis folder, or none",
+            expected="bitnet, exl3, gptq, awq, compressed-tensors, fp8, a Trellis folder, or none",
         )
     if said.get("use_rms_norm"):
         raise UnsupportedError("BitNet linears with a norm of their own (use_rms_norm) are not run", file=file)

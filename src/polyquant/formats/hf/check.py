@@ -278,7 +278,7 @@ def _quantized(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
         if weight is None:
             yield Finding("HF061", WARNING, "a scheme that is not decoded", module)
             continue
-        name = next(weight.tensors[p] for p in ("scales", "weight_scale") if p in weight.tensors)
+        name = next(weight.tensors[p] for p in ("scales", "weight_scale", "weight_scale_inv") if p in weight.tensors)
         shard = found.tensors[name][0]
         if not np.isfinite(read_small(found.tensors, name).astype(np.float32)).all():
             yield Finding("HF064", ERROR, "scales hold NaN or infinity", module, shard.source.path.name)

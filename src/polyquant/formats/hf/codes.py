@@ -66,7 +66,7 @@ CODES: dict[str, str] = {
     "packed integers look like weights but are none. Dequantize with the method's own tool first.",
     "HF062": "An EXL3 weight lacks a tensor (trellis, suh, svh), or they do not fit together: I16 [K / 16, N / 16, 16 x bits] beside F16 [K] and "
     "F16 [N], multiples of 128. The layer cannot be decoded. Take the file from its source again.",
-    "HF063": "A weight of a quantized checkpoint (GPTQ, AWQ, compressed-tensors, ChatGLM) lacks a tensor, or its tensors do not fit together: the words of "
+    "HF063": "A weight of a quantized checkpoint (GPTQ, AWQ, compressed-tensors, FP8, ChatGLM) lacks a tensor, or its tensors do not fit together: the words of "
     "the codes, the zeros and the scales must say the same rows, columns and groups. The layer cannot be decoded. Finish the download, or quantize again "
     "(an old export of msModelSlim cuts off qzeros where the rows are no multiple of 32).",
     "HF064": "Scales of a quantized weight hold NaN or infinity. The layer decodes to nonsense, and spreads it to every later token. Quantize again.",

@@ -1,6 +1,6 @@
 """compressed-tensors weights of a Hugging Face folder (llm-compressor) with integer codes. Layout: codecs/compressed_tensors.py.
 
-Other formats of it (float-quantized, nvfp4, marlin-24) stay as they are stored. A fixed grid of the inputs, X.input_scale and X.input_zero_point, is left out,
+Weights of 8-bit floats are read by formats/hf/fp8.py. Other formats of it (nvfp4, marlin-24) stay as they are stored. A fixed grid of the inputs, X.input_scale and X.input_zero_point, is left out,
 with a note: the weights mean the same without it.
 """
 
@@ -14,20 +14,21 @@ import numpy as np
 
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.errors import InputError
+from polyquant.formats.hf import fp8
 from polyquant.formats.hf.quantized import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 
+_BYTES = ("I8", "F8_E4M3", "F8_E5M2")
 _GRID = ("input_scale", "input_zero_point")
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
-    """Those with X.weight_packed, or int8 X.weight and a scale."""
+    """Those with X.weight_packed, or X.weight of 8 bits and a scale."""
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
-        if part == "weight_packed" or (
-            part == "weight" and tensor.dtype == "I8" and f"{module}.weight_scale" in tensors
-        ):
+        small = part == "weight" and tensor.dtype in _BYTES and f"{module}.weight_scale" in tensors
+        if part == "weight_packed" or small:
             yield module
 
 
@@ -36,6 +37,8 @@ def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, 
     packed = f"{module}.weight_packed" in tensors
     if packed and _format(said) != "pack-quantized":
         return None
+    if not packed and tensors[f"{module}.weight"].dtype != "I8":
+        return fp8.weight_of(module, tensors, _weights(said), read)
     if packed:
         shape = _shape(module, tensors, read)
         bits = _packed_bits(module, shape, require(module, "weight_packed", tensors, 2))
@@ -72,6 +75,13 @@ def _format(said: Mapping[str, Any]) -> object:
 def _groups(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     groups = said.get("config_groups")
     return [g for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+
+
+def _weights(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The blocks of scales, where weights of 8-bit floats have such, under the name that other tools use."""
+    found = (g.get("weights") for g in _groups(said))
+    sides = next((w["block_structure"] for w in found if isinstance(w, dict) and w.get("block_structure")), None)
+    return {"weight_block_size": sides}
 
 
 def _dynamic(group: Mapping[str, Any]) -> bool:

@@ -234,9 +234,10 @@ def _quantized(
 
 
 def read_small(tensors: Mapping[str, tuple[Shard, Tensor]], name: str) -> NDArray[Any]:
-    """The numbers of a vector (group indices, a shape)."""
+    """The numbers of a small tensor (group indices, a shape, scales); a scalar as a vector of one."""
     shard, tensor = tensors[name]
-    return tensor.array(shard.source, ArraySpec(tensor.shape, NUMPY[tensor.dtype])).read(0, tensor.shape[0])
+    shape = tensor.shape or (1,)
+    return tensor.array(shard.source, ArraySpec(shape, NUMPY[tensor.dtype])).read(0, shape[0])
 
 
 def _method(config: Mapping[str, Any]) -> object:

@@ -3,6 +3,7 @@
     gptq                X.qweight X.qzeros X.scales [X.g_idx]                                     formats/hf/gptq.py
     awq                 X.qweight X.qzeros X.scales                                               formats/hf/awq.py
     compressed-tensors  X.weight | X.weight_packed X.weight_shape, X.weight_scale, ...            formats/hf/compressed.py
+    fp8, fbgemm_fp8     X.weight, X.weight_scale | X.weight_scale_inv                             formats/hf/fp8.py
     chatglm             X.weight X.weight_scale, config.json's own key quantization_bit           formats/hf/chatglm.py
 
 The first tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead: read where config.json says nothing.
@@ -70,13 +71,15 @@ class Method(Protocol):
 
 def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | None:
     """The module that reads the weights of this config.json, and what it says; None where nothing of ours is said."""
-    from polyquant.formats.hf import awq, chatglm, compressed, gptq
+    from polyquant.formats.hf import awq, chatglm, compressed, fp8, gptq
 
     if isinstance(config.get("quantization_bit"), int) and config["quantization_bit"]:
         return chatglm, config
     said = config.get("quantization_config")
     method = said.get("quant_method") if isinstance(said, dict) else None
-    known: dict[str, Method] = {"gptq": gptq, "awq": awq, "compressed-tensors": compressed}
+    known: dict[str, Method] = {
+        "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8, "fbgemm_fp8": fp8,
+    }  # fmt: skip
     return (known[method], said) if isinstance(said, dict) and isinstance(method, str) and method in known else None
 
 
@@ -131,7 +134,8 @@ def fitting(
         tensor = tensors.get(f"{module}.{part}")
         if tensor is None:
             raise InputError(f"quantized weight lacks {part}", tensor=module, expected=", ".join(specs))
-        if tensor.shape != spec.shape or tensor.dtype != BY_NUMPY[spec.dtype]:
+        scalar = tensor.shape == () and spec.shape == (1,)
+        if (tensor.shape != spec.shape and not scalar) or tensor.dtype != BY_NUMPY[spec.dtype]:
             raise InputError(
                 f"{part} does not fit the weight",
                 tensor=module,

@@ -214,6 +214,22 @@ class _Found:
             for cache in caches[i]:
                 assert watched is not None
                 self._cache_grid(cache, watched)
+        self._refuse_unseen()
+
+    def _refuse_unseen(self) -> None:
+        """Raises InputError for what the text did not reach."""
+        unfilled = [
+            c.keys
+            for c in (_caches(self.source, self.source) if self.options.kv is not None else ())
+            if f"{c.keys}.kv_cache_scale" not in self.cache
+        ]
+        if unfilled:
+            raise InputError(
+                "not calibrated: the text does not reach this cache",
+                file=self.source.path,
+                tensor=unfilled[0],
+                hint="leave out --kv",
+            )
         if unseen := self.static - set(self.ranges):
             name = min(unseen)
             raise InputError(

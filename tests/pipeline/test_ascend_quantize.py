@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyquant as pq
-from formats.msmodelslim_folders import MSMODELSLIM, load
+from formats.msmodelslim_folders import MSMODELSLIM, load, save
 from polyquant.codecs.ascend import Ascend
 from polyquant.errors import InputError, PlanError
 from polyquant.pipeline import steps
@@ -314,6 +314,34 @@ def test_by_way_of_v1_only_weight_scale_is_rounded(tmp_path, mode):
     assert other and all(n.endswith("weight_scale") for n in other)
     for name in other:
         np.testing.assert_allclose(new[name].astype(np.float32), old[name].astype(np.float32), rtol=2**-7)
+
+
+def test_of_a_norm_said_twice_the_one_for_quantized_layers_is_kept(tmp_path):
+    """As the document has it: norm.weight is the unscaled one, for layers that stay float."""
+    start = with_config("v0/fp16/w8a8_m1", tmp_path / "start")
+    (path,) = start.glob("*.safetensors")
+    tensors, norm = load(start), "model.layers.0.input_layernorm"
+    scaled = tensors[f"{norm}.module.weight"].copy()
+    save(path, {**tensors, f"{norm}.weight": scaled * 2})
+    plan = pq.plan(start, "msmodelslim")
+    assert any(f"{norm}.weight" in w and "1 norms" in w for w in plan.warnings)
+    pq.convert(plan, tmp_path / "out")
+    found = load(tmp_path / "out")
+    assert (found[f"{norm}.weight"] == scaled).all() and not [n for n in found if ".module." in n]
+
+
+@pytest.mark.parametrize("options", [{}, {"smooth": "m4", "kv": "c8", "codec": "w8a8"}])
+def test_chatglm_with_its_fused_layers(tmp_path, options):
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps([[1, 5, 9, 20, 33, 100, 7, 8] * 4] * 2))
+    text = {"calibration": ids} if options else {}
+    pq.quantize(MSMODELSLIM / "chatglm2/float", tmp_path / "out", to="msmodelslim", **text, **options)
+    said = json.loads((tmp_path / "out/quant_model_description.json").read_text())
+    at = "transformer.encoder.layers.1."
+    assert said[at + "self_attention.query_key_value.weight"] == said["model_quant_type"] != "FLOAT"
+    assert said["transformer.output_layer.weight"] == said[at + "input_layernorm.weight"] == "FLOAT"
+    assert ((at + "self_attention.query_key_value.k_proj.kv_cache_scale") in said) == bool(options)
+    assert not [f for f in pq.validate(tmp_path / "out") if f.severity.value == "error"]
 
 
 def test_v0_has_no_place_for_w4a8(tmp_path):

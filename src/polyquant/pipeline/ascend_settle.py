@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from polyquant.codecs.ascend import Ascend
 from polyquant.errors import PlanError
 from polyquant.pipeline.ascend_options import AscendOptions
@@ -14,7 +16,7 @@ from polyquant.pipeline.ascend_target import bias_type, kept, module_of
 from polyquant.pipeline.steps import Step
 from polyquant.pipeline.trellis_target import is_linear
 from polyquant.registry import codec
-from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap
+from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap, Weight
 
 __all__ = ["settled", "warnings"]
 
@@ -27,15 +29,10 @@ def settled(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -
     quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, Ascend)}
     if options.wanting is not None:
         steps = [*_smoothing(source, steps, options), *_derived(source, steps, options)]
-    out = []
-    for s in steps:
-        if options.dialect != "v0" and _smoothed(s.map.target):
-            continue  # the same numbers lie in norm.weight and norm.bias
-        out.append(
-            _bias(s, options)
-            if s.map.target.removesuffix(".bias") in quantized and s.map.target.endswith(".bias")
-            else s
-        )
+    if options.dialect != "v0":
+        steps = _without_twins(steps)
+    biases = {f"{module}.bias" for module in quantized}
+    out = [_bias(s, options) if s.map.target in biases else s for s in steps]
     if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
         out += _norm_modules(out)
     return [
@@ -96,6 +93,10 @@ def _smoothing(source: Checkpoint, steps: Sequence[Step], options: AscendOptions
     ]
 
 
+def _equal(a: Weight, b: Weight) -> bool:
+    return np.array_equal(a.dequantize(), b.dequantize())
+
+
 def _derived(source: Checkpoint, steps: Sequence[Step], options: AscendOptions) -> list[Step]:
     """Steps for what a calibration adds."""
     quantized = [s.map.source for s in steps if isinstance(s.target, Ascend)]
@@ -118,8 +119,19 @@ def _nbytes(target: Codec, shape: Shape) -> int:
     return sum(s.nbytes for s in target.specs(shape).values())
 
 
-def _smoothed(name: str) -> bool:
-    return name.endswith((".module.weight", ".module.bias"))
+def _without_twins(steps: Sequence[Step]) -> list[Step]:
+    """A norm once, where v0 says it twice: the second is what its quantized layers were made for."""
+    twins = {_once(s.map.target): s for s in steps if _once(s.map.target) != s.map.target}
+    single = [s for s in steps if _once(s.map.target) == s.map.target]
+    return [
+        replace(twins[name], map=replace(twins[name].map, target=name)) if (name := s.map.target) in twins else s
+        for s in single
+    ]
+
+
+def _once(name: str) -> str:
+    """norm.module.weight -> norm.weight; any other name as it is."""
+    return name.replace(".module.", ".") if name.endswith((".module.weight", ".module.bias")) else name
 
 
 def _bias(step: Step, options: AscendOptions) -> Step:
@@ -158,9 +170,15 @@ def _cut(target: Codec, options: AscendOptions) -> bool | None:
     return not (target.tensor or target.kind == "w8a8s" or options.effort == "max")
 
 
-def warnings(files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
-    """What a consumer of the folder will stumble over: fused layers of two types, a missing config.json."""
+def warnings(source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
+    """What a consumer of the folder will stumble over: fused layers of two types, norms of two minds, a missing config.json."""
     out = []
+    twins = [s.map for s in steps if s.map.source != s.map.target == _once(s.map.source)]
+    differing = [t.target for t in twins if t.target in source and not _equal(source[t.source], source[t.target])]
+    if differing:
+        out.append(
+            f"{len(differing)} norms are other ones for float layers than for quantized layers (first: {differing[0]}): only v0 can say so, the second is kept"
+        )
     kinds = {
         module_of(s.map.target): str(s.target) if isinstance(s.target, Ascend) else "float"
         for s in steps

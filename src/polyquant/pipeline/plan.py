@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from polyquant.codecs.affine_forms import only_read
+from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
@@ -118,7 +119,7 @@ def _layout(
         return module.lay_out(specs, files, **options), options["method"], trellis_target.warnings(source, files, steps)
     if to == ASCEND:
         options |= ascend_target.layout_options(source, ascend)
-        return module.lay_out(specs, files, **options), None, ascend_settle.warnings(files, steps)
+        return module.lay_out(specs, files, **options), None, ascend_settle.warnings(source, files, steps)
     return module.lay_out(specs, files, **options), None, ()
 
 
@@ -262,7 +263,9 @@ def _refuse_lossy(steps: Sequence[Step], source: Checkpoint, *, requantize: bool
             tensor=first.map.source,
             expected="float source",
             found=f"{first.source} -> {first.target}",
-            hint="start from the float model, or pass --requantize",
+            hint="convert without a codec keeps the codes; else start from the float model, or pass --requantize"
+            if isinstance(first.target, Ascend)
+            else "start from the float model, or pass --requantize",
         )
 
 

@@ -177,8 +177,7 @@ def prepare(source: Checkpoint, options: AscendOptions, targets: Mapping[str, As
     smoothing = Smoothing(source, options.smooth) if options.smooth is not None else None
     found = _Found(source, options, {n for n, c in targets.items() if c.static}, smoothing)
     found.run(stages, lambda share: tick(half * share))
-    searched = [n for n, c in targets.items() if c.kind != "w8a8s"]
-    hessians = Hessians(stages, searched, lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
+    hessians = Hessians(stages, targets, lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
     return Prepared(source, smoothing, found.values(), found.ranges, found.means, hessians)
 
 

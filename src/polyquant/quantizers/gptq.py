@@ -28,8 +28,9 @@ _BLOCK = 128
 """Columns that are made good one by one; those behind them all at once."""
 
 
-def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None) -> Affine:
-    """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; None: only the clip is searched. Raises CodecError."""
+def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None, grid: tuple[F32, F32] | None = None) -> Affine:
+    """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; None: only the clip is searched. grid: scale and offset [N, 1] that stand,
+    in place of a search. Raises CodecError."""
     n, k = w.shape
     if hessian is not None and hessian.shape != (k, k):
         raise CodecError("the Hessian does not fit the weight", expected=f"[{k}, {k}]", found=list(hessian.shape))
@@ -38,9 +39,9 @@ def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None) -> Affine:
     diagonal = np.ones(k, np.float32) if h is None else np.maximum(np.diag(h), 0)
     factor = None if h is None else _factor(h)
     if factor is None:
-        grid = _grid(codec, w, diagonal)
+        grid = grid or _grid(codec, w, diagonal)
         return Affine(codec.bits, affine.encode(w, *grid, codec.bits, symmetric=not codec.asymmetric), *grid)
-    return _compensated(codec, w, diagonal, factor)
+    return _compensated(codec, w, diagonal, factor, grid)
 
 
 def _usable(h: F32) -> bool:
@@ -65,7 +66,7 @@ def _factor(h: F32) -> F32 | None:
     return None
 
 
-def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32) -> Affine:
+def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32, grid: tuple[F32, F32] | None) -> Affine:
     """The codes of w [N, K], columns from left to right."""
     n, k = w.shape
     group = codec.group or k
@@ -74,12 +75,12 @@ def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32) -> Affine:
     of_group = replace(codec, group=0, packing="", sums=0, second=False)
     for g in range(k // group):
         part = slice(g * group, (g + 1) * group)
-        found = _grid(of_group, work[:, part], diagonal[part])
+        found = grid or _grid(of_group, work[:, part], diagonal[part])
         scale[:, g], offset[:, g] = found[0][:, 0], found[1][:, 0]
         for a in range(part.start, part.stop, _BLOCK):
             b = min(a + _BLOCK, part.stop)
-            grid = (scale[:, g], offset[:, g])
-            error = _block(codec, w[:, a:b], work[:, a:b], factor[a:b, a:b], grid, codes[:, a:b])
+            own = (scale[:, g], offset[:, g])
+            error = _block(codec, w[:, a:b], work[:, a:b], factor[a:b, a:b], own, codes[:, a:b])
             work[:, b:] += error @ factor[a:b, b:]
     return Affine(codec.bits, codes, scale, offset)
 

@@ -1,6 +1,7 @@
 """What a calibration text tells of a float model, against what the tool saw on the same tokens."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,6 +148,11 @@ def test_a_layer_without_inputs_is_named(tmp_path):
     wanted = targets(source) | {"model.layers.0.mlp.spare.weight": Ascend("w8a8")}
     with pytest.raises(InputError, match=r"no inputs.*--keep 'model\.layers\.0\.mlp\.spare'"):
         prepare(source, AscendOptions(calibration=IDS), wanted, lambda _: None)
+    tower = {**source.weights, "vision.0.self_attn.k_proj.weight": source["model.layers.0.self_attn.k_proj.weight"]}
+    with pytest.raises(InputError, match=r"vision\.0\.self_attn\.k_proj.*does not reach this cache"):
+        prepare(
+            replace(source, weights=tower), AscendOptions(calibration=IDS, kv="c8"), targets(source), lambda _: None
+        )
 
 
 @pytest.mark.parametrize("codec", ["w4a16", "w8a8", "w8a8.dynamic"])

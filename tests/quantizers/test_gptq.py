@@ -24,12 +24,12 @@ def off(codes, w, h):
     return float(np.einsum("nk,kl,nl->", d, h, d, optimize=True))
 
 
-@pytest.mark.parametrize("name", ["w8a16.g128", "w8a16", "w8a16.asym", "w8a16.g32.asym", "w4a16.g32", "w4a16.g128.asym", "w8a16.f16", "w8a16.tensor", "w8a8.dynamic"])  # fmt: skip
+@pytest.mark.parametrize("name", ["w8a16.g128", "w8a16", "w8a16.asym", "w8a16.g32.asym", "w4a16.g32", "w4a16.g128.asym", "w8a16.f16", "w8a16.tensor", "w8a8.dynamic", "w8a8s"])  # fmt: skip
 def test_output_error_is_at_least_a_fifth_lower(name):
     codec = ascend_named(name)
     w, h = case()
-    plain = quantize_linear(codec, w)
-    found = quantize_linear(codec, w, hessian=h, effort="max")
+    plain = quantize_linear(codec, w, input_range=(-1, 1))
+    found = quantize_linear(codec, w, input_range=(-1, 1), hessian=h, effort="max")
     assert np.sqrt(off(found, w, h)) < 0.8 * np.sqrt(off(plain, w, h))
     codec.pack(found)
     if codec.dtype == "f16":

@@ -30,7 +30,7 @@ from polyquant.pipeline.outputs import compare_outputs
 Examples:
   polyquant compare hf-folder/ model.gguf
   polyquant compare a.gguf b.gguf --sort error --format json
-  polyquant compare hf-folder/ w8a8-folder/ --text book.txt    # errors of the layers' outputs""",
+  polyquant compare hf-folder/ w8a8/ --text book.txt    # outputs, by layer""",
 )
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())

@@ -177,8 +177,7 @@ def prepare(source: Checkpoint, options: AscendOptions, targets: Mapping[str, As
     smoothing = Smoothing(source, options.smooth) if options.smooth is not None else None
     found = _Found(source, options, {n for n, c in targets.items() if c.static}, smoothing)
     found.run(stages, lambda share: tick(half * share))
-    searched = [n for n, c in targets.items() if c.kind != "w8a8s"]
-    hessians = Hessians(stages, searched, lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
+    hessians = Hessians(stages, targets, lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
     return Prepared(source, smoothing, found.values(), found.ranges, found.means, hessians)
 
 
@@ -214,6 +213,22 @@ class _Found:
             for cache in caches[i]:
                 assert watched is not None
                 self._cache_grid(cache, watched)
+        self._refuse_unseen()
+
+    def _refuse_unseen(self) -> None:
+        """Raises InputError for what the text did not reach."""
+        unfilled = [
+            c.keys
+            for c in (_caches(self.source, self.source) if self.options.kv is not None else ())
+            if f"{c.keys}.kv_cache_scale" not in self.cache
+        ]
+        if unfilled:
+            raise InputError(
+                "not calibrated: the text does not reach this cache",
+                file=self.source.path,
+                tensor=unfilled[0],
+                hint="leave out --kv",
+            )
         if unseen := self.static - set(self.ranges):
             name = min(unseen)
             raise InputError(

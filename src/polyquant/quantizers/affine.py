@@ -56,12 +56,14 @@ def quantize_linear(
     ):  # else `codec.quantize` finds it in the grid, without another pass over the weights
         raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
     plain = codec if codec.scales or not codec.static else replace(codec, dtype="f32", grid="")
+    grid: tuple[F32, F32] | None = None
     if codec.kind == "w8a8s":
         scale = sparse_grid(w, outliers)
-        offset = np.zeros_like(scale)
-        found = Affine(codec.bits, affine.encode(w, scale, offset, codec.bits, symmetric=True), scale, offset)
-    elif effort == "max":
-        found = quantize_gptq(plain, w, hessian)
+        grid = (scale, np.zeros_like(scale))
+    if effort == "max":
+        found = quantize_gptq(plain, w, hessian, grid)
+    elif grid is not None:
+        found = Affine(codec.bits, affine.encode(w, *grid, codec.bits, symmetric=True), *grid)
     else:
         found = plain.quantize(w)
     if not codec.static:

@@ -1,7 +1,7 @@
 """A weight to int8 or int4 codes of least error on the inputs that it was seen with: a searched clip, then rounding that later columns make good.
 
-H = mean of x x^T + damping * mean(diag) * I. Columns are rounded one after the other; what column i was off by, divided by U_ii, is taken from the
-columns behind it, U^T U = H^-1 (upper Cholesky factor), so that x W^T changes least. The grid of a group is set when the work comes to it, from the
+H = mean of x x^T + damping * mean(diag) * I = R R^T with R upper triangular, so that errors d = W - W' of a row cost the sum over columns j of
+(R_jj d_j + sum of d_i R_ij over i < j)^2: columns are rounded from left to right, each where what those before it were off by is made good. The grid of a group is set when the work comes to it, from the
 weights as they then stand: the best of several tightenings of the min-max grid, by the error that the diagonal of H weighs.
 Source: Frantar et al. 2023 (arXiv 2210.17323). A Hessian that no damping makes positive definite is left aside; its diagonal still weighs the clip.
 """
@@ -28,8 +28,9 @@ _BLOCK = 128
 """Columns that are made good one by one; those behind them all at once."""
 
 
-def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None) -> Affine:
-    """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; None: only the clip is searched. Raises CodecError."""
+def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None, grid: tuple[F32, F32] | None = None) -> Affine:
+    """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; None: only the clip is searched. grid: scale and offset [N, 1] that stand,
+    in place of a search. Raises CodecError."""
     n, k = w.shape
     if hessian is not None and hessian.shape != (k, k):
         raise CodecError("the Hessian does not fit the weight", expected=f"[{k}, {k}]", found=list(hessian.shape))
@@ -38,9 +39,9 @@ def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None) -> Affine:
     diagonal = np.ones(k, np.float32) if h is None else np.maximum(np.diag(h), 0)
     factor = None if h is None else _factor(h)
     if factor is None:
-        grid = _grid(codec, w, diagonal)
+        grid = grid or _grid(codec, w, diagonal)
         return Affine(codec.bits, affine.encode(w, *grid, codec.bits, symmetric=not codec.asymmetric), *grid)
-    return _compensated(codec, w, diagonal, factor)
+    return _compensated(codec, w, diagonal, factor, grid)
 
 
 def _usable(h: F32) -> bool:
@@ -49,21 +50,23 @@ def _usable(h: F32) -> bool:
 
 
 def _factor(h: F32) -> F32 | None:
-    """Upper U [K, K] with U^T U = (H + damping)^-1; None where no damping makes it definite."""
+    """N [K, K], strictly upper: column j makes good d_i N_ij, N_ij = R_ij / R_jj; None where no damping makes H definite."""
     mean = float(np.trace(h, dtype=np.float64)) / len(h)
     for damping in _DAMPING:
-        damped = h.astype(np.float64)
+        damped = h[::-1, ::-1].astype(np.float64)
         damped[np.diag_indices(len(h))] += damping * mean
         try:
-            upper = np.linalg.cholesky(np.linalg.inv(damped)).T
+            lower = np.linalg.cholesky(damped)  # of H turned round: R is this factor turned round
         except np.linalg.LinAlgError:
             continue
-        if np.isfinite(upper).all() and (np.diag(upper) > 0).all():
-            return np.ascontiguousarray(upper, np.float32)
+        lower /= np.diag(lower).copy()
+        lower[np.diag_indices(len(h))] = 0
+        if np.isfinite(lower).all():
+            return np.ascontiguousarray(lower[::-1, ::-1], np.float32)
     return None
 
 
-def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32) -> Affine:
+def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32, grid: tuple[F32, F32] | None) -> Affine:
     """The codes of w [N, K], columns from left to right."""
     n, k = w.shape
     group = codec.group or k
@@ -72,27 +75,28 @@ def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32) -> Affine:
     of_group = replace(codec, group=0, packing="", sums=0, second=False)
     for g in range(k // group):
         part = slice(g * group, (g + 1) * group)
-        found = _grid(of_group, work[:, part], diagonal[part])
+        found = grid or _grid(of_group, work[:, part], diagonal[part])
         scale[:, g], offset[:, g] = found[0][:, 0], found[1][:, 0]
         for a in range(part.start, part.stop, _BLOCK):
             b = min(a + _BLOCK, part.stop)
-            error = _block(codec, work[:, a:b], factor[a:b, a:b], (scale[:, g], offset[:, g]), codes[:, a:b])
-            work[:, b:] -= error @ factor[a:b, b:]
+            own = (scale[:, g], offset[:, g])
+            error = _block(codec, w[:, a:b], work[:, a:b], factor[a:b, a:b], own, codes[:, a:b])
+            work[:, b:] += error @ factor[a:b, b:]
     return Affine(codec.bits, codes, scale, offset)
 
 
-def _block(codec: Ascend, work: F32, factor: F32, grid: tuple[F32, F32], codes: I8) -> F32:
-    """Round the columns of work [N, B] into codes -> what is left for those behind, [N, B]."""
+def _block(codec: Ascend, w: F32, work: F32, factor: F32, grid: tuple[F32, F32], codes: I8) -> F32:
+    """Round columns of work [N, B], weights w with what is to be made good, into codes -> their errors w - w' [N, B]."""
     scale, offset = grid  # [N] each
     high = 2 ** (codec.bits - 1) - 1
     low = -high - 1 if codec.asymmetric else -high
-    columns, error = np.ascontiguousarray(work.T), np.empty_like(work.T)  # rows of memory, for speed
+    columns, error = np.ascontiguousarray(work.T), np.ascontiguousarray(w.T)  # rows of memory, for speed
     for i, column in enumerate(columns):
         q = np.clip(np.rint(column / scale + offset), low, high)
         codes[:, i] = q
-        error[i] = (column - (q - offset) * scale) / factor[i, i]
-        columns[i + 1 :] -= factor[i, i + 1 :, None] * error[i]
-    return np.ascontiguousarray(error.T)
+        error[i] -= (q - offset) * scale
+        columns[i + 1 :] += factor[i, i + 1 :, None] * error[i]
+    return error.T
 
 
 def _grid(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -251,6 +252,61 @@ def test_an_importance_matrix_is_not_passed_over_in_silence():
     weights_of_columns = {"model.layers.0.mlp.up_proj.weight": np.ones(96, np.float32)}
     with pytest.raises(PlanError, match="--effort max"):
         pq.plan(MODELS / "qwen2_fp16", "msmodelslim", codec="w8a16", importance=weights_of_columns)
+
+
+def changed(out: Path, name: str, spoil: Callable[[np.ndarray], None]) -> Path:
+    """The half-precision model with one tensor spoilt."""
+    shutil.copytree(MODELS / "qwen2_fp16", out, copy_function=shutil.copyfile)
+    tensors = {n: np.array(w.parts["blocks"]).view(np.float16).reshape(w.shape) for n, w in pq.open(out).items()}
+    spoil(tensors[name])
+    save(out / "model.safetensors", tensors)
+    return out
+
+
+@pytest.mark.parametrize(
+    "tensor, value, codec, what",
+    [
+        ("mlp.up_proj.weight", np.nan, "w8a16", "NaN"),
+        ("mlp.up_proj.weight", np.inf, "w8a8", "NaN or infinity"),
+        ("mlp.up_proj.weight", np.inf, "w8a8s", "NaN or infinity"),
+        ("self_attn.q_proj.bias", np.nan, "w8a8", "NaN"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_by_name(tmp_path, tensor, value, codec, what):
+    def spoil(a: np.ndarray) -> None:
+        a.flat[3] = value
+
+    name = f"model.layers.1.{tensor}"
+    source = changed(tmp_path / "model", name, spoil)
+    ranges = None if codec == "w8a16" else MSMODELSLIM / "v0/fp16/w8a8/calib_stats.json"
+    with pytest.raises(InputError, match=what) as refused:
+        pq.quantize(source, tmp_path / "out", to="msmodelslim", codec=codec, ranges=ranges)
+    assert refused.value.tensor is not None and refused.value.tensor.startswith(name.rpartition(".")[0])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quant_bias_beyond_32_bits_is_refused_with_what_to_do(tmp_path):
+    name = "model.layers.0.self_attn.q_proj"
+
+    def shrink(a: np.ndarray) -> None:
+        a[2] = 1e-7  # its bias is millions of millions of steps
+
+    source = changed(tmp_path / "model", f"{name}.weight", shrink)
+    ranges = dict.fromkeys(read_ranges(MSMODELSLIM / "v0/fp16/w8a8/calib_stats.json", "v1"), (-1.0, 1.0))
+    with pytest.raises(InputError, match=r"quant_bias does not fit int32.*--keep") as refused:
+        pq.quantize(source, tmp_path / "out", codec="w8a8", ranges=ranges)
+    assert refused.value.tensor == f"{name}.weight"
+    pq.quantize(source, tmp_path / "out", codec="w8a8", ranges=ranges, keep=[name])
+
+
+def test_without_a_config_the_floats_say_how_the_model_computes(tmp_path):
+    for model, dtype in (("qwen2_fp16", np.int64), ("qwen2_bf16", np.float32)):
+        shutil.copytree(MODELS / model, tmp_path / model, copy_function=shutil.copyfile)
+        (tmp_path / model / "config.json").unlink()
+        ranges = MSMODELSLIM / "v0" / model.split("_")[1] / "w8a8/calib_stats.json"
+        report = pq.quantize(tmp_path / model, tmp_path / f"{model}.out", codec="w8a8", ranges=ranges)
+        assert load(tmp_path / f"{model}.out")["model.layers.0.mlp.up_proj.deq_scale"].dtype == dtype
+        assert any("no config.json" in w for w in report.warnings)
 
 
 # ---------------------------------------------------------------- ranges

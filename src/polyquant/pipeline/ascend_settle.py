@@ -197,6 +197,9 @@ def warnings(source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Ste
         out.append(
             f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep"
         )
+    stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
+    if stacks:
+        out.append(f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})")
     if "config.json" not in files:
         out.append("the source has no config.json: put one into the folder, or nothing can run it")
     return tuple(out)

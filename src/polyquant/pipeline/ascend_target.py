@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -35,8 +36,11 @@ def recipe_of(chosen: Recipe, options: AscendOptions) -> Recipe:
     return chosen
 
 
-def for_model(options: AscendOptions, translation: Translation) -> AscendOptions:
-    """The options with the type that the model computes in. Raises PlanError for a model that computes in none of the three."""
+def for_model(source: Checkpoint, options: AscendOptions, translation: Translation) -> AscendOptions:
+    """The options with the type that the model computes in: as config.json says, else that of most of its floats.
+
+    Raises PlanError for a model that computes in none of the three.
+    """
     config: Mapping[str, Any] = {}
     if "config.json" in translation.files:
         config = strict_json.typed(
@@ -44,7 +48,9 @@ def for_model(options: AscendOptions, translation: Translation) -> AscendOptions
         )
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, dict) else {})
-    said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), "bfloat16")
+    said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), None)
+    if said is None:
+        return replace(options, dtype=_most(source))
     if said.removeprefix("torch.") not in _DTYPES:
         raise PlanError(
             "the model computes in a type that msModelSlim does not know",
@@ -53,6 +59,15 @@ def for_model(options: AscendOptions, translation: Translation) -> AscendOptions
             found=said,
         )
     return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
+
+
+def _most(source: Checkpoint) -> str:
+    """Which of the three float types most weights have; bfloat16 if none has one."""
+    found: Counter[str] = Counter()
+    for w in source.values():
+        if w.codec.name in _DTYPES.values():
+            found[w.codec.name] += w.nbytes
+    return found.most_common(1)[0][0] if found else "bf16"
 
 
 def bias_type(options: AscendOptions) -> str:

@@ -76,7 +76,7 @@ def make_plan(
     _refuse_inputs(to, importance, trellis, ascend)
     translation = _translate(source, to, architecture, chosen)
     if to == ASCEND:
-        ascend = ascend_target.for_model(ascend, translation)
+        ascend = ascend_target.for_model(source, ascend, translation)
     facts = _facts(source, translation, importance)
     steps = _steps(source, translation, to, chosen, facts, tile, ascend)
     if to == ASCEND and AUTO in ascend.keep:

@@ -48,7 +48,7 @@ def test_what_is_unpacked_packs_to_the_same_bytes(folder):
 def test_weights_are_near_their_source(folder):
     source = polyquant.open(source_of(folder))
     for w in linears(folder):
-        bound = 0.2 if w.codec.bits == 4 else 0.13 if w.codec.kind == "w8a8s" else 0.03 if w.codec.tensor else 0.013
+        bound = 0.2 if w.codec.bits == 4 else 0.13 if w.codec.kind == "w8a8s" else 0.05 if w.codec.tensor else 0.013
         assert relative(w.dequantize(), source[w.name].dequantize()) < bound, w
 
 

@@ -10,20 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyquant.errors import InputError
+from polyquant.formats.beside import check_side_files
 from polyquant.formats.msmodelslim.check_layers import check_layers
 from polyquant.formats.msmodelslim.check_model import check_cache, check_norms
 from polyquant.formats.msmodelslim.description import FLOAT
 from polyquant.formats.msmodelslim.survey import Survey, survey
-from polyquant.storage import strict_json
-from polyquant.storage.folder import SIDE_FILES, entries, member
 from polyquant.types import Finding, Severity
 
 __all__ = ["check"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")  # fmt: skip
-_BIG_JSON = ("tokenizer.json", "tekken.json", "vocab.json")
 
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
@@ -32,7 +28,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     for breach in found.breaches:
         yield breach.finding()
     yield from _config(found)
-    yield from _side_files(found.path)
+    yield from check_side_files(found.path, no_tokenizer="ASC017", broken="ASC018")
     yield from _index(found)
     if found.described:
         yield from _types(found)
@@ -48,23 +44,6 @@ def _config(found: Survey) -> Iterator[Finding]:
             yield Finding("ASC001", NOTE, "config.json is missing", file=found.path.name)
     elif found.config.get("quantization_config") is not None:
         yield Finding("ASC003", WARNING, "quantization_config is left from another format", file="config.json")
-
-
-def _side_files(folder: Path) -> Iterator[Finding]:
-    names = entries(folder)
-    if not any(name in names for name in _TOKENIZERS):
-        yield Finding("ASC017", NOTE, "no tokenizer", file=folder.name)
-    for name in SIDE_FILES:
-        if name not in names:
-            continue
-        try:
-            file = member(folder, name)
-            if file is not None and name.endswith(".json"):
-                limit = strict_json.TOKENIZER if name in _BIG_JSON else strict_json.OTHER
-                strict_json.typed(strict_json.read(file, limit), dict, name)
-        except InputError as e:
-            bare = InputError(e.message, expected=e.expected, found=e.found, hint=e.hint)
-            yield Finding("ASC018", ERROR, str(bare), file=name)
 
 
 def _index(found: Survey) -> Iterator[Finding]:

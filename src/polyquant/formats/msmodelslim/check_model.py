@@ -10,7 +10,8 @@ import numpy as np
 from polyquant.errors import InputError
 from polyquant.formats.msmodelslim.check_layers import floats
 from polyquant.formats.msmodelslim.description import CACHE_PARTS, split
-from polyquant.formats.msmodelslim.survey import Stored, Survey
+from polyquant.formats.msmodelslim.survey import Survey
+from polyquant.formats.stored import Stored
 from polyquant.types import Finding, Severity
 
 __all__ = ["cache_layers", "check_cache", "check_norms"]

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polyquant.codecs.dtypes import codec_of
-from polyquant.errors import InputError, PolyquantError, printable
+from polyquant.errors import printable
 from polyquant.formats.msmodelslim.description import CACHE_PARTS, FLOAT, split
 from polyquant.formats.msmodelslim.folder import descriptions, weight_stems
-from polyquant.formats.msmodelslim.survey import Linear, Stored, Survey, survey
+from polyquant.formats.msmodelslim.survey import Linear, Survey, survey
+from polyquant.formats.stored import plain_weight
 from polyquant.storage import folder as folders
 from polyquant.types import Checkpoint, Evidence, Weight
 
@@ -42,7 +42,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     for breach in found.breaches:
         if breach.stops:
             raise breach.error()
-    weights = {n: _plain(n, s) for n, s in found.plain.items()} | {
+    weights = {n: plain_weight(n, s) for n, s in found.plain.items()} | {
         f"{x.name}.weight": _quantized(x) for x in found.linears.values()
     }
     ordered = {name: weights[name] for name in _file_order(found)}
@@ -54,16 +54,6 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
         "msmodelslim", path, ordered, metadata | {"types": types}, found.config or {}, side, Evidence(dialect, why),
         tuple(_notes(found)),
     )  # fmt: skip
-
-
-def _plain(name: str, stored: Stored) -> Weight:
-    entry = stored.entry
-    try:
-        codec = codec_of(entry.dtype, entry.nbytes)
-        arrays = {part: entry.array(stored.source, spec) for part, spec in codec.specs(entry.shape).items()}
-    except PolyquantError as e:
-        raise InputError(e.message, file=stored.source.path, tensor=name, expected=e.expected, found=e.found) from None
-    return Weight(name, entry.shape, codec, arrays)
 
 
 def _quantized(linear: Linear) -> Weight:

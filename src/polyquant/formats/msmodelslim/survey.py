@@ -12,15 +12,15 @@ from typing import Any
 
 from polyquant.codecs.ascend import Ascend
 from polyquant.errors import InputError, PolyquantError
+from polyquant.formats.breach import Breach, breach_of
 from polyquant.formats.msmodelslim import description as descriptions
 from polyquant.formats.msmodelslim import folder as folders
-from polyquant.formats.msmodelslim.breach import Breach, breach_of
 from polyquant.formats.msmodelslim.description import CACHE_PARTS, FLOAT, KINDS, PARTS, Description, split
 from polyquant.formats.msmodelslim.folder import AscendFiles
 from polyquant.formats.msmodelslim.infer import Facts, codec_for
+from polyquant.formats.stored import Stored
 from polyquant.storage import safetensors
 from polyquant.storage.folder import member, read_config
-from polyquant.storage.safetensors import Entry
 from polyquant.storage.source import Source
 from polyquant.types import Shape
 
@@ -28,14 +28,6 @@ __all__ = ["Linear", "Stored", "Survey", "survey"]
 
 _INTEGERS = ("I8", "U8", "I32", "I64")
 _DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "half": "F16", "float": "F32"}
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor and the file that it lies in."""
-
-    source: Source
-    entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class Survey:
 
     def refused(self, error: PolyquantError, code: str, file: Path, tensor: str | None = None) -> None:
         """Record what could not be used."""
-        self.breaches.append(breach_of(error, code, file, tensor))
+        self.breaches.append(breach_of(error, code, file, tensor, leaves="ASC006"))
 
     def broken(self, error: PolyquantError, code: str, file: Path) -> None:
         """Record a weight file, or all of them, that could not be read."""

@@ -9,29 +9,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyquant.errors import InputError
+from polyquant.formats.beside import check_side_files
 from polyquant.formats.trellis.config_check import check_config
 from polyquant.formats.trellis.folder import BASE_FILES, INDEX
 from polyquant.formats.trellis.payload_check import check_payload
 from polyquant.formats.trellis.survey import Survey, axes_of, survey
 from polyquant.formats.trellis.weights import Facts
-from polyquant.storage import strict_json
-from polyquant.storage.folder import SIDE_FILES, entries, member
 from polyquant.types import Finding, Severity
 
 __all__ = ["check"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
-_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
-_BIG_JSON = ("tokenizer.json", "tekken.json", "vocab.json")
 
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
@@ -42,7 +30,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
         yield breach.finding()
     if path.is_dir():
         yield from _config(found)
-        yield from _side_files(path)
+        yield from check_side_files(path, no_tokenizer="TRL004", broken="TRL005")
         yield from _index(found)
         yield from check_config(found)
     axes, _ = axes_of(found, None)
@@ -58,23 +46,6 @@ def _config(found: Survey) -> Iterator[Finding]:
     for key, kind in (("model_type", str), ("architectures", list)):
         if not found.config.get(key) or not isinstance(found.config[key], kind):
             yield Finding("TRL003", WARNING, f"no usable {key}", file="config.json")
-
-
-def _side_files(folder: Path) -> Iterator[Finding]:
-    names = entries(folder)
-    if not any(name in names for name in _TOKENIZERS):
-        yield Finding("TRL004", NOTE, "no tokenizer", file=folder.name)
-    for name in SIDE_FILES:
-        if name not in names:
-            continue
-        try:
-            file = member(folder, name)
-            if file is not None and name.endswith(".json"):
-                limit = strict_json.TOKENIZER if name in _BIG_JSON else strict_json.OTHER
-                strict_json.typed(strict_json.read(file, limit), dict, name)
-        except InputError as e:
-            bare = InputError(e.message, expected=e.expected, found=e.found, hint=e.hint)
-            yield Finding("TRL005", ERROR, str(bare), file=name)
 
 
 def _index(found: Survey) -> Iterator[Finding]:

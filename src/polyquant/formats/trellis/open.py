@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyquant.codecs.dtypes import codec_of
-from polyquant.errors import InputError, PolyquantError, UnknownNameError
+from polyquant.errors import InputError, UnknownNameError
+from polyquant.formats.stored import plain_weight
 from polyquant.formats.trellis.folder import BASE_FILES, CONFIG, INDEX, LAYER, V2_INDEX, WRITER_INDEX
 from polyquant.formats.trellis.survey import Survey, axes_of, survey
-from polyquant.formats.trellis.weights import Axes, Stored, weight_of
+from polyquant.formats.trellis.weights import Axes, weight_of
 from polyquant.storage import safetensors, strict_json
 from polyquant.storage.folder import SIDE_FILES, entries, member
 from polyquant.storage.source import Source
@@ -83,7 +83,7 @@ def open(
     for breach in found.breaches:
         raise breach.error()
     chosen, axes_notes = axes_of(found, asked)
-    weights: dict[str, Weight] = {n: _plain(n, stored) for n, stored in found.plain.items()}
+    weights: dict[str, Weight] = {n: plain_weight(n, stored) for n, stored in found.plain.items()}
     for name, facts in found.weights.items():
         weights[name] = weight_of(facts, chosen[name], found.metadata, repair=repair)
     ordered = {name: weights[name] for name in _file_order(found)}
@@ -96,16 +96,6 @@ def open(
     return Checkpoint(
         f"trellis-v{found.files.version}", path, ordered, metadata, found.config or {}, side, _dialect(chosen), notes
     )
-
-
-def _plain(name: str, stored: Stored) -> Weight:
-    entry = stored.entry
-    try:
-        codec = codec_of(entry.dtype, entry.nbytes)
-        arrays = {part: entry.array(stored.source, spec) for part, spec in codec.specs(entry.shape).items()}
-    except PolyquantError as e:
-        raise InputError(e.message, file=stored.source.path, tensor=name, expected=e.expected, found=e.found) from None
-    return Weight(name, entry.shape, codec, arrays)
 
 
 def _file_order(found: Survey) -> list[str]:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from polyquant.errors import PolyquantError, printable
+from polyquant.formats.breach import Breach, breach_of
+from polyquant.formats.stored import Stored
 from polyquant.formats.trellis import folder as files
-from polyquant.formats.trellis.breach import Breach, breach_of
 from polyquant.formats.trellis.folder import TrellisFiles
 from polyquant.formats.trellis.metadata import Metadata, read_metadata
-from polyquant.formats.trellis.weights import Axes, Facts, Stored, examine
+from polyquant.formats.trellis.weights import Axes, Facts, examine
 from polyquant.storage import safetensors
 from polyquant.storage.folder import member, read_config
 from polyquant.storage.source import Source
@@ -57,7 +58,7 @@ class Survey:
 
     def refused(self, error: PolyquantError, code: str, file: Path) -> None:
         """Record an error that leaves the weight files readable."""
-        self.breaches.append(breach_of(error, code, file))
+        self.breaches.append(breach_of(error, code, file, leaves="TRL011"))
 
 
 def component(name: str) -> tuple[str, str, str] | None:

@@ -20,12 +20,12 @@ import numpy as np
 from polyquant.codecs.metal_marlin import MetalMarlin
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError, InputError
+from polyquant.formats.breach import Breach
+from polyquant.formats.stored import Stored
 from polyquant.formats.trellis.arrays import HeadedTiles, MendedScales
-from polyquant.formats.trellis.breach import Breach
 from polyquant.formats.trellis.metadata import GRID, Codebook, Metadata, TensorNote
 from polyquant.ops.trellis import CODEBOOKS, GRID_STEP, TILE_ORDERS
-from polyquant.storage.safetensors import Entry
-from polyquant.storage.source import FileArray, Source
+from polyquant.storage.source import FileArray
 from polyquant.types import ArraySpec, Codec, StoredArray, Weight
 
 __all__ = ["COMPONENTS", "Axes", "Facts", "Stored", "examine", "weight_of"]
@@ -34,14 +34,6 @@ Axes = Literal["kn", "nk"]
 COMPONENTS = ("indices", "scales", "su", "sv")
 ROTATED = 128
 """Block of Metal Marlin's Hadamard flavour, along K."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in a file."""
-
-    source: Source
-    entry: Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ __all__ = ["Breach", "breach_of"]
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A rule that a folder breaks. code: see codes.py; stops: the weights cannot be read as they are, so that `open` raises it."""
+    """A rule that a folder breaks. code: see the format's codes.py; stops: the weights cannot be read as they are, so that `open` raises it."""
 
     code: str
     message: str
@@ -37,10 +37,10 @@ class Breach:
         return Finding(self.code, Severity.ERROR, str(bare), self.tensor, self.file.name if self.file else None)
 
 
-def breach_of(error: PolyquantError, code: str, file: Path, tensor: str | None = None) -> Breach:
-    """The breach behind an error; what leaves the folder has a code of its own, wherever it is met."""
+def breach_of(error: PolyquantError, code: str, file: Path, tensor: str | None = None, *, leaves: str) -> Breach:
+    """The breach behind an error. leaves: the code of what leaves the folder, wherever it is met."""
     where = error.file if isinstance(error.file, Path) else file
     if isinstance(error, LeavesFolderError):
-        code = "ASC006"
+        code = leaves
     named = error.tensor if isinstance(error.tensor, str) else tensor
     return Breach(code, error.message, where, named, error.expected, error.found, error.hint)

@@ -93,6 +93,14 @@ PQ_INLINE void add_four(float* out, __m256 a, __m256 b, __m256 c, __m256 d) {
   _mm_storeu_ps(out, _mm_add_ps(_mm_loadu_ps(out), _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1))));
 }
 
+// A register that is loaded once, not with each of its products, as GCC would have it.
+template <class Dot>
+PQ_INLINE typename Dot::Register kept(const typename Dot::Cell* p) {
+  typename Dot::Register v = Dot::load(p);
+  asm("" : "+x"(v));
+  return v;
+}
+
 // sums[0 ... 3] of each token += four rows of the panel times the token. x: a panel of tokens.
 template <class Dot, int tokens>
 PQ_INLINE void tile(const typename Dot::Cell* w, const typename Dot::Cell* x, size_t width, typename Dot::Sum* sums, size_t stride) {
@@ -100,14 +108,13 @@ PQ_INLINE void tile(const typename Dot::Cell* w, const typename Dot::Cell* x, si
   PQ_UNROLL for (size_t r = 0; r < 4; ++r)
     PQ_UNROLL for (size_t t = 0; t < tokens; ++t) s[r][t] = typename Dot::Register{};
   for (size_t i = 0; i < width; i += Dot::cells) {
-    typename Dot::Register c[4];
-    PQ_UNROLL for (size_t r = 0; r < 4; ++r) {
-      c[r] = Dot::load(w + r * kPanel + i);
-      asm("" : "+x"(c[r]));  // loaded once, not with each product
-    }
+    const auto c0 = kept<Dot>(w + i), c1 = kept<Dot>(w + kPanel + i), c2 = kept<Dot>(w + 2 * kPanel + i), c3 = kept<Dot>(w + 3 * kPanel + i);
     PQ_UNROLL for (size_t t = 0; t < tokens; ++t) {
       const typename Dot::Register v = Dot::load(x + t * kPanel + i);
-      PQ_UNROLL for (size_t r = 0; r < 4; ++r) s[r][t] = Dot::add(s[r][t], c[r], v);
+      s[0][t] = Dot::add(s[0][t], c0, v);
+      s[1][t] = Dot::add(s[1][t], c1, v);
+      s[2][t] = Dot::add(s[2][t], c2, v);
+      s[3][t] = Dot::add(s[3][t], c3, v);
     }
   }
   PQ_UNROLL for (size_t t = 0; t < tokens; ++t) add_four(sums + t * stride, s[0][t], s[1][t], s[2][t], s[3][t]);
@@ -119,6 +126,8 @@ void panel_rows(const AffineMatrix& m, size_t row, size_t last, size_t column, c
   alignas(64) typename Dot::Cell panel[Dot::rows * kPanel];
   const size_t width = std::min(kPanel, m.cols - column), whole = (width + 31) / 32 * 32;
   for (size_t r = 0; r < Dot::rows; ++r) Dot::widen(m, std::min(row + r, last - 1), column, width, panel + r * kPanel);
+  for (size_t r = row + Dot::rows; r < std::min(row + 2 * Dot::rows, last); ++r)  // the next rows come while these are multiplied
+    for (size_t i = 0; i < width; i += 64) __builtin_prefetch(m.codes + r * m.cols + column + i);
   size_t t = 0;
   for (; t + Dot::tokens <= tokens; t += Dot::tokens)
     for (size_t r = 0; r < Dot::rows; r += 4) tile<Dot, Dot::tokens>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);

@@ -1,5 +1,8 @@
 """msModelSlim folders run with the integers of their format: as near to the float model as the tool's own preview says."""
 
+import json
+import struct
+
 import numpy as np
 import pytest
 
@@ -68,6 +71,23 @@ def test_a_bias_is_counted_once(tmp_path):
     assert relative(whole + model.decoder.layers[0].qkv.bias[1], floats) > 2 * relative(whole, floats)
 
 
+def test_the_norm_of_quantized_layers_is_the_one_in_module(tmp_path):
+    """As the document has it: `.weight` of the float model for layers that fell back, `.module.weight` for the others."""
+    path, ids = runnable("v0/fp16/w8a8_m1", tmp_path), np.arange(3, 30)
+    expected = logits(path, ids)
+    checkpoint, source = polyquant.open(path), polyquant.open(source_of("v0/fp16/w8a8_m1"))
+    file = next(path.glob("quant_model_weight*.safetensors"))
+    data = bytearray(file.read_bytes())
+    for name in [n for n in checkpoint if n.endswith("layernorm.weight")]:
+        smoothed, plain = checkpoint[name].read()["blocks"].tobytes(), source[name].read()["blocks"].tobytes()
+        header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+        at = 8 + struct.unpack("<Q", data[:8])[0] + header[name]["data_offsets"][0]
+        assert data[at : at + len(smoothed)] == smoothed != plain
+        data[at : at + len(plain)] = plain
+    file.write_bytes(data)
+    np.testing.assert_array_equal(logits(path, ids), expected)
+
+
 # ---------------------------------------------------------------- C8
 
 
@@ -110,9 +130,6 @@ def test_steps_of_the_cache_are_positive(tmp_path):
     path = runnable("v0/fp16/w8a16_c8_asym", tmp_path)
     file = next(path.glob("*.safetensors"))
     data = bytearray(file.read_bytes())
-    import json
-    import struct
-
     size = struct.unpack("<Q", data[:8])[0]
     where = json.loads(data[8 : 8 + size])["model.layers.1.self_attn.v_proj.kv_cache_scale"]["data_offsets"][0]
     data[8 + size + where : 8 + size + where + 2] = b"\0\0"

@@ -68,7 +68,7 @@ def make_plan(
     on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
     """Decide everything. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. trellis: of a Trellis target.
-    ascend: of an msModelSlim target.     on_tensor: told (done, all, name) of the tensors whose sensitivity is measured, for trellis.target_bpw.
+    ascend: of an msModelSlim target. on_tensor: told (done, all, name) of the tensors whose sensitivity is measured, for trellis.target_bpw.
 
     Raises PlanError for lossy steps without `requantize`, UnknownNameError, InputError.
     """

@@ -30,10 +30,10 @@ class ChatGLMLayer:
         hidden, wide, kv = hyper.hidden, hyper.heads * hyper.head_size, hyper.kv_heads * hyper.head_size
         blk = f"blk.{index}."
         self.cuts = (wide, wide + kv)
-        self.attn_norm = read_norm(tensors, f"{blk}attn_norm", hidden, self.eps)
+        self.attn_norm = read_norm(tensors, f"{blk}attn_norm", hidden, self.eps, [f"{blk}attn_qkv"])
         self.qkv = tensors.linear(hidden, [(f"{blk}attn_qkv", wide + 2 * kv)])
         self.o = tensors.linear(wide, [(f"{blk}attn_output", hidden)])
-        self.ffn_norm = read_norm(tensors, f"{blk}ffn_norm", hidden, self.eps)
+        self.ffn_norm = read_norm(tensors, f"{blk}ffn_norm", hidden, self.eps, [f"{blk}ffn_up"])
         self.gate_up = tensors.linear(hidden, [(f"{blk}ffn_up", 2 * hyper.feed_forward)])
         self.down = tensors.linear(hyper.feed_forward, [(f"{blk}ffn_down", hidden)])
 

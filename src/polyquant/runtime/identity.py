@@ -120,7 +120,17 @@ def names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
     found = {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
     if checkpoint.format == "msmodelslim":
         found |= {target: name for name in checkpoint if (target := grid_name(family, name)) is not None}
+        found |= {target: name for name in checkpoint if (target := _twin_name(family, name)) is not None}
     return found
+
+
+def _twin_name(family: Family, name: str) -> str | None:
+    """The decoder's name of `norm.module.weight`; None for other tensors."""
+    stem, _, suffix = name.rpartition(".")
+    if not stem.endswith(".module"):
+        return None
+    known = to_gguf_name(family, f"{stem.removesuffix('.module')}.{suffix}")
+    return None if known is None else f"{known.removesuffix(f'.{suffix}')}.module.{suffix}"
 
 
 def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str, str]) -> Hyper:

@@ -28,14 +28,14 @@ class LlamaLayer:
         self.window = hyper.windows[index] if hyper.windows else 0
         hidden, wide, kv = hyper.hidden, hyper.heads * hyper.head_size, hyper.kv_heads * hyper.head_size
         blk = f"blk.{index}."
-        self.attn_norm = read_norm(tensors, f"{blk}attn_norm", hidden, self.eps)
+        self.attn_norm = read_norm(tensors, f"{blk}attn_norm", hidden, self.eps, [f"{blk}attn_{x}" for x in "qkv"])
         self.qkv = tensors.linear(hidden, [(f"{blk}attn_q", wide), (f"{blk}attn_k", kv), (f"{blk}attn_v", kv)])
         self.q_norm = self.k_norm = None
         if f"{blk}attn_q_norm.weight" in tensors:
             self.q_norm = tensors.vector(f"{blk}attn_q_norm.weight", self.size)
             self.k_norm = tensors.vector(f"{blk}attn_k_norm.weight", self.size)
         self.o = tensors.linear(wide, [(f"{blk}attn_output", hidden)])
-        self.ffn_norm = read_norm(tensors, f"{blk}ffn_norm", hidden, self.eps)
+        self.ffn_norm = read_norm(tensors, f"{blk}ffn_norm", hidden, self.eps, [f"{blk}ffn_gate", f"{blk}ffn_up"])
         self.gate_up = tensors.linear(
             hidden, [(f"{blk}ffn_gate", hyper.feed_forward), (f"{blk}ffn_up", hyper.feed_forward)]
         )

@@ -1,10 +1,18 @@
-"""RMS norm of a decoder, with the bias that smoothing by a shift gives it (msModelSlim)."""
+"""RMS norm of a decoder, with what smoothing gives it in msModelSlim folders: a bias, and a twin `module.weight` for the quantized layers behind it.
+
+The document lets `.weight` be that of the float model, for layers that fell back to floats; the tool itself writes the smoothed one twice.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyquant.errors import UnsupportedError
 from polyquant.ops.decoder import add_bias, rms_norm
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import F32
+from polyquant.types import F32, Floats
 
 __all__ = ["Norm", "read_norm"]
 
@@ -23,7 +31,24 @@ class Norm:
         return out
 
 
-def read_norm(tensors: Tensors, name: str, size: int, eps: float) -> Norm:
-    """The norm of that name without suffix. Raises InputError if its weight is missing or misshapen."""
+def read_norm(tensors: Tensors, name: str, size: int, eps: float, readers: Sequence[str] = ()) -> Norm:
+    """The norm of that name without suffix. readers: the linear layers behind it, which say which of two twins is meant.
+
+    Raises InputError if its weight is missing or misshapen, UnsupportedError if quantized and float layers share a norm whose twins differ.
+    """
+    plain, module = f"{name}.weight", f"{name}.module.weight"
+    if module in tensors and not np.array_equal(tensors.vector(plain, size), tensors.vector(module, size)):
+        kinds = {
+            tensors.checkpoint[tensors.names[f"{r}.weight"]].codec.form is Floats
+            for r in readers
+            if f"{r}.weight" in tensors
+        }
+        if len(kinds) > 1:
+            raise UnsupportedError(
+                "quantized and float layers behind one norm, which is another for each",
+                file=tensors.checkpoint.path,
+                tensor=tensors.names[module],
+            )
+        name = name if True in kinds else f"{name}.module"
     bias = tensors.vector(f"{name}.bias", size) if f"{name}.bias" in tensors else None
     return Norm(tensors.vector(f"{name}.weight", size), eps, bias if bias is not None and bias.any() else None)

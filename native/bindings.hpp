@@ -4,6 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <array>
+#include <span>
+#include <vector>
+
 #include "packed.hpp"
 #include "tape.hpp"
 #include "threads.hpp"
@@ -28,6 +32,36 @@ void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<cons
   }
   if (recording) record({in, out}, [=, alive = nanobind::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
 }
+
+// Matrices of one kind that share an input, bound together so that a call carries nothing but arrays. Their outputs lie side by side. A Handle has a
+// `matrix`; outputs_of and inputs_of know its size, and may refuse it. A Job is a matrix and where its outputs go.
+template <class Handle, class Matrix, class Job, void (*multiply)(std::span<const Job>, const float*, size_t, size_t, Rounding)>
+struct MatrixGroup {
+  std::vector<nanobind::object> owners;
+  std::vector<const Matrix*> matrices;
+  size_t cols = 0, rows = 0;
+
+  explicit MatrixGroup(nanobind::sequence items) {
+    for (nanobind::handle h : items) {
+      const Matrix& m = nanobind::cast<const Handle*>(h)->matrix;
+      owners.push_back(nanobind::borrow(h));
+      matrices.push_back(&m);
+      cols = inputs_of(m);
+      rows += outputs_of(m);
+      if (cols != inputs_of(*matrices[0])) throw nanobind::value_error("matrices of one group have one input");
+    }
+    if (matrices.empty() || matrices.size() > 64) throw nanobind::value_error("1 to 64 matrices");
+  }
+
+  void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
+    std::array<Job, 64> jobs;
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      jobs[i] = {matrices[i], y};
+      y += outputs_of(*matrices[i]);
+    }
+    multiply({jobs.data(), matrices.size()}, x, tokens, rows, rounding);
+  }
+};
 
 void bind_affine(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);

@@ -24,6 +24,10 @@ namespace polyquant {
 
 const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
 
+// Found by MatrixGroup through their argument.
+static size_t inputs_of(const AffineMatrix& m) { return m.cols; }
+static size_t outputs_of(const AffineMatrix& m) { return m.rows; }
+
 namespace {
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -129,33 +133,7 @@ Affine make(Codes codes, Matrix scale, std::optional<Matrix> offset, const std::
   return a;
 }
 
-// Matrices that share an input. Their outputs lie side by side.
-struct AffineGroup {
-  std::vector<nb::object> owners;
-  std::vector<const AffineMatrix*> matrices;
-  size_t cols = 0, rows = 0;
-
-  explicit AffineGroup(nb::sequence items) {
-    for (nb::handle h : items) {
-      const AffineMatrix& m = nb::cast<const Affine*>(h)->matrix;
-      owners.push_back(nb::borrow(h));
-      matrices.push_back(&m);
-      cols = m.cols;
-      rows += m.rows;
-      if (cols != matrices[0]->cols) throw nb::value_error("matrices of one group have one input");
-    }
-    if (matrices.empty() || matrices.size() > 64) throw nb::value_error("1 to 64 matrices");
-  }
-
-  void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
-    std::array<AffineJob, 64> jobs;
-    for (size_t i = 0; i < matrices.size(); ++i) {
-      jobs[i] = {matrices[i], y};
-      y += matrices[i]->rows;
-    }
-    multiply_affine({jobs.data(), matrices.size()}, x, tokens, rows, rounding);
-  }
-};
+using AffineGroup = MatrixGroup<Affine, AffineMatrix, AffineJob, multiply_affine>;
 
 }  // namespace
 

@@ -19,6 +19,13 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace polyquant {
+// Found by MatrixGroup through their argument.
+static size_t inputs_of(const TrellisMatrix& m) {
+  if (m.groups > 1 && m.span % 128) throw nb::value_error("groups of scales are multiples of 128 inputs");
+  return m.inputs;
+}
+static size_t outputs_of(const TrellisMatrix& m) { return m.outputs; }
+
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -106,34 +113,7 @@ void dequantize(const Trellis& t, Output out) {
   trellis_dequantize(t.matrix, out.data());
 }
 
-// Matrices that share an input. Their outputs lie side by side.
-struct TrellisGroup {
-  std::vector<nb::object> owners;
-  std::vector<const TrellisMatrix*> matrices;
-  size_t cols = 0, rows = 0;
-
-  explicit TrellisGroup(nb::sequence items) {
-    for (nb::handle h : items) {
-      const TrellisMatrix& m = nb::cast<const Trellis*>(h)->matrix;
-      owners.push_back(nb::borrow(h));
-      matrices.push_back(&m);
-      cols = m.inputs;
-      rows += m.outputs;
-      if (m.groups > 1 && m.span % 128) throw nb::value_error("groups of scales are multiples of 128 inputs");
-      if (cols != matrices[0]->inputs) throw nb::value_error("matrices of one group have one input");
-    }
-    if (matrices.empty() || matrices.size() > 64) throw nb::value_error("1 to 64 matrices");
-  }
-
-  void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
-    std::array<TrellisJob, 64> jobs;
-    for (size_t i = 0; i < matrices.size(); ++i) {
-      jobs[i] = {matrices[i], y};
-      y += matrices[i]->outputs;
-    }
-    multiply_trellis({jobs.data(), matrices.size()}, x, tokens, rows, rounding);
-  }
-};
+using TrellisGroup = MatrixGroup<Trellis, TrellisMatrix, TrellisJob, multiply_trellis>;
 
 }  // namespace
 

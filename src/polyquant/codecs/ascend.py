@@ -37,6 +37,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.arguments import exact_part, output, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
@@ -329,19 +330,7 @@ class Ascend:
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` the parts are whole."""
         found = self.unpack(parts, shape)
-        target = shape
-        codes, scale, offset = found.codes, found.scale, found.offset
-        if rows is not None:
-            codes, scale, offset = codes[rows], scale[rows], offset[rows]
-            target = codes.shape
-        out = output(out, target)
-        affine.decode(
-            np.ascontiguousarray(codes),
-            np.ascontiguousarray(scale),
-            np.ascontiguousarray(offset),
-            out.reshape(codes.shape),
-        )
-        return out
+        return decoded_rows(found, rows, output(out, shape if rows is None else found.codes[rows].shape))
 
 
 def _rows(values: NDArray[Any], n: int) -> F32:

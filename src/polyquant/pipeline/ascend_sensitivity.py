@@ -75,7 +75,9 @@ def propose_keep(
                 on_tensor(len(alone), len(targets), name)
         probe.advance(index)
     if not alone:
-        raise UnsupportedError("the decoder multiplies with none of these weights", file=source.path, hint="leave out --keep auto")
+        raise UnsupportedError(
+            "the decoder multiplies with none of these weights", file=source.path, hint="leave out --keep auto"
+        )
     probe.rewind()
     return _proposal(rounder, probe, alone, limit)
 

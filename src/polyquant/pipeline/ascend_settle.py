@@ -14,7 +14,7 @@ from polyquant.pipeline.ascend_prepare import derived
 from polyquant.pipeline.ascend_smooth import links
 from polyquant.pipeline.ascend_target import bias_type, kept, module_of
 from polyquant.pipeline.steps import Step
-from polyquant.pipeline.trellis_target import is_linear
+from polyquant.pipeline.trellis_target import folder_warnings, is_linear
 from polyquant.registry import codec
 from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap, Weight
 
@@ -197,9 +197,4 @@ def warnings(source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Ste
         out.append(
             f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep"
         )
-    stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
-    if stacks:
-        out.append(f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})")
-    if "config.json" not in files:
-        out.append("the source has no config.json: put one into the folder, or nothing can run it")
-    return tuple(out)
+    return (*out, *folder_warnings(files, steps))

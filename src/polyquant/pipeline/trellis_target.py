@@ -211,9 +211,13 @@ def warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) 
         out.append(
             f"{len(silent)} weights of the source state no mean squared error (first: {silent[0]}); their codes are kept, and mse says 0: the loss of this step"
         )
+    return (*out, *folder_warnings(files, steps))
+
+
+def folder_warnings(files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
+    """What any quantized folder may lack: codes of stacked experts, a config.json."""
     stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
-    if stacks:
-        out.append(f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})")
+    out = [f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})"] if stacks else []
     if "config.json" not in files:
-        out.append("the source has no config.json: put one beside the shards, or nothing can run this folder")
+        out.append("the source has no config.json: put one beside the weights, or nothing can run this folder")
     return tuple(out)

@@ -75,9 +75,12 @@ def _torch_runs(x: np.ndarray, w: np.ndarray, threads: int) -> dict[str, Callabl
     torch.set_num_threads(threads)
     floats, matrix = torch.from_numpy(x), torch.from_numpy(w)
     out: dict[str, Callable[[], object]] = {"torch float32": partial(torch.nn.functional.linear, floats, matrix)}
+    whole, codes = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in (x.shape, w.shape))
+    if len(x) == 64:  # takes half a second
+        out["torch int8 (_int_mm)"] = partial(torch._int_mm, whole, codes.T)
     torch.backends.quantized.engine = "fbgemm"
     linear = torch.ao.nn.quantized.dynamic.Linear(SIDE, SIDE)
-    return out | {"torch int8 (dynamic, 7-bit inputs)": partial(linear, floats)}
+    return out | {"torch int8 (fbgemm, 7-bit inputs)": partial(linear, floats)}
 
 
 def _many_tokens() -> Iterator[Row]:

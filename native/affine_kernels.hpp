@@ -17,7 +17,11 @@
 #include "affine_matrix.hpp"
 #include "simd.hpp"
 
+#if defined(__clang__)
+#define PQ_UNROLL _Pragma("unroll")
+#else
 #define PQ_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace polyquant {
 namespace {

@@ -45,8 +45,11 @@ with open(sys.argv[1] + "/model.safetensors", "rb", buffering=0) as source, open
 def timed(code: str, *args: str) -> tuple[float, float]:
     """(wall seconds, peak MB) of a Python process; the target file is removed before."""
     Path(args[1]).unlink(missing_ok=True)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # an installed package is compiled
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code + PEAK, *args], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code + PEAK, *args], stdout=subprocess.PIPE, text=True, check=False, env=env
+    )
     seconds = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"the measured process failed: {code}")

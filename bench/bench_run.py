@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,20 +57,25 @@ def convert(folder: Path, file: Path, codec: str, **how: object) -> None:
     polyquant.edit(file, set=keys)
 
 
-def bandwidth(threads: int) -> float:
-    """Bytes a second that so many threads read from memory: the best of five runs of memchr over 1 GiB, which stops nowhere."""
-    size = 1 << 30
+def reader(threads: int, size: int) -> Callable[[], object]:
+    """Reads `size` bytes of memory on so many threads: memchr for what is not there."""
     memory = ctypes.create_string_buffer(size)
     base, part = ctypes.addressof(memory), size // threads
     find = ctypes.CDLL(None).memchr
     find.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     ctypes.memset(base, 1, size)
-    taken = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(5):
-            start = time.perf_counter()
-            list(pool.map(lambda i: find(base + i * part, 2, part), range(threads)))
-            taken.append(time.perf_counter() - start)
+    pool = ThreadPoolExecutor(threads)
+    return lambda: (list(pool.map(lambda i: find(base + i * part, 2, part), range(threads))), memory)
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes a second that so many threads read from memory: the best of five runs over 1 GiB."""
+    size, taken = 1 << 30, []
+    read = reader(threads, size)
+    for _ in range(5):
+        start = time.perf_counter()
+        read()
+        taken.append(time.perf_counter() - start)
     return size / min(taken)
 
 

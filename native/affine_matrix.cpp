@@ -155,6 +155,7 @@ struct Rounded {
 
   // The inputs as floats, codes times scale where they were rounded, laid out as the set wants them.
   const float* as_floats(const float* x, size_t cols, size_t tokens, const AffineSet& set) {
+    if (!floats.empty()) return floats.data();  // another matrix asked before
     if (how == Inputs::floats) {
       panels = set.panels && tokens > kFew;
       if (!panels) return x;

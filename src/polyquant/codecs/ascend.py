@@ -33,11 +33,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.affine_reader import decoded_rows
+from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
 from polyquant.codecs.arguments import exact_part, output, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
@@ -50,9 +49,6 @@ TYPES = {
     "w4a16": "W4A16", "w4a8.dynamic": "W4A8_DYNAMIC",
 }  # fmt: skip
 """First words of a codec's name -> the word of the description file."""
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
-}  # fmt: skip
 _INT8, _INT32, _INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
 _HINT = "calibrate: --calibration FILE"
 
@@ -150,7 +146,7 @@ class Ascend:
                 expected=f"multiples of {lines} x {columns}",
                 found=list(shape),
             )
-        scale, grid = _DTYPES[self.dtype], _DTYPES[self.grid or self.dtype]
+        scale, grid = FLOAT_TYPES[self.dtype], FLOAT_TYPES[self.grid or self.dtype]
         codes = {"": (n, k), "k": (n, k // 2), "n": (n // 2, k)}[self.packing]
         out = {"weight": ArraySpec(codes, _INT8)}
         if not self.static or self.scales:
@@ -321,7 +317,7 @@ class Ascend:
             raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
         if self.dtype != "f32":  # codes of the scale that is stored
             with np.errstate(over="ignore"):
-                scale = scale.astype(_DTYPES[self.dtype]).astype(np.float32)
+                scale = scale.astype(FLOAT_TYPES[self.dtype]).astype(np.float32)
             if not np.isfinite(scale).all():
                 raise CodecError("scales do not fit half precision", hint="store them as float32: --dialect v1")
             scale[scale == 0] = 1
@@ -373,9 +369,9 @@ def _parsed(codec: Ascend, words: list[str]) -> Ascend | None:
         if word in _FLAGS:
             flag: dict[str, Any] = {_FLAGS[word]: True}
             codec = replace(codec, **flag)
-        elif word in _DTYPES:
+        elif word in FLOAT_TYPES:
             codec = replace(codec, dtype=word)
-        elif word[:1] == "x" and word[1:] in _DTYPES:
+        elif word[:1] == "x" and word[1:] in FLOAT_TYPES:
             codec = replace(codec, grid=word[1:])
         elif word in ("pack_k", "pack_n"):
             codec = replace(codec, packing=word[-1])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError
+from polyquant.ops import affine, int8
 from polyquant.types import F32, I8
 
 __all__ = ["deq_scale", "needed", "projections", "quant_bias", "sized", "table"]
@@ -86,9 +87,7 @@ def quant_bias(
                 found=f"{found.dtype} {list(found.shape)}",
             )
         return np.asarray(found.reshape(-1), np.int32)
-    bias = weights.get(f"{module}.bias", np.zeros(n, np.float32)).astype(np.float64)
-    with np.errstate(all="ignore"):
-        moved = np.rint(bias / deq - float(offset[0]) * codes.sum(1, dtype=np.int64))
+    moved = int8.quant_bias(weights.get(f"{module}.bias"), deq, offset, affine.row_sums(codes))
     if not (np.abs(moved) < 1 << 31).all():
         raise InputError("quant_bias does not fit 32 bits", tensor=module, hint="look at bias and deq_scale")
     return np.asarray(moved, np.int32)

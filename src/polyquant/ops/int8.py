@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyquant.ops import affine, native
 from polyquant.types import F32, I8, Activation, Affine
 
-__all__ = ["MOST_COLUMNS", "Inputs", "handle", "inputs_of", "multiply", "round_fixed", "round_token"]
+__all__ = ["MOST_COLUMNS", "Inputs", "handle", "inputs_of", "multiply", "quant_bias", "round_fixed", "round_token"]
 
 Inputs: TypeAlias = Literal["floats", "token", "fixed", "mixed"]
 """How inputs are rounded: not at all, one scale a token, a fixed grid; mixed: one token as fixed, more as token."""
@@ -89,3 +89,13 @@ def handle(weight: Affine, inputs: Inputs) -> Any | None:
         inputs, 0.0 if grid is None else float(grid.scale[0]), 0.0 if grid is None else float(grid.offset[0]), wide,
         None if grid is None else np.ascontiguousarray(grid.quant_bias),
     )  # fmt: skip
+
+
+def quant_bias(bias: F32 | None, deq_scale: F32, input_offset: F32, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+    """round(bias / deq_scale - input_offset * sums) before it is cut to int32, float64 [n]: NaN and infinity where deq_scale is no scale.
+
+    bias [n] or None, deq_scale [n] or [1], input_offset [1], sums [n]: of the rows of codes.
+    """
+    own = np.zeros(len(sums), np.float32) if bias is None else bias
+    with np.errstate(all="ignore"):
+        return np.rint(own.astype(np.float64) / deq_scale.astype(np.float64) - input_offset.astype(np.float64) * sums)

@@ -24,8 +24,9 @@ from polyquant.formats.msmodelslim.check_layers import deq_floats, floats, store
 from polyquant.formats.msmodelslim.description import KINDS
 from polyquant.formats.msmodelslim.folder import descriptions
 from polyquant.formats.msmodelslim.layout import SHARD_BYTES
-from polyquant.formats.msmodelslim.static import closest_deq_scale, quant_bias, row_sums
+from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
 from polyquant.formats.msmodelslim.survey import Stored, Survey, survey
+from polyquant.ops.int8 import quant_bias
 from polyquant.pipeline.execute import Progress
 from polyquant.pipeline.repair_types import Layer, layers
 from polyquant.storage import strict_json

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from polyquant.codecs.affine_reader import FLOAT_TYPES
 from polyquant.codecs.ascend import Ascend
 from polyquant.errors import CodecError
-from polyquant.ops import affine
+from polyquant.ops import affine, int8
 from polyquant.quantizers import exact_tool
-from polyquant.quantizers.exact_tool import DTYPES, Outliers
+from polyquant.quantizers.exact_tool import Outliers
 from polyquant.quantizers.gptq import quantize_gptq
 from polyquant.types import F32, Activation, Affine
 
@@ -75,17 +76,17 @@ def quantize_linear(
 
 def input_side(codec: Ascend, codes: Affine, input_range: tuple[float, float], bias: F32 | None) -> Activation:
     """The grid of the inputs and what their integer sums need, consistent with the scales as the file stores them. Raises CodecError."""
-    scale, offset = input_grid(input_range, DTYPES[codec.grid or codec.dtype])
+    scale, offset = input_grid(input_range, FLOAT_TYPES[codec.grid or codec.dtype])
     deq = (scale * codes.scale[:, 0]).astype(np.float32)
     if not (np.isfinite(deq).all() and (deq > 0).all()):
         raise CodecError(
             "deq_scale is no positive number", found=f"input scale {scale[0]:g} times {codes.scale.min():g}"
         )
     sums = affine.row_sums(codes.codes)
-    shift = np.zeros(len(deq)) if bias is None else np.asarray(bias, np.float64)
+    shift = np.zeros(len(deq), np.float32) if bias is None else np.asarray(bias, np.float32)
     if not np.isfinite(shift).all():
         raise CodecError("the bias holds NaN or infinity", hint="polyquant validate names them all")
-    total = np.rint(shift / deq - offset.astype(np.float64) * sums)
+    total = int8.quant_bias(shift, deq, offset, sums)
     if np.abs(total).max(initial=0) >= 2**31:
         row = int(np.abs(total).argmax())
         raise CodecError(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,12 +25,8 @@ from polyquant.codecs.ascend import Ascend
 from polyquant.errors import CodecError
 from polyquant.types import F32, I8, Activation, Affine
 
-__all__ = ["DTYPES", "Outliers", "exact_codes", "exact_grid", "exact_input_side", "quantize_linear"]
+__all__ = ["Outliers", "exact_codes", "exact_grid", "exact_input_side", "quantize_linear"]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
-}  # fmt: skip
-"""As codec names say them."""
 _Array: TypeAlias = NDArray[Any]
 Outliers = Literal["fraction", "sigma"]
 """Which weights of W8A8S may lie beyond 4 bits: a fraction of the matrix, or those beyond three deviations of their row."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from polyquant.codecs.affine_reader import FLOAT_TYPES
 from polyquant.codecs.ascend import Ascend
 from polyquant.errors import CodecError
 from polyquant.ops import affine
-from polyquant.quantizers.exact_tool import DTYPES
 from polyquant.types import F32, I8, Affine
 
 __all__ = ["CLIPS", "quantize_gptq", "searched_grid"]
@@ -136,7 +136,7 @@ def _stored(codec: Ascend, scale: F32) -> F32:
     """A scale as the file holds it; one that it does not tell from 0 is 1."""
     if codec.dtype == "f32":
         return scale
-    rounded: F32 = scale.astype(DTYPES[codec.dtype]).astype(np.float32)
+    rounded: F32 = scale.astype(FLOAT_TYPES[codec.dtype]).astype(np.float32)
     rounded[rounded == 0] = 1
     return rounded
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.dtypes import NUMPY
 from polyquant.errors import InputError
-from polyquant.formats.msmodelslim.static import closest_deq_scale, quant_bias, row_sums
+from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
 from polyquant.formats.msmodelslim.survey import Linear, Survey
 from polyquant.formats.stored import Stored
+from polyquant.ops.int8 import quant_bias
 from polyquant.types import F32, ArraySpec, Finding, Severity, StoredArray
 
 __all__ = ["check_layers", "deq_floats", "floats", "stored"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from polyquant.types import F32
 
-__all__ = ["closest_deq_scale", "quant_bias", "row_sums"]
+__all__ = ["closest_deq_scale", "row_sums"]
 
 _CHUNK = 1 << 22
 
@@ -33,16 +33,6 @@ def closest_deq_scale(input_scale: F32, weight_scale: F32, found: F32 | None) ->
         halves = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
         choices = [product, *(product.astype(half).astype(np.float32) for half in halves)]
     return max(choices, key=lambda c: int(np.count_nonzero(c == found)))
-
-
-def quant_bias(bias: F32 | None, deq_scale: F32, input_offset: F32, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The whole numbers before they are cut to int32, float64 [n]: NaN and infinity where deq_scale is no scale.
-
-    bias [n] or None, deq_scale [n] or [1], input_offset [1], sums [n].
-    """
-    own = np.zeros(len(sums), np.float32) if bias is None else bias
-    with np.errstate(all="ignore"):
-        return np.rint(own.astype(np.float64) / deq_scale.astype(np.float64) - input_offset.astype(np.float64) * sums)
 
 
 def row_sums(codes: Any, rows: int, columns: int) -> NDArray[np.int64]:

@@ -263,7 +263,8 @@ class Checkpoint(Mapping[str, Weight]):
     """An opened file or folder: a mapping from tensor name to Weight, in file order.
 
     metadata: GGUF key/values (decoded when asked for) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
-    files: the small files that travel along (tokenizer.json, ...), by base name.
+    files: the small files that travel along (tokenizer.json, ...), by base name. opened: the files that were read to open it, each with what
+    tells whether it is still the same (storage.source.FileState).
     """
 
     format: str
@@ -274,6 +275,7 @@ class Checkpoint(Mapping[str, Weight]):
     files: Mapping[str, Path] = field(default_factory=dict)
     dialect: Evidence | None = None
     notes: tuple[str, ...] = ()
+    opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.format} {self.path}: {len(self)} tensors, {self.bpw:.3f} bits per weight>"

@@ -54,11 +54,19 @@ def test_a_signal_in_the_middle_then_the_same_command(name, code, target, codec,
     _, err = child.communicate(timeout=60)
     assert child.returncode == code
     assert code < 0 or (err.strip().startswith("polyquant: interrupted") and err.strip().count("\n") == 0)
-    assert [p.name for p in tmp_path.iterdir()] == [f".{target}.partial"]
+    work = unfinished(tmp_path)
+    assert code < 0 or f"rm -r '{work}'" in err
     again = polyquant(*command, "--resume", "required")
     assert again.code == 0, again
     assert [p.name for p in tmp_path.iterdir()] == [target]
     same(tmp_path / target, whole / target)
+
+
+def unfinished(folder):
+    """The one work folder in it."""
+    (found,) = folder.iterdir()
+    assert ".polyquant-" in found.name
+    return found
 
 
 def names(folder):
@@ -85,28 +93,30 @@ def test_a_changed_job_does_not_resume_another(whole, polyquant, tmp_path):
 def test_a_torn_journal_is_not_believed(whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / "m.gguf", "--codec", "q8_0")
     start("os.kill(os.getpid(), signal.SIGKILL)", *command).communicate(timeout=60)
-    journal = tmp_path / ".m.gguf.partial/.journal"
     for damage in (
         lambda raw: raw[:-7],
         lambda raw: raw + b"\0" * 4096,
         lambda raw: raw + b'{"tensor": 1}\n',
         lambda raw: b"\xff\n",
     ):
+        work = unfinished(tmp_path)
+        journal = work / "journal"
         saved = journal.read_bytes()
-        shutil.copytree(tmp_path / ".m.gguf.partial", tmp_path / "copy")
+        shutil.copytree(work, tmp_path / "copy")
         journal.write_bytes(damage(saved))
         again = polyquant(*command)
         assert again.code == 0, again
         same(tmp_path / "m.gguf", whole / "m.gguf")
         (tmp_path / "m.gguf").unlink()
-        (tmp_path / "copy").rename(tmp_path / ".m.gguf.partial")
+        shutil.rmtree(work, ignore_errors=True)
+        (tmp_path / "copy").rename(work)
 
 
 def test_killed_again_and_again_with_torn_lines(whole, polyquant, tmp_path):
     command = ("convert", SOURCE, tmp_path / "m.gguf", "--codec", "q8_0", "--threads", 1)
     for _ in range(2):
         start("os.kill(os.getpid(), signal.SIGKILL)", *command).communicate(timeout=60)
-        journal = tmp_path / ".m.gguf.partial/.journal"
+        journal = unfinished(tmp_path) / "journal"
         journal.write_bytes(journal.read_bytes()[:-7])
     assert journal.read_bytes().count(b"\n") == 11  # the job and ten whole lines of two times six
     assert polyquant(*command, "--resume", "required").code == 0
@@ -189,13 +199,13 @@ def test_targets_that_are_refused(polyquant, tmp_path):
 
 
 def test_overwriting_replaces_the_old_whole(polyquant, tmp_path):
-    (tmp_path / "old.gguf").write_text("old")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/file").write_text("old")
+    shutil.copy(GGUF, tmp_path / "old.gguf")
+    shutil.copytree(SOUND, tmp_path / "old")
+    (tmp_path / "old/vocab.json").write_text("{}")
     assert polyquant("convert", SOUND, tmp_path / "old.gguf", "--overwrite").code == 0
     assert polyquant("convert", SOUND, tmp_path / "old", "--overwrite").code == 0
     assert polyquant("validate", tmp_path / "old.gguf").code == 0
-    assert not (tmp_path / "old/file").exists() and names(tmp_path) == ["old", "old.gguf"]
+    assert not (tmp_path / "old/vocab.json").exists() and names(tmp_path) == ["old", "old.gguf"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -1,4 +1,6 @@
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -157,11 +159,41 @@ def test_targets_that_exist_are_kept(tmp_path):
     path, other = saved(tmp_path, sound()), saved(tmp_path, b"precious", "y.gguf")
     with pytest.raises(PlanError, match="exists"):
         gguf.edit(path, other)
-    with pytest.raises(PlanError, match="is the source"):
+    with pytest.raises(PlanError, match="inside the source"):
         gguf.edit(path, path, overwrite=True)
+    with pytest.raises(PlanError, match="not a model file"):
+        gguf.edit(path, other, overwrite=True)
     assert other.read_bytes() == b"precious"
+    other.write_bytes(BIG.read_bytes())
     gguf.edit(path, other, overwrite=True)
     assert other.read_bytes() == sound()
+
+
+@pytest.mark.parametrize("length", [1, 6000], ids=["in place", "rewritten"])
+def test_edits_at_the_same_time_lose_nothing(tmp_path, length):
+    keys = [f"key{i}" for i in range(8)]
+    path = saved(tmp_path, file([ARCH, *(text(key, "-" * length) for key in keys)], [], b""))
+    script = "import sys; from polyquant.formats import gguf; gguf.edit(sys.argv[1], set={sys.argv[2]: sys.argv[3]})"
+    new = {key: f"{i}" * (length if length == 1 else length + i) for i, key in enumerate(keys)}
+    running = [subprocess.Popen([sys.executable, "-c", script, path, *item]) for item in new.items()]
+    assert [p.wait(60) for p in running] == [0] * len(keys)
+    assert {key: gguf.open(path).metadata[key] for key in keys} == new
+    assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
+
+
+def test_what_a_killed_edit_left_goes_with_the_next_one(tmp_path):
+    path = saved(tmp_path, sound())
+    script = """if True:
+        import os, sys
+        from importlib import import_module
+        module = import_module("polyquant.formats.gguf.edit")
+        module._copy = lambda *_: os.kill(os.getpid(), 9)
+        module.edit(sys.argv[1], set={"general.architecture": "x" * 5000})
+    """
+    assert subprocess.run([sys.executable, "-c", script, path]).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 2 and path.read_bytes() == sound()
+    gguf.edit(path, set={"general.architecture": "y" * 5000})
+    assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
 
 
 def test_broken_files_are_not_edited(tmp_path):
@@ -171,8 +203,10 @@ def test_broken_files_are_not_edited(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
-    with pytest.raises(PlanError, match="cannot be written"):
+    with pytest.raises(PlanError, match="folder does not exist"):
         gguf.edit(saved(tmp_path, sound()), tmp_path / "none" / "x.gguf")
+    with pytest.raises(PlanError, match="cannot be written"):
+        gguf.edit(saved(tmp_path, sound()), "/proc/x.gguf")
 
 
 def test_the_missing_last_padding_is_added(tmp_path):

@@ -75,6 +75,11 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _notes(problem: BaseException | None) -> str:
+    """What was added to an exception on its way: how to resume."""
+    return "".join(f"; {note}" for note in getattr(problem, "__notes__", ()))
+
+
 def main(args: list[str] | None = None) -> Any:
     """Entry point of the `polyquant` command. Every expected failure is one line on stderr, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -84,15 +89,15 @@ def main(args: list[str] | None = None) -> Any:
         problem.show()
         sys.exit(2)
     except PolyquantError as problem:
-        click.echo(f"polyquant: {problem}", err=True)
+        click.echo(f"polyquant: {problem}{_notes(problem)}", err=True)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("polyquant: interrupted; nothing was left at the target, the same command resumes", err=True)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        click.echo(f"polyquant: interrupted{_notes(stop) or _notes(stop.__cause__)}", err=True)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as problem:
         where = f"{printable(problem.filename)}: " if problem.filename else ""
-        click.echo(f"polyquant: {where}{problem.strerror or problem}", err=True)
+        click.echo(f"polyquant: {where}{problem.strerror or problem}{_notes(problem)}", err=True)
         sys.exit(1)

@@ -25,12 +25,12 @@ from polyquant.cli.console import (
 )
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import printable
+from polyquant.formats.existing import refuse_target
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.pipeline.convert import convert, guess_format, plan, smaller
 from polyquant.pipeline.execute import Report, StepReport
 from polyquant.pipeline.steps import Plan
-from polyquant.storage.staging import refuse_target
 from polyquant.trellis.shard_size import shard_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from typing import Any, cast
 from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.registry import FORMATS, format_module
-from polyquant.storage.source import Source
+from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence
 
 __all__ = ["detect", "open_checkpoint", "with_tile"]
@@ -70,7 +70,8 @@ def open_checkpoint(
     asked: dict[str, Any] = ({"repair": True} if repair else {}) | ({} if axes is None else {"axes": axes})
     if asked and module.__name__ != "polyquant.formats.trellis":
         raise UnsupportedError("repair and axes can be chosen for Trellis folders only", file=path)
-    found = cast(Checkpoint, module.open(Path(path), **options, **asked))
+    with opened_files() as opened:
+        found = replace(cast(Checkpoint, module.open(Path(path), **options, **asked)), opened=opened)
     return found if tile is None else with_tile(found, tile)
 
 

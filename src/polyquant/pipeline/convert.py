@@ -11,6 +11,7 @@ from typing import TypedDict, Unpack
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
 from polyquant.formats.detect import detect, open_checkpoint, with_tile
+from polyquant.formats.existing import refuse_target
 from polyquant.pipeline.ascend_options import AscendOptions, Smooth
 from polyquant.pipeline.ascend_ranges import read_ranges
 from polyquant.pipeline.ascend_source import plain_model
@@ -20,7 +21,7 @@ from polyquant.pipeline.plan import make_plan
 from polyquant.pipeline.recipe import Rule, parse_rule
 from polyquant.pipeline.steps import ASCEND, TRELLIS, Plan, with_name
 from polyquant.pipeline.trellis_target import Effort, Method, TrellisOptions
-from polyquant.storage.staging import Resume, refuse_target
+from polyquant.storage.work_folder import Resume, held_bytes
 from polyquant.types import F32
 
 __all__ = ["PlanOptions", "convert", "guess_format", "plan", "quantize", "smaller"]
@@ -219,9 +220,7 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanO
 def check_disk(made: Plan, dst: Path) -> None:
     """PlanError in the first second rather than OSError in the last."""
     free = shutil.disk_usage(dst.absolute().parent).free
-    partial = dst.absolute().parent / f".{dst.name}.partial"
-    held = sum(f.stat().st_blocks * 512 for f in partial.iterdir()) if partial.is_dir() else 0
-    if made.nbytes > free + held:
+    if made.nbytes > free + held_bytes(dst.absolute()):
         raise PlanError(
             "not enough room on the disk", file=dst, expected=f"{made.nbytes:,} bytes", found=f"{free:,} free"
         )

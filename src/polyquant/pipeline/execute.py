@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from polyquant.errors import CodecError, InputError, UnsupportedError
+from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.trellis.config import mse_text
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
@@ -29,7 +30,8 @@ from polyquant.pipeline.calibrate import calibration_stages
 from polyquant.pipeline.steps import Plan, Step
 from polyquant.pipeline.work import Piece
 from polyquant.quantizers.calibrate import Hessians
-from polyquant.storage.staging import Resume, Staging, refuse_target, staged
+from polyquant.storage.source import refuse_changed
+from polyquant.storage.staging import Resume, Staging, staged
 from polyquant.types import Affine, as_matrix
 
 __all__ = ["Progress", "Report", "StepReport", "cores", "execute"]
@@ -135,7 +137,14 @@ def execute(
     refuse_target(target, plan.source.path, overwrite=overwrite)
     run = _Run(plan, threads or cores(), measure, on_progress)
     with (
-        staged(target, plan.layout, plan.fingerprint, resume=resume, overwrite=overwrite) as staging,
+        staged(
+            target,
+            plan.layout,
+            plan.fingerprint,
+            resume=resume,
+            replaceable=replaceable if overwrite else None,
+            check=lambda: refuse_changed(plan.source.opened),
+        ) as staging,
         _kernel_threads(threads),
     ):
         reports = run.all_steps(staging)

@@ -20,6 +20,7 @@ from polyquant.codecs.dtypes import codec_of
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats import msmodelslim
 from polyquant.formats.detect import detect
+from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.msmodelslim.check_layers import deq_floats, floats, stored
 from polyquant.formats.msmodelslim.description import KINDS
 from polyquant.formats.msmodelslim.folder import descriptions
@@ -31,7 +32,8 @@ from polyquant.pipeline.execute import Progress
 from polyquant.pipeline.repair_types import Layer, layers
 from polyquant.storage import strict_json
 from polyquant.storage.folder import entries, member
-from polyquant.storage.staging import Staging, refuse_target, staged
+from polyquant.storage.source import FileState, opened_files, refuse_changed
+from polyquant.storage.staging import Staging, staged
 from polyquant.types import ArraySpec, Finding, Layout, Severity, TensorSpec
 
 __all__ = ["Repaired", "repair"]
@@ -84,7 +86,8 @@ def repair(
     _refuse(f for f in findings if f.severity is Severity.ERROR and f.code not in _MENDED)
     if dialect is None and not any(f.severity is not Severity.NOTE and f.code in _MENDED for f in findings):
         return Repaired(None, (), tuple(f for f in findings if f.severity is not Severity.NOTE))
-    found = survey(source, indexed=False)
+    with opened_files() as opened:
+        found = survey(source, indexed=False)
     for breach in found.breaches:
         if breach.code in ("ASC004", "ASC005", "ASC006", "ASC007", "ASC008"):
             raise breach.error()
@@ -93,7 +96,7 @@ def repair(
         _mend(found, layer, mended)
     layout = _lay_out(found, mended, _dialect(found, mended, dialect))
     changes = (*_said_of_files(found, layout), *_grouped(mended.changes))
-    left = _write(found, mended, layout, target, overwrite=overwrite, on_progress=on_progress)
+    left = _write(found, opened, mended, layout, target, overwrite=overwrite, on_progress=on_progress)
     return Repaired(target, changes, left)
 
 
@@ -283,6 +286,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def _write(
     found: Survey,
+    opened: Mapping[Path, FileState],
     mended: _Mended,
     layout: Layout,
     target: Path,
@@ -294,7 +298,10 @@ def _write(
     parts = {f"{x.name}.weight": x.parts for x in mended.layers}
     job = json.dumps([str(found.path), sorted((f.name, f.size) for f in layout.files)])
     total, done = max(1, layout.nbytes), 0
-    with staged(target, layout, job, resume="never", overwrite=overwrite) as staging:
+    with staged(
+        target, layout, job, resume="never", replaceable=replaceable if overwrite else None,
+        check=lambda: refuse_changed(opened),
+    ) as staging:  # fmt: skip
         for (name, part), slot in layout.slots.items():
             fresh = mended.values.get(name, {}).get(part)
             if fresh is not None:

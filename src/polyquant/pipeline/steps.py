@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from polyquant.pipeline.ascend_options import AscendOptions
 from polyquant.pipeline.calibrate import OWN_TEXT, TOKENS, WINDOWS
 from polyquant.pipeline.recipe import Recipe
 from polyquant.runtime.evaluate import read_text
+from polyquant.storage.source import state_of
 from polyquant.types import (
     F32,
     Action,
@@ -158,9 +160,9 @@ class Plan:
         """Names this very job: source files, steps and header bytes. A journal of another job is never resumed."""
         h = hashlib.sha256()
         root = self.source.path
-        for path in _files(root) if root.is_dir() else [root]:
-            stat = path.stat()
-            h.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        states = {path.absolute(): state_of(path.stat()) for path in (_files(root) if root.is_dir() else [root])}
+        for path, state in sorted({**states, **self.source.opened}.items()):
+            h.update(os.fsencode(path.name) + f" {state[1:]}\n".encode())
         for s in self.steps:
             h.update(f"{s.map.source} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
             h.update(f"{s.target.tile if isinstance(s.target, TL) else None}\n".encode())

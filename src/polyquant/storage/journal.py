@@ -1,7 +1,12 @@
-"""The journal of a run: which tensors are complete, so that the same job can be taken up after a kill.
+"""The journal of a run: what its work folder holds, which tensors are complete, and what is being moved to the target.
 
-One line an entry, a checksum and JSON; the first names the job. A kill may tear the last line: from the first line whose checksum fails
-nothing is believed. What was written before the machine restarted may never have reached the disk, so a restart makes it another job.
+One line an entry: a checksum, then JSON. The first names the job and its files. A kill may tear the last line: nothing from the first line
+whose checksum fails on is believed. A complete tensor comes with a checksum of each block that was written, so that bytes that were
+damaged or lost since are found before they are used.
+
+    {"job": FINGERPRINT, "target": NAME, "files": [NAME, ...]}
+    {"tensor": NAME, "report": ..., "blocks": [[PART, OFFSET, BYTES, CRC32], ...]}
+    {"moves": [[FILE, TARGET, INODE], ...], "old": {TARGET: [NAME, ...]}}
 """
 
 from __future__ import annotations
@@ -9,48 +14,92 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["NAME", "entry", "open_journal", "read_journal"]
+__all__ = ["NAME", "Block", "Done", "Journal", "Move", "Publication", "append", "read"]
 
-NAME = ".journal"
-"""Its name in the staging folder."""
+NAME = "journal"
+"""Its name in the work folder."""
+
+_READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
 
 
-def entry(values: Mapping[str, Any]) -> bytes:
-    """One line."""
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Bytes that were written: `nbytes` at `offset` of a part's slot, and their CRC-32."""
+
+    part: str
+    offset: int
+    nbytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A complete tensor: what its step reported, and the blocks that it consists of."""
+
+    report: Any
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One rename of a publication: `file` (relative to the work folder) becomes `target` (beside it); inode: that of the file or folder."""
+
+    file: str
+    target: str
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What was about to appear at the target. old: what each target held that may be removed, as names inside it; [] for a file."""
+
+    moves: tuple[Move, ...]
+    old: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What a journal says, as far as it can be believed. nbytes: length of that part."""
+
+    job: str
+    files: tuple[str, ...]
+    done: Mapping[str, Done] = field(default_factory=dict)
+    publication: Publication | None = None
+    nbytes: int = 0
+
+
+def append(journal: int, **values: Any) -> None:
+    """Write one line to the descriptor of a journal."""
     text = json.dumps(values).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
+    view = memoryview(b"%08x %s\n" % (zlib.crc32(text), text))
+    while view:
+        view = view[os.write(journal, view) :]
 
 
-def _job(fingerprint: str) -> dict[str, Any]:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return {"job": fingerprint, "boot": boot.read_text().strip() if boot.is_file() else ""}
-
-
-def read_journal(folder: Path, fingerprint: str) -> tuple[dict[str, Any], int] | None:
-    """What an earlier run of the same job finished (tensor -> report), and the bytes of journal that say so; None if there was none."""
-    path = folder / NAME
-    if not path.is_file():
-        return None
-    entries, good = [], 0
-    for line in path.read_bytes().splitlines(keepends=True):
+def read(journal: int) -> Journal | None:
+    """What the journal with that descriptor says; None if not even its first line is whole."""
+    raw = b""
+    while piece := os.pread(journal, _READ_AT_ONCE, len(raw)):
+        raw += piece
+    entries: list[dict[str, Any]] = []
+    good = 0
+    for line in raw.splitlines(keepends=True):
         text = line[9:-1]
         if line != b"%08x %s\n" % (zlib.crc32(text), text):
             break
         entries.append(json.loads(text))
         good += len(line)
-    if not entries or entries[0] != _job(fingerprint):
+    if not entries or not {"job", "files"} <= entries[0].keys():
         return None
-    return {e["tensor"]: e["report"] for e in entries[1:]}, good
+    done = {e["tensor"]: Done(e["report"], tuple(Block(*b) for b in e["blocks"])) for e in entries if "tensor" in e}
+    moves = [_publication(e) for e in entries if "moves" in e]
+    return Journal(entries[0]["job"], tuple(entries[0]["files"]), done, moves[-1] if moves else None, good)
 
 
-def open_journal(folder: Path, fingerprint: str, good: int | None) -> int:
-    """The journal as a descriptor to append to: its first `good` bytes kept, or (None) begun anew."""
-    journal = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    os.ftruncate(journal, good or 0)
-    if good is None:
-        os.write(journal, entry(_job(fingerprint)))
-    return journal
+def _publication(entry: Mapping[str, Any]) -> Publication:
+    old: Mapping[str, Sequence[str]] = entry["old"]
+    return Publication(tuple(Move(*m) for m in entry["moves"]), {name: tuple(names) for name, names in old.items()})

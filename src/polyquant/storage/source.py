@@ -11,9 +11,12 @@ import os
 import stat
 import sys
 import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +24,48 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.types import U8, ArraySpec
 
-__all__ = ["FileArray", "Source", "Swap"]
+__all__ = ["FileArray", "FileState", "Source", "Swap", "opened_files", "refuse_changed", "state_of"]
 
 _READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
+
+
+class FileState(NamedTuple):
+    """What changes when a file's content does: a write moves mtime and ctime, a file of the same name has another inode."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+_opened: ContextVar[dict[Path, FileState] | None] = ContextVar("opened files", default=None)
+
+
+@contextmanager
+def opened_files() -> Iterator[dict[Path, FileState]]:
+    """Within the block: every file that is opened for reading, as it was then."""
+    files: dict[Path, FileState] = {}
+    token = _opened.set(files)
+    try:
+        yield files
+    finally:
+        _opened.reset(token)
+
+
+def state_of(status: os.stat_result) -> FileState:
+    """The part of a stat that tells whether the content is still the same."""
+    return FileState(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def refuse_changed(files: Mapping[Path, tuple[int, ...]]) -> None:
+    """InputError if one of `opened_files` was written to or replaced since: what was read may be a mixture of old and new."""
+    for path, state in files.items():
+        try:
+            same = state_of(path.stat()) == state
+        except OSError:
+            same = False
+        if not same:
+            raise InputError("changed while it was read", file=path, hint="run it again when no program writes to it")
 
 
 class Source:
@@ -47,6 +89,8 @@ class Source:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
             raise InputError("is not a regular file", file=self.path, found=kind)
         self.size = status.st_size
+        if (opened := _opened.get()) is not None:
+            opened.setdefault(self.path.absolute(), state_of(status))
 
     def fileno(self) -> int:
         """The descriptor, for copies inside the kernel."""

@@ -1,55 +1,41 @@
 """Output that appears only when whole.
 
-Work goes on in a staging folder beside the target (`.NAME.partial`, same file system): the files, a lock, and a journal of the
-tensors done. `commit` syncs every file, then renames once. A killed run leaves the staging folder; the same job takes it up
-again where the journal ends, and its result is byte-identical because offsets and bytes follow from the plan alone.
+Files are written in a work folder beside the target (storage/work_folder.py), on the same file system: with every size, header and offset known
+beforehand, row blocks go to their places in any order from any thread. At the end every file is synced and renamed to its name. A killed
+run leaves the work folder; the same job takes it up again, checks the bytes of the tensors that its journal calls complete, and its result is
+byte-identical because offsets and bytes follow from the plan alone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-from collections.abc import Iterator
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import PlanError
+from polyquant.errors import PlanError, PolyquantError, printable
 from polyquant.storage import journal as journals
-from polyquant.types import Layout
+from polyquant.storage.journal import Block, Done
+from polyquant.storage.work_folder import FILES, Resume, WorkFolder, claimed, sync_folder
+from polyquant.types import FilePlan, Layout
 
-__all__ = ["Resume", "Staging", "refuse_target", "staged", "sync_folder"]
+__all__ = ["Replaceable", "Resume", "Staging", "staged"]
 
-Resume = Literal["auto", "required", "never"]
+Replaceable = Callable[[Path], Sequence[str]]
+"""An existing target -> the files inside it that may be removed ([] for a file). Raises PlanError if it may not be replaced."""
 
-
-def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
-    """PlanError if writing `dst` would destroy something: the source, a folder around it, or a target nobody offered."""
-    real, origin = Path(os.path.realpath(dst)), Path(os.path.realpath(source))  # never fails, on no loop of links
-    if real == origin or origin in real.parents or real in origin.parents:
-        raise PlanError("target is, holds or lies inside the source", file=dst, hint="choose another target")
-    if os.path.lexists(dst) and not overwrite:
-        raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")
-    if not dst.absolute().parent.is_dir():
-        raise PlanError("the target's folder does not exist", file=dst, hint=f"mkdir -p {dst.absolute().parent}")
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames inside a folder last."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+_CHECK_AT_ONCE = 1 << 24
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error of the disk says which file it struck: descriptors have no names."""
+    """Adds the file's name to an OSError: descriptors have none."""
     try:
         yield
     except OSError as e:
@@ -57,21 +43,91 @@ def _named(path: Path) -> Iterator[None]:
         raise
 
 
+class _ForeignFileError(Exception):
+    """A file in the work folder is not the one that was written there."""
+
+
 class Staging:
-    """Files being written. `done` holds the journal: tensor -> what the step reported."""
+    """Files being written. `done`: tensor -> what its step reported, of an earlier run too. `folder`: where the files are."""
 
-    def __init__(self, folder: Path, layout: Layout, done: dict[str, Any], journal: int) -> None:
-        self.folder, self.layout, self.done = folder, layout, done
-        self._journal = journal
-        self._fds = {f.name: os.open(folder / f.name, os.O_RDWR | os.O_CREAT, 0o666) for f in layout.files}
+    def __init__(self, work: WorkFolder, layout: Layout) -> None:
+        self.folder, self.layout = work.files, layout
+        self.done: dict[str, Any] = {}
+        self._journal = work.journal
+        self._blocks: dict[str, list[Block]] = {}
+        self._fds: dict[str, int] = {}
+        try:
+            self._inside = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except NotADirectoryError as e:
+            raise _ForeignFileError(self.folder.name) from e
+        try:
+            for f in layout.files:
+                self._fds[f.name] = self._open(f.name)
+        except BaseException:
+            self.close()
+            raise
 
-    def prepare(self) -> None:
-        """Give every file its exact size and the bytes that the plan already knows. Raises OSError if the disk is full."""
+    def _open(self, name: str) -> int:
+        """A file that is ours: made now, or a regular file that has no other name. Raises _ForeignFileError, OSError."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+        with _named(self.folder / name):
+            try:
+                return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._inside)
+            except FileExistsError:
+                pass
+        try:
+            fd = os.open(name, flags, dir_fd=self._inside)
+        except OSError as e:
+            raise _ForeignFileError(name) from e
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            os.close(fd)
+            raise _ForeignFileError(name)
+        return fd
+
+    def prepare(self, done: Mapping[str, Done] | None = None) -> None:
+        """Give every file its exact size and the bytes that the plan already knows. Raises OSError if the disk is full.
+
+        done: the tensors that an earlier run completed. Those whose bytes are no longer what it wrote are left out of `self.done`.
+        """
         for f in self.layout.files:
             with _named(self.folder / f.name):
                 os.ftruncate(self._fds[f.name], f.size)
             for offset, data in f.pieces:
                 self._pwrite(f.name, data, offset)
+            if done is not None:
+                for start, stop in self._gaps(f):
+                    self._pwrite(f.name, bytes(stop - start), start)
+        self.done = {tensor: d.report for tensor, d in (done or {}).items() if self._intact(tensor, d.blocks)}
+
+    def _gaps(self, file: FilePlan) -> Iterator[tuple[int, int]]:
+        """Bytes [start, stop) of a file that belong to no part and no header: padding."""
+        spans = [(offset, offset + len(data)) for offset, data in file.pieces]
+        spans += [(s.offset, s.offset + s.spec.nbytes) for s in self.layout.slots.values() if s.file == file.name]
+        at = 0
+        for start, stop in sorted(spans):
+            if start > at:
+                yield at, start
+            at = max(at, stop)
+        if at < file.size:
+            yield at, file.size
+
+    def _intact(self, tensor: str, blocks: Sequence[Block]) -> bool:
+        """True if the parts of a tensor hold the bytes that were written."""
+        sizes = {part: slot.spec.nbytes for (name, part), slot in self.layout.slots.items() if name == tensor}
+        written = dict.fromkeys(sizes, 0)
+        for block in blocks:
+            slot = self.layout.slots.get((tensor, block.part))
+            if slot is None or block.offset + block.nbytes > slot.spec.nbytes:
+                return False
+            crc = 0
+            for at in range(block.offset, block.offset + block.nbytes, _CHECK_AT_ONCE):
+                n = min(_CHECK_AT_ONCE, block.offset + block.nbytes - at)
+                crc = zlib.crc32(os.pread(self._fds[slot.file], n, slot.offset + at), crc)
+            if crc != block.crc:
+                return False
+            written[block.part] += block.nbytes
+        return written == sizes
 
     def _pwrite(self, file: str, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
@@ -85,119 +141,132 @@ class Staging:
         slot = self.layout.slots[tensor, part]
         assert offset + data.nbytes <= slot.spec.nbytes, f"{tensor}.{part}: the writer was given more than was planned"
         if data.nbytes:
-            self._pwrite(slot.file, data.reshape(-1).view(np.uint8).data, slot.offset + offset)
+            raw = data.reshape(-1).view(np.uint8).data
+            self._pwrite(slot.file, raw, slot.offset + offset)
+            self._blocks.setdefault(tensor, []).append(Block(part, offset, data.nbytes, zlib.crc32(raw)))
 
     def finish(self, tensor: str, report: Any) -> None:
         """Record that a tensor is complete."""
         self.done[tensor] = report
-        os.write(self._journal, journals.entry({"tensor": tensor, "report": report}))
+        blocks = [[b.part, b.offset, b.nbytes, b.crc] for b in self._blocks.pop(tensor, [])]
+        journals.append(self._journal, tensor=tensor, report=report, blocks=blocks)
 
     def sync(self) -> None:
-        """Force every file to the disk."""
-        for name, fd in self._fds.items():
-            with _named(self.folder / name):
-                os.fsync(fd)
+        """Force every file to the disk. Raises PlanError if one was exchanged for another or cut since it was opened."""
+        for f in self.layout.files:
+            with _named(self.folder / f.name):
+                os.fsync(self._fds[f.name])
+                ours = os.fstat(self._fds[f.name])
+                there = os.stat(f.name, dir_fd=self._inside, follow_symlinks=False)
+            if not os.path.samestat(ours, there) or ours.st_size != f.size:
+                raise PlanError("another program changed it while it was written", file=self.folder / f.name)
+        with os.scandir(self._inside) as found:
+            foreign = sorted({entry.name for entry in found} - {f.name for f in self.layout.files})
+        if foreign:
+            raise PlanError("another program put a file among the output", file=self.folder / foreign[0])
+        os.fsync(self._inside)
 
     def close(self) -> None:
-        """Let go of the files; what was written stays in the staging folder."""
-        for fd in self._fds.values():
+        """Let go of the files; what was written stays in the work folder."""
+        for fd in (*self._fds.values(), self._inside):
             os.close(fd)
         self._fds = {}
 
 
 @contextmanager
 def staged(
-    dst: Path, layout: Layout, fingerprint: str, *, resume: Resume = "auto", overwrite: bool = False
+    dst: Path,
+    layout: Layout,
+    fingerprint: str,
+    *,
+    resume: Resume = "auto",
+    replaceable: Replaceable | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Iterator[Staging]:
-    """Stage `layout` for `dst`; on leaving the block without an error the output appears at `dst`, whole, in one rename.
+    """Stage `layout` for `dst`; on leaving the block without an error the output appears at `dst`, whole.
 
+    replaceable: says of an existing target what may be removed (--overwrite); None: an existing target is refused. check: called when every byte is written
+    and nothing is published yet; may raise.
     Raises PlanError if another run holds the target, or resume="required" and there is nothing to resume.
-    An error inside the block leaves the staging folder for the next run; if nothing was finished it is removed.
+    An error after which the same job may succeed (an interrupt, a full disk) keeps the work folder and adds a note that says so; otherwise it is removed.
     """
     dst = dst.absolute()
     if not layout.folder and dst.is_dir() and not dst.is_symlink():
         raise PlanError("target is a folder; this format is one file", file=dst, hint="choose another name")
-    folder = dst.parent / f".{dst.name}.partial"
-    folder.mkdir(exist_ok=True)
-    with _locked(folder, dst):
-        published = False
+    if layout.folder and os.path.lexists(dst) and not dst.is_dir():
+        raise PlanError("target is a file; this format is a folder", file=dst, hint="choose another name")
+    with _opened(dst, layout, fingerprint, resume) as (work, staging):
         try:
-            found = journals.read_journal(folder, fingerprint) if resume != "never" else None
-            if found is None and resume == "required":
-                raise PlanError("nothing to resume: no unfinished run of this job", file=dst, hint="leave out --resume")
-            if found is None:
-                _empty(folder)
-            done, good = found or ({}, None)
-            journal = journals.open_journal(folder, fingerprint, good)
-            try:
-                with closing(Staging(folder, layout, done, journal)) as staging:
-                    staging.prepare()
-                    yield staging
-                    staging.sync()
-            finally:
-                os.close(journal)
-            _publish(folder, dst, layout, overwrite=overwrite)
-            published = True
-        finally:
-            if not published:
-                _drop_if_useless(folder)
+            with closing(staging):
+                yield staging
+                staging.sync()
+            if check is not None:
+                check()
+            _publish(work, dst, layout, replaceable)
+        except BaseException as error:
+            if not work.settle():
+                if staging.done and _resumable(error):
+                    _tell_how_to_resume(error, work.path)
+                else:
+                    work.discard()
+            raise
 
 
 @contextmanager
-def _locked(folder: Path, dst: Path) -> Iterator[None]:
-    """Hold the staging folder alone. Raises PlanError if another run has it."""
-    taken = PlanError("another run is writing this target", file=dst, hint="wait for it, or end it")
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iterator[tuple[WorkFolder, Staging]]:
+    """The work folder with its files open; an earlier run's if all its files are still ours, else a new one."""
+    names = [f.name for f in layout.files]
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            same = os.path.samestat(os.fstat(lock), (folder / ".lock").stat())
-        except (BlockingIOError, FileNotFoundError):
-            raise taken from None
-        if not same:
-            raise taken  # the run that had it finished between our two looks
-        yield
-    finally:
-        os.close(lock)
+        with claimed(dst, fingerprint, names, resume=resume) as (work, found):
+            try:
+                staging = Staging(work, layout)
+                try:
+                    staging.prepare(found.done if found is not None else None)
+                except BaseException:
+                    staging.close()
+                    raise
+            except _ForeignFileError:
+                raise
+            except BaseException as error:
+                if found is not None and found.done:
+                    _tell_how_to_resume(error, work.path)
+                else:
+                    work.discard()
+                raise
+            yield work, staging
+        return
+    except _ForeignFileError as problem:
+        if resume != "auto":
+            raise PlanError(
+                "cannot resume: the work folder holds a file that polyquant did not write", file=dst, found=problem
+            ) from None
+    with _opened(dst, layout, fingerprint, "never") as opened:
+        yield opened
 
 
-def _empty(folder: Path) -> None:
-    for leftover in folder.iterdir():
-        if leftover.name != ".lock":
-            leftover.unlink()
+def _resumable(error: BaseException) -> bool:
+    """False if the same job would end the same way: what was asked, or the source, is wrong. The machine may do better next time."""
+    return not isinstance(error, PolyquantError) or isinstance(error.__cause__, OSError)
 
 
-def _drop_if_useless(folder: Path) -> None:
-    """Remove a staging folder that holds no finished tensor."""
-    journal = folder / journals.NAME
-    if not journal.is_file() or journal.read_bytes().count(b"\n") < 2:
-        shutil.rmtree(folder, ignore_errors=True)
+def _tell_how_to_resume(error: BaseException, folder: Path) -> None:
+    shown = printable(folder)
+    error.add_note(f"the same command resumes; to discard the unfinished output: rm -r '{shown}'")
 
 
-def _publish(folder: Path, dst: Path, layout: Layout, *, overwrite: bool) -> None:
-    """One rename makes the output visible; of several files (a split model) the first comes last, since readers start from it."""
-    targets = [dst] if layout.folder or len(layout.files) == 1 else [dst.parent / f.name for f in layout.files]
-    if not overwrite and (taken := next((t for t in targets if os.path.lexists(t)), None)):
-        raise PlanError("target exists", file=taken, hint="choose another name, or pass --overwrite")
-    (folder / journals.NAME).unlink()
+def _publish(work: WorkFolder, dst: Path, layout: Layout, replaceable: Replaceable | None) -> None:
+    """Make the output visible."""
     if layout.folder:
-        _swap_in(folder, dst)
+        moves = [(FILES, dst)]
+    elif len(layout.files) == 1:
+        moves = [(f"{FILES}/{layout.files[0].name}", dst)]
     else:
-        for file, target in reversed(list(zip(layout.files, targets, strict=True))):
-            (folder / file.name).replace(target)
-        shutil.rmtree(folder)
-    sync_folder(dst.parent)
-
-
-def _swap_in(folder: Path, dst: Path) -> None:
-    """Rename a finished folder to its name; an old target steps aside first and goes only after."""
-    aside = dst.parent / f".{dst.name}.replaced"
-    (folder / ".lock").unlink()
-    sync_folder(folder)
-    if os.path.lexists(dst):
-        dst.rename(aside)
-    folder.rename(dst)
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside)
-    elif os.path.lexists(aside):
-        aside.unlink()
+        moves = [(f"{FILES}/{f.name}", dst.parent / f.name) for f in layout.files]
+    old: dict[str, Sequence[str]] = {}
+    for _, target in moves:
+        if os.path.lexists(target):
+            if replaceable is None:
+                raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite")
+            old[target.name] = replaceable(target)
+    sync_folder(work.path)
+    work.publish(moves, old)

@@ -1,15 +1,17 @@
 """Editing metadata (and tensor names) without touching tensor data.
 
 Unchanged values are carried byte for byte. A file of version 1 or 2 becomes version 3; the byte order stays. In place, a change that
-stays within one memory page and moves nothing is one positioned write; anything else goes through a temporary file beside the target,
-which the kernel fills with the tensor data, and one rename: a kill at any moment leaves the old file or the new one.
+stays within one memory page and moves nothing is one positioned write; anything else goes through a file in a work folder beside the target,
+which the kernel fills with the tensor data, and one rename: a kill at any moment leaves the old file or the new one, and the next edit removes
+what a killed one left. Edits in place of one file wait for each other.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from polyquant.errors import InputError, PlanError, UnknownNameError, printable
+from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.gguf.dialect import detect
 from polyquant.formats.gguf.header import Header, read_header
 from polyquant.formats.gguf.layout import encode_entry, encode_header, encode_key, encode_tensor
 from polyquant.formats.gguf.place import place
 from polyquant.formats.gguf.settings import parse_value
-from polyquant.storage.source import Source
-from polyquant.storage.staging import sync_folder
+from polyquant.storage.source import FileState, Source, opened_files, refuse_changed
+from polyquant.storage.work_folder import FILES, claimed
 from polyquant.types import Kind, Meta
 
 __all__ = ["Edited", "edit"]
@@ -57,21 +60,39 @@ def edit(
     too. Raises UnknownNameError for keys or tensors that are not there, PlanError for what cannot be written or would move tensor data
     (general.alignment), InputError for broken files.
     """
-    source = Source(Path(src).resolve() if dst is None else src)
-    header = _sound(source)
-    entries = _entries(header, set or {}, tuple(remove), rename or {})
-    tensors = _tensors(header, rename_tensor or {})
-    raw = encode_header(tensors, entries, header.alignment, header.order)
-    target = source.path if dst is None else Path(dst)
-    if dst is not None and target.exists():
-        if target.samefile(source.path):
-            raise PlanError("the target is the source", file=target, hint="leave the target out to edit in place")
-        if not overwrite:
-            raise PlanError("the target exists", file=target, hint="choose another name, or ask to overwrite it")
-    if dst is None and (how := _write_in_place(header, raw)):
-        return Edited(target, source.size, how)
-    size = _rewrite(header, raw, target, in_place=dst is None)
-    return Edited(target, size, "rewritten" if dst is None else "copied")
+    path = Path(src).resolve() if dst is None else Path(src)
+    if dst is not None:
+        refuse_target(Path(dst), path, overwrite=overwrite)
+    with _alone(path) if dst is None else nullcontext():
+        with opened_files() as opened:
+            source = Source(path)
+        header = _sound(source)
+        entries = _entries(header, set or {}, tuple(remove), rename or {})
+        tensors = _tensors(header, rename_tensor or {})
+        raw = encode_header(tensors, entries, header.alignment, header.order)
+        if dst is None and (how := _write_in_place(header, raw)):
+            return Edited(path, source.size, how)
+        target = path if dst is None else Path(dst)
+        size = _rewrite(header, raw, target, opened, in_place=dst is None, overwrite=overwrite)
+        return Edited(target, size, "rewritten" if dst is None else "copied")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Waits until no other edit is at work on the file. Raises InputError if it cannot be opened."""
+    while True:
+        Source(path).close()  # says in our words what is wrong with it
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                yield
+                return
+        finally:
+            os.close(fd)  # an edit that we waited for has put another file here: lock that one
 
 
 def _sound(source: Source) -> Header:
@@ -183,31 +204,44 @@ def _write_in_place(header: Header, raw: bytes) -> str | None:
     return "in place"
 
 
-def _rewrite(header: Header, raw: bytes, target: Path, *, in_place: bool) -> int:
-    """Header and data into a temporary file beside the target, synced, then renamed. Gives the size."""
-    source, folder = header.source, target.parent
+def _rewrite(
+    header: Header, raw: bytes, target: Path, opened: Mapping[Path, FileState], *, in_place: bool, overwrite: bool
+) -> int:
+    """Header and data into a file in a work folder, synced, then renamed. Gives the size."""
+    target = target.absolute()
     try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=folder)
+        with claimed(target, "edit", [target.name], resume="never") as (work, _):
+            path = work.files / target.name
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)  # an edit that finds the new file waits until the work folder is gone
+                size = _fill(header, raw, fd, in_place=in_place)
+                read_header(Source(path))  # what we wrote is what we meant to write
+                refuse_changed(opened)
+                replaces = os.path.lexists(target) and (in_place or overwrite)
+                old = {target.name: () if in_place else replaceable(target)} if replaces else {}
+                work.publish([(f"{FILES}/{target.name}", target)], old)
+            except BaseException:
+                if not work.settle():
+                    work.discard()
+                raise
+            finally:
+                os.close(fd)
     except OSError as e:
         raise PlanError(f"cannot be written: {e.strerror}", file=target) from e
-    try:
-        try:
-            _write_all(fd, raw)
-            start = header.data if header.tensors else source.size
-            _copy(source, start, fd)
-            size = os.lseek(fd, 0, os.SEEK_CUR)
-            size += _write_all(fd, bytes(-(size - len(raw)) % header.alignment)) if header.tensors else 0
-            os.fchmod(fd, os.fstat(source.fileno()).st_mode & 0o7777 if in_place else 0o666 & ~_umask())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        read_header(Source(temporary))  # what we wrote is what we meant to write
-        Path(temporary).replace(target)
-    except OSError as e:
-        raise PlanError(f"cannot be written: {e.strerror}", file=target) from e
-    finally:
-        Path(temporary).unlink(missing_ok=True)  # there is none after the rename
-    sync_folder(folder)
+    return size
+
+
+def _fill(header: Header, raw: bytes, fd: int, *, in_place: bool) -> int:
+    """Write the whole new file and sync it. Gives its size."""
+    source = header.source
+    _write_all(fd, raw)
+    start = header.data if header.tensors else source.size
+    _copy(source, start, fd)
+    size = os.lseek(fd, 0, os.SEEK_CUR)
+    size += _write_all(fd, bytes(-(size - len(raw)) % header.alignment)) if header.tensors else 0
+    os.fchmod(fd, os.fstat(source.fileno()).st_mode & 0o7777 if in_place else 0o666 & ~_umask())
+    os.fsync(fd)
     return size
 
 

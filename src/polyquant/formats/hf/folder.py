@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyquant.errors import InputError, UnsupportedError
-from polyquant.storage.folder import entries, read_index
+from polyquant.errors import InputError, PolyquantError, UnsupportedError
+from polyquant.storage.folder import SIDE_FILES, entries, read_index
 
-__all__ = ["PICKLE", "SAFETENSORS", "WeightFiles", "choose"]
+__all__ = ["PICKLE", "SAFETENSORS", "WeightFiles", "choose", "own_files"]
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_STANDARD = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+_CONFIGS = ("config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ def choose(folder: Path) -> WeightFiles:
             files = tuple(dict.fromkeys(sorted(weight_map.values())))
             return WeightFiles(files, weight_map, metadata.get("total_size"), index)
     return _without_index(folder, [n for n in names if n.endswith(".safetensors")])
+
+
+def own_files(folder: Path, names: Iterable[str]) -> set[str]:
+    """Which of these files are part of the model in `folder`: weights and the small files that readers know. Never a model card."""
+    own = {n for n in names if _STANDARD.fullmatch(n) or n in _CONFIGS or n in SIDE_FILES}
+    try:
+        weights = choose(folder).names
+    except PolyquantError:  # a broken model may be replaced too
+        weights = ()
+    return own | {n for n in weights if n.endswith((".safetensors", ".bin"))}
 
 
 def _without_index(folder: Path, names: list[str]) -> WeightFiles:

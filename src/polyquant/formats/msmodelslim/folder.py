@@ -11,14 +11,14 @@ model.safetensors and keep the description: such a folder is read too. Other saf
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyquant.errors import InputError
-from polyquant.storage.folder import entries, read_index
+from polyquant.storage.folder import SIDE_FILES, entries, read_index
 
-__all__ = ["AscendFiles", "choose", "descriptions", "weight_stems"]
+__all__ = ["AscendFiles", "choose", "descriptions", "own_files", "weight_stems"]
 
 _WEIGHTS = re.compile(r"(quant_model_weights?(?:_\w+)?)(-\d{5}-of-(\d{5}))?\.safetensors(\.index\.json)?")
 _RENAMED = re.compile(r"(model)(-\d{5}-of-(\d{5}))?\.safetensors(\.index\.json)?")
@@ -46,6 +46,12 @@ def weight_stems(names: Sequence[str]) -> list[str]:
 def descriptions(names: Sequence[str]) -> list[str]:
     """Description files among the names of a folder."""
     return sorted(n for n in names if _DESCRIPTION.fullmatch(n))
+
+
+def own_files(folder: Path, names: Iterable[str]) -> set[str]:
+    """Which of these files are part of such a model, by their names: weights, description and the small files that readers know."""
+    patterns = (_WEIGHTS, _RENAMED, _DESCRIPTION)
+    return {n for n in names if n in (*SIDE_FILES, "config.json") or any(p.fullmatch(n) for p in patterns)}
 
 
 def choose(folder: Path, *, indexed: bool = True) -> AscendFiles:

@@ -2,9 +2,10 @@
 
 from polyquant.formats.trellis.check import check
 from polyquant.formats.trellis.codes import CODES
+from polyquant.formats.trellis.folder import own_files
 from polyquant.formats.trellis.layout import lay_out
 from polyquant.formats.trellis.open import open, sniff
 
-__all__ = ["CODES", "check", "lay_out", "name", "open", "sniff"]
+__all__ = ["CODES", "check", "lay_out", "name", "open", "own_files", "sniff"]
 
 name = "trellis-v3"

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyquant.errors import InputError
-from polyquant.storage.folder import entries, read_index, subfolder
+from polyquant.errors import InputError, PolyquantError
+from polyquant.storage.folder import SIDE_FILES, entries, read_index, subfolder
 
-__all__ = ["BASE_FILES", "CONFIG", "INDEX", "LAYER", "V2_INDEX", "WRITER_INDEX", "TrellisFiles", "choose"]
+__all__ = ["BASE_FILES", "CONFIG", "INDEX", "LAYER", "V2_INDEX", "WRITER_INDEX", "TrellisFiles", "choose", "own_files"]
 
 INDEX, CONFIG = "model.safetensors.index.json", "quantization_config.json"
 V2_INDEX, WRITER_INDEX = "quantization_index.json", "trellis_index.json"
 BASE_FILES = ("base_weights.safetensors", "router_weights.safetensors")
 LAYER = re.compile(r"layer_(\d{1,6})")
 _WRITTEN = re.compile(r"trellis_shard_(\d{5})\.safetensors")
+_STANDARD = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_LAYER_FILE = re.compile(r"layer_\d{1,6}/([^/]+\.safetensors|index\.json)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -66,6 +68,19 @@ def choose(folder: Path) -> TrellisFiles:
     _refuse_gaps(folder, shards)
     unused = tuple(n for n in present if n not in (*shards, *base))
     return TrellisFiles(3, _in(folder, shards), _in(folder, base), None, {}, (), unused, ("there is no index",))
+
+
+def own_files(folder: Path, names: Iterable[str]) -> set[str]:
+    """Which of these files are part of the model in `folder`: weights and the small files that readers know. Never a model card."""
+    small = {*SIDE_FILES, *BASE_FILES, INDEX, CONFIG, V2_INDEX, WRITER_INDEX, "config.json"}
+    own = {
+        n for n in names if n in small or _WRITTEN.fullmatch(n) or _LAYER_FILE.fullmatch(n) or _STANDARD.fullmatch(n)
+    }
+    try:
+        weights = choose(folder).names
+    except PolyquantError:  # a broken model may be replaced too
+        weights = ()
+    return own | {name for home, name in weights if home == folder and name.endswith(".safetensors")}
 
 
 def _version_2(folder: Path, layers: list[str], base: list[str], unused: list[str]) -> TrellisFiles:

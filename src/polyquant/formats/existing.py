@@ -1,0 +1,87 @@
+"""What may be done to a target that exists already: nothing that would lose a file which is not part of a model.
+
+`--overwrite` replaces a file that a known format recognises, an empty file or folder, and a folder that a known format recognises if it holds
+only files that such a model has. Everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from polyquant.errors import InputError, PlanError, PolyquantError, printable
+from polyquant.formats.detect import detect
+from polyquant.storage.work_folder import inside_work_folder, settle_all
+
+__all__ = ["refuse_target", "replaceable"]
+
+_SHOWN = 3
+_DEPTH = 2
+"""Folders of a Trellis v2 model hold one folder per layer."""
+
+
+def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
+    """PlanError if writing `dst` would destroy something: the source, a folder around it, or what is at the target.
+
+    What a killed run left half-way between old and new is finished or undone first.
+    """
+    real, origin = Path(os.path.realpath(dst)), Path(os.path.realpath(source))  # never fails, on no loop of links
+    if real == origin or origin in real.parents or real in origin.parents:
+        raise PlanError("target is, holds or lies inside the source", file=dst, hint="choose another target")
+    if inside_work_folder(origin) or inside_work_folder(real):
+        raise PlanError("is the unfinished output of a run", file=source, hint="start that run again to finish it")
+    settle_all(dst.absolute())
+    if os.path.lexists(dst):
+        if not overwrite:
+            raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")
+        replaceable(dst)
+    if not dst.absolute().parent.is_dir():
+        raise PlanError("the target's folder does not exist", file=dst, hint=f"mkdir -p {dst.absolute().parent}")
+
+
+def replaceable(target: Path) -> tuple[str, ...]:
+    """The files in the folder `target` that `--overwrite` may remove, () for a file. Raises PlanError if it may not be replaced."""
+    mode = target.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise PlanError(
+            "target is a link, which is not overwritten", file=target, found=target.readlink(), hint="name the file itself"
+        )  # fmt: skip
+    if stat.S_ISREG(mode) and target.stat().st_size == 0:
+        return ()
+    names = _files(target) if stat.S_ISDIR(mode) else []
+    if stat.S_ISDIR(mode) and not names:
+        return ()
+    try:
+        module, _ = detect(target)
+        own = set(module.own_files(target, names)) if names else set()
+    except PolyquantError as e:
+        if not isinstance(e, InputError) and names:
+            raise
+        kind = "folder" if names else "file"
+        raise PlanError(
+            f"target is not a model {kind}: it is not overwritten", file=target,
+            found=printable(names[0]) if names else None, hint="choose another name, or remove it yourself",
+        ) from None  # fmt: skip
+    if foreign := [n for n in names if n not in own or not stat.S_ISREG((target / n).lstat().st_mode)]:
+        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+        raise PlanError(
+            "target holds what is not part of a model: it is not overwritten", file=target,
+            found=", ".join(printable(n, 60) for n in foreign[:_SHOWN]) + more,
+            hint="move that away, or choose another name",
+        )  # fmt: skip
+    return tuple(names)
+
+
+def _files(folder: Path, prefix: str = "", depth: int = _DEPTH) -> list[str]:
+    """Everything in a folder that is not a folder, as names relative to it; folders that are too deep or empty count as files."""
+    out = []
+    with os.scandir(folder) as found:
+        for entry in sorted(found, key=lambda e: e.name):
+            inside = _files(Path(entry.path), f"{prefix}{entry.name}/", depth - 1) if _walk(entry, depth) else []
+            out += inside or [prefix + entry.name]
+    return out
+
+
+def _walk(entry: os.DirEntry[str], depth: int) -> bool:
+    return depth > 1 and entry.is_dir(follow_symlinks=False)

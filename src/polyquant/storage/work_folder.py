@@ -1,0 +1,347 @@
+"""A folder beside the target in which work goes on, unmistakably ours, and the way from it to the target.
+
+    .NAME.polyquant-RRRRRRRRCCCCCCCC/   made by mkdir with mode 0700; R: random, C: a checksum of NAME and R, so that nobody else makes such a name
+        journal                         locked while a run uses the folder; says what else is in it (storage/journal.py)
+        files/                          what will appear at the target
+        replaced/                       what stood there before
+
+Nothing in it is opened through a link, and only names that the journal lists are removed. What this program did not write stays, and
+with it the folder.
+
+A publication that is one rename is atomic: a new name (`rename_new`), a file over a file, or two folders exchanged. Where a system
+cannot exchange folders, and for the files of a split model, what is at the target moves to `replaced` first. The journal says so before the first
+rename, and `settle` finishes or undoes what a kill interrupted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from polyquant.errors import PlanError
+from polyquant.storage import journal as journals
+from polyquant.storage.journal import Journal, Move, Publication
+from polyquant.storage.renames import exchange, rename_new
+
+__all__ = ["FILES", "Resume", "WorkFolder", "claimed", "held_bytes", "inside_work_folder", "settle_all", "sync_folder"]
+
+Resume = Literal["auto", "required", "never"]
+
+FILES, REPLACED = "files", "replaced"
+_MARK = re.compile(rb"\.(.*)\.polyquant-([0-9a-f]{8})([0-9a-f]{8})", re.DOTALL)
+_NAME_BYTES = 200
+"""Of the target's name that the folder's name repeats: a file name has at most 255 bytes."""
+_PATIENCE = 10.0
+"""Seconds to wait for another run that is just starting in the same folder."""
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames inside a folder last."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _checksum(target: str, token: bytes) -> bytes:
+    return hashlib.sha256(b"polyquant work folder\0" + os.fsencode(target) + b"\0" + token).hexdigest()[:8].encode()
+
+
+def _new_name(target: str) -> str:
+    token = secrets.token_hex(4).encode()
+    shown = os.fsencode(target)[:_NAME_BYTES]
+    return os.fsdecode(b".%s.polyquant-%s%s" % (shown, token, _checksum(target, token)))
+
+
+def _belongs_to(name: str, target: str) -> bool:
+    found = _MARK.fullmatch(os.fsencode(name))
+    return (
+        found is not None and found[1] == os.fsencode(target)[:_NAME_BYTES] and found[3] == _checksum(target, found[2])
+    )
+
+
+def inside_work_folder(path: Path) -> bool:
+    """True if a component of the path is called like a work folder."""
+    return any(_MARK.fullmatch(os.fsencode(part)) for part in path.parts)
+
+
+def _inode(path: Path) -> int | None:
+    """Of the name itself, links not followed; None if it does not exist."""
+    try:
+        return path.lstat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+class WorkFolder:
+    """One work folder, open and locked. Made by `claimed`."""
+
+    def __init__(self, path: Path, target: Path, journal: int) -> None:
+        self.path, self.target, self.journal = path, target, journal
+        self.files = path / FILES
+
+    @classmethod
+    def create(cls, target: Path, job: str, files: Sequence[str]) -> WorkFolder:
+        """A new one. Raises OSError."""
+        path = target.parent / _new_name(target.name)
+        path.mkdir(mode=0o700)
+        journal = os.open(path / journals.NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        made = cls(path, target, journal)
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        journals.append(journal, job=job, target=target.name, files=list(files))
+        os.fsync(journal)  # without it nobody knows what in here is ours
+        made.files.mkdir()
+        return made
+
+    @classmethod
+    def take(cls, path: Path, target: Path) -> WorkFolder | None:
+        """The folder of a run that ended. None if it is not ours after all. Raises PlanError if a run has it now."""
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return None
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            journal = os.open(path / journals.NAME, flags, 0o600)
+        except OSError:  # a link, a folder
+            return None
+        if not stat.S_ISREG(os.fstat(journal).st_mode):
+            os.close(journal)
+            return None
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(journal)
+            raise _busy(target) from None
+        return cls(path, target, journal)
+
+    def close(self) -> None:
+        """Give up the lock."""
+        if self.journal >= 0:
+            os.close(self.journal)
+            self.journal = -1
+
+    def read_journal(self) -> Journal | None:
+        """What earlier runs wrote down; None if nothing can be believed."""
+        return journals.read(self.journal)
+
+    def discard(self) -> None:
+        """Remove what is ours in it, then the folder itself if nothing else is left."""
+        found = self.read_journal()
+        old = dict(found.publication.old) if found is not None and found.publication is not None else {}
+        if found is not None:
+            _remove(self.files, found.files)
+        for name, inside in old.items():
+            _remove(self.path / REPLACED / name, inside)
+        with suppress(OSError):
+            (self.path / REPLACED).rmdir()
+        if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED)):
+            (self.path / journals.NAME).unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
+
+    # ---------------------------------------------------------------- publication
+
+    def publish(self, moves: Sequence[tuple[str, Path]], old: Mapping[str, Sequence[str]]) -> None:
+        """Rename each (file in this folder -> target) and remove what was there, then this folder.
+
+        The first move comes last: readers start from the first file of a split model. old: names of the targets that exist and may be replaced ->
+        files inside that may be removed. Raises PlanError if another target exists, OSError.
+        """
+        planned = tuple(Move(file, target.name, _known(self.path / file)) for file, target in moves)
+        publication = Publication(planned, {name: tuple(inside) for name, inside in old.items()})
+        self._record(publication)
+        if len(moves) == 1:
+            self._publish_one(self.path / moves[0][0], moves[0][1], replace=moves[0][1].name in old)
+        else:
+            for _, target in moves:
+                if target.name in old:
+                    self._set_aside(target)
+            for file, target in reversed(moves):
+                _appear(self.path / file, target)
+        sync_folder(self.target.parent)
+        self._finish(publication)
+
+    def _publish_one(self, made: Path, target: Path, *, replace: bool) -> None:
+        if not replace:
+            _appear(made, target)
+        elif not made.is_dir():
+            made.replace(target)
+        elif exchange(made, target):
+            self._put_aside(made, target.name)
+        else:
+            self._set_aside(target)
+            _appear(made, target)
+
+    def _set_aside(self, target: Path) -> None:
+        self._put_aside(target, target.name)
+
+    def _put_aside(self, path: Path, name: str) -> None:
+        (self.path / REPLACED).mkdir(exist_ok=True, mode=0o700)
+        rename_new(path, self.path / REPLACED / name)
+
+    def settle(self) -> bool:
+        """After a kill during a publication: finish it (True), or put everything back where it was (False)."""
+        found = self.read_journal()
+        publication = found.publication if found is not None else None
+        if publication is None or not publication.moves:
+            return False
+        parent = self.target.parent
+        published = [m for m in publication.moves if _inode(parent / m.target) == m.inode]
+        if len(published) == len(publication.moves):
+            self._finish(publication)
+            return True
+        for move in published:
+            rename_new(parent / move.target, self.path / move.file)
+        for name in publication.old:
+            aside = self.path / REPLACED / name
+            if os.path.lexists(aside):
+                _appear(aside, parent / name)
+        sync_folder(parent)
+        self._record(Publication((), {}))
+        return False
+
+    def _finish(self, publication: Publication) -> None:
+        """All targets are published: what they replaced goes, and this folder."""
+        first = publication.moves[0]
+        if _inode(self.path / first.file) is not None and first.target in publication.old:
+            self._put_aside(self.path / first.file, first.target)  # exchanged: the old folder stands where ours was
+        self.discard()
+
+    def _record(self, publication: Publication) -> None:
+        moves = [[m.file, m.target, m.inode] for m in publication.moves]
+        journals.append(self.journal, moves=moves, old={k: list(v) for k, v in publication.old.items()})
+        os.fsync(self.journal)
+        sync_folder(self.path)
+
+
+def _known(path: Path) -> int:
+    inode = _inode(path)
+    assert inode is not None, f"{path} was not made"
+    return inode
+
+
+def _appear(made: Path, target: Path) -> None:
+    """Rename to a name that must be free."""
+    try:
+        rename_new(made, target)
+    except FileExistsError:
+        raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite") from None
+
+
+def _remove(path: Path, names: Iterable[str]) -> None:
+    """Remove a regular file, or a folder's files of these names and then the folder if it is empty. Never follows a link."""
+    with suppress(OSError):  # whatever cannot be removed stays, and so does the work folder
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            path.unlink()
+        elif stat.S_ISDIR(mode):
+            names = sorted(names)
+            for name in names:
+                if "/" not in name:
+                    _remove(path / name, ())
+            for folder in {name.partition("/")[0] for name in names if "/" in name}:
+                _remove(path / folder, [n.partition("/")[2] for n in names if n.startswith(f"{folder}/")])
+            path.rmdir()
+
+
+def _busy(target: Path) -> PlanError:
+    return PlanError("another run is writing this target", file=target, hint="wait for it, or end it")
+
+
+def _candidates(target: Path) -> list[Path]:
+    with os.scandir(target.parent) as found:
+        return sorted(Path(e.path) for e in found if _belongs_to(e.name, target.name))
+
+
+@contextmanager
+def _parent_locked(folder: Path) -> Iterator[None]:
+    """Runs that start in one folder look for each other one after the other. Where folders cannot be locked, without."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise PlanError("the folder is locked by another program", file=folder, hint="try again") from None
+                time.sleep(0.01)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def claimed(
+    target: Path, job: str, files: Sequence[str], *, resume: Resume
+) -> Iterator[tuple[WorkFolder, Journal | None]]:
+    """The work folder of this job on `target`, and the journal of an earlier run of it if there was one (resume). Folders of other jobs go.
+
+    Raises PlanError if another run is at work on the target, or resume="required" and there is nothing to resume.
+    """
+    with ExitStack() as stack:
+        mine: tuple[WorkFolder, Journal | None] | None = None
+        with _parent_locked(target.parent):
+            for folder in _taken(target, stack):
+                found = None if folder.settle() else folder.read_journal()
+                if (
+                    resume != "never"
+                    and mine is None
+                    and found is not None
+                    and (found.job, found.files) == (job, tuple(files))
+                ):
+                    mine = folder, found
+                    with suppress(FileExistsError):  # killed before it was made
+                        folder.files.mkdir()
+                elif folder.journal >= 0:
+                    folder.discard()
+            if mine is None:
+                if resume == "required":
+                    raise PlanError(
+                        "nothing to resume: no unfinished run of this job", file=target, hint="leave out --resume"
+                    )
+                mine = WorkFolder.create(target, job, files), None
+                stack.callback(mine[0].close)
+        yield mine
+
+
+def _taken(target: Path, stack: ExitStack) -> list[WorkFolder]:
+    out = []
+    for path in _candidates(target):
+        if (folder := WorkFolder.take(path, target)) is not None:
+            stack.callback(folder.close)
+            out.append(folder)
+    return out
+
+
+def settle_all(target: Path) -> None:
+    """Finish or undo publications at `target` that a kill interrupted. Raises PlanError if a run is at work there."""
+    if not target.parent.is_dir() or not _candidates(target):
+        return
+    with ExitStack() as stack, _parent_locked(target.parent):
+        for folder in _taken(target, stack):
+            if not folder.settle() and folder.read_journal() is None:  # killed when it was empty: nothing to resume
+                folder.discard()
+
+
+def held_bytes(target: Path) -> int:
+    """Bytes on the disk that unfinished runs on this target hold, which the next run uses again or frees."""
+    out = 0
+    for path in _candidates(target):
+        files = path / FILES
+        if files.is_dir() and not files.is_symlink():
+            out += sum(f.lstat().st_blocks * 512 for f in files.iterdir())
+    return out

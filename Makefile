@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench check-slow native clean
+.PHONY: demo test lint bench check-slow check-order native clean
 
 $(INSTALLED): pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,18 @@ test: $(INSTALLED)
 check-slow: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval,transformers]'
 	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
+
+# The suite in ORDERS random orders, with 2, 3 and 4 workers in turn. The seed decides the order and what hypothesis tries.
+ORDERS ?= 20
+SEED   ?= 1
+
+check-order: $(INSTALLED)
+	@failed=; for seed in $$(seq $(SEED) $$(($(SEED) + $(ORDERS) - 1))); do \
+	  workers=$$((2 + seed % 3)); \
+	  echo "seed $$seed, $$workers workers: make check-order SEED=$$seed ORDERS=1"; \
+	  $(BIN)/python -m pytest -n $$workers --random-order-bucket=global --random-order-seed=$$seed --hypothesis-seed=$$seed \
+	    || failed="$$failed $$seed"; \
+	done; test -z "$$failed" || { echo "failed with the seeds:$$failed"; exit 1; }
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,4 +1,5 @@
-"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, no rooms without a name.
+"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, no rooms without a name,
+and no random numbers that tests share.
 
 Exit status 1 and one line per breach. Part of `make lint`.
 """
@@ -10,9 +11,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "polyquant"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE, TESTS = ROOT / "src" / "polyquant", ROOT / "tests"
 MAX_FILE, MAX_FUNCTION = 500, 80
 ROOMLESS = {"utils", "util", "helpers", "common", "misc", "manager"}
+GENERATORS = {"default_rng", "Generator", "RandomState", "Random", "SeedSequence", "PCG64"}
 
 
 def breaches(path: Path) -> Iterator[str]:
@@ -34,9 +37,54 @@ def breaches(path: Path) -> Iterator[str]:
                 yield f"{name}:{node.lineno}: only ops/native.py imports the extension module"
 
 
+def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and reason of random numbers that depend on which tests ran before: those of a generator made once for several tests, and of the
+    one that Python and numpy each have for the process. Whether a bound holds for them changes with the order of the tests.
+    """
+    for node in _run_once(tree):
+        if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS:
+            yield node.lineno, "a generator that tests share: let each test make its own"
+    for node in ast.walk(tree):
+        match _name(node):
+            case ["random", function] if function not in GENERATORS:
+                yield node.lineno, f"random.{function} uses the generator of the process: make a random.Random(seed)"
+            case ["np" | "numpy", "random", function] if function not in GENERATORS:
+                yield node.lineno, f"np.random.{function} uses the generator of the process: make a default_rng(seed)"
+        if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS and not (node.args or node.keywords):
+            yield node.lineno, "a generator without a seed"
+
+
+def _run_once(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is evaluated once for several tests: all outside of functions, default values, and what wide fixtures and caches return."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from _run_once(node)
+            continue
+        yield from ast.walk(node.args)  # default values
+        for decorator in getattr(node, "decorator_list", []):
+            yield from ast.walk(decorator)
+            call = decorator if isinstance(decorator, ast.Call) else None
+            wide = call is not None and any(k.arg == "scope" for k in call.keywords)
+            if wide or _name(call.func if call else decorator)[-1] in ("cache", "lru_cache"):
+                results = (n.value for n in ast.walk(node) if isinstance(n, ast.Return | ast.Yield))
+                yield from (value for value in results if value is not None)
+
+
+def _name(node: ast.AST) -> list[str]:
+    """`np.random.default_rng` -> its three words; [""] for what is no name."""
+    if isinstance(node, ast.Attribute):
+        return [*_name(node.value), node.attr]
+    return [node.id if isinstance(node, ast.Name) else ""]
+
+
 def main() -> int:
     """Print breaches; 1 if there are any."""
     found = [line for path in sorted(SOURCE.rglob("*.py")) for line in breaches(path)]
+    for path in sorted(TESTS.rglob("*.py")):
+        if TESTS / "vectors" not in path.parents:  # those were made once, by scripts
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found += [f"{path.relative_to(ROOT)}:{line}: {why}" for line, why in shared_randomness(tree)]
     print(*found, sep="\n", end="\n" if found else "")
     return bool(found)
 

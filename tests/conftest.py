@@ -1,6 +1,34 @@
+import signal
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from polyquant.ops import native
+
+# A script that starts the suite in the background has SIGINT ignored for it, and for every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def process_state():
+    return {
+        "working directory": Path.cwd(),
+        "threads": native.threads(),
+        "native kernels": native.lib() is not None,
+        "numpy's errors": np.geterr(),
+        "signal handlers": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
+        "tracemalloc": tracemalloc.is_tracing(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_process_as_it_was():
+    """A test that changes the process fails itself, not whichever test comes next."""
+    before = process_state()
+    yield
+    assert process_state() == before
 
 
 @pytest.fixture(params=["native", "numpy"])

@@ -7,12 +7,12 @@ from polyquant.codecs.ascend import ascend_named
 from polyquant.errors import CodecError
 from polyquant.quantizers.affine import FRACTION, cache_grid, input_grid, quantize_linear, sparse_grid
 
-RNG = np.random.default_rng(5)
 
-
-def layer(n=48, k=160):
-    w = RNG.standard_t(4, (n, k)).astype(np.float32) * 0.05
-    return w, RNG.standard_normal(n).astype(np.float32)
+def layer(seed, n=48, k=160):
+    """A weight with outliers, and a bias."""
+    rng = np.random.default_rng(seed)
+    w = rng.standard_t(4, (n, k)).astype(np.float32) * 0.05
+    return w, rng.standard_normal(n).astype(np.float32)
 
 
 STATIC = ["w8a8", "w8a8.i64", "w8a8.tensor.f16.i64.scales", "w8a8.bf16.scales", "w8a8s", "w8a8s.f16.i64", "w8a8.mix"]
@@ -21,7 +21,7 @@ STATIC = ["w8a8", "w8a8.i64", "w8a8.tensor.f16.i64.scales", "w8a8.bf16.scales", 
 @pytest.mark.parametrize("name", STATIC)
 def test_the_file_is_consistent_with_itself(name):
     codec = ascend_named(name)
-    w, bias = layer()
+    w, bias = layer(1)
     parts = codec.pack(quantize_linear(codec, w, input_range=(-3.3, 7.1), bias=bias))
     read = codec.unpack(parts, w.shape)
     side = read.activation
@@ -39,17 +39,19 @@ def test_the_file_is_consistent_with_itself(name):
 
 @pytest.mark.parametrize("name", STATIC)
 def test_integers_compute_the_layer_with_its_bias_once(name):
+    """The error is that of rounding weights and inputs: 1/12 of the square of a step for each, whatever steps the outliers ask for."""
     codec = ascend_named(name)
-    w, bias = layer()
-    x = RNG.uniform(-3.3, 7.1, (64, w.shape[1])).astype(np.float32)
+    w, bias = layer(2)
+    x = np.random.default_rng(20).uniform(-3.3, 7.1, (64, w.shape[1])).astype(np.float32)
     found = quantize_linear(codec, w, input_range=(x.min(), x.max()), bias=bias)
     read = codec.unpack(codec.pack(found), w.shape)
     side = read.activation
     q = np.clip(np.rint(x / side.scale + side.offset), -128, 127).astype(np.int64)
     y = (q @ read.codes.T.astype(np.int64) + side.quant_bias) * side.deq_scale
-    expected = x @ w.T + bias
-    limit = {"w8a8s": 0.12, "w8a8.tensor": 0.03}.get(name.partition(".f16")[0], 0.015)
-    assert np.linalg.norm(y - expected) < limit * np.linalg.norm(expected - expected.mean())
+    of_weights = np.square(x).sum(1, keepdims=True) * np.square(read.scale).T  # [tokens, N]
+    of_inputs = np.square(w).sum(1) * np.square(side.scale)  # [N]
+    rounding = np.sqrt((of_weights + of_inputs).sum() / 12)
+    assert np.linalg.norm(y - (x @ w.T + bias)) < 1.35 * rounding  # 0.89 to 1.21 of it for 300 seeds
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_grid_of_inputs(low, high, dtype, scale, offset):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_zero_lies_on_the_grid_and_the_ends_inside(dtype):
-    for low, high in RNG.uniform(-40, 40, (200, 2)):
+    for low, high in np.random.default_rng(3).uniform(-40, 40, (200, 2)):
         low, high = min(low, high), max(low, high)
         scale, offset = input_grid((low, high), np.dtype(dtype))
         least, greatest = (-128 - offset) * scale, (127 - offset) * scale
@@ -97,7 +99,7 @@ def test_sums_beyond_int32_are_refused_not_wrapped():
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["w8a16", "w8a8s", "w8a8.dynamic", "w4a16.g32"])
 def test_what_is_no_number_is_refused(name, bad):
-    w, _ = layer()
+    w, _ = layer(4)
     w[3, 7] = bad
     with pytest.raises(CodecError, match="NaN or infinity"):
         quantize_linear(ascend_named(name), w, input_range=(-1, 1))
@@ -105,11 +107,11 @@ def test_what_is_no_number_is_refused(name, bad):
 
 def test_static_types_need_a_range():
     with pytest.raises(CodecError, match=r"needs the range.*--calibration"):
-        quantize_linear(ascend_named("w8a8"), layer()[0])
+        quantize_linear(ascend_named("w8a8"), layer(5)[0])
 
 
 def test_sparse_codes_keep_inliers_in_four_bits_and_cut_nothing_off():
-    w, _ = layer(96, 160)
+    w, _ = layer(6, 96, 160)
     w[5, 9] = 40  # far beyond 127 steps of its row's inliers
     found = quantize_linear(ascend_named("w8a8s"), w, input_range=(-1, 1))
     assert np.count_nonzero(np.abs(found.codes) > 7) <= FRACTION * w.size

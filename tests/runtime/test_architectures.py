@@ -114,6 +114,7 @@ def test_loading_reads_vectors_only(tmp_path):
         f.write(len(raw).to_bytes(8, "little") + raw)
         f.truncate(8 + len(raw) + at)
     assert at > 1e9
+    pq.load(MODELS / "llama-linear")  # what only the first load of a process costs: imports, up to 0.33 s of them
     before, began = resident(), time.process_time()
     model = pq.load(tmp_path)
     assert time.process_time() - began < 0.3

@@ -104,12 +104,14 @@ def test_native_and_numpy_engines_give_the_same_tokens(model, codec, activations
 
 @pytest.mark.parametrize("name", ["tiny-llama-tied/tiny-llama-tied-Q4_0.gguf", "tiny-llama-untied/tiny-llama-untied-Q4_K_M.gguf",
                                   "tiny-bitnet/tiny-bitnet-TQ2_0.gguf"])  # fmt: skip
-def test_the_vectors_models_speak(name):
-    model = polyquant.load(VECTORS / "models" / name)
+@pytest.mark.parametrize(("activations", "bound"), [("float", 1e-4), ("int8", 0.1)])
+def test_the_vectors_models_speak(name, activations, bound):
+    """The logits of many tokens at a time are those of one after the other; int8 may round an input on a boundary the other way."""
+    model = polyquant.load(VECTORS / "models" / name, activations=activations)
     tokens = list(model.generate("hello", max_tokens=8, temperature=1.0, seed=3))
     logits = model.logits([*model.tokenizer.encode("hello"), *(t.id for t in tokens[:-1])])[-len(tokens) :]
     for row, token in zip(logits, tokens, strict=True):
-        assert abs(token.logprob - (row[token.id] - np.logaddexp.reduce(row))) < 2e-3
+        assert abs(token.logprob - (row[token.id] - np.logaddexp.reduce(row))) < bound
 
 
 def test_seeds(llama):

@@ -136,13 +136,13 @@ def test_two_threads_and_another_number_of_them():
     half = LONG // 2
     first = [np.array([s.feed([t]) for t in tokens[:half]]) for s, tokens in zip(sessions, texts, strict=True)]
     before = native.threads()
-    polyquant.load(LLAMA, threads=3)
 
     def go(i: int) -> None:
         found[i] = np.concatenate([first[i], [sessions[i].feed([t]) for t in texts[i][half:]]])
 
     running = [threading.Thread(target=go, args=(i,)) for i in range(2)]
     try:
+        polyquant.load(LLAMA, threads=3)
         for thread in running:
             thread.start()
         for thread in running:

@@ -1,0 +1,58 @@
+"""The house rule that keeps tests independent of their order: it finds what they share, and nothing else."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/check_house.py"
+
+SHARED = {
+    "of a module": "RNG = np.random.default_rng(5)",
+    "of a module, in a list": "if True:\n    BOTH = [random.Random(1)]",
+    "of a class": "class T:\n    rng = np.random.RandomState(5)",
+    "default value": "def layer(n, rng=np.random.default_rng(5)): ...",
+    "of a parametrized test": "@pytest.mark.parametrize('rng', [np.random.default_rng(5)])\ndef test(rng): ...",
+    "of a wide fixture": "@pytest.fixture(scope='module')\ndef rng():\n    return np.random.default_rng(5)",
+    "of a function that caches": "@lru_cache(maxsize=1)\ndef rng():\n    return random.Random(5)",
+    "of a cached function": "@cache\ndef rng():\n    return random.Random(5)",
+    "of Python": "def test():\n    return random.shuffle([1, 2])",
+    "of numpy": "def test():\n    return np.random.standard_normal(3)",
+    "without a seed": "def test():\n    return np.random.default_rng()",
+}
+
+SOUND = """
+def layer(seed, rng: np.random.Generator | None = None):
+    return (rng or np.random.default_rng(seed)).standard_normal(3)
+
+@pytest.fixture
+def rng():
+    return random.Random(5)
+
+@pytest.fixture(scope="module")
+def weight():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(3)
+
+@given(st.integers())
+def test(seed, rng):
+    rng.shuffle([1, 2])
+    random.Random(seed).shuffle([1, 2])
+"""
+
+
+def found(text):
+    spec = importlib.util.spec_from_file_location("check_house", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(module.shared_randomness(ast.parse(text)))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_randomness_is_found(name):
+    assert len(found(SHARED[name])) == 1
+
+
+def test_generators_of_a_test_are_its_own():
+    assert found(SOUND) == []

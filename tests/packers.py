@@ -18,10 +18,13 @@ def stream(codes, bits):
 
 def gptq(codes, zeros, scales, bits, *, v2=False, g_idx=None):
     """codes [N, K] and zeros [N, G] unsigned, scales [N, G] -> the tensors of AutoGPTQ."""
-    stored = zeros if v2 else (zeros - 1) % 2**bits
+    stored = (zeros - 1) % 8 if bits == 3 and not v2 else zeros
+    qzeros = np.stack([stream(group, bits) for group in stored.T], 0)
+    if bits != 3 and not v2:  # of a whole word at once: a zero of 0 borrows from the next
+        qzeros = (qzeros.astype(np.int64) - sum(1 << at for at in range(0, 32, bits))).astype(np.uint32).view(np.int32)
     found = {
         "qweight": np.stack([stream(row, bits) for row in codes], 1),
-        "qzeros": np.stack([stream(group, bits) for group in stored.T], 0),
+        "qzeros": qzeros,
         "scales": np.ascontiguousarray(scales.T).astype(np.float16),
     }
     return found if g_idx is None else {**found, "g_idx": np.asarray(g_idx, np.int32)}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyquant.errors import PolyquantError as PolyquantError
-    from polyquant.formats.detect import open_checkpoint as open
+    from polyquant.formats.detect import look as open
     from polyquant.formats.gguf.edit import edit as edit
     from polyquant.pipeline.compare import compare as compare
     from polyquant.pipeline.convert import convert as convert
@@ -45,7 +45,7 @@ _VERBS = {
     "explain": "polyquant.pipeline.validate:explain",
     "inspect": "polyquant.pipeline.inspect:inspect",
     "load": "polyquant.runtime.load:load",
-    "open": "polyquant.formats.detect:open_checkpoint",
+    "open": "polyquant.formats.detect:look",
     "plan": "polyquant.pipeline.convert:plan",
     "quantize": "polyquant.pipeline.convert:quantize",
     "repair": "polyquant.pipeline.repair:repair",

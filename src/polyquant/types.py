@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import printable
+from polyquant.errors import UnsupportedError, printable
 
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
@@ -27,7 +27,7 @@ Parts: TypeAlias = Mapping[str, NDArray[Any]]
 __all__ = [
     "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
     "Kind", "Layout", "Meta", "Parts", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
-    "Translation", "TrellisCode", "TrellisCodes", "Weight", "as_matrix",
+    "Translation", "TrellisCode", "TrellisCodes", "Undecoded", "Weight", "as_matrix",
 ]  # fmt: skip
 
 
@@ -258,13 +258,39 @@ class Evidence:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Undecoded:
+    """Why a checkpoint can be looked at but not used: some of its weights are codes of a quantization scheme that no codec decodes.
+
+    scheme: its name, for people. code: of the finding. file, tensor: where it shows; found: the type and shape of that tensor.
+    """
+
+    scheme: str
+    code: str
+    file: Path
+    tensor: str | None = None
+    found: str | None = None
+    hint: str | None = None
+
+    def error(self) -> UnsupportedError:
+        """What every use of the checkpoint raises."""
+        return UnsupportedError(
+            f"unsupported quantization scheme: {self.scheme}",
+            file=self.file,
+            tensor=self.tensor,
+            expected=None if self.found is None else "float weights",
+            found=self.found,
+            hint=self.hint,
+        )
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint(Mapping[str, Weight]):
     """An opened file or folder: a mapping from tensor name to Weight, in file order.
 
     metadata: GGUF key/values (decoded when asked for) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
     files: the small files that travel along (tokenizer.json, ...), by base name. opened: the files that were read to open it, each with what
-    tells whether it is still the same (storage.source.FileState).
+    tells whether it is still the same (storage.source.FileState). undecoded: why it can only be looked at; None where every weight decodes.
     """
 
     format: str
@@ -276,6 +302,7 @@ class Checkpoint(Mapping[str, Weight]):
     dialect: Evidence | None = None
     notes: tuple[str, ...] = ()
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
+    undecoded: Undecoded | None = None
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.format} {self.path}: {len(self)} tensors, {self.bpw:.3f} bits per weight>"

@@ -46,6 +46,17 @@ def test_gptq(bits, v2):
     )
 
 
+@pytest.mark.parametrize(("bits", "ones"), [(2, 0x55555555), (4, 0x11111111), (8, 0x01010101)])
+def test_gptq_v1_lowers_the_zeros_of_a_word_at_once(bits, ones):
+    """A zero of 0 borrows from the next, which a sum of each code alone would read as one too many (GPTQModel 7.7)."""
+    count = 32 // bits
+    zeros = np.array([0, 1, *[2**bits - 1, 0] * 7][:count])
+    word = np.uint32((int(packers.stream(zeros, bits).view(np.uint32)[0]) - ones) % 2**32)
+    parts = {"qzeros": np.array([[word]]).view(np.int32)}
+    offsets = polyquant.codec(f"gptq.{bits}").offsets(parts, (count, 32))
+    assert (offsets[:, 0] + 2 ** (bits - 1)).tolist() == zeros.tolist()
+
+
 def test_gptq_one_group_and_other_scales():
     codes, zeros, scales = packers.some_codes(1, 32, 64, 1, 4)
     parts = packers.gptq(codes, zeros, scales, 4)

@@ -73,7 +73,7 @@ def test_packed_bitnet_pairs_become_one_weight(kind):
             assert w.codec.name == "bf16"
 
 
-def test_linear_class_absent_means_bitlinear_and_no_bitnet_means_as_stored(tmp_path):
+def test_linear_class_absent_means_bitlinear_and_no_bitnet_means_undecoded(tmp_path):
     folder = shutil.copytree(VECTORS / PACKED["autobitlinear"], tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]["linear_class"]
@@ -82,7 +82,8 @@ def test_linear_class_absent_means_bitlinear_and_no_bitnet_means_as_stored(tmp_p
     config["quantization_config"] = {"quant_method": "gptq"}
     (folder / "config.json").write_text(json.dumps(config))
     checkpoint = hf.open(folder)
-    assert checkpoint["model.layers.0.mlp.up_proj.weight"].codec.name == "u8"
+    assert checkpoint["model.layers.0.mlp.up_proj.weight"].codec.name == "undecoded.u8"
+    assert checkpoint.undecoded.scheme == "integers, U8 beside weight_scale, not described by config.json"
     assert any("gptq" in n for n in checkpoint.notes)
 
 

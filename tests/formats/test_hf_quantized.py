@@ -320,15 +320,6 @@ def test_a_method_that_no_weight_has(tmp_path):
     assert "HF061" in codes_of(path)
 
 
-def test_other_schemes_of_compressed_tensors_stay_as_they_are_stored(tmp_path):
-    tensors = {f"{UP}.weight_packed": np.zeros((4, 4), np.uint8), f"{UP}.weight_scale": np.ones((4, 1), np.float32)}
-    path = folder(tmp_path / "m", tensors, compressed("nvfp4-pack-quantized"))
-    checkpoint = hf.open(path)
-    assert set(checkpoint) == set(tensors)
-    assert any("1 weights are of a scheme that is not decoded" in n for n in checkpoint.notes)
-    assert "HF061" in codes_of(path)
-
-
 # ---------------------------------------------------------------- 8-bit floats
 
 
@@ -431,6 +422,6 @@ def test_headers_end_in_a_weight_or_one_error(method, said, tensors, numbers):
             weight = found[0].weight_of(name, tensors, found[1], lambda _: np.array(numbers))
         except InputError:
             continue
-        if weight is not None:
+        if not isinstance(weight, str):
             for part, spec in weight.codec.specs(weight.shape).items():
                 assert math.prod(tensors[f"x.{part}"].shape) == math.prod(spec.shape)

@@ -2,10 +2,12 @@
 
 import os
 import re
+import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import polyquant
 from formats.trellis_folders import INDEX, TRELLIS, copy, edit_json, edit_tensor, edit_tensors
@@ -63,6 +65,35 @@ def leave(path):
     path.symlink_to(outside)
 
 
+def short(*names):
+    """The first byte of flat indices, their header, is lost."""
+
+    def change(folder):
+        for name in names:
+            edit_tensor(folder, f"{name.replace('.', '__')}__indices", lambda t: t[1:].copy())
+
+    return change
+
+
+def alone(folder):
+    def only(tensors):
+        for name in [n for n in tensors if not n.startswith(FLAT)]:
+            del tensors[name]
+
+    (folder / "base_weights.safetensors").unlink(missing_ok=True)
+    for layer in sorted(folder.glob("layer_*"))[1:]:
+        shutil.rmtree(layer)
+    edit_tensors(folder, only)
+    for path in folder.rglob("*.safetensors"):
+        if not load_file(path):
+            path.unlink()
+    short(K_PROJ)(folder)
+
+
+def flat_among_tiles(folder):
+    edit_tensor(folder, f"{K_PROJ}.indices", lambda t: np.concatenate([t.reshape(-1)[:1], t[..., 1:].reshape(-1)]))
+
+
 def header(folder):
     edit_tensor(folder, f"{FLAT}__indices", lambda t: np.concatenate([np.array([4], np.uint8), t[1:]]))
 
@@ -116,6 +147,10 @@ BAD = {  # name: (folder, what is done to it, code, what the line says)
     "bits of 1": (SEED, tensor("indices", lambda t: np.zeros((16, 8, 32), np.uint8)), "TRL023", "expected 2 to 8, found 1"),
     "metadata of 9 bits": (SEED, note(bits=9), "TRL023", "expected 5, found 9"),
     "metadata of 4 bits": (SEED, note(bits=4), "TRL024", "the bits in the metadata contradict"),
+    "a byte short of its header": (V2, short(K_PROJ), "TRL022", "20481 bytes, with a header byte: as "),
+    "two of them a byte short": (V2, short(K_PROJ, K_PROJ.replace(".0.", ".1.")), "TRL022", "found 20480"),
+    "the only weight, without a header": (V2, alone, "TRL022", "no other weight shows that there is no header byte"),
+    "flat, among headers of tiles": (HEADED, flat_among_tiles, "TRL022", "header bytes: as "),
     "header byte": (V2, header, "TRL024", "the header byte contradicts"),
     "header byte of a tile": (HEADED, header_of_first_tile, "TRL024", "the header byte contradicts"),
     "another shape": (SEED, note(shape=[256, 64]), "TRL034", "shape in the metadata contradicts"),

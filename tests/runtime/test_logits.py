@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import polyquant as pq
 from golden import VECTORS, arrays
@@ -122,3 +125,27 @@ def test_one_token_at_a_time_in_pieces_and_after_a_rewind(path):
     pieces.rewind(7)
     assert pieces.position == 7
     np.testing.assert_allclose(pieces.feed(tokens[7:9]), whole[8], **close)
+
+
+@pytest.mark.parametrize(("method", "part"), [("fp8", "weight_scale_inv"), ("fbgemm_fp8", "weight_scale")])
+def test_8_bit_floats_with_scales_run(tmp_path, method, part):
+    """As the same numbers in float32 do; config.json says the method, which alone does not stop them."""
+    model = MODELS / "tiny-llama-untied/hf"
+    tensors, floats = load_file(model / "model.safetensors"), {}
+    for name, w in list(tensors.items()):
+        tensors[name] = floats[name] = w.astype(np.float32)
+        if "_proj." in name:
+            stored, scale = (
+                (tensors[name] / 0.01).astype(ml_dtypes.float8_e4m3fn),
+                np.full((len(w), 1), 0.01, np.float32),
+            )
+            tensors |= {name: stored, f"{name.removesuffix('weight')}{part}": scale}
+            floats[name] = stored.astype(np.float32) * np.float32(0.01)
+    config = json.loads((model / "config.json").read_text())
+    said = {"quantization_config": {"quant_method": method}}
+    for folder, held, more in (("a", tensors, said), ("b", floats, {})):
+        (tmp_path / folder).mkdir()
+        save_file(held, tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "config.json").write_text(json.dumps({**config, **more}))
+    a, b = (pq.load(tmp_path / f, activations="float").logits([1, 2, 3]) for f in "ab")
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

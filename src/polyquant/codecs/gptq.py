@@ -7,8 +7,9 @@
 
     w[n, k] = (q[n, k] - z[g(k), n]) * s[g(k), n]          q, z from 0 to 2^b - 1
 
-As Affine codes both are lowered by 2^(b - 1). v1 reads a stored zero back as (stored + 1) modulo 2^b, as newer kernels do; zero 0 is the case in which
-older ones disagree (16 at 4 bits). Bits per weight: b + (16 + b) / group.
+As Affine codes both are lowered by 2^(b - 1). v1 subtracts 1 from every zero of a word at once, 0x11111111 from the whole word at 4 bits, so that a zero of 0
+borrows from the next; the same sum undoes it. At 3 bits each zero is lowered by itself, modulo 8. Older kernels disagree about a zero of 0 (16 at 4 bits).
+Bits per weight: b + (16 + b) / group.
 Names: gptq.4.g128   gptq.8 (a scale a row)   .v2   .act (with g_idx)   .bf16 .f32 (dtype of the scales)
 Source: github.com/AutoGPTQ/AutoGPTQ, github.com/ModelCloud/GPTQModel (facts).
 """
@@ -36,6 +37,8 @@ __all__ = ["BITS", "GPTQ", "gptq_named"]
 
 BITS = (2, 3, 4, 8)
 _INT32 = np.dtype(np.int32)
+_ONES = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
+"""A word of ones; 3 bits cross words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,10 @@ class GPTQ(AffineReader):
     def offsets(self, parts: Parts, shape: Shape) -> F32:
         """Zeros lowered by 2^(b - 1), [N, G]."""
         stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
-        zeros = unpacked_bits(stored, self.bits).astype(np.int16)  # [G, N]
-        if not self.v2:
+        if not self.v2 and self.bits in _ONES:
+            stored = stored.view(np.uint32) + _ONES[self.bits]
+        zeros = unpacked_bits(stored.view(np.int32), self.bits).astype(np.int16)  # [G, N]
+        if not self.v2 and self.bits not in _ONES:
             zeros = (zeros + 1) & (2**self.bits - 1)
         return np.ascontiguousarray((zeros - 2 ** (self.bits - 1)).T, np.float32)
 

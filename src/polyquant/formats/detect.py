@@ -14,7 +14,7 @@ from polyquant.registry import FORMATS, format_module
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence
 
-__all__ = ["detect", "open_checkpoint", "with_tile"]
+__all__ = ["detect", "look", "open_checkpoint", "with_tile"]
 
 
 def detect(path: str | os.PathLike[str]) -> tuple[ModuleType, Evidence]:
@@ -57,8 +57,25 @@ def open_checkpoint(
     repair: bool = False,
     axes: str | None = None,
 ) -> Checkpoint:
+    """`look`, for a checkpoint that is to be used. Raises UnsupportedError where weights are of a quantization scheme that is not decoded."""
+    found = look(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile, repair=repair, axes=axes)
+    if found.undecoded is not None:
+        raise found.undecoded.error()
+    return found
+
+
+def look(
+    path: str | os.PathLike[str],
+    *,
+    ternary_layout: str | None = None,
+    dialect: str | None = None,
+    tile: Tile | None = None,
+    repair: bool = False,
+    axes: str | None = None,
+) -> Checkpoint:
     """Open a GGUF file, a Trellis folder or a Hugging Face folder as a mapping from tensor name to Weight. Reads headers only.
 
+    Weights of a quantization scheme that is not decoded open as they are stored; their `dequantize` raises UnsupportedError.
     ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"), dialect and tile (BM, BK, bm of TL1 and TL2 tensors) say what the
     bytes of a GGUF file cannot tell; repair (what Metal Marlin's quantizer meant) and axes ("kn" or "nk") what those of a Trellis folder cannot. Raises InputError for broken input.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from polyquant.formats.detect import detect, open_checkpoint
+from polyquant.formats.detect import detect, look
 from polyquant.pipeline.layer_table import LayerTable, layer_table
 from polyquant.types import Checkpoint, Weight
 
@@ -100,7 +100,7 @@ def inspect(
 ) -> Inspection:
     """Look at a checkpoint. tensors: a glob that limits which are listed. Raises InputError."""
     _, evidence = detect(path)
-    checkpoint = open_checkpoint(path, ternary_layout=ternary_layout)
+    checkpoint = look(path, ternary_layout=ternary_layout)
     chosen = tuple(w for w in checkpoint.values() if tensors is None or fnmatchcase(w.name, tensors))
     codecs: dict[str, int] = {}
     for w in chosen:

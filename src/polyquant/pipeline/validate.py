@@ -16,8 +16,9 @@ from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.i2_s import I2S
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
+from polyquant.codecs.undecoded_dtype import UndecodedDtype
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
-from polyquant.formats.detect import detect, open_checkpoint
+from polyquant.formats.detect import detect, look, open_checkpoint
 from polyquant.pipeline.compare import compare_checkpoints
 from polyquant.pipeline.execute import Progress
 from polyquant.registry import FORMATS, format_module
@@ -69,7 +70,7 @@ def validate(
     if target is not None:
         findings += module.check_target(Path(path), target)
     try:
-        checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, tile=tile)
+        checkpoint = look(path, ternary_layout=ternary_layout, tile=tile)
     except InputError:
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
@@ -82,7 +83,7 @@ def validate(
         done += weight.nbytes
         if on_progress is not None:
             on_progress(Progress(done, total, weight.name, 0.0))
-    if against is not None:
+    if against is not None and checkpoint.undecoded is None:
         findings += _against(open_checkpoint(against), checkpoint)
     return findings
 
@@ -111,6 +112,8 @@ def _tensor_laws(weight: Weight) -> Iterator[Finding]:
     name = weight.name
     if weight.codec.name.startswith("ggml."):
         yield Finding("TEN006", Severity.WARNING, f"type {weight.codec} is unknown", name)
+        return
+    if isinstance(weight.codec, UndecodedDtype):  # one finding of the format says it for all
         return
     if isinstance(weight.codec, I2S):
         yield from _symbols(weight, weight.codec)

@@ -52,12 +52,7 @@ def family(checkpoint: Checkpoint) -> Family:
 
 
 _READ = ("bitnet", "exl3")  # quantizations whose scales the weights carry
-_DECODED = (
-    "gptq",
-    "awq",
-    "compressed-tensors",
-)  # the same, where their weights were decoded: each has schemes that are not
-_LEFT = (".weight_scale", ".weight_scale_inv", ".weight_packed")  # what such a weight leaves among the tensors
+_DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")  # the same, where weights were decoded
 
 
 def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
@@ -68,7 +63,7 @@ def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
 
 
 def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
-    """Quantized folders whose scales are not read would run, and say nonsense."""
+    """A folder that names a quantization which none of its weights has: they may be codes without their scales. (What is not decoded does not open.)"""
     if (
         checkpoint.format == "msmodelslim"
     ):  # its description says what the weights are, whatever config.json still says of its source
@@ -86,12 +81,11 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     if not said:
         return
     method = said.get("quant_method") if isinstance(said, Mapping) else said
-    whole = decoded and not any(name.endswith(_LEFT) for name in checkpoint)
-    if method not in _READ and not (method in _DECODED and whole) and not checkpoint.format.startswith("trellis"):
+    if method not in _READ and not (method in _DECODED and decoded) and not checkpoint.format.startswith("trellis"):
         raise UnsupportedError(
-            f"quantization method '{method}' is not run",
+            f"config.json says quantization method '{method}', and no weight is quantized so",
             file=file,
-            expected="bitnet, exl3, gptq, awq, compressed-tensors, fp8, a Trellis folder, or none",
+            expected=f"{', '.join((*_READ, *_DECODED))}, a Trellis folder, or none",
         )
     if said.get("use_rms_norm"):
         raise UnsupportedError("BitNet linears with a norm of their own (use_rms_norm) are not run", file=file)

@@ -15,10 +15,11 @@ import numpy as np
 
 from polyquant.codecs.dtypes import NUMPY, PLAIN
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
+from polyquant.formats.hf.dtypes import bitnet_codec
 from polyquant.formats.hf.exl3 import METHOD, exl3_codec
 from polyquant.formats.hf.exl3 import modules as exl3_modules
 from polyquant.formats.hf.folder import WeightFiles, choose
-from polyquant.formats.hf.open import Shard, Tensor, check_pair, read_small
+from polyquant.formats.hf.open import Shard, Tensor, check_pair, open, read_small
 from polyquant.formats.hf.quantized import method_of, with_older_files
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, strict_json, torch_file
@@ -51,6 +52,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     path = Path(path)
     if not path.is_dir():
         yield from _shard(path, _Found())
+        yield from _undecoded(path, {})
         return
     found = _Found()
     config = yield from _config(path)
@@ -65,6 +67,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
         yield _say(_code(e, "HF031"), ERROR, e, path)
         return
     yield from _quantized(found, older)
+    yield from _undecoded(path, config or {})
 
 
 def _say(code: str, severity: Severity, e: PolyquantError, path: Path, tensor: str | None = None) -> Finding:
@@ -100,10 +103,6 @@ def _config(folder: Path) -> Generator[Finding, None, dict[str, Any] | None]:
         yield Finding("HF020", WARNING, "config.json is missing", file=folder.name)
     elif not config.get("model_type") and not config.get("architectures"):
         yield Finding("HF022", WARNING, "neither model_type nor architectures", file="config.json")
-    quantization = (config or {}).get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    if method not in (None, "bitnet", METHOD) and method_of(config or {}) is None:
-        yield Finding("HF061", WARNING, f"quantization method '{str(method)[:80]}' is not decoded", file="config.json")
     return config
 
 
@@ -275,13 +274,22 @@ def _quantized(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
             home = next(shard for name, (shard, _) in found.tensors.items() if name.startswith(f"{module}."))
             yield _say("HF063", ERROR, e, home.source.path, module)
             continue
-        if weight is None:
-            yield Finding("HF061", WARNING, "a scheme that is not decoded", module)
+        if isinstance(weight, str):
             continue
         name = next(weight.tensors[p] for p in ("scales", "weight_scale", "weight_scale_inv") if p in weight.tensors)
         shard = found.tensors[name][0]
         if not np.isfinite(read_small(found.tensors, name).astype(np.float32)).all():
             yield Finding("HF064", ERROR, "scales hold NaN or infinity", module, shard.source.path.name)
+
+
+def _undecoded(path: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Why the checkpoint can only be looked at. What stops `open` has been found before, and HF060 says it of BitNet."""
+    try:
+        reason = open(path).undecoded
+    except (InputError, UnsupportedError):
+        return
+    if reason is not None and (reason.code != "HF065" or bitnet_codec(config) is None):
+        yield _say(reason.code, ERROR, reason.error(), reason.file, reason.tensor)
 
 
 def _packed(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -62,12 +62,16 @@ CODES: dict[str, str] = {
     "big-endian, or holding more than tensors). Save the state dict again with a newer torch, best as safetensors.",
     "HF060": "config.json says packed BitNet, and a packed weight has no usable weight_scale: missing, not one float, not "
     "finite or zero. The layer decodes to nonsense. Convert the model again from its master weights.",
-    "HF061": "config.json names a quantization method that polyquant does not decode. Tensors are opened as they are stored: "
-    "packed integers look like weights but are none. Dequantize with the method's own tool first.",
+    "HF061": "config.json names a quantization method that polyquant does not decode. Its packed integers, or floats without their scales, look like weights "
+    "but are none: `inspect` shows them as they are stored, and everything else refuses the folder. Start from the float model, or dequantize it with the "
+    "method's own tool. As a warning: no weight is quantized in the way that config.json says.",
     "HF062": "An EXL3 weight lacks a tensor (trellis, suh, svh), or they do not fit together: I16 [K / 16, N / 16, 16 x bits] beside F16 [K] and "
     "F16 [N], multiples of 128. The layer cannot be decoded. Take the file from its source again.",
     "HF063": "A weight of a quantized checkpoint (GPTQ, AWQ, compressed-tensors, FP8, ChatGLM) lacks a tensor, or its tensors do not fit together: the words of "
     "the codes, the zeros and the scales must say the same rows, columns and groups. The layer cannot be decoded. Finish the download, or quantize again "
     "(an old export of msModelSlim cuts off qzeros where the rows are no multiple of 32).",
     "HF064": "Scales of a quantized weight hold NaN or infinity. The layer decodes to nonsense, and spreads it to every later token. Quantize again.",
+    "HF065": "Tensors are codes of a quantization (integers where weights should be, 8-bit floats with scales beside them), and config.json does not describe it. "
+    "Without the description they cannot be decoded: `inspect` shows them as they are stored, and everything else refuses them. Often a key of config.json was "
+    "lost, or one file of a folder was opened alone: take config.json from the source again, or open the folder.",
 }

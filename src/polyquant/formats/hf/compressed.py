@@ -1,6 +1,6 @@
 """compressed-tensors weights of a Hugging Face folder (llm-compressor) with integer codes. Layout: codecs/compressed_tensors.py.
 
-Weights of 8-bit floats are read by formats/hf/fp8.py. Other formats of it (nvfp4, marlin-24) stay as they are stored. A fixed grid of the inputs, X.input_scale and X.input_zero_point, is left out,
+Weights of 8-bit floats are read by formats/hf/fp8.py. Other formats of it (nvfp4, marlin-24) are named and not decoded. A fixed grid of the inputs, X.input_scale and X.input_zero_point, is left out,
 with a note: the weights mean the same without it.
 """
 
@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from polyquant.codecs.compressed_tensors import CompressedTensors
-from polyquant.errors import InputError
+from polyquant.errors import InputError, printable
 from polyquant.formats.hf import fp8
 from polyquant.formats.hf.quantized import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 
+BITS = (4, 8)
+PACKED = "pack-quantized"
+_DECODED = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
 _BYTES = ("I8", "F8_E4M3", "F8_E5M2")
 _GRID = ("input_scale", "input_zero_point")
 
@@ -32,16 +35,19 @@ def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
             yield module
 
 
-def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found | None:
-    """Bits of packed codes are those of config.json. Raises InputError."""
+def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found | str:
+    """Bits of packed codes are those of the words. Raises InputError."""
     packed = f"{module}.weight_packed" in tensors
-    if packed and _format(said) != "pack-quantized":
-        return None
+    if packed and (tensors[f"{module}.weight_packed"].dtype != "I32" or PACKED not in _formats(said)):
+        return _scheme(said)
     if not packed and tensors[f"{module}.weight"].dtype != "I8":
-        return fp8.weight_of(module, tensors, _weights(said), read)
+        floats = fp8.weight_of(module, tensors, _weights(said), read)
+        return _scheme(said) if isinstance(floats, str) else floats
     if packed:
         shape = _shape(module, tensors, read)
-        bits = _packed_bits(module, shape, require(module, "weight_packed", tensors, 2))
+        bits = _packed_bits(module, shape, require(module, "weight_packed", tensors, 2), said)
+        if bits not in BITS:
+            return f"compressed-tensors {bits}-bit {PACKED}"
     else:
         n, k = require(module, "weight", tensors, 2).shape
         shape, bits = (n, k), 8
@@ -59,17 +65,23 @@ def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, 
         bits, packed, shape[1] // groups if groups > 1 else 0,
         "" if zero is None else "zp" if zero.dtype == "I8" else "zpp",
         tensor, _reordered(module, shape[1] // groups, tensors, read), float_word(module, "weight_scale", scale),
-        any(_dynamic(group) for group in _groups(said)),
+        any(_dynamic(group) for group in _groups(said) if (group.get("format", said.get("format")) == PACKED) is packed),
     )  # fmt: skip
     lost = tuple(f"{module}.{part}" for part in _GRID if f"{module}.{part}" in tensors)
     found = fitting(module, shape, codec, tensors, spare=("weight_shape", "weight_g_idx"))
     return replace(found, spare=found.spare + lost, lost=lost)
 
 
-def _format(said: Mapping[str, Any]) -> object:
-    """The layout: of the folder, or of its groups where it is mixed."""
-    formats = {f for group in _groups(said) if isinstance(f := group.get("format"), str)}
-    return formats.pop() if len(formats) == 1 else said.get("format")
+def _formats(said: Mapping[str, Any]) -> list[str]:
+    """The layouts: of the groups, or of the folder where these do not say."""
+    formats = [f for group in _groups(said) if isinstance(f := group.get("format"), str)]
+    return list(dict.fromkeys(formats or [str(said.get("format"))]))
+
+
+def _scheme(said: Mapping[str, Any]) -> str:
+    """The name of what is not decoded."""
+    formats = [f for f in _formats(said) if f not in _DECODED] or _formats(said)
+    return f"compressed-tensors {printable(', '.join(formats), 80)}"
 
 
 def _groups(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -109,11 +121,13 @@ def _shape(module: str, tensors: Mapping[str, Described], read: Read) -> tuple[i
     return n, k
 
 
-def _packed_bits(module: str, shape: tuple[int, int], words: Described) -> int:
-    """4 or 8, whichever makes the words of a row. Raises InputError."""
+def _packed_bits(module: str, shape: tuple[int, int], words: Described, said: Mapping[str, Any]) -> int:
+    """4 or 8, whichever makes the words of a row; others if config.json says them too. Raises InputError."""
     n, k = shape
-    for bits in (4, 8):
-        if n > 0 and k > 0 and words.shape == (n, -(-k * bits // 32)):
+    weights = (g.get("weights") for g in _groups(said))
+    others: list[int] = [w["num_bits"] for w in weights if isinstance(w, dict) and type(w.get("num_bits")) is int]
+    for bits in (*BITS, *others):
+        if n > 0 and k > 0 and 0 < bits < 32 and words.shape == (n, -(-k * bits // 32)):
             return bits
     raise InputError(
         "weight_packed does not fit weight_shape", tensor=module, expected=f"4 or 8 bits for each of {list(shape)}", found=f"words {list(words.shape)}"

@@ -16,6 +16,7 @@ from polyquant.formats.hf.quantized import Described, Found, Read, fitting, floa
 __all__ = ["modules", "weight_of"]
 
 _KINDS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
+_POWERS = ("F8_E8M0", "U8")
 _SCALES = ("weight_scale", "weight_scale_inv")
 _GRID = ("input_scale", "activation_scale")
 
@@ -27,8 +28,8 @@ def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
             yield name.removesuffix(".weight")
 
 
-def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found:
-    """Scales of blocks have the side that config.json says (weight_block_size). Raises InputError."""
+def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found | str:
+    """Scales of blocks have the side that config.json says (weight_block_size); powers of two (E8M0) are not decoded. Raises InputError."""
     del read
     weight = require(module, "weight", tensors, 2)
     n, k = weight.shape
@@ -36,6 +37,8 @@ def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, 
     if part is None:
         raise InputError("quantized weight lacks its scale", tensor=module, expected=" or ".join(_SCALES))
     scale = tensors[f"{module}.{part}"]
+    if scale.dtype in _POWERS:
+        return f"fp8 with scales that are powers of two ({scale.dtype})"
     tensor = scale.shape in ((), (1,)) and n != 1
     block = 0 if tensor or scale.shape == (n, 1) else _block(module, said)
     codec = FP8(_KINDS[weight.dtype], block, tensor, part == "weight_scale_inv", float_word(module, part, scale))

@@ -12,15 +12,17 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from polyquant.codecs.dtypes import NUMPY, codec_of
+from polyquant.codecs.undecoded_dtype import UndecodedDtype
 from polyquant.errors import InputError, printable
 from polyquant.formats.hf.dtypes import bitnet_codec
 from polyquant.formats.hf.exl3 import METHOD, exl3_codec, modules, weight_name
 from polyquant.formats.hf.folder import PICKLE, SAFETENSORS, WeightFiles, choose
 from polyquant.formats.hf.quantized import Method, method_of, with_older_files
+from polyquant.formats.hf.undecoded import find_undecoded
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
 from polyquant.storage.source import Source
-from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Weight
+from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Undecoded, Weight
 
 __all__ = ["Shard", "Tensor", "check_pair", "open", "read_shard", "read_small", "sniff"]
 
@@ -79,16 +81,18 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path)
     if not path.is_dir():
         shard = read_shard(path)
-        weights, pairs = _weights({name: (shard, t) for name, t in shard.tensors.items()}, {})
-        return Checkpoint("hf", path, weights, shard.metadata, notes=("one file; config.json was not read", *pairs))
+        read = _weights({name: (shard, t) for name, t in shard.tensors.items()}, {}, None)
+        notes = ("one file; config.json was not read", *read.notes)
+        return Checkpoint("hf", path, read.weights, shard.metadata, notes=notes, undecoded=read.undecoded)
     config = folders.read_config(path)
-    notes: tuple[str, ...] = () if config is not None else ("config.json is missing",)
+    notes = () if config is not None else ("config.json is missing",)
     chosen = choose(path)
     tensors, metadata, more = _gather(path, chosen)
     config = with_older_files(path, config) if config is not None else None
-    weights, pairs = _weights(tensors, config or {})
+    read = _weights(tensors, config or {}, path)
     files = {name: found for name in folders.SIDE_FILES if (found := folders.member(path, name)) is not None}
-    return Checkpoint("hf", path, weights, metadata, config or {}, files, notes=notes + chosen.notes + more + pairs)
+    notes += chosen.notes + more + read.notes
+    return Checkpoint("hf", path, read.weights, metadata, config or {}, files, notes=notes, undecoded=read.undecoded)
 
 
 def read_shard(path: Path) -> Shard:
@@ -131,33 +135,51 @@ def _gather(
     return tensors, metadata, notes
 
 
-def _weights(
-    tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, Any]
-) -> tuple[dict[str, Weight], tuple[str, ...]]:
-    packed, notes = bitnet_codec(config), []
-    pairs = {
-        n for n, (_, t) in tensors.items() if t.dtype == "U8" and f"{n}_scale" in tensors and n.endswith(".weight")
-    }
-    if packed is None and pairs:
-        notes.append(f"{len(pairs)} uint8 weights have a scale, but config.json does not say BitNet: opened as stored")
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Tensors made weights."""
+
+    weights: Mapping[str, Weight]
+    notes: tuple[str, ...]
+    undecoded: Undecoded | None
+
+
+def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, Any], folder: Path | None) -> _Read:
+    """folder: None for a single file."""
+    packed, notes, left = bitnet_codec(config), list[str](), list[tuple[str, str]]()
     out: dict[str, Weight] = {}
     taken = _exl3(tensors, config, out)
-    method = _method(config)
     if (found := method_of(config)) is not None:
-        taken |= _quantized(tensors, *found, out, notes)
-    elif packed is None and method not in (None, METHOD):
-        notes.append(f"quantization method '{printable(method, 40)}' is not understood: tensors are opened as stored")
+        taken |= _quantized(tensors, *found, out, notes, left)
+    if packed is not None:
+        taken |= _bitnet(tensors, packed, out)
+    described = {name: tensor for name, (_, tensor) in tensors.items()}
+    homes = {name: shard.source.path for name, (shard, _) in tensors.items()}
+    undecoded, codes = find_undecoded(homes, described, taken, left, config, folder)
+    if undecoded is not None:
+        notes.append(
+            f"unsupported quantization scheme: {printable(undecoded.scheme)}; its tensors are shown as they are stored"
+        )
     for name, (shard, tensor) in tensors.items():
         if name in taken:
             continue
-        if packed is not None and name.removesuffix("_scale") in pairs:
-            if name in pairs:
-                out[name] = _pair(name, (shard, tensor), tensors[f"{name}_scale"], packed)
-            continue
         codec = codec_of(tensor.dtype, tensor.nbytes)
+        if undecoded is not None and name in codes:
+            codec = UndecodedDtype(-1, tensor.nbytes, undecoded.scheme, tensor.dtype)
         arrays = {part: tensor.array(shard.source, spec) for part, spec in codec.specs(tensor.shape).items()}
         out[name] = Weight(name, tensor.shape, codec, arrays)
-    return {n: out[n] for n in dict.fromkeys(taken.get(n, n) for n in tensors) if n in out}, tuple(notes)
+    ordered = {n: out[n] for n in dict.fromkeys(taken.get(n, n) for n in tensors) if n in out}
+    return _Read(ordered, tuple(notes), undecoded)
+
+
+def _bitnet(tensors: Mapping[str, tuple[Shard, Tensor]], packed: Codec, out: dict[str, Weight]) -> dict[str, str]:
+    """Packed BitNet weights into `out`; the tensors they consist of. Raises InputError for a scale that does not fit."""
+    taken: dict[str, str] = {}
+    for name, (shard, tensor) in tensors.items():
+        if tensor.dtype == "U8" and name.endswith(".weight") and f"{name}_scale" in tensors:
+            out[name] = _pair(name, (shard, tensor), tensors[f"{name}_scale"], packed)
+            taken |= {name: name, f"{name}_scale": name}
+    return taken
 
 
 def _exl3(
@@ -194,11 +216,12 @@ def _quantized(
     said: Mapping[str, Any],
     out: dict[str, Weight],
     notes: list[str],
+    left: list[tuple[str, str]],
 ) -> dict[str, str]:
-    """Weights of another tool's method into `out`; the tensors they consist of. Raises InputError for one that is incomplete."""
+    """Weights of another tool's method into `out`; the tensors they consist of. left: modules and their schemes that are not decoded. Raises InputError
+    for one that is incomplete."""
     described = {name: tensor for name, (_, tensor) in tensors.items()}
     taken: dict[str, str] = {}
-    left: list[str] = []
     lost: list[str] = []
     for module in method.modules(described):
         try:
@@ -208,8 +231,8 @@ def _quantized(
             raise InputError(
                 e.message, file=home.source.path, tensor=module, expected=e.expected, found=e.found, hint=e.hint
             ) from None
-        if found is None:
-            left.append(module)
+        if isinstance(found, str):
+            left.append((module, found))
             continue
         arrays = {}
         for part, spec in found.codec.specs(found.shape).items():
@@ -220,16 +243,12 @@ def _quantized(
         if found.name in tensors and found.name not in found.tensors.values():
             raise InputError("is stored both quantized and plain", file=shard.source.path, tensor=found.name)
         out[found.name] = Weight(found.name, found.shape, found.codec, arrays)
-    if not taken:
+    if not taken and not left:
         notes.append(
             f"config.json says '{printable(str(said.get('quant_method', 'quantization_bit')), 40)}', and no weight is quantized so"
         )
     if lost:
         notes.append(f"{len(lost)} tensors say fixed grids of inputs: left out, e.g. {printable(lost[0])}")
-    if left:
-        notes.append(
-            f"{len(left)} weights are of a scheme that is not decoded, e.g. {printable(left[0])}: opened as stored"
-        )
     return taken
 
 

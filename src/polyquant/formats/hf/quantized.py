@@ -6,7 +6,8 @@
     fp8, fbgemm_fp8     X.weight, X.weight_scale | X.weight_scale_inv                             formats/hf/fp8.py
     chatglm             X.weight X.weight_scale, config.json's own key quantization_bit           formats/hf/chatglm.py
 
-The first tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead: read where config.json says nothing.
+The first tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead, ModelOpt hf_quant_config.json: read where config.json says nothing.
+What none of them decodes is refused: formats/hf/undecoded.py.
 The linear module X becomes one weight X.weight [N, K]; X.bias stays a tensor of its own.
 """
 
@@ -27,6 +28,9 @@ from polyquant.storage import strict_json
 from polyquant.types import Codec, Shape
 
 __all__ = ["Described", "Found", "Method", "Read", "fitting", "float_word", "method_of", "require", "with_older_files"]
+
+
+MODELOPT = "hf_quant_config.json"
 
 
 class Described(Protocol):
@@ -65,8 +69,8 @@ class Method(Protocol):
 
     def weight_of(
         self, module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read
-    ) -> Found | None:
-        """The weight of a module; None for a scheme that is left as it is stored. said: quantization_config. Raises InputError."""
+    ) -> Found | str:
+        """The weight of a module; the name of its scheme where that is not decoded. said: quantization_config. Raises InputError."""
 
 
 def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | None:
@@ -84,9 +88,14 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
 
 
 def with_older_files(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """config.json as if it said what the first GPTQ and AWQ tools put into a file of their own beside it. Raises InputError."""
+    """config.json as if it said what ModelOpt, and the first GPTQ and AWQ tools, put into a file of their own beside it. Raises InputError."""
     if "quantization_config" in config:
         return config
+    path = folders.member(folder, MODELOPT)
+    if path is not None:
+        said = strict_json.typed(strict_json.read(path), dict, MODELOPT, file=path).get("quantization")
+        if isinstance(said, dict):
+            return {**config, "quantization_config": {"quant_method": "modelopt", **said}}
     for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
         path = folders.member(folder, name)
         if path is not None:

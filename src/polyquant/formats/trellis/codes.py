@@ -33,8 +33,8 @@ CODES: dict[str, str] = {
     "The file was written or cut by a broken program: take it from its source again.",
     "TRL021": "A component has the wrong dtype: indices are U8, all others F32. Readers refuse it or decode garbage. Write the file again.",
     "TRL022": "A component does not have the size that the arithmetic asks for: K and N are the lengths of su and sv, scales are [groups, N], "
-    "and indices hold 32 x bits bytes for each of ceil(K / 16) x ceil(N / 16) tiles, with no header byte, one, or one a tile. The "
-    "tensor is truncated or belongs to another weight.",
+    "and indices hold 32 x bits bytes for each of ceil(K / 16) x ceil(N / 16) tiles, with no header byte, one, or one a tile: the same "
+    "in all weights of a folder whose indices are flat. The tensor is truncated or belongs to another weight.",
     "TRL023": "Bits outside 2 to 8 (1 to 8 for codes that come from EXL3). No packing exists for them. The file is broken, or of another format.",
     "TRL024": "The header byte, or the metadata, say another number of bits than the size of the indices allows. A reader that trusts one of "
     "them decodes garbage. Find out which file is from another version.",

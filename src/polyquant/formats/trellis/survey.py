@@ -27,6 +27,7 @@ __all__ = ["Survey", "axes_of", "component", "survey", "survey_file"]
 
 _COMPONENT = re.compile(r"(.+)(__|\.)(indices|scales|su|sv|lut)")
 _PLUGIN = "polyquant_trellis"
+_TRUNCATED = "the tensor is truncated: take the file from its source again"
 
 
 @dataclass(slots=True)
@@ -220,6 +221,30 @@ def _group(out: Survey, tensors: Mapping[str, Stored]) -> None:
             out.breaches += found
     for name in out.plain.keys() & out.weights.keys():
         out.breaches.append(Breach("TRL028", "is stored both quantized and plain", out.weights[name].file, name))
+    out.breaches += _without_headers(out.weights)
+
+
+def _without_headers(weights: Mapping[str, Facts]) -> Iterator[Breach]:
+    """Flat indices whose size says other header bytes than those of their siblings.
+
+    Flat indices with a header byte that are one byte short have the size of indices without one, and would decode to noise. The siblings decide. With
+    none to decide they are refused: no program is known that writes flat indices without a header. (Three dimensions show what a tile holds.)
+    """
+    forms = Counter(f.headers for f in weights.values() if f.headers != "none")
+    usual = forms.most_common(1)[0][0] if forms else "none"
+    like = next((n for n, f in weights.items() if f.headers == usual), "")
+    for name, f in weights.items():
+        alone = f.headers == "none" and len(weights) == 1 and f.codebook is None
+        same = f.headers == usual or (f.tiles == 1 and f.headers != "none")
+        if not f.flat or (same and not alone):
+            continue
+        count = f.tiles if usual == "tile" else 1
+        because = (
+            "no other weight shows that there is no header byte" if alone else f"as {printable(like, 80)} has them"
+        )
+        expected = f"{32 * f.bits * f.tiles + count} bytes, with {'a header byte' if count == 1 else f'{count} header bytes'}: {because}"
+        found = f.components["indices"].entry.nbytes
+        yield Breach("TRL022", "component 'indices' has the wrong size", f.file, name, expected, found, _TRUNCATED)
 
 
 def axes_of(out: Survey, asked: Axes | None) -> tuple[dict[str, Axes], tuple[str, ...]]:

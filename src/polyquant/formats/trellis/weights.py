@@ -56,6 +56,16 @@ class Facts:
         return self.n == self.k
 
     @property
+    def tiles(self) -> int:
+        """Tiles of 16 x 16 codes."""
+        return -(-self.k // 16) * -(-self.n // 16)
+
+    @property
+    def flat(self) -> bool:
+        """Indices of one dimension: only their size tells whether header bytes are among them."""
+        return len(self.components["indices"].entry.shape) == 1
+
+    @property
     def file(self) -> Path:
         """Where the indices lie."""
         return self.components["indices"].source.path

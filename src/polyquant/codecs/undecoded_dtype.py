@@ -1,0 +1,46 @@
+"""Tensors of a Hugging Face folder that hold codes of a quantization scheme that is not decoded: shown as they are stored, never as numbers.
+
+undecoded.<dtype>   [as the header says it]   e.g. undecoded.u32: words of packed codes, undecoded.f8_e4m3: values without their scales
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from polyquant.codecs.dtypes import PLAIN
+from polyquant.codecs.opaque import OpaqueCodec
+from polyquant.errors import UnsupportedError
+from polyquant.registry import codec
+from polyquant.types import F32, ArraySpec, Parts, Shape
+
+__all__ = ["UndecodedDtype"]
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodedDtype(OpaqueCodec):
+    """One such tensor. dtype: its name in the safetensors header, one of PLAIN; why: the scheme."""
+
+    dtype: str = "U8"
+
+    @property
+    def name(self) -> str:
+        """undecoded.<dtype in lower case>."""
+        return f"undecoded.{self.dtype.lower()}"
+
+    def specs(self, shape: Shape) -> dict[str, ArraySpec]:
+        """The array as it is stored."""
+        return codec(PLAIN[self.dtype]).specs(shape)
+
+    def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
+        """Raises UnsupportedError naming the scheme."""
+        raise UnsupportedError(f"unsupported quantization scheme: {self.why}", hint="choose another codec")
+
+    def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> NoReturn:
+        """Raises UnsupportedError naming the scheme."""
+        raise UnsupportedError(
+            f"unsupported quantization scheme: {self.why}",
+            expected="float weights",
+            found=f"{self.dtype} {list(shape)}",
+            hint="`parts` has the stored array",
+        )

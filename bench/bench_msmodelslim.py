@@ -18,10 +18,10 @@ import polyquant
 from bench_convert import READ_WRITE, REPEATS, timed
 from bench_run import reader
 from measure import Row, Section, in_turn
-from polyquant.codecs.ascend import Ascend
+from polyquant.analysis.outputs import compare_outputs
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.ops import native
 from polyquant.ops.matmul import Group
-from polyquant.pipeline.outputs import compare_outputs
 from polyquant.quantizers.affine import quantize_linear
 from polyquant.types import Activation, Affine
 from synthetic import write_llama
@@ -155,7 +155,7 @@ def _against_the_tool() -> Iterator[Row]:
         checkpoint, source = polyquant.open(folder), polyquant.open(VECTORS / "models" / f"qwen2_{folder.parent.name}")
         missed = np.zeros(2)
         for weight in checkpoint.values():
-            if not isinstance(weight.codec, Ascend):
+            if not isinstance(weight.codec, MsModelSlim):
                 continue
             w = source[weight.name].dequantize()
             codec = weight.codec.configure(asymmetric="asym" in mode)

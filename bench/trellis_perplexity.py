@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 import polyquant as pq
-from polyquant.pipeline.calibrate import OWN_TEXT, calibration_stages
-from polyquant.pipeline.convert import plan
-from polyquant.pipeline.demo import demo_model
-from polyquant.pipeline.steps import Plan
-from polyquant.quantizers.calibrate import Hessians
+from polyquant.analysis.demo import demo_model
+from polyquant.calibration.hessians import Hessians
+from polyquant.calibration.stages import OWN_TEXT, calibration_stages
+from polyquant.convert.convert import plan
+from polyquant.convert.steps import Plan
 from polyquant.types import F32
 
 MODEL = demo_model("llama")
@@ -32,7 +32,7 @@ FLOAT_EMBEDDING = ("token_embd.weight=bf16",)
 
 def own_text(folder: Path) -> Path:
     """Text that the model writes, as a file: so it is written once."""
-    from polyquant.pipeline.calibrate import calibration_windows
+    from polyquant.calibration.stages import calibration_windows
     from polyquant.runtime.load import load
 
     model = load(MODEL)

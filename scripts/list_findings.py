@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from polyquant.pipeline.validate import CODES
+from polyquant.analysis.validate import CODES
 from polyquant.registry import FORMATS, format_module
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"

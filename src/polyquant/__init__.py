@@ -14,21 +14,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyquant.analysis.compare import compare as compare
+    from polyquant.analysis.demo import demo as demo
+    from polyquant.analysis.doctor import doctor as doctor
+    from polyquant.analysis.evaluate import evaluate as evaluate
+    from polyquant.analysis.inspect import inspect as inspect
+    from polyquant.analysis.validate import explain as explain
+    from polyquant.analysis.validate import validate as validate
+    from polyquant.convert.convert import convert as convert
+    from polyquant.convert.convert import plan as plan
+    from polyquant.convert.convert import quantize as quantize
     from polyquant.errors import PolyquantError as PolyquantError
-    from polyquant.formats.detect import look as open
     from polyquant.formats.gguf.edit import edit as edit
-    from polyquant.pipeline.compare import compare as compare
-    from polyquant.pipeline.convert import convert as convert
-    from polyquant.pipeline.convert import plan as plan
-    from polyquant.pipeline.convert import quantize as quantize
-    from polyquant.pipeline.demo import demo as demo
-    from polyquant.pipeline.doctor import doctor as doctor
-    from polyquant.pipeline.inspect import inspect as inspect
-    from polyquant.pipeline.repair import repair as repair
-    from polyquant.pipeline.validate import explain as explain
-    from polyquant.pipeline.validate import validate as validate
+    from polyquant.formats.msmodelslim.repair import repair as repair
+    from polyquant.opening import look as open
     from polyquant.registry import codec as codec
-    from polyquant.runtime.evaluate import evaluate as evaluate
     from polyquant.runtime.load import load as load
 
 __version__ = "0.1.0"
@@ -36,20 +36,20 @@ __version__ = "0.1.0"
 _VERBS = {
     "PolyquantError": "polyquant.errors:PolyquantError",
     "codec": "polyquant.registry:codec",
-    "compare": "polyquant.pipeline.compare:compare",
-    "convert": "polyquant.pipeline.convert:convert",
-    "demo": "polyquant.pipeline.demo:demo",
-    "doctor": "polyquant.pipeline.doctor:doctor",
+    "compare": "polyquant.analysis.compare:compare",
+    "convert": "polyquant.convert.convert:convert",
+    "demo": "polyquant.analysis.demo:demo",
+    "doctor": "polyquant.analysis.doctor:doctor",
     "edit": "polyquant.formats.gguf:edit",
-    "evaluate": "polyquant.runtime.evaluate:evaluate",
-    "explain": "polyquant.pipeline.validate:explain",
-    "inspect": "polyquant.pipeline.inspect:inspect",
+    "evaluate": "polyquant.analysis.evaluate:evaluate",
+    "explain": "polyquant.analysis.validate:explain",
+    "inspect": "polyquant.analysis.inspect:inspect",
     "load": "polyquant.runtime.load:load",
-    "open": "polyquant.formats.detect:look",
-    "plan": "polyquant.pipeline.convert:plan",
-    "quantize": "polyquant.pipeline.convert:quantize",
-    "repair": "polyquant.pipeline.repair:repair",
-    "validate": "polyquant.pipeline.validate:validate",
+    "open": "polyquant.opening:look",
+    "plan": "polyquant.convert.convert:plan",
+    "quantize": "polyquant.convert.convert:quantize",
+    "repair": "polyquant.formats.msmodelslim.repair:repair",
+    "validate": "polyquant.analysis.validate:validate",
 }
 
 __all__ = [

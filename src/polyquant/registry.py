@@ -36,7 +36,7 @@ CODECS: dict[str, str] = {
 }
 _NAMED = (
     {n: n for n in ("trellis", "metal_marlin", "exl3", "gptq", "awq", "fp8")}
-    | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "ascend")
+    | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "msmodelslim")
     | {"compressed": "compressed_tensors", "chatglm": "chatglm_int"}
 )
 """First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
@@ -44,7 +44,7 @@ FORMATS: dict[str, str] = {
     "msmodelslim": "polyquant.formats.msmodelslim",
     "gguf": "polyquant.formats.gguf",
     "trellis-v3": "polyquant.formats.trellis",
-    "hf": "polyquant.formats.hf",
+    "hf": "polyquant.formats.huggingface",
 }
 
 

@@ -16,7 +16,7 @@ import polyquant as pq
 from cli.bad_inputs import GGUF, SOUND, Maker, cut, setting
 from folders import safetensors_bytes
 from golden import VECTORS
-from polyquant.models.values import f32, string, u32
+from polyquant.gguf_values import f32, string, u32
 from polyquant.types import Kind, Meta
 
 Tensors = dict[str, tuple[str, list[int], bytes]]

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from golden import VECTORS
+from polyquant.analysis.demo import demo_model
+from polyquant.analysis.evaluate import Mean
 from polyquant.cli.eval_command import _bar, _mean
-from polyquant.pipeline.demo import demo_model
-from polyquant.runtime.evaluate import Mean
 
 UNTIED = VECTORS / "models/tiny-llama-untied"
 TEXT = demo_model("llama").parent / "held-out.txt"

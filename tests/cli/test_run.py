@@ -16,7 +16,7 @@ from contextlib import suppress
 import pytest
 
 from golden import VECTORS
-from polyquant.pipeline.demo import demo_model
+from polyquant.analysis.demo import demo_model
 
 LLAMA = demo_model("llama")
 PROMPT = "And it came to pass"

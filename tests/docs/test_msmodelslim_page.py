@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from polyquant.formats.msmodelslim.consumers import TARGETS
 from polyquant.formats.msmodelslim.description import KINDS
-from polyquant.formats.msmodelslim.targets import TARGETS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/formats/msmodelslim.md").read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from folders import fill, raw_safetensors, safetensors_bytes, specs
 from golden import VECTORS
 from polyquant.errors import InputError, PlanError, UnsupportedError
-from polyquant.formats import hf
+from polyquant.formats import huggingface as hf
 from polyquant.registry import codec
 from polyquant.types import TensorSpec
 

@@ -9,7 +9,7 @@ import pytest
 
 from folders import raw_safetensors, safetensors_bytes
 from golden import VECTORS
-from polyquant.formats import hf
+from polyquant.formats import huggingface as hf
 from polyquant.types import Severity
 
 BF16_ONE = b"\x80\x3f"

@@ -9,7 +9,7 @@ import pytest
 from folders import mutate, safetensors_bytes
 from golden import VECTORS
 from polyquant.errors import PolyquantError
-from polyquant.formats import hf
+from polyquant.formats import huggingface as hf
 
 
 def sharded(folder):

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 import packers
 from golden import VECTORS
 from polyquant.errors import InputError
-from polyquant.formats import hf
-from polyquant.formats.hf.quantized import method_of
+from polyquant.formats import huggingface as hf
+from polyquant.formats.huggingface.quantized import method_of
 from polyquant.types import Affine
 
-ASCEND = VECTORS / "msmodelslim"
+MSMODELSLIM = VECTORS / "msmodelslim"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 
@@ -66,11 +66,11 @@ EXPORTS = [
 
 @pytest.mark.parametrize(("export", "mode", "quantization", "codec"), EXPORTS)
 def test_exports_of_the_tool_mean_what_it_exported(tmp_path, export, mode, quantization, codec):
-    tensors = load_file(ASCEND / "export" / f"{export}.safetensors")
+    tensors = load_file(MSMODELSLIM / "export" / f"{export}.safetensors")
     if quantization["quant_method"] == "gptq":  # its GPTQ export cuts off zeros of 48 outputs
         cut = [n.removesuffix(".qzeros") for n in tensors if "k_proj.qz" in n or "v_proj.qz" in n]
         tensors = {n: a for n, a in tensors.items() if n.rpartition(".")[0] not in cut}
-    origin = load_file(next((ASCEND / "v0/fp16" / mode).glob("quant_model_weight*.safetensors")))
+    origin = load_file(next((MSMODELSLIM / "v0/fp16" / mode).glob("quant_model_weight*.safetensors")))
     path = folder(tmp_path / "m", tensors, quantization)
     checkpoint = hf.open(path)
     linears = [w for w in checkpoint.values() if w.codec.form is Affine]
@@ -86,7 +86,7 @@ def test_exports_of_the_tool_mean_what_it_exported(tmp_path, export, mode, quant
 
 
 def test_the_export_with_cut_zeros_is_refused_and_found(tmp_path):
-    path = folder(tmp_path / "m", load_file(ASCEND / "export/w4a16_g32_to_gptq.safetensors"), GPTQ)
+    path = folder(tmp_path / "m", load_file(MSMODELSLIM / "export/w4a16_g32_to_gptq.safetensors"), GPTQ)
     with pytest.raises(InputError, match=r"qzeros does not fit.*expected I32 \[3, 6\].*found I32 \[3, 4\]"):
         hf.open(path)
     findings = [f for f in hf.check(path) if f.code == "HF063"]
@@ -97,9 +97,9 @@ def test_the_export_with_cut_zeros_is_refused_and_found(tmp_path):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_chatglm(tmp_path, bits, file):
-    shutil.copytree(ASCEND / f"chatglm2/int{bits}", tmp_path / "m", copy_function=shutil.copyfile)
+    shutil.copytree(MSMODELSLIM / f"chatglm2/int{bits}", tmp_path / "m", copy_function=shutil.copyfile)
     (tmp_path / "m" / ({"model.safetensors", "pytorch_model.bin"} - {file}).pop()).unlink()
-    checkpoint, floats = hf.open(tmp_path / "m"), hf.open(ASCEND / "chatglm2/float")
+    checkpoint, floats = hf.open(tmp_path / "m"), hf.open(MSMODELSLIM / "chatglm2/float")
     assert set(checkpoint) == set(floats)
     quantized = [w for w in checkpoint.values() if w.codec.name == f"chatglm.{bits}"]
     assert len(quantized) == 8

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 import packers
 import polyquant
 from polyquant.errors import UnsupportedError
-from polyquant.formats import hf
-from polyquant.formats.detect import open_checkpoint
+from polyquant.formats import huggingface as hf
+from polyquant.opening import open_checkpoint
 from polyquant.types import Severity
 
 UP = "model.layers.0.mlp.up_proj"

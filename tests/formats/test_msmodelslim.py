@@ -9,7 +9,7 @@ import pytest
 
 import polyquant
 from formats.msmodelslim_folders import FOLDERS, MSMODELSLIM, copy, description, edit_json, edit_tensors, load, shards
-from polyquant.codecs.ascend import Ascend
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError
 from polyquant.formats import msmodelslim
 from polyquant.formats.msmodelslim import static
@@ -37,7 +37,7 @@ def test_genuine_folders_open_and_no_byte_is_left_out(name):
     seen = {}
     for w in found.values():
         layer = w.name.removesuffix(".weight")
-        quantized = isinstance(w.codec, Ascend)
+        quantized = isinstance(w.codec, MsModelSlim)
         seen |= {f"{layer}.{part}": a for part, a in w.parts.items()} if quantized else {w.name: w.parts["blocks"]}
         assert types[w.name] == w.codec.word if quantized else w.codec.name in ("f32", "f16", "bf16")
     assert seen.keys() == tensors.keys()
@@ -60,7 +60,7 @@ def test_nothing_is_wrong_with_what_the_tool_wrote(name):
 @pytest.mark.parametrize("name", [n for n in FOLDERS if re.search("w8a8(?!_dynamic)", n)])
 def test_static_layers_are_recomputed_exactly(name):
     found = polyquant.open(MSMODELSLIM / name)
-    layers = [w for w in found.values() if isinstance(w.codec, Ascend) and w.codec.static]
+    layers = [w for w in found.values() if isinstance(w.codec, MsModelSlim) and w.codec.static]
     assert layers
     for w in layers:
         codes = w.codec.unpack(w.parts, w.shape)
@@ -75,7 +75,7 @@ def test_static_layers_are_recomputed_exactly(name):
 
 @pytest.mark.parametrize(("name", "codec"), CODECS.items())
 def test_codecs_follow_from_shapes(name, codec):
-    found = {w.codec.name for w in polyquant.open(MSMODELSLIM / name).values() if isinstance(w.codec, Ascend)}
+    found = {w.codec.name for w in polyquant.open(MSMODELSLIM / name).values() if isinstance(w.codec, MsModelSlim)}
     assert found == {codec}
 
 
@@ -141,7 +141,7 @@ def document_folder(tmp_path: Path) -> Path:
 def test_a_folder_as_the_document_has_it(tmp_path):
     folder = document_folder(tmp_path)
     found = polyquant.open(folder)
-    assert {w.codec.name for w in found.values() if isinstance(w.codec, Ascend)} == {"w8a16.flat"}
+    assert {w.codec.name for w in found.values() if isinstance(w.codec, MsModelSlim)} == {"w8a16.flat"}
     assert found["transformer.encoder.layers.0.input_layernorm.weight"].codec.name == "f16"
     assert [str(f) for f in polyquant.validate(folder) if f.severity is not Severity.NOTE] == []
 

@@ -13,7 +13,8 @@ from contract import same_floats
 from folders import fill, specs
 from formats.trellis_folders import INDEX, TRELLIS, copy, edit_json, edit_tensor, edit_tensors
 from polyquant.errors import InputError, UnknownNameError, UnsupportedError
-from polyquant.formats import hf, trellis
+from polyquant.formats import huggingface as hf
+from polyquant.formats import trellis
 
 EXPECTED = {"v2_exl3": "v2_exl3", "v2_odd": "v2_odd"}
 FOLDERS = {  # quantized weights, float weights
@@ -316,5 +317,5 @@ def test_sniffing_leaves_other_folders_alone(tmp_path):
 
 
 def test_importing_the_reader_imports_no_codec():
-    code = "import polyquant.formats.detect, sys; print('polyquant.codecs.ggml_iq' in sys.modules)"
+    code = "import polyquant.opening, sys; print('polyquant.codecs.ggml_iq' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

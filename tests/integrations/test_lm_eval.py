@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from polyquant.analysis.demo import demo_model
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.pipeline.demo import demo_model
 
 DEMO = demo_model("llama")
 TASKS = Path(__file__).with_name("lm_eval_tasks")

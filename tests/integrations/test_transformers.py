@@ -138,8 +138,8 @@ def test_logits_are_those_of_the_dequantized_folder(tmp_path, tied, dtype):
 def test_the_demo_model_at_four_bits(tmp_path):
     import torch
 
+    from polyquant.analysis.demo import demo_model
     from polyquant.hf_adapter import load_trellis_model
-    from polyquant.pipeline.demo import demo_model
 
     pq.quantize(demo_model("llama"), tmp_path / "v3", to="trellis-v3", bits=4, effort="fast")
     pq.convert(tmp_path / "v3", tmp_path / "plain", to="hf", codec="f32")

@@ -12,16 +12,16 @@ from safetensors.numpy import load_file
 from golden import VECTORS
 from polyquant.codecs.dtypes import NUMPY, WORDS
 from polyquant.errors import InputError, PlanError
-from polyquant.formats.detect import open_checkpoint
-from polyquant.formats.hf import open as open_hf
+from polyquant.formats.huggingface import open as open_hf
 from polyquant.msmodelslim import MSModelSlimWeightProcessor
+from polyquant.opening import open_checkpoint
 
-ASCEND = VECTORS / "msmodelslim"
+MSMODELSLIM = VECTORS / "msmodelslim"
 
 
 def genuine(mode):
-    (file,) = (ASCEND / mode).glob("quant_model_weight*.safetensors")
-    (description,) = (ASCEND / mode).glob("quant_model_description*.json")
+    (file,) = (MSMODELSLIM / mode).glob("quant_model_weight*.safetensors")
+    (description,) = (MSMODELSLIM / mode).glob("quant_model_description*.json")
     return load_file(file), json.loads(description.read_text())
 
 
@@ -41,11 +41,11 @@ def stored(path):
 
 
 def chatglm(bits):
-    return load_file(ASCEND / f"chatglm2/int{bits}/model.safetensors")
+    return load_file(MSMODELSLIM / f"chatglm2/int{bits}/model.safetensors")
 
 
 def pickled(bits):
-    return stored(ASCEND / f"chatglm2/int{bits}/pytorch_model.bin")
+    return stored(MSMODELSLIM / f"chatglm2/int{bits}/pytorch_model.bin")
 
 
 # ---------------------------------------------------------------- W8A16
@@ -129,7 +129,7 @@ PARTS = ("weight", "input_scale", "input_offset", "quant_bias", "deq_scale")
 @pytest.mark.parametrize("computed", [False, True])
 def test_static_layers_equal_the_tools(mode, computed):
     if "bf16" in mode:
-        weights = stored(next((ASCEND / mode).glob("quant_model_weight*.safetensors")))
+        weights = stored(next((MSMODELSLIM / mode).glob("quant_model_weight*.safetensors")))
         description = genuine_description(mode)
     else:
         weights, description = genuine(mode)
@@ -163,7 +163,7 @@ def test_a_deq_scale_that_is_not_there_is_computed():
 
 
 def genuine_description(mode):
-    (description,) = (ASCEND / mode).glob("quant_model_description*.json")
+    (description,) = (MSMODELSLIM / mode).glob("quant_model_description*.json")
     return json.loads(description.read_text())
 
 

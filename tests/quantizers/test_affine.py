@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyquant.codecs.ascend import ascend_named
+from polyquant.codecs.msmodelslim import msmodelslim_named
 from polyquant.errors import CodecError
 from polyquant.quantizers.affine import FRACTION, cache_grid, input_grid, quantize_linear, sparse_grid
 
@@ -20,7 +20,7 @@ STATIC = ["w8a8", "w8a8.i64", "w8a8.tensor.f16.i64.scales", "w8a8.bf16.scales", 
 
 @pytest.mark.parametrize("name", STATIC)
 def test_the_file_is_consistent_with_itself(name):
-    codec = ascend_named(name)
+    codec = msmodelslim_named(name)
     w, bias = layer(1)
     parts = codec.pack(quantize_linear(codec, w, input_range=(-3.3, 7.1), bias=bias))
     read = codec.unpack(parts, w.shape)
@@ -40,7 +40,7 @@ def test_the_file_is_consistent_with_itself(name):
 @pytest.mark.parametrize("name", STATIC)
 def test_integers_compute_the_layer_with_its_bias_once(name):
     """The error is that of rounding weights and inputs: 1/12 of the square of a step for each, whatever steps the outliers ask for."""
-    codec = ascend_named(name)
+    codec = msmodelslim_named(name)
     w, bias = layer(2)
     x = np.random.default_rng(20).uniform(-3.3, 7.1, (64, w.shape[1])).astype(np.float32)
     found = quantize_linear(codec, w, input_range=(x.min(), x.max()), bias=bias)
@@ -91,9 +91,9 @@ def test_ranges_that_a_dtype_cannot_hold():
 def test_sums_beyond_int32_are_refused_not_wrapped():
     w = np.full((2, 160), 1e-9, np.float32)
     with pytest.raises(CodecError, match=r"quant_bias does not fit int32.*row 1"):
-        quantize_linear(ascend_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, 100], np.float32))
+        quantize_linear(msmodelslim_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, 100], np.float32))
     with pytest.raises(CodecError, match="bias holds NaN"):
-        quantize_linear(ascend_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, np.nan], np.float32))
+        quantize_linear(msmodelslim_named("w8a8"), w, input_range=(-1, 1), bias=np.array([0, np.nan], np.float32))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -102,18 +102,18 @@ def test_what_is_no_number_is_refused(name, bad):
     w, _ = layer(4)
     w[3, 7] = bad
     with pytest.raises(CodecError, match="NaN or infinity"):
-        quantize_linear(ascend_named(name), w, input_range=(-1, 1))
+        quantize_linear(msmodelslim_named(name), w, input_range=(-1, 1))
 
 
 def test_static_types_need_a_range():
     with pytest.raises(CodecError, match=r"needs the range.*--calibration"):
-        quantize_linear(ascend_named("w8a8"), layer(5)[0])
+        quantize_linear(msmodelslim_named("w8a8"), layer(5)[0])
 
 
 def test_sparse_codes_keep_inliers_in_four_bits_and_cut_nothing_off():
     w, _ = layer(6, 96, 160)
     w[5, 9] = 40  # far beyond 127 steps of its row's inliers
-    found = quantize_linear(ascend_named("w8a8s"), w, input_range=(-1, 1))
+    found = quantize_linear(msmodelslim_named("w8a8s"), w, input_range=(-1, 1))
     assert np.count_nonzero(np.abs(found.codes) > 7) <= FRACTION * w.size
     assert found.codes[5, 9] == 127
     error = np.abs(found.codes * found.scale - w)

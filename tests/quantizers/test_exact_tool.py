@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from golden import VECTORS
-from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.dtypes import NUMPY
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
-from polyquant.formats.detect import open_checkpoint
+from polyquant.opening import open_checkpoint
 from polyquant.ops.metrics import error_sums
 from polyquant.quantizers.affine import quantize_linear
 from polyquant.quantizers.exact_tool import exact_codes
@@ -38,7 +38,7 @@ def layers(run):
     stats = folder / "calib_stats.json"
     ranges = json.loads(stats.read_text()) if stats.exists() else {}
     for name, weight in open_checkpoint(folder).items():
-        if isinstance(weight.codec, Ascend):
+        if isinstance(weight.codec, MsModelSlim):
             if run.endswith("asym") and "weight_offset" in weight.parts and weight.parts["weight_offset"].any():
                 weight = replace(weight, codec=weight.codec.configure(asymmetric=True))  # a file does not say it
             module = name.removesuffix(".weight")
@@ -117,7 +117,7 @@ def stored(path):
 def test_nan_and_missing_ranges_are_refused():
     w = np.ones((4, 32), np.float32)
     with pytest.raises(CodecError, match="range of the layer's inputs"):
-        quantize_linear(Ascend("w8a8"), w, exact=np.dtype(np.float16))
+        quantize_linear(MsModelSlim("w8a8"), w, exact=np.dtype(np.float16))
     w[1, 2] = np.nan
     with pytest.raises(CodecError, match="NaN or infinity"):
-        quantize_linear(Ascend("w8a16"), w, exact=np.dtype(np.float16))
+        quantize_linear(MsModelSlim("w8a16"), w, exact=np.dtype(np.float16))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyquant.codecs.ascend import ascend_named
+from polyquant.codecs.msmodelslim import msmodelslim_named
 from polyquant.errors import CodecError
 from polyquant.ops import affine
 from polyquant.quantizers.affine import quantize_linear
@@ -25,7 +25,7 @@ def off(codes, w, h):
 
 @pytest.mark.parametrize("name", ["w8a16.g128", "w8a16", "w8a16.asym", "w8a16.g32.asym", "w4a16.g32", "w4a16.g128.asym", "w8a16.f16", "w8a16.tensor", "w8a8.dynamic", "w8a8s"])  # fmt: skip
 def test_output_error_is_at_least_a_fifth_lower(name):
-    codec = ascend_named(name)
+    codec = msmodelslim_named(name)
     w, h = case(1)
     plain = quantize_linear(codec, w, input_range=(-1, 1))
     found = quantize_linear(codec, w, input_range=(-1, 1), hessian=h, effort="max")
@@ -41,7 +41,7 @@ def test_output_error_is_at_least_a_fifth_lower(name):
 
 def test_static_codes_take_the_compensated_weights():
     w, h = case(2)
-    codec = ascend_named("w8a8.f16.i64.scales")
+    codec = msmodelslim_named("w8a8.f16.i64.scales")
     found = quantize_linear(codec, w, input_range=(-4, 5), hessian=h, effort="max")
     read = codec.unpack(codec.pack(found), w.shape)
     assert off(read, w, h) < 0.64 * off(quantize_linear(codec, w, input_range=(-4, 5)), w, h)
@@ -50,14 +50,14 @@ def test_static_codes_take_the_compensated_weights():
 @pytest.mark.parametrize("k", [96, 160, 320])
 def test_widths_that_no_block_divides(k):
     w, h = case(k, k=k)
-    codec = ascend_named("w8a16")
+    codec = msmodelslim_named("w8a16")
     assert off(quantize_gptq(codec, w, h), w, h) < 0.64 * off(codec.quantize(w), w, h)
 
 
 def test_clip_is_searched_without_a_hessian():
     w, h = case(3)
     h = np.eye(256, dtype=np.float32)
-    codec = ascend_named("w4a16.g32")
+    codec = msmodelslim_named("w4a16.g32")
     assert off(quantize_gptq(codec, w, None), w, h) < 0.95 * off(codec.quantize(w), w, h)
     scale, offset = searched_grid(codec, w, np.ones(256, np.float32))
     assert scale.shape == offset.shape == (64, 8)
@@ -66,7 +66,7 @@ def test_clip_is_searched_without_a_hessian():
 @pytest.mark.parametrize("h", [np.full((256, 256), np.nan, np.float32), np.zeros((256, 256), np.float32), -np.eye(256, dtype=np.float32)])  # fmt: skip
 def test_a_hessian_that_says_nothing_is_left_aside(h):
     w, _ = case(4)
-    codec = ascend_named("w8a16")
+    codec = msmodelslim_named("w8a16")
     found = quantize_gptq(codec, w, h)
     np.testing.assert_array_equal(found.codes, quantize_gptq(codec, w, None).codes)
 
@@ -75,12 +75,12 @@ def test_a_singular_hessian_is_damped():
     w, _ = case(5)
     x = np.random.default_rng(50).standard_normal((20, 256)).astype(np.float32)
     h = x.T @ x / 20
-    codec = ascend_named("w8a16")
+    codec = msmodelslim_named("w8a16")
     assert off(quantize_gptq(codec, w, h), w, h) < 0.3 * off(codec.quantize(w), w, h)
 
 
 def test_zeros_stay_zeros_and_sizes_are_checked():
-    codec = ascend_named("w8a16")
+    codec = msmodelslim_named("w8a16")
     _, h = case(6)
     assert not quantize_gptq(codec, np.zeros((4, 256), np.float32), h).codes.any()
     with pytest.raises(CodecError, match="Hessian does not fit"):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from polyquant.calibration.statistics import CacheRanges, InputRanges
 from polyquant.errors import InputError
-from polyquant.quantizers.statistics import CacheRanges, InputRanges
 
 
 def gathered():

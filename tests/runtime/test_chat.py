@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import polyquant
+from polyquant.analysis.demo import demo_model
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.pipeline.demo import demo_model
 from polyquant.runtime.chat import render, render_chat, template_of
-from polyquant.runtime.tokenizer import open_tokenizer
+from polyquant.tokenizers.tokenizer import open_tokenizer
 from polyquant.types import Checkpoint
 
 CHATML = (

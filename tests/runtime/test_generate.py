@@ -7,9 +7,9 @@ import pytest
 
 import polyquant
 from golden import VECTORS
+from polyquant.analysis.demo import demo_model
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops import native
-from polyquant.pipeline.demo import demo_model
 from polyquant.runtime.generate import generate
 
 PROMPT = "And it came to pass"

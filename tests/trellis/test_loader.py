@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from polyquant.analysis.demo import demo_model
 from polyquant.errors import InputError, UnknownNameError, UnsupportedError
-from polyquant.pipeline.demo import demo_model
 from polyquant.trellis.converter import convert_to_v3
 from polyquant.trellis.loader import TrellisModelLoader
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from polyquant.errors import PlanError
-from polyquant.trellis.shard_size import shard_bytes
+from polyquant.formats.sizes import shard_bytes
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import polyquant as pq
-from polyquant.pipeline.demo import demo_model
+from polyquant.analysis.demo import demo_model
 from polyquant.tools import migrate_v2_to_v3, validate_trellis_v3
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "trellis"

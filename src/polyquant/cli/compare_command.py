@@ -6,6 +6,9 @@ from dataclasses import asdict
 
 import click
 
+from polyquant.analysis.compare import Comparison
+from polyquant.analysis.compare import compare as run
+from polyquant.analysis.outputs import compare_outputs
 from polyquant.cli.console import (
     as_json,
     decibel,
@@ -20,9 +23,6 @@ from polyquant.cli.console import (
 )
 from polyquant.errors import printable
 from polyquant.formats.gguf import LAYOUTS
-from polyquant.pipeline.compare import Comparison
-from polyquant.pipeline.compare import compare as run
-from polyquant.pipeline.outputs import compare_outputs
 
 
 @click.command(

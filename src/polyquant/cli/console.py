@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from polyquant.errors import printable
 
 if TYPE_CHECKING:
-    from polyquant.pipeline.execute import Progress as Told
+    from polyquant.convert.execute import Progress as Told
 
 __all__ = [
     "Table",

@@ -24,14 +24,14 @@ from polyquant.cli.console import (
     watcher,
 )
 from polyquant.codecs.trellis import Trellis
+from polyquant.convert.convert import convert, guess_format, plan, smaller
+from polyquant.convert.execute import Report, StepReport
+from polyquant.convert.steps import Plan
 from polyquant.errors import printable
 from polyquant.formats.existing import refuse_target
+from polyquant.formats.sizes import shard_bytes
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
-from polyquant.pipeline.convert import convert, guess_format, plan, smaller
-from polyquant.pipeline.execute import Report, StepReport
-from polyquant.pipeline.steps import Plan
-from polyquant.trellis.shard_size import shard_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from polyquant.analysis.demo import LADDER, demo_model
+from polyquant.analysis.demo import demo as run
+from polyquant.analysis.inspect import inspect as look
 from polyquant.cli.console import decibel, out, size, table
 from polyquant.ops import native
-from polyquant.pipeline.demo import LADDER, demo_model
-from polyquant.pipeline.demo import demo as run
-from polyquant.pipeline.inspect import inspect as look
 
 
 @click.command(epilog="Example:  polyquant demo --out demo-out")

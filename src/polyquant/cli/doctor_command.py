@@ -6,8 +6,8 @@ import sys
 
 import click
 
+from polyquant.analysis.doctor import doctor as run
 from polyquant.cli.console import out
-from polyquant.pipeline.doctor import doctor as run
 
 
 @click.command(epilog="Example:  polyquant doctor")

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from polyquant.analysis.evaluate import Divergence, Evaluation, LayerError, Mean, Score, evaluate
 from polyquant.cli.console import (
     activations_option,
     as_json,
@@ -23,7 +24,6 @@ from polyquant.cli.console import (
 )
 from polyquant.errors import printable
 from polyquant.formats.gguf import LAYOUTS
-from polyquant.runtime.evaluate import Divergence, Evaluation, LayerError, Mean, Score, evaluate
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations
 

@@ -6,7 +6,7 @@ import textwrap
 
 import click
 
-from polyquant.pipeline.validate import explain as run
+from polyquant.analysis.validate import explain as run
 
 
 @click.command(epilog="Example:  polyquant explain GGUF012")

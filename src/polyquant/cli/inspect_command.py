@@ -6,11 +6,11 @@ from itertools import islice
 
 import click
 
+from polyquant.analysis.inspect import Inspection, shown
+from polyquant.analysis.inspect import inspect as run
+from polyquant.analysis.layer_table import LayerTable
 from polyquant.cli.console import as_json, json_option, layout_option, out, size, table
 from polyquant.errors import printable
-from polyquant.pipeline.inspect import Inspection, shown
-from polyquant.pipeline.inspect import inspect as run
-from polyquant.pipeline.layer_table import LayerTable
 
 MOST_KEYS = 200
 """Metadata entries that people are shown; real files have under 100."""

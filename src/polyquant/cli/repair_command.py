@@ -6,7 +6,7 @@ import click
 
 from polyquant.cli.console import as_json, json_option, out, progress, watcher
 from polyquant.errors import printable
-from polyquant.pipeline.repair import repair as run
+from polyquant.formats.msmodelslim.repair import repair as run
 
 
 @click.command(

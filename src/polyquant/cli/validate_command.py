@@ -6,9 +6,9 @@ import sys
 
 import click
 
+from polyquant.analysis.validate import validate as run
 from polyquant.cli.console import as_json, json_option, layout_option, out, progress, tile_option, watcher
 from polyquant.errors import printable
-from polyquant.pipeline.validate import validate as run
 from polyquant.types import Finding, Severity
 
 _COLOUR = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}

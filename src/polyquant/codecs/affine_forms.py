@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.affine_reader import AffineReader
-from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.gptq import GPTQ
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
 from polyquant.types import F32, I8, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
 
@@ -31,7 +31,7 @@ __all__ = [
     "affine_of",
     "as_blocks",
     "blocks_of",
-    "exact_ascend",
+    "exact_msmodelslim",
     "floats_of",
     "only_read",
     "recoded",
@@ -105,15 +105,15 @@ def _of_blocks(name: str, blocks: U8, matrix: tuple[int, int]) -> Affine:
 # ------------------------------------------------------------ msModelSlim
 
 
-def exact_ascend(codec: Codec, shape: Shape) -> Ascend | None:
-    """The codec Ascend that holds a weight's codes unchanged, in the layout of the defaults; None where there is none."""
-    if isinstance(codec, Ascend):
+def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
+    """The msModelSlim codec that holds a weight's codes unchanged, in the layout of the defaults; None where there is none."""
+    if isinstance(codec, MsModelSlim):
         return codec
     bits, group = 8, 0
     if len(shape) != 2 or getattr(codec, "ordered", False):
         return None
     if isinstance(codec, CompressedTensors) and codec.dynamic and codec.bits == 8 and not (codec.group or codec.zeros):
-        return Ascend("w8a8.dynamic")
+        return MsModelSlim("w8a8.dynamic")
     if isinstance(codec, AffineReader) and not isinstance(
         codec, ChatGLMInt
     ):  # ChatGLM's 4 bits lie in 8 in what the tool writes
@@ -126,7 +126,7 @@ def exact_ascend(codec: Codec, shape: Shape) -> Ascend | None:
         return None
     if group and shape[1] % group:
         return None
-    return Ascend(f"w{bits}a16", 0 if group == shape[1] else group)
+    return MsModelSlim(f"w{bits}a16", 0 if group == shape[1] else group)
 
 
 def _of_reader(codec: AffineReader) -> tuple[int, int]:
@@ -141,8 +141,8 @@ def same_codes(weight: Weight, target: Codec) -> bool:
     have, shape = weight.codec, weight.shape
     if target.name in _TYPES:
         return target.name in as_blocks(have, shape) and (target.name == "q4_1" or not _offsets(weight).any())
-    exact = exact_ascend(have, shape)
-    if exact is None or not isinstance(target, Ascend):
+    exact = exact_msmodelslim(have, shape)
+    if exact is None or not isinstance(target, MsModelSlim):
         return False
     if target.static and (not exact.static or _offsets(weight).any()):
         return False  # nobody knows the grid of the inputs, or the weights have offsets
@@ -151,7 +151,7 @@ def same_codes(weight: Weight, target: Codec) -> bool:
     return target.bits >= _bits(have, exact) and target.groups(shape) % exact.groups(shape) == 0
 
 
-def _bits(have: Codec, exact: Ascend) -> int:
+def _bits(have: Codec, exact: MsModelSlim) -> int:
     return have.bits if isinstance(have, ChatGLMInt) else exact.bits
 
 
@@ -160,7 +160,7 @@ def _bits(have: Codec, exact: Ascend) -> int:
 
 def as_blocks(codec: Codec, shape: Shape) -> tuple[str, ...]:
     """ggml types that hold the codes of a weight whose offsets suit them, the smallest first; none if its groups are not whole blocks."""
-    exact = exact_ascend(codec, shape) if codec.form is Affine else None
+    exact = exact_msmodelslim(codec, shape) if codec.form is Affine else None
     if exact is None or shape[1] % _BLOCK or exact.group % _BLOCK:
         return ()
     return _TYPES if _bits(codec, exact) == 4 else ("q8_0",)
@@ -184,7 +184,7 @@ def _offsets(weight: Weight) -> NDArray[Any]:
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:
     """Codes as parts of another codec that holds them (`same_codes`). Raises CodecError for offsets and scales that it has no place for."""
-    if isinstance(target, Ascend):
+    if isinstance(target, MsModelSlim):
         return target.pack(replace(codes, bits=target.bits) if codes.bits < target.bits else codes)
     blocks = _packed_blocks(codes, target.name)
     return dict(target.pack(Blocks(target.name, blocks)))

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from polyquant.errors import InputError, PlanError, PolyquantError, printable
-from polyquant.formats.detect import detect
+from polyquant.opening import detect
 from polyquant.storage.work_folder import inside_work_folder, settle_all
 
 __all__ = ["refuse_target", "replaceable"]

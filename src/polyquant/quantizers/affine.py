@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES
-from polyquant.codecs.ascend import Ascend
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
 from polyquant.ops import affine, int8
 from polyquant.quantizers import exact_tool
@@ -33,7 +33,7 @@ _HINT = "calibrate: --calibration FILE"
 
 
 def quantize_linear(
-    codec: Ascend,
+    codec: MsModelSlim,
     w: F32,
     *,
     input_range: tuple[float, float] | None = None,
@@ -74,7 +74,7 @@ def quantize_linear(
     return replace(found, activation=input_side(codec, found, input_range, bias))
 
 
-def input_side(codec: Ascend, codes: Affine, input_range: tuple[float, float], bias: F32 | None) -> Activation:
+def input_side(codec: MsModelSlim, codes: Affine, input_range: tuple[float, float], bias: F32 | None) -> Activation:
     """The grid of the inputs and what their integer sums need, consistent with the scales as the file stores them. Raises CodecError."""
     scale, offset = input_grid(input_range, FLOAT_TYPES[codec.grid or codec.dtype])
     deq = (scale * codes.scale[:, 0]).astype(np.float32)

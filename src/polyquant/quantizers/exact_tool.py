@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.ascend import Ascend
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
 from polyquant.types import F32, I8, Activation, Affine
 
@@ -34,7 +34,7 @@ _FRACTION = 0.011
 
 
 def quantize_linear(
-    codec: Ascend,
+    codec: MsModelSlim,
     w: F32,
     dtype: np.dtype[Any],
     *,
@@ -60,7 +60,7 @@ def quantize_linear(
     return Affine(codec.bits, codes, scale, offset, side)
 
 
-def _min_max(codec: Ascend, w: F32, dtype: np.dtype[Any]) -> tuple[I8, F32, F32]:
+def _min_max(codec: MsModelSlim, w: F32, dtype: np.dtype[Any]) -> tuple[I8, F32, F32]:
     """Codes, scale, offset of the tightest grid, [N, K] and [N, G]."""
     rows, k = w.shape
     kind = np.dtype(np.float32) if codec.group else dtype

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES
-from polyquant.codecs.ascend import Ascend
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
 from polyquant.ops import affine
 from polyquant.types import F32, I8, Affine
@@ -28,7 +28,7 @@ _BLOCK = 128
 """Columns that are made good one by one; those behind them all at once."""
 
 
-def quantize_gptq(codec: Ascend, w: F32, hessian: F32 | None, grid: tuple[F32, F32] | None = None) -> Affine:
+def quantize_gptq(codec: MsModelSlim, w: F32, hessian: F32 | None, grid: tuple[F32, F32] | None = None) -> Affine:
     """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; None: only the clip is searched. grid: scale and offset [N, 1] that stand,
     in place of a search. Raises CodecError."""
     n, k = w.shape
@@ -66,7 +66,7 @@ def _factor(h: F32) -> F32 | None:
     return None
 
 
-def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32, grid: tuple[F32, F32] | None) -> Affine:
+def _compensated(codec: MsModelSlim, w: F32, diagonal: F32, factor: F32, grid: tuple[F32, F32] | None) -> Affine:
     """The codes of w [N, K], columns from left to right."""
     n, k = w.shape
     group = codec.group or k
@@ -85,7 +85,7 @@ def _compensated(codec: Ascend, w: F32, diagonal: F32, factor: F32, grid: tuple[
     return Affine(codec.bits, codes, scale, offset)
 
 
-def _block(codec: Ascend, w: F32, work: F32, factor: F32, grid: tuple[F32, F32], codes: I8) -> F32:
+def _block(codec: MsModelSlim, w: F32, work: F32, factor: F32, grid: tuple[F32, F32], codes: I8) -> F32:
     """Round columns of work [N, B], weights w with what is to be made good, into codes -> their errors w - w' [N, B]."""
     scale, offset = grid  # [N] each
     high = 2 ** (codec.bits - 1) - 1
@@ -99,7 +99,7 @@ def _block(codec: Ascend, w: F32, work: F32, factor: F32, grid: tuple[F32, F32],
     return error.T
 
 
-def _grid(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
+def _grid(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
     """Searched scale and offset [N, G]; of one scale for the matrix all alike."""
     if not codec.tensor:
         return searched_grid(codec, w, diagonal)
@@ -107,14 +107,14 @@ def _grid(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
     return np.repeat(one[0], len(w), 0), np.repeat(one[1], len(w), 0)
 
 
-def searched_grid(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
+def searched_grid(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
     """Scale and offset float32 [N, G], of the CLIPS of the min-max grid those of least error; diagonal [K] weighs the columns."""
     step = max(1, _CHUNK // w.shape[1])
     found = [_searched_rows(codec, w[a : a + step], diagonal) for a in range(0, len(w), step)]
     return np.concatenate([s for s, _ in found]), np.concatenate([z for _, z in found])
 
 
-def _searched_rows(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
+def _searched_rows(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
     groups = codec.groups(w.shape)
     full = codec.quantize(w)
     best = np.full((len(w), groups), np.inf, np.float32)
@@ -132,7 +132,7 @@ def _searched_rows(codec: Ascend, w: F32, diagonal: F32) -> tuple[F32, F32]:
     return scale, offset
 
 
-def _stored(codec: Ascend, scale: F32) -> F32:
+def _stored(codec: MsModelSlim, scale: F32) -> F32:
     """A scale as the file holds it; one that it does not tell from 0 is 1."""
     if codec.dtype == "f32":
         return scale
@@ -141,7 +141,7 @@ def _stored(codec: Ascend, scale: F32) -> F32:
     return rounded
 
 
-def _offset(codec: Ascend, full: Affine, scale: F32) -> F32:
+def _offset(codec: MsModelSlim, full: Affine, scale: F32) -> F32:
     """The whole offset of a tightened grid: the same middle."""
     if not codec.asymmetric:
         return full.offset

@@ -8,10 +8,10 @@ Activations of the linears are rounded to int8 per token: the model was trained 
 
 from __future__ import annotations
 
-from polyquant.models.config import Hyper
+from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import add, relu2_gate, rms_norm, rotate, swiglu
 from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.rope import Rotary
+from polyquant.runtime.rotary import Rotary
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32
 

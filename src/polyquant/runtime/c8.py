@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.names import Family, to_gguf_name
 from polyquant.errors import InputError
-from polyquant.models.config import Hyper
-from polyquant.models.names import Family, to_gguf_name
 from polyquant.ops.decoder import on_grid
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polyquant.errors import InputError, UnsupportedError, printable
-from polyquant.runtime.tokenizer import Tokenizer
+from polyquant.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["render", "render_chat", "template_of"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyquant.models.config import Hyper
+from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import add, rotate, swiglu
 from polyquant.runtime.c8 import C8
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.norm import read_norm
-from polyquant.runtime.rope import Rotary
+from polyquant.runtime.rotary import Rotary
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32
 

@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.models.config import Hyper
+from polyquant.architectures.hyper import Hyper
 from polyquant.ops import native
 from polyquant.runtime.kv_cache import CacheType, KVCache
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
-from polyquant.runtime.rope import Rotary
+from polyquant.runtime.rotary import Rotary
 from polyquant.runtime.step import Step
 from polyquant.types import F32, Weight
 

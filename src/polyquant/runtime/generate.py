@@ -18,7 +18,7 @@ import numpy as np
 
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.sampling import Sampler, Sampling, log_probability
-from polyquant.runtime.tokenizer import TextStream, Tokenizer
+from polyquant.tokenizers.tokenizer import TextStream, Tokenizer
 
 if TYPE_CHECKING:
     from polyquant.runtime.model import Model, Session

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
+from polyquant.architectures.hyper import Hyper, from_config, from_metadata
+from polyquant.architectures.names import Family, to_gguf_name
+from polyquant.architectures.translate import FAMILIES, family_of
 from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.models.config import Hyper, from_config, from_metadata
-from polyquant.models.names import Family, to_gguf_name
-from polyquant.models.translate import FAMILIES, family_of
 from polyquant.runtime.c8 import grid_name
 from polyquant.types import Checkpoint
 

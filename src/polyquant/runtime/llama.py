@@ -6,12 +6,12 @@ y = h + D (silu(G norm(h)) * U norm(h))
 
 from __future__ import annotations
 
-from polyquant.models.config import Hyper
+from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import add, rms_norm, rotate, swiglu
 from polyquant.runtime.c8 import C8
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.norm import read_norm
-from polyquant.runtime.rope import Rotary
+from polyquant.runtime.rotary import Rotary
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32
 

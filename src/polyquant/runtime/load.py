@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.names import Family
+from polyquant.architectures.rope import FREQS
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError
-from polyquant.formats.detect import open_checkpoint
-from polyquant.models.config import Hyper
-from polyquant.models.names import Family
-from polyquant.models.rope import FREQS
+from polyquant.opening import open_checkpoint
 from polyquant.ops import native
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime import identity
@@ -22,7 +22,7 @@ from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.llama import LlamaLayer
 from polyquant.runtime.model import Model
 from polyquant.runtime.norm import read_norm
-from polyquant.runtime.rope import rotary
+from polyquant.runtime.rotary import rotary
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import Floats
 

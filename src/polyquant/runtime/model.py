@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.architectures.names import Family
 from polyquant.errors import InputError
-from polyquant.models.names import Family
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.generate import Generation, generate
 from polyquant.runtime.sampling import Sampling
-from polyquant.runtime.tokenizer import Tokenizer, open_tokenizer
+from polyquant.tokenizers.tokenizer import Tokenizer, open_tokenizer
 from polyquant.types import F32, Checkpoint
 
 __all__ = ["Model", "Session"]

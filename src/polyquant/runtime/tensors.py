@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from polyquant.architectures.names import Family, to_hf_name
 from polyquant.codecs.opaque import OpaqueCodec
 from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
-from polyquant.models.names import Family, to_hf_name
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.ternarize import ternarized

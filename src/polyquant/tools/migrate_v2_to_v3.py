@@ -9,11 +9,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from polyquant.convert.execute import Progress
 from polyquant.errors import PolyquantError, printable
-from polyquant.pipeline.execute import Progress
+from polyquant.formats.sizes import DEFAULT_SHARD_SIZE
 from polyquant.trellis.converter import convert_to_v3
 from polyquant.trellis.loader import TrellisModelLoader
-from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE
 
 __all__ = ["main"]
 

@@ -10,9 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+from polyquant.analysis.validate import validate
 from polyquant.errors import PolyquantError, UnsupportedError, printable
-from polyquant.formats.detect import detect
-from polyquant.pipeline.validate import validate
+from polyquant.opening import detect
 from polyquant.types import Finding, Severity
 
 __all__ = ["main"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from polyquant.pipeline.convert import convert
-from polyquant.pipeline.execute import Progress, Report
+from polyquant.convert.convert import convert
+from polyquant.convert.execute import Progress, Report
+from polyquant.formats.sizes import DEFAULT_SHARD_SIZE, shard_bytes
 from polyquant.trellis.loader import TrellisModelLoader
-from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE, shard_bytes
 
 __all__ = ["convert_to_v3"]
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
 from polyquant.errors import InputError, UnknownNameError, UnsupportedError
-from polyquant.formats.detect import open_checkpoint
+from polyquant.opening import open_checkpoint
 from polyquant.types import F32, U8, Checkpoint, Floats, TrellisCodes, Weight
 
 __all__ = ["TrellisModelLoader", "TrellisWeight", "as_trellis", "require_finite"]

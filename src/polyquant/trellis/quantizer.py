@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
-from polyquant.pipeline.convert import PlanOptions, plan, quantize
-from polyquant.pipeline.execute import Progress, Report
-from polyquant.pipeline.steps import TRELLIS, Plan
+from polyquant.convert.convert import PlanOptions, plan, quantize
+from polyquant.convert.execute import Progress, Report
+from polyquant.convert.steps import TRELLIS, Plan
+from polyquant.formats.sizes import DEFAULT_SHARD_SIZE, shard_bytes
 from polyquant.storage.staging import Resume
-from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE, shard_bytes
 
 __all__ = ["DEFAULT_BITS", "TrellisQuantizer"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.dtypes import NUMPY
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError
 from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
 from polyquant.formats.msmodelslim.survey import Linear, Survey
@@ -104,7 +104,7 @@ def _codes(linear: Linear) -> Iterator[_Said]:
         yield from _sums(linear, codec)
 
 
-def _sums(linear: Linear, codec: Ascend) -> Iterator[_Said]:
+def _sums(linear: Linear, codec: MsModelSlim) -> Iterator[_Said]:
     """scale_bias against the decoded weight; with two scales a group the tool adds up in half precision, so that more rounding is allowed."""
     parts = {p: stored(linear.parts[p]).read(0, linear.parts[p].entry.shape[0]) for p in codec.specs(linear.shape)}
     n, _ = linear.shape

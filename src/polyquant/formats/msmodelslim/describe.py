@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from polyquant.codecs.ascend import Ascend
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.types import TensorSpec
 
 __all__ = ["DIALECTS", "FLOAT", "description", "model_order", "model_type"]
@@ -73,7 +73,7 @@ def model_order(names: Iterable[str], dialect: str) -> list[str]:
 
 def model_type(tensors: Iterable[TensorSpec], dialect: str) -> str:
     """`model_quant_type`: the type that weights the most where there are several; FLOAT if nothing is quantized."""
-    words = {t.codec.word for t in tensors if isinstance(t.codec, Ascend)}
+    words = {t.codec.word for t in tensors if isinstance(t.codec, MsModelSlim)}
     ranked = [w for w in _RANK if w in words and not (dialect == "v1" and w == "W4A8_DYNAMIC")]
     return ranked[-1] if ranked else FLOAT
 
@@ -92,7 +92,7 @@ def description(
     kind = model_type(tensors, dialect)
     entries = {name: words.get(name) or _word(name, weight, kind) for name, weight in names.items()}
     cache = {"kv_cache_type": "C8", "kv_quant_type": "C8"} if kv or any(map(_CACHE.search, names)) else {}
-    groups = Counter(t.codec.group for t in tensors if isinstance(t.codec, Ascend) and t.codec.group)
+    groups = Counter(t.codec.group for t in tensors if isinstance(t.codec, MsModelSlim) and t.codec.group)
     group = groups.most_common(1)[0][0] if groups else 0
     whole: dict[str, Any] = {"model_quant_type": kind}
     known = {
@@ -126,7 +126,7 @@ def description(
 
 
 def _word(name: str, weight: TensorSpec, kind: str) -> str:
-    if isinstance(weight.codec, Ascend):
+    if isinstance(weight.codec, MsModelSlim):
         return weight.codec.word
     if _CACHE.search(name):
         return "C8"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyquant.codecs.ascend import TYPES
+from polyquant.codecs.msmodelslim import TYPES
 from polyquant.errors import InputError
 from polyquant.storage import strict_json
 

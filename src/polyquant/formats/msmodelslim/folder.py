@@ -18,7 +18,7 @@ from pathlib import Path
 from polyquant.errors import InputError
 from polyquant.storage.folder import SIDE_FILES, entries, read_index
 
-__all__ = ["AscendFiles", "choose", "descriptions", "own_files", "weight_stems"]
+__all__ = ["MsModelSlimFiles", "choose", "descriptions", "own_files", "weight_stems"]
 
 _WEIGHTS = re.compile(r"(quant_model_weights?(?:_\w+)?)(-\d{5}-of-(\d{5}))?\.safetensors(\.index\.json)?")
 _RENAMED = re.compile(r"(model)(-\d{5}-of-(\d{5}))?\.safetensors(\.index\.json)?")
@@ -26,7 +26,7 @@ _DESCRIPTION = re.compile(r"quant_model_description(_\w+)?\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class AscendFiles:
+class MsModelSlimFiles:
     """The weight files and the description (None: there is none). weight_map: tensor -> file, None without an index."""
 
     stem: str
@@ -54,7 +54,7 @@ def own_files(folder: Path, names: Iterable[str]) -> set[str]:
     return {n for n in names if n in (*SIDE_FILES, "config.json") or any(p.fullmatch(n) for p in patterns)}
 
 
-def choose(folder: Path, *, indexed: bool = True) -> AscendFiles:
+def choose(folder: Path, *, indexed: bool = True) -> MsModelSlimFiles:
     """The files of the model in `folder`; without `indexed` by their names alone. Raises InputError if there are none, several models, or a shard
     is missing."""
     names = entries(folder)
@@ -75,7 +75,7 @@ def choose(folder: Path, *, indexed: bool = True) -> AscendFiles:
     return _files(folder, stems[0], own if indexed else [n for n in own if n.endswith(".safetensors")], names)
 
 
-def _files(folder: Path, stem: str, own: list[str], names: list[str]) -> AscendFiles:
+def _files(folder: Path, stem: str, own: list[str], names: list[str]) -> MsModelSlimFiles:
     description, notes = _described(folder, stem, descriptions(names))
     single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
     if stem == "model":
@@ -83,13 +83,15 @@ def _files(folder: Path, stem: str, own: list[str], names: list[str]) -> AscendF
     if single in own:
         beside = tuple(n for n in own if n != single)
         more = (f"{single} is used; {len(beside)} files of shards beside it are ignored",) if beside else ()
-        return AscendFiles(stem, (single,), description, notes=notes + more)
+        return MsModelSlimFiles(stem, (single,), description, notes=notes + more)
     if index in own:
         weight_map, metadata = read_index(folder, index)
         files = tuple(sorted(set(weight_map.values())))
-        return AscendFiles(stem, files, description, weight_map, metadata.get("total_size"), index, notes)
+        return MsModelSlimFiles(stem, files, description, weight_map, metadata.get("total_size"), index, notes)
     _refuse_gaps(folder, own)
-    return AscendFiles(stem, tuple(own), description, notes=(*notes, f"{index} is missing; all shards were opened"))
+    return MsModelSlimFiles(
+        stem, tuple(own), description, notes=(*notes, f"{index} is missing; all shards were opened")
+    )
 
 
 def _described(folder: Path, stem: str, found: list[str]) -> tuple[str | None, tuple[str, ...]]:

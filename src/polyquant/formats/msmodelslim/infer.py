@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from polyquant.codecs.ascend import Ascend
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError, InputError
 from polyquant.types import Shape
 
@@ -37,7 +37,7 @@ class Facts:
 
 def codec_for(
     kind: str, parts: Mapping[str, Facts], *, group_size: int = 0, packed: bool = False
-) -> tuple[Ascend, Shape]:
+) -> tuple[MsModelSlim, Shape]:
     """(codec, [N, K]) of a layer of that kind (a key of TYPES). group_size: what the description says, 0 for nothing; packed: its version does.
 
     Raises InputError (message, expected, found) for a part that is missing, left over, or of a dtype or shape that does not fit the others.
@@ -64,7 +64,7 @@ def codec_for(
         "packing": packing, "sums": _sums(parts),
     }  # fmt: skip
     try:
-        codec = Ascend(kind).configure(**wanted)
+        codec = MsModelSlim(kind).configure(**wanted)
         specs = codec.specs((n, k))
     except CodecError as e:
         raise InputError(e.message, expected=e.expected, found=e.found) from None

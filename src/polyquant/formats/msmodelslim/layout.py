@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyquant.codecs.ascend import Ascend
 from polyquant.codecs.dtypes import BY_NUMPY, WORDS
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.describe import DIALECTS, description, model_order, model_type
@@ -97,7 +97,7 @@ def _stored(tensors: Sequence[TensorSpec]) -> dict[str, _Stored]:
 
 def _tensors_of(weight: TensorSpec) -> list[_Stored]:
     codec, specs = weight.codec, weight.codec.specs(weight.shape)
-    if isinstance(codec, Ascend):
+    if isinstance(codec, MsModelSlim):
         if not weight.name.endswith(".weight"):
             raise PlanError("only tensors called *.weight can be quantized", tensor=weight.name, found=codec.name)
         module = weight.name.removesuffix("weight")

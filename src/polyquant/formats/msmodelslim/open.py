@@ -1,6 +1,6 @@
 """Opening msModelSlim folders of every dialect: headers and JSON only.
 
-A quantized layer X is one weight "X.weight" of a codec Ascend whose parts lie in the files as X.weight, X.weight_scale, ...; everything else stays a
+A quantized layer X is one weight "X.weight" of a codec MsModelSlim whose parts lie in the files as X.weight, X.weight_scale, ...; everything else stays a
 weight of its own name: biases, norms with their twins `.module.*`, scales of the cache, and tensors of types that are not known.
 """
 

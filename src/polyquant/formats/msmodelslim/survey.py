@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyquant.codecs.ascend import Ascend
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, PolyquantError
 from polyquant.formats.breach import Breach, breach_of
 from polyquant.formats.msmodelslim import description as descriptions
 from polyquant.formats.msmodelslim import folder as folders
 from polyquant.formats.msmodelslim.description import CACHE_PARTS, FLOAT, KINDS, PARTS, Description, split
-from polyquant.formats.msmodelslim.folder import AscendFiles
+from polyquant.formats.msmodelslim.folder import MsModelSlimFiles
 from polyquant.formats.msmodelslim.infer import Facts, codec_for
 from polyquant.formats.stored import Stored
 from polyquant.storage import safetensors
@@ -35,7 +35,7 @@ class Linear:
     """A quantized layer. parts: what the codec asks for, by part."""
 
     name: str
-    codec: Ascend
+    codec: MsModelSlim
     shape: Shape
     parts: Mapping[str, Stored]
 
@@ -49,7 +49,7 @@ class Survey:
     """
 
     path: Path
-    files: AscendFiles = field(default_factory=lambda: AscendFiles("", ()))
+    files: MsModelSlimFiles = field(default_factory=lambda: MsModelSlimFiles("", ()))
     description: Description = field(default_factory=Description)
     described: bool = False
     config: dict[str, Any] | None = None

@@ -13,13 +13,13 @@ import transformers
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.formats.detect import open_checkpoint
 from polyquant.formats.trellis.config import config_entry, config_text
+from polyquant.formats.trellis.target import method_of, origin
 from polyquant.integrations.transformers.config import QUANT_METHOD, Held, TrellisConfig
 from polyquant.integrations.transformers.linear import cpu_only
 from polyquant.integrations.transformers.matching import refuse_report
 from polyquant.integrations.transformers.quantizer import TrellisHfQuantizer
-from polyquant.pipeline.trellis_target import method_of, origin
+from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import Activations
 from polyquant.trellis.loader import as_trellis
 from polyquant.types import Action, Checkpoint, TensorSpec, TrellisCodes, Weight

@@ -15,7 +15,6 @@ from transformers.utils import cached_file
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.formats.detect import open_checkpoint
 from polyquant.formats.trellis.config import FILE as METADATA
 from polyquant.formats.trellis.config import WITHOUT_PLUGIN
 from polyquant.integrations.transformers.config import QUANT_METHOD
@@ -23,6 +22,7 @@ from polyquant.integrations.transformers.experts import PackedExperts, packed_ex
 from polyquant.integrations.transformers.linear import TrellisLinear, cpu_only
 from polyquant.integrations.transformers.matching import Renaming, Shapes, Sources, require_match
 from polyquant.integrations.transformers.saving import saves_as_v3
+from polyquant.opening import open_checkpoint
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
 from polyquant.trellis.loader import require_finite

@@ -9,11 +9,11 @@ from types import MethodType
 from typing import Any
 
 from polyquant.errors import UnsupportedError
+from polyquant.formats.sizes import DEFAULT_SHARD_SIZE
 from polyquant.formats.trellis.config import FILE as METADATA
 from polyquant.formats.trellis.config import WITHOUT_PLUGIN
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
-from polyquant.trellis.shard_size import DEFAULT_SHARD_SIZE
 
 __all__ = ["saves_as_v3"]
 

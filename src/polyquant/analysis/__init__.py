@@ -1,0 +1,1 @@
+"""What a checkpoint is and how good: inspect, validate, compare, evaluate."""

@@ -1,0 +1,323 @@
+"""Perplexity of a checkpoint on a text, and how far it is from another checkpoint on the same tokens."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.analysis.divergence import Pair, Scores, compare_windows
+from polyquant.codecs.tl import Tile
+from polyquant.errors import InputError, PlanError
+from polyquant.runtime.kv_cache import CacheType
+from polyquant.runtime.load import Activations, load
+from polyquant.runtime.model import Model
+from polyquant.runtime.scoring import target_log_probs
+from polyquant.runtime.windows import Window, halves, sliding
+from polyquant.storage.source import Source
+
+__all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate", "read_text", "text_tokens"]
+
+DEFAULT_CONTEXT = 512
+MAX_TEXT_BYTES = 1 << 24  # 4 million tokens, whose tokenizer's records take most of a gigabyte
+
+Progress = Callable[[int, int, str], None]
+"""Told (tokens scored, tokens to score, what to show)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over the scored tokens with its standard error."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, x: NDArray[Any]) -> Mean:
+        """Mean and s / sqrt(n), s the sample's deviation; the error of one value is not known (nan)."""
+        error = float(x.std(ddof=1)) / math.sqrt(len(x)) if len(x) > 1 else math.nan
+        return cls(float(x.mean(dtype=np.float64)), error)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One checkpoint on the text. nll: mean -log p of a scored token in nats; bytes: UTF-8 bytes of the scored tokens; cache: how keys and values
+    were kept; notes: what was found when it was opened.
+    """
+
+    path: str
+    format: str
+    cache: str
+    notes: tuple[str, ...]
+    nbytes: int
+    bpw: float
+    tokens: int
+    bytes: int
+    nll: Mean
+
+    @property
+    def perplexity(self) -> Mean:
+        """exp(nll); the error to first order."""
+        value = _exp(self.nll.value)
+        return Mean(value, value * self.nll.error)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits that the model needs for a byte of text: comparable between tokenizers, as far as they score the same text."""
+        return self.nll.value * self.tokens / math.log(2) / self.bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "perplexity": asdict(self.perplexity), "bits_per_byte": self.bits_per_byte}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """Relative RMS error of what "embedding", "layer 0", ... or "head" gives: of the models as they run, and alone on the reference's input."""
+
+    name: str
+    output: float
+    alone: float
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The model against the reference, over the scored tokens; runtime/divergence.py has the formulas.
+
+    log_ratio: mean of log(perplexity / reference's perplexity), paired, so that its error is much smaller than the two perplexities'.
+    probability_rms: root mean square of the change of the right token's probability.
+    """
+
+    log_ratio: Mean
+    kl: Mean
+    kl_99: float
+    kl_max: float
+    top_1: Mean
+    probability_rms: float
+    layers: tuple[LayerError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What `polyquant eval` prints. method: "halves" or "sliding" (runtime/windows.py); stride: None for halves."""
+
+    text: str
+    method: str
+    context: int
+    stride: int | None
+    windows: int
+    activations: str
+    model: Score
+    reference: Score | None
+    divergence: Divergence | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        out = asdict(self)
+        out["model"] = self.model.to_json()
+        out["reference"] = self.reference.to_json() if self.reference is not None else None
+        return out
+
+
+def evaluate(
+    path: str | os.PathLike[str],
+    *,
+    text: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+    tokens: int | None = None,
+    activations: Activations = "int8",
+    cache: CacheType | None = None,
+    ternary_layout: str | None = None,
+    against_layout: str | None = None,
+    tile: Tile | None = None,
+    on_progress: Progress | None = None,
+) -> Evaluation:
+    """Perplexity of the checkpoint at `path` on the UTF-8 file `text`, and with `against` its distance from that checkpoint.
+
+    context: tokens of a window, BOS among them (default: the model's context, at most 512). stride: None scores the second half of windows
+    without overlap; a number slides the window and scores every token (runtime/windows.py). tokens: use only so many of the text's.
+    activations, cache: as of `load`, for both. ternary_layout and against_layout say how I2_S lies in the two, tile how TL1 and TL2 lie in either.
+    Raises InputError, PlanError if the two have different vocabularies, UnsupportedError.
+    """
+    if tokens is not None and tokens < 1:
+        raise InputError("tokens must be a count", expected="at least 1", found=tokens)
+    words = read_text(text)
+    model = load(path, activations=activations, cache=cache, ternary_layout=ternary_layout, tile=tile)
+    other = None
+    if against is not None:
+        other = load(against, activations=activations, cache=cache, ternary_layout=against_layout, tile=tile)
+        _same_vocabulary(model, other)
+    context = _context(context, model if other is None else min(model, other, key=lambda m: m.context))
+    ids, bos = text_tokens(model, words, tokens)
+    windows = list(halves(ids, context, bos) if stride is None else sliding(ids, context, stride, bos))
+    watch = _Watch(on_progress, sum(w.stop - w.start for w in windows))
+    size = sum(_bytes(model, ids, w) for w in windows)
+    theirs, divergence = None, None
+    if other is None:
+        mine = _score(model, _alone(model, windows, watch), size)
+    else:
+        found = compare_windows(Pair(model, other), windows, watch)
+        mine, theirs = _score(model, found.model, size), _score(other, found.reference, size)
+        divergence = _divergence(found)
+    return Evaluation(
+        text=str(text),
+        method="halves" if stride is None else "sliding",
+        context=context,
+        stride=stride,
+        windows=len(windows),
+        activations=activations,
+        model=mine,
+        reference=theirs,
+        divergence=divergence,
+    )
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A UTF-8 file as it is. Raises InputError for more than 16 MiB, or another encoding."""
+    source = Source(path)
+    try:
+        if source.size > MAX_TEXT_BYTES:
+            raise InputError(
+                "the text is too large",
+                file=path,
+                expected=f"at most {MAX_TEXT_BYTES} bytes",
+                found=source.size,
+                hint="give a part of it",
+            )
+        raw = bytes(source.pread(0, source.size))
+    finally:
+        source.close()
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise InputError(f"the text is not UTF-8 (byte {problem.start})", file=path) from None
+
+
+def _context(said: int | None, narrowest: Model) -> int:
+    """Tokens of a window. Raises InputError for more than both models hold, or fewer than leave something to score."""
+    context = min(DEFAULT_CONTEXT, narrowest.context) if said is None else said
+    if not 4 <= context <= narrowest.context:
+        raise InputError(
+            "that window does not fit the model",
+            file=narrowest.checkpoint.path,
+            expected=f"4 to {narrowest.context} tokens",
+            found=context,
+        )
+    return context
+
+
+def text_tokens(model: Model, words: str, limit: int | None) -> tuple[NDArray[np.int64], int | None]:
+    """The text's ids [T], at most `limit`, and BOS if the tokenizer puts one in front of a text."""
+    tokenizer = model.tokenizer
+    bos = tokenizer.special.get("bos")
+    if tokenizer.encode("")[:1] != [bos]:
+        bos = None
+    ids = np.asarray(tokenizer.encode(words, add_special=False, parse_special=False)[:limit], np.int64)
+    if len(ids) and ids.max() >= model.vocab:
+        raise InputError(
+            "the tokenizer has more tokens than the model",
+            file=model.checkpoint.path,
+            expected=model.vocab,
+            found=int(ids.max()),
+        )
+    return ids, bos
+
+
+def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:
+    """UTF-8 bytes of the scored tokens of a window, to within the characters that its edges cut."""
+    before = ids[max(0, window.start - 4) : window.start].tolist()  # decoders treat the start of a text in another way
+    whole = before + ids[window.start : window.stop].tolist()
+
+    def size(part: list[int]) -> int:
+        return len(model.tokenizer.decode(part, skip_special=False).encode()) if part else 0
+
+    return size(whole) - size(before)
+
+
+def _same_vocabulary(model: Model, other: Model) -> None:
+    """Raises PlanError unless the tokens mean the same to both."""
+    hint = "perplexities of models with different tokenizers compare in bits per byte: evaluate each without --against"
+    if model.vocab != other.vocab:
+        raise PlanError(
+            "the two have vocabularies of different sizes",
+            file=other.checkpoint.path,
+            expected=model.vocab,
+            found=other.vocab,
+            hint=hint,
+        )
+    mine, theirs = model.tokenizer.tokens(), other.tokenizer.tokens()
+    for i in sorted(mine.keys() & theirs.keys()):
+        if mine[i] != theirs[i]:
+            raise PlanError(
+                f"the two have different tokens: token {i}",
+                file=other.checkpoint.path,
+                expected=mine[i],
+                found=theirs[i],
+                hint=hint,
+            )
+
+
+class _Watch:
+    """Counts the scored tokens and tells the perplexity so far."""
+
+    def __init__(self, tell: Progress | None, total: int) -> None:
+        self.tell, self.total, self.done, self.nats = tell, total, 0, 0.0
+
+    def __call__(self, window: Window, logs: NDArray[np.float64]) -> None:
+        self.done += len(logs)
+        self.nats -= float(logs.sum())
+        if self.tell is not None:
+            self.tell(self.done, self.total, f"perplexity {_exp(self.nats / self.done):.4g}")
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
+
+
+def _alone(model: Model, windows: list[Window], watch: _Watch) -> NDArray[np.float64]:
+    out = []
+    for window in windows:
+        out.append(target_log_probs(model.decoder, model.session().cache, window))
+        watch(window, out[-1])
+    return np.concatenate(out)
+
+
+def _score(model: Model, logs: NDArray[np.float64], size: int) -> Score:
+    checkpoint = model.checkpoint
+    return Score(
+        path=str(checkpoint.path),
+        format=checkpoint.format,
+        cache=model.decoder.cache_type,
+        notes=checkpoint.notes,
+        nbytes=checkpoint.nbytes,
+        bpw=checkpoint.bpw,
+        tokens=len(logs),
+        bytes=size,
+        nll=Mean.of(-logs),
+    )
+
+
+def _divergence(found: Scores) -> Divergence:
+    return Divergence(
+        log_ratio=Mean.of(found.reference - found.model),
+        kl=Mean.of(found.divergence),
+        kl_99=float(np.quantile(found.divergence, 0.99)),
+        kl_max=float(found.divergence.max()),
+        top_1=Mean.of(found.agree.astype(np.float64)),
+        probability_rms=float(np.sqrt(np.square(np.exp(found.model) - np.exp(found.reference)).mean())),
+        layers=tuple(
+            LayerError(_layer(i, len(found.layers)), output.rrmse, alone.rrmse)
+            for i, (output, alone) in enumerate(found.layers)
+        ),
+    )
+
+
+def _layer(i: int, n: int) -> str:
+    return "embedding" if i == 0 else "head" if i == n - 1 else f"layer {i - 1}"

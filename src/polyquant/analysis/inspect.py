@@ -1,0 +1,153 @@
+"""What is in it: totals, types, layers, and how the format was recognised. Reads headers only."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from polyquant.analysis.layer_table import LayerTable, layer_table
+from polyquant.opening import detect, look
+from polyquant.types import Checkpoint, Weight
+
+__all__ = ["Group", "Inspection", "inspect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors of the same role in the same codec, e.g. blk.*.attn_q.weight x 32."""
+
+    pattern: str
+    count: int
+    shapes: tuple[tuple[int, ...], ...]
+    codec: str
+    weights: int
+    nbytes: int
+
+    @property
+    def bpw(self) -> float:
+        """Effective bits per weight."""
+        return 8 * self.nbytes / max(1, self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Everything that `inspect` shows. layers: of formats that say the type of every layer."""
+
+    path: str
+    format: str
+    why: str
+    dialect: str
+    architecture: str
+    weights: int
+    nbytes: int
+    codecs: Mapping[str, int]
+    groups: tuple[Group, ...]
+    tensors: tuple[Weight, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    layers: LayerTable | None = None
+
+    @property
+    def bpw(self) -> float:
+        """Effective bits per weight: all tensor bytes over all weights."""
+        return 8 * self.nbytes / max(1, self.weights)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "why": self.why,
+            "dialect": self.dialect,
+            "architecture": self.architecture,
+            "weights": self.weights,
+            "bytes": self.nbytes,
+            "bpw": self.bpw,
+            "codecs": dict(self.codecs),
+            "notes": list(self.notes),
+            **({"layers": [dict(zip(self.layers.columns, words, strict=True)) | {"layers": n} for n, words in self.layers.rows]} if self.layers else {}),
+            "metadata": {k: shown(v) for k, v in self.metadata.items()},
+            "tensors": [
+                {"name": w.name, "shape": list(w.shape), "codec": str(w.codec), "bytes": w.nbytes, "bpw": w.bpw} for w in self.tensors
+            ],
+        }  # fmt: skip
+
+
+def shown(value: Any, limit: int = 8) -> Any:
+    """A metadata value for people: long arrays by their length and first entries."""
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return f"{len(value)} entries"
+    if isinstance(value, Sequence) or hasattr(value, "__len__"):
+        n = len(value)
+        head = [shown(value[i], 4) for i in range(min(n, limit))]
+        return (
+            [x.item() if hasattr(x, "item") else x for x in head]
+            if n <= limit
+            else {"length": n, "first": [x.item() if hasattr(x, "item") else x for x in head]}
+        )
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def inspect(
+    path: str | os.PathLike[str], *, tensors: str | None = None, ternary_layout: str | None = None
+) -> Inspection:
+    """Look at a checkpoint. tensors: a glob that limits which are listed. Raises InputError."""
+    _, evidence = detect(path)
+    checkpoint = look(path, ternary_layout=ternary_layout)
+    chosen = tuple(w for w in checkpoint.values() if tensors is None or fnmatchcase(w.name, tensors))
+    codecs: dict[str, int] = {}
+    for w in chosen:
+        codecs[str(w.codec)] = codecs.get(str(w.codec), 0) + math.prod(w.shape)
+    dialect = f"{checkpoint.dialect.name}: {checkpoint.dialect.why}" if checkpoint.dialect else ""
+    return Inspection(
+        path=str(path),
+        format=checkpoint.format,
+        why=evidence.why,
+        dialect=dialect,
+        architecture=architecture_of(checkpoint),
+        weights=sum(math.prod(w.shape) for w in chosen),
+        nbytes=sum(w.nbytes for w in chosen),
+        codecs=dict(sorted(codecs.items(), key=lambda item: -item[1])),
+        groups=_groups(chosen),
+        tensors=chosen,
+        metadata=checkpoint.metadata,
+        notes=checkpoint.notes,
+        layers=_layers(checkpoint) if tensors is None else None,
+    )
+
+
+def _layers(checkpoint: Checkpoint) -> LayerTable | None:
+    """The types of an msModelSlim folder, by its description."""
+    types = checkpoint.metadata.get("types")
+    if checkpoint.format != "msmodelslim" or not isinstance(types, Mapping):
+        return None
+    return layer_table({n: str(types.get(n, "none")) for n, w in checkpoint.items() if len(w.shape) == 2})
+
+
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """What the file says it is; empty if it does not say."""
+    if checkpoint.format == "gguf":
+        return str(checkpoint.metadata.get("general.architecture", ""))
+    said = checkpoint.config.get("architectures")
+    first = said[0] if isinstance(said, list) and said else checkpoint.config.get("model_type")
+    return first if isinstance(first, str) else ""
+
+
+def _groups(weights: Sequence[Weight]) -> tuple[Group, ...]:
+    """Tensors whose names differ only in layer numbers, per codec, in file order."""
+    found: dict[tuple[str, str], list[Weight]] = {}
+    for w in weights:
+        found.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", w.name), str(w.codec)), []).append(w)
+    return tuple(
+        Group(
+            pattern, len(ws), tuple(dict.fromkeys(w.shape for w in ws)), codec, sum(math.prod(w.shape) for w in ws), sum(w.nbytes for w in ws)
+        )
+        for (pattern, codec), ws in found.items()
+    )  # fmt: skip

@@ -1,0 +1,153 @@
+"""What quantization does to the outputs of each layer: a model and its float original read the same text, layer by layer, on the same inputs.
+
+Every layer of both models gets the states that the float model has there, so that an error is that of the layer and not of those before it. The
+quantized model computes as it does when it runs: whole numbers and caches of its format. Memory: the states of all windows, float32 [T, hidden].
+
+    error = |y - y_float| / |y_float|        of a linear layer's outputs; of a whole layer, of what it adds to its input
+
+Smoothing may scale the channels of an output (v before o, up before down): where a factor for each channel explains most of the difference, the
+error is what is left beside it, and the entry says `scaled`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.calibration.hessians import Tick
+from polyquant.calibration.stages import calibration_windows
+from polyquant.errors import InputError
+from polyquant.runtime.decoder import Layer
+from polyquant.runtime.linear import Linear
+from polyquant.runtime.load import load
+from polyquant.runtime.model import Model
+from polyquant.types import F32
+
+__all__ = ["LayerErrors", "OutputError", "compare_outputs"]
+
+WINDOWS, TOKENS = 16, 256
+_SCALED = 0.25  # of the error is left where channels were scaled on purpose; rounding leaves nearly all of it
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """error: relative to the float output's norm. scaled: beside a factor for each channel."""
+
+    error: float
+    scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerErrors:
+    """One layer: its linear layers by name in the quantized checkpoint, and the layer as a whole."""
+
+    index: int
+    linears: dict[str, OutputError]
+    layer: float
+
+
+class _Sums:
+    """Squares and products of two outputs, channel by channel, float64 [N]."""
+
+    def __init__(self, size: int) -> None:
+        self.aa, self.bb, self.ab = (np.zeros(size) for _ in range(3))
+
+    def add(self, a: F32, b: F32) -> None:
+        """a of the float model, b of the other, [T, N]."""
+        for total, x, y in ((self.aa, a, a), (self.bb, b, b), (self.ab, a, b)):
+            np.add(total, np.einsum("ti,ti->i", x, y, dtype=np.float64), out=total)
+
+    @property
+    def error(self) -> OutputError:
+        """The relative error, beside a factor a channel where that explains the most of it."""
+        whole = self.aa.sum()
+        if not whole > 0:
+            return OutputError(0.0 if not self.bb.any() else float("inf"))
+        plain = max(0.0, (self.aa - 2 * self.ab + self.bb).sum() / whole)
+        fitted = max(
+            0.0, (self.aa - np.divide(self.ab**2, self.bb, out=np.zeros_like(self.ab), where=self.bb > 0)).sum() / whole
+        )
+        scaled = bool(plain > 1e-4 and fitted < _SCALED**2 * plain)
+        return OutputError(float(np.sqrt(fitted if scaled else plain)), scaled)
+
+
+def compare_outputs(
+    reference: str | os.PathLike[str],
+    candidate: str | os.PathLike[str],
+    text: str | os.PathLike[str],
+    *,
+    windows: int = WINDOWS,
+    tokens: int = TOKENS,
+    tick: Tick | None = None,
+) -> list[LayerErrors]:
+    """Errors of all layers of `candidate` against the float model `reference` on a UTF-8 text (or samples, see calibration_windows).
+
+    Raises InputError for models of different shape and for too little text, UnsupportedError for what our decoder does not run.
+    """
+    exact, model = load(reference, activations="float"), load(candidate)
+    if (exact.decoder.hyper.layers, exact.decoder.hyper.hidden) != (
+        model.decoder.hyper.layers,
+        model.decoder.hyper.hidden,
+    ):
+        raise InputError("another model than the reference", file=candidate, expected=f"{exact.decoder.hyper.layers} layers of {exact.decoder.hyper.hidden}", found=f"{model.decoder.hyper.layers} of {model.decoder.hyper.hidden}")  # fmt: skip
+    inputs = calibration_windows(exact, text, windows=windows, tokens=tokens)
+    states = [next(exact.decoder.states(ids, exact.decoder.cache())).copy() for ids in inputs]
+    out = []
+    for index in range(exact.decoder.hyper.layers):
+        out.append(_layer(exact, model, index, states))
+        if tick is not None:
+            tick((index + 1) / exact.decoder.hyper.layers)
+    return out
+
+
+def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerErrors:
+    """Errors of one layer; `states` move on through the float model."""
+    sums: dict[str, _Sums] = {}
+    missed = added = 0.0
+    for i, x in enumerate(states):
+        wanted, y = _outputs(exact, index, x)
+        found, z = _outputs(model, index, x)
+        for (name, a), b in zip(wanted.items(), found.values(), strict=True):
+            sums.setdefault(name, _Sums(a.shape[1])).add(a, b)
+        missed += float(np.square(z - y, dtype=np.float64).sum())
+        added += float(np.square(y - x, dtype=np.float64).sum())
+        states[i] = y
+    names = [w.name for linear in _linears(model.decoder.layers[index]).values() for w in linear.weights]
+    errors = dict(zip(names, (s.error for s in sums.values()), strict=True))
+    return LayerErrors(index, errors, float(np.sqrt(missed / added)) if added else 0.0)
+
+
+def _outputs(model: Model, index: int, x: F32) -> tuple[dict[str, F32], F32]:
+    """Outputs of the linear layers [T, N], by place, and of the layer, for the input x [T, hidden]."""
+    seen: dict[str, F32] = {}
+    with _watched(model.decoder.layers[index], seen):
+        return seen, model.decoder.alone(index, x, model.decoder.cache()).copy()
+
+
+def _linears(layer: Layer) -> dict[str, Linear]:
+    return {key: value for key, value in vars(layer).items() if isinstance(value, Linear)}
+
+
+@contextmanager
+def _watched(layer: Layer, seen: dict[str, NDArray[np.float32]]) -> Iterator[None]:
+    """Within the block `seen` is told what the layer's linears give."""
+    linears = _linears(layer)
+
+    def watch(key: str, linear: Linear, x: F32) -> Sequence[F32]:
+        y = linear(x)
+        seen.update({f"{key}.{i}": out.copy() for i, out in enumerate(y)})
+        return y
+
+    for key, linear in linears.items():
+        setattr(layer, key, lambda x, key=key, linear=linear: watch(key, linear, x))
+        seen.update({f"{key}.{i}": np.empty((0, 0), np.float32) for i in range(len(linear.weights))})
+    try:
+        yield
+    finally:
+        for key, linear in linears.items():
+            setattr(layer, key, linear)

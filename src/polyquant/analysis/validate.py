@@ -1,0 +1,176 @@
+"""Is this file sound? Structure first, then each codec's laws on every tensor, then, with `against`, the error figures.
+
+Findings carry stable codes: GGUF..., HF..., TRL..., ASC... from the formats, TEN... about a tensor's numbers, CMP... from a comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from polyquant.analysis.compare import compare_checkpoints
+from polyquant.codecs.i2_s import I2S
+from polyquant.codecs.msmodelslim import MsModelSlim
+from polyquant.codecs.ternary import likely_zero_symbol
+from polyquant.codecs.tl import Tile
+from polyquant.codecs.undecoded_dtype import UndecodedDtype
+from polyquant.convert.execute import Progress
+from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
+from polyquant.opening import detect, look, open_checkpoint
+from polyquant.registry import FORMATS, format_module
+from polyquant.types import Checkpoint, Finding, Severity, Weight, as_matrix
+
+__all__ = ["CODES", "MIN_SNR", "explain", "validate"]
+
+MIN_SNR = 3.0
+"""dB. Even two-bit codecs stay above 8; a wrong layout or permutation lands near or below 0."""
+
+CODES = {
+    "TEN001": "A weight decodes to NaN or infinity: a broken scale, or a model that diverged in training. One such value spreads to every "
+    "later token. Find the tensor's origin again; if the source has it too, the model itself is broken.",
+    "TEN002": "A ternary tensor holds the symbol 3, which no packer writes. bitnet.cpp reads it as 0, ik_llama.cpp as +2. Usually a tensor in "
+    "another layout, or bytes of something else. Compare with the source model, or try another --ternary-layout.",
+    "TEN003": "The frequencies of the symbols say that this tensor was written in another symbol order than the one it was opened with: -1 and "
+    "+1 are about equally frequent in real models, so the symbol that stands apart is zero (1 in bitnet.cpp's I2_S, 0 in Trinity's). "
+    "Open it with --ternary-layout trinity.i2_s, or i2_s.x86.",
+    "TEN004": "Every weight of a matrix is zero. Pruned on purpose, or lost on the way; compare with the source.",
+    "TEN006": "This tensor's type, or something that its layout depends on (the tile of TL1 and TL2), is not known, so its numbers could not be checked. It can be copied, not decoded.",
+    "MOD001": "The metadata promise more layers than the file has tensors for. A runtime stops at the first missing one, or worse, "
+    "goes on with what lies in memory. Usually a conversion that was cut short, or one member of a split model under another name.",
+    "CMP001": "A tensor that the reference has is missing here.",
+    "CMP002": f"The error against the reference is larger than any sound quantization leaves (SNR below {MIN_SNR:g} dB): a wrong layout, a wrong "
+    "row permutation of q and k, a swapped scale convention, or another model altogether.",
+    "CMP003": "The checkpoint has a tensor that the reference lacks.",
+}
+
+
+def validate(
+    path: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | None = None,
+    ternary_layout: str | None = None,
+    tile: Tile | None = None,
+    target: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Finding]:
+    """All findings about the checkpoint at `path`. An empty list means sound.
+
+    target: a program that is to run it ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only), and what it rejects or computes wrongly.
+    Raises InputError only if the path is no checkpoint at all; a broken one gives findings of severity error. UnsupportedError or
+    UnknownNameError for a target that cannot be checked.
+    """
+    module, _ = detect(path)
+    if target is not None and not hasattr(module, "check_target"):
+        raise UnsupportedError("only msModelSlim folders have targets to be checked for", file=path, found=module.name)
+    findings: list[Finding] = list(module.check(Path(path)))
+    if target is not None:
+        findings += module.check_target(Path(path), target)
+    try:
+        checkpoint = look(path, ternary_layout=ternary_layout, tile=tile)
+    except InputError:
+        if not any(f.severity is Severity.ERROR for f in findings):
+            raise
+        return findings
+    findings += _promises(checkpoint)
+    total = max(1, sum(w.nbytes for w in checkpoint.values()))
+    done = 0
+    for weight in checkpoint.values():
+        findings += _tensor_laws(weight)
+        done += weight.nbytes
+        if on_progress is not None:
+            on_progress(Progress(done, total, weight.name, 0.0))
+    if against is not None and checkpoint.undecoded is None:
+        findings += _against(open_checkpoint(against), checkpoint)
+    return findings
+
+
+def explain(code: str) -> str:
+    """What a finding means, what breaks, what to do. Raises UnknownNameError with near codes."""
+    known = dict(CODES)
+    for name in FORMATS:
+        known |= format_module(name).CODES
+    if code.upper() not in known:
+        raise UnknownNameError("finding", code, [c.lower() for c in known])
+    return known[code.upper()]
+
+
+def _promises(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The number of layers that the metadata or config state, against the layers that have tensors."""
+    architecture = checkpoint.metadata.get("general.architecture", "")
+    stated = checkpoint.metadata.get(f"{architecture}.block_count") or checkpoint.config.get("num_hidden_layers")
+    numbers = {int(n[1]) for name in checkpoint if (n := re.search(r"(?:^blk|layers)\.(\d{1,9})\.", name))}
+    if isinstance(stated, int) and numbers and (missing := stated - len([i for i in numbers if i < stated])) > 0:
+        yield Finding("MOD001", Severity.ERROR, f"{stated:,} layers are promised, {missing:,} of them have no tensors")
+
+
+def _tensor_laws(weight: Weight) -> Iterator[Finding]:
+    """Finite numbers, legal symbols, a plausible symbol order."""
+    name = weight.name
+    if weight.codec.name.startswith("ggml."):
+        yield Finding("TEN006", Severity.WARNING, f"type {weight.codec} is unknown", name)
+        return
+    if isinstance(weight.codec, UndecodedDtype):  # one finding of the format says it for all
+        return
+    if isinstance(weight.codec, I2S):
+        yield from _symbols(weight, weight.codec)
+    rows, k = as_matrix(weight.shape)
+    codec, whole = weight.codec, None
+    by_rows = codec.row_sliced or (isinstance(codec, MsModelSlim) and not codec.packing)
+    step = max(1, (1 << 20) // max(1, k)) if by_rows else max(1, rows)
+    bad, largest = 0, 0.0
+    try:
+        for a in range(0, rows, step):
+            part = slice(a, min(rows, a + step))
+            whole = whole if whole is not None or codec.row_sliced else weight.read()
+            with np.errstate(invalid="ignore", over="ignore"):
+                if whole is None:
+                    w = codec.dequantize(weight.read(part), (part.stop - a, k))
+                else:
+                    w = codec.dequantize(whole, weight.shape, rows=part if by_rows else None)
+                block = float(np.abs(w).max(initial=0))
+            if not np.isfinite(block):
+                bad += int((~np.isfinite(w)).sum())
+            largest = max(largest, block)
+    except PolyquantError as problem:
+        hint = f"; {problem.hint}" if problem.hint else ""
+        yield Finding("TEN006", Severity.WARNING, problem.message + hint, name)
+        return
+    if bad:
+        yield Finding("TEN001", Severity.ERROR, f"{bad:,} of {rows * k:,} weights are NaN or infinite", name)
+    elif largest == 0 and rows > 1 and k > 1:
+        yield Finding("TEN004", Severity.WARNING, "every weight is zero", name)
+
+
+def _symbols(weight: Weight, codec: I2S) -> Iterator[Finding]:
+    counts = codec.symbol_histogram(weight.read(), weight.shape)
+    if counts[3]:
+        yield Finding(
+            "TEN002", Severity.ERROR, f"{int(counts[3]):,} symbols are 3, which stands for nothing", weight.name
+        )
+    zero = likely_zero_symbol(counts)
+    expected = 0 if codec.name == "trinity.i2_s" else 1
+    if zero is not None and zero != expected:
+        yield Finding(
+            "TEN003", Severity.ERROR, f"symbol {zero} looks like zero, {codec} has it as {expected}", weight.name
+        )
+
+
+def _against(reference: Checkpoint, checkpoint: Checkpoint) -> Iterator[Finding]:
+    try:
+        found = compare_checkpoints(reference, checkpoint)
+    except PlanError as problem:
+        yield Finding("CMP002", Severity.ERROR, str(problem))
+        return
+    for name in found.only_a:
+        yield Finding("CMP001", Severity.ERROR, "missing; the reference has it", name)
+    for name in found.only_b:
+        yield Finding("CMP003", Severity.NOTE, "the reference lacks it", name)
+    for t in found.tensors:
+        if t.error.snr < MIN_SNR:
+            layout = "; another --ternary-layout?" if "i2_s" in t.b else ""
+            figures = f"SNR {t.error.snr:.1f} dB, cosine {t.error.cosine:.3f}"
+            yield Finding("CMP002", Severity.ERROR, f"{figures} ({t.a} against {t.b}){layout}", t.name)

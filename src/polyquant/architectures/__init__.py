@@ -1,0 +1,1 @@
+"""Model families: tensor names, hyper-parameters and translation between naming schemes."""

@@ -1,0 +1,399 @@
+"""A checkpoint said in another format's words: names, row order, metadata, tokenizer.
+
+    to_gguf: Hugging Face -> GGUF, in the order and with the value types of llama.cpp's converter
+    to_hf:   GGUF -> Hugging Face, its inverse
+
+Nothing is read but headers, configuration and tokenizer (and the few numbers of `rope_freqs.weight`). `general.file_type` is left to
+the caller, who knows the codecs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.architectures import bitnet, chatglm, llama, qwen, rope
+from polyquant.architectures.hyper import Hyper, from_config, from_metadata, to_config
+from polyquant.architectures.names import Family, to_gguf_name, to_hf_name
+from polyquant.errors import InputError, PlanError, UnknownNameError, printable
+from polyquant.gguf_values import f32, string, u32
+from polyquant.storage import strict_json
+from polyquant.tokenizers import reading as tokenizer
+from polyquant.tokenizers import vocabulary
+from polyquant.tokenizers import writing as tokenizer_files
+from polyquant.types import F32, Checkpoint, Meta, TensorMap, Translation
+
+__all__ = ["FAMILIES", "family_of", "float_config", "to_gguf", "to_hf"]
+
+FAMILIES = {
+    f.architecture: f
+    for f in (llama.LLAMA, qwen.QWEN2, qwen.QWEN3, bitnet.BITNET_B158, bitnet.BITNET_25, bitnet.BITNET, chatglm.CHATGLM)
+}
+# The class decides before the model type: the 1bitLLM models call themselves llama.
+_BY_CLASS = {"BitnetForCausalLM": bitnet.BITNET, "BitNetForCausalLM": bitnet.BITNET_B158}
+_BY_TYPE = {
+    "llama": llama.LLAMA,
+    "mistral": llama.LLAMA,
+    "qwen2": qwen.QWEN2,
+    "qwen3": qwen.QWEN3,
+    "bitnet": bitnet.BITNET_B158,
+    "chatglm": chatglm.CHATGLM,
+}
+_FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
+# Matrices that llama.cpp keeps in float32 whatever the recipe: its kernels take nothing else.
+_FLOAT_MATRICES = re.compile(r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|position_embd|token_types)\.weight")
+_COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
+
+
+# ---------------------------------------------------------------- Hugging Face -> GGUF
+
+
+def to_gguf(
+    checkpoint: Checkpoint, *, architecture: str | None = None, with_tokenizer: bool = True, name: str | None = None
+) -> Translation:
+    """GGUF names and metadata of a Hugging Face checkpoint.
+
+    architecture: another of our GGUF architectures than the usual one (`bitnet` for llama.cpp's BitNet). name: general.name, else made
+    from the folder's. Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError, PlanError.
+    """
+    config = checkpoint.config
+    family = family_of(config)
+    if architecture is not None:
+        if architecture not in FAMILIES:
+            raise UnknownNameError("architecture", architecture, FAMILIES)
+        if family is not None and FAMILIES[architecture].model_type != family.model_type:
+            raise PlanError(
+                f"a model of type '{family.model_type}' cannot become architecture '{architecture}'",
+                file=checkpoint.path,
+            )
+        family = FAMILIES[architecture]
+    warnings: list[str] = []
+    dropped: dict[str, str] = {}
+    constants: dict[str, F32] = {}
+    hyper = None
+    label = family.architecture if family else str(config.get("model_type") or "unknown")
+    if family is None:
+        warnings.append(
+            f"architecture '{printable(label)}' is unknown: tensors keep their own names and no hyper-parameters are written; "
+            "llama.cpp will not run this file"
+        )
+        tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+    else:
+        hyper = _hyper(checkpoint, family)
+        tensors = _gguf_tensors(checkpoint, family, hyper, dropped, warnings)
+        if hyper.rope.get("rope_type") == "llama3":
+            constants[rope.FREQS] = rope.llama3_factors(
+                hyper.rope, hyper.rope_theta, hyper.head_size, file=checkpoint.path
+            )
+    metadata = _general(checkpoint, label, name, sum(math.prod(t.shape) for t in tensors))
+    if family is not None and hyper is not None:
+        metadata |= _sizes(family, hyper, config, warnings)
+    metadata["general.quantization_version"] = u32(2)
+    if with_tokenizer:
+        rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
+        found = tokenizer.from_files(checkpoint.files, config, rows=rows)
+        metadata |= found.metadata()
+        warnings += found.warnings
+        if found.prefix:
+            words = " ".join(found.tokens[i] for i in found.prefix)
+            warnings.append(f"GGUF cannot say that every text begins with {words}: put them in front yourself")
+    return Translation(
+        label, tensors, metadata=metadata, dropped=dropped, constants=constants, warnings=tuple(warnings)
+    )
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """The family of a config.json, None if it is not ours."""
+    classes = config.get("architectures")
+    for name in classes if isinstance(classes, list) else ():
+        if isinstance(name, str) and name in _BY_CLASS:
+            return _BY_CLASS[name]
+    kind = config.get("model_type")
+    if kind == "chatglm" and "padded_vocab_size" not in config:
+        return None  # the first ChatGLM is another architecture under the same name
+    return _BY_TYPE.get(kind) if isinstance(kind, str) else None
+
+
+def _hyper(checkpoint: Checkpoint, family: Family) -> Hyper:
+    embedding = next((w for w in checkpoint.values() if to_gguf_name(family, w.name) == "token_embd.weight"), None)
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else 0
+    file = checkpoint.path / "config.json"
+    return from_config(family.reads(checkpoint.config, file), vocab=rows, default_theta=family.default_theta, file=file)
+
+
+def _gguf_tensors(
+    checkpoint: Checkpoint, family: Family, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
+) -> tuple[TensorMap, ...]:
+    quantization = checkpoint.config.get("quantization_config")
+    trained_ternary = isinstance(quantization, Mapping) and quantization.get("quant_method") == "bitnet"
+    out: dict[str, TensorMap] = {}
+    strange: list[str] = []
+    for weight in checkpoint.values():
+        if _COMPUTED.fullmatch(weight.name):
+            dropped[weight.name] = "computed from the configuration, not a weight"
+            continue
+        target = to_gguf_name(family, weight.name)
+        if target is None:
+            strange.append(weight.name)
+        if target == "output.weight" and hyper.tied:
+            dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
+            continue
+        target = target or weight.name
+        if target in out:
+            raise InputError(
+                f"two tensors would become '{target}'",
+                file=checkpoint.path,
+                tensor=weight.name,
+                found=out[target].source,
+            )
+        stem = target.split(".")[2] if target.startswith("blk.") else ""
+        ternary = (family.ternary or trained_ternary) and stem in family.linears and target.endswith(".weight")
+        out[target] = TensorMap(
+            weight.name,
+            target,
+            weight.shape,
+            row_order=_row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path),
+            ternarize=ternary and weight.codec.name in _FLOAT_CODECS,
+            keep_float=len(weight.shape) < 2 or bool(_FLOAT_MATRICES.fullmatch(target)),
+        )
+    if strange:
+        warnings.append(
+            f"{len(strange)} tensors are not part of architecture '{family.architecture}' and keep their names "
+            f"(first: {printable(strange[0])}); llama.cpp may refuse the file"
+        )
+    _complain_of_missing(set(out), family, hyper, warnings)
+    return tuple(out.values())
+
+
+def _complain_of_missing(targets: set[str], family: Family, hyper: Hyper, warnings: list[str]) -> None:
+    needed = ["token_embd.weight", "output_norm.weight"] + (["output.weight"] if hyper.tied is False else [])
+    needed += [f"blk.{i}.{stem}.weight" for i in range(hyper.layers) for stem in sorted(family.linears)]
+    if missing := [n for n in needed if n not in targets]:
+        warnings.append(f"{len(missing)} tensors that the configuration promises are not there (first: {missing[0]})")
+
+
+def _row_order(
+    family: Family, hyper: Hyper, stem: str, shape: tuple[int, ...], name: str, file: object
+) -> NDArray[np.int64] | None:
+    """Gather [rows] that turns half-split rotation into interleaved: within each head, row 2i+j comes from row j*d/2 + i."""
+    if not family.interleaved or stem not in ("attn_q", "attn_k"):
+        return None
+    heads = hyper.heads if stem == "attn_q" else hyper.kv_heads
+    rows = heads * hyper.head_size
+    if not shape or shape[0] != rows:
+        raise InputError(
+            "rows do not fit the heads of the configuration", file=file, tensor=name, expected=rows, found=shape
+        )
+    order = np.arange(rows, dtype=np.int64).reshape(heads, 2, hyper.head_size // 2)
+    return np.ascontiguousarray(order.swapaxes(1, 2)).reshape(-1)
+
+
+def _general(checkpoint: Checkpoint, architecture: str, name: str | None, parameters: int) -> dict[str, Meta]:
+    return {
+        "general.architecture": string(architecture),
+        "general.type": string("model"),
+        "general.name": string(name or _title(checkpoint)),
+        "general.size_label": string(_size_label(parameters)),
+    }
+
+
+def _title(checkpoint: Checkpoint) -> str:
+    """The model's name: from the configuration, the hub's cache layout, or the folder."""
+    said = checkpoint.config.get("_name_or_path")
+    parts = checkpoint.path.absolute().parts
+    cached = next((p for p in reversed(parts) if p.startswith("models--")), None)
+    if isinstance(said, str) and said.strip("/. "):
+        stem = said.rstrip("/").rpartition("/")[2]
+    elif cached:
+        stem = cached.rpartition("--")[2]
+    else:
+        names = [p for p in parts if p not in ("hf", "/")]
+        stem = names[-1] if names else "model"
+    words = stem.replace("_", "-").split("-")
+    # As the converter does: a word in lower case gets a capital, "7B" and "v0.3" stay.
+    return " ".join(w.title() if w.islower() and not re.match(r"v?\d", w) else w for w in words if w) or "model"
+
+
+def _size_label(parameters: int) -> str:
+    """1,048,000 -> 1.0M: at least two digits."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (0, "K")):
+        if parameters > limit or not limit:
+            scaled = parameters / (limit or 1e3)
+            digits = max(2 - len(str(round(scaled)).lstrip("0")), 0)
+            return f"{scaled:.{digits}f}{unit}"
+    raise AssertionError("the last limit is zero")
+
+
+def _sizes(family: Family, hyper: Hyper, config: Mapping[str, Any], warnings: list[str]) -> dict[str, Meta]:
+    keys: dict[str, Meta] = {
+        "block_count": u32(hyper.layers),
+        "context_length": u32(hyper.context),
+        "embedding_length": u32(hyper.hidden),
+        "feed_forward_length": u32(hyper.feed_forward),
+        "attention.head_count": u32(hyper.heads),
+        "attention.head_count_kv": u32(hyper.kv_heads),
+    }
+    scaling, warning = rope.scaling_metadata(hyper)
+    keys |= scaling
+    if warning:
+        warnings.append(warning)
+    keys["rope.freq_base"] = f32(hyper.rope_theta)
+    keys["attention.layer_norm_rms_epsilon"] = f32(hyper.rms_eps)
+    if hyper.head_dim:
+        keys |= {"attention.key_length": u32(hyper.head_dim), "attention.value_length": u32(hyper.head_dim)}
+    if family.says_sizes:
+        keys["vocab_size"] = u32(hyper.vocab)
+    if family.says_sizes or hyper.rotated:
+        keys["rope.dimension_count"] = u32(hyper.rotary_size)
+    keys |= {k: v for k, v in family.fixed.items() if k not in scaling}
+    window = config.get("sliding_window")
+    if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
+        warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
+    return {f"{family.architecture}.{k}": v for k, v in keys.items()}
+
+
+# ---------------------------------------------------------------- GGUF -> Hugging Face
+
+
+def to_hf(
+    checkpoint: Checkpoint, *, dtype: str | None = None, quantization_config: Mapping[str, Any] | None = None
+) -> Translation:
+    """Hugging Face names and the small files (config.json, generation_config.json, tokenizer) of a GGUF checkpoint.
+
+    dtype: of the matrices that will be written, as config.json calls it; None: the source's if they are floats of one type, else
+    bfloat16. quantization_config: goes into config.json. Unknown
+    architectures keep their tensor names, with a warning. Raises InputError.
+    """
+    metadata = checkpoint.metadata
+    label = metadata.get("general.architecture")
+    if not isinstance(label, str):
+        raise InputError("general.architecture is missing", file=checkpoint.path, hint="set it with `polyquant edit`")
+    family = FAMILIES.get(label)
+    warnings: list[str] = []
+    dropped: dict[str, str] = {}
+    words = vocabulary.from_metadata(metadata, file=checkpoint.path)
+    embedding = checkpoint.weights.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else len(words.tokens)
+    tied = "output.weight" not in checkpoint.weights
+    if family is None:
+        warnings.append(
+            f"architecture '{printable(label)}' is unknown: tensors keep their GGUF names, transformers will not load them"
+        )
+        tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+        config: dict[str, Any] = {
+            "model_type": label,
+            "architectures": [],
+            "vocab_size": rows,
+            **_known(checkpoint, label),
+        }
+    else:
+        hyper = from_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
+        tensors = _hf_tensors(checkpoint, family, hyper, dropped, warnings)
+        config = {
+            "architectures": [family.class_name],
+            "model_type": family.model_type,
+            **family.writes(to_config(hyper)),
+            **family.settings(frozenset(checkpoint.weights)),
+        }
+        _restore_rope(checkpoint, hyper, config, dropped, warnings)
+    dtype = dtype or _dtype(checkpoint)
+    config |= tokenizer_files.special_ids(words) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
+    if quantization_config:
+        config["quantization_config"] = dict(quantization_config)
+    files = {
+        "config.json": _json(dict(sorted(config.items()))),
+        "generation_config.json": _json(tokenizer_files.generation_config(words)),
+    }
+    written, doubts = tokenizer_files.files(words)
+    return Translation(
+        label, tensors, files=files | written, dropped=dropped, warnings=(*warnings, *words.warnings, *doubts)
+    )
+
+
+def _dtype(checkpoint: Checkpoint) -> str:
+    kinds = {w.codec.name for w in checkpoint.values() if len(w.shape) > 1}
+    return {"f16": "float16", "f32": "float32"}.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
+
+
+def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
+    """What can be said of an architecture that is not ours: its plain numbers and strings."""
+    prefix = f"{label}."
+    return {
+        k.removeprefix(prefix): v
+        for k, v in checkpoint.metadata.items()
+        if k.startswith(prefix) and isinstance(v, str | int | float) and (not isinstance(v, float) or math.isfinite(v))
+    }
+
+
+def _hf_tensors(
+    checkpoint: Checkpoint, family: Family, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
+) -> tuple[TensorMap, ...]:
+    out: list[TensorMap] = []
+    strange: list[str] = []
+    seen: set[str] = set()
+    for weight in checkpoint.values():
+        if weight.name == rope.FREQS:
+            continue
+        target = to_hf_name(family, weight.name)
+        if target is None:
+            strange.append(weight.name)
+        if (target or weight.name) in seen:
+            raise InputError(
+                f"two tensors would become '{target or weight.name}'", file=checkpoint.path, tensor=weight.name
+            )
+        seen.add(target or weight.name)
+        stem = weight.name.split(".")[2] if target and weight.name.startswith("blk.") else ""
+        order = _row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path)
+        out.append(
+            TensorMap(
+                weight.name,
+                target or weight.name,
+                weight.shape,
+                row_order=None if order is None else np.argsort(order),
+                keep_float=len(weight.shape) < 2 or stem.endswith("_norm"),
+            )
+        )
+    if strange:
+        warnings.append(
+            f"{len(strange)} tensors are not part of architecture '{family.architecture}' and keep their names "
+            f"(first: {printable(strange[0])})"
+        )
+    return tuple(out)
+
+
+def _restore_rope(
+    checkpoint: Checkpoint, hyper: Hyper, config: dict[str, Any], dropped: dict[str, str], warnings: list[str]
+) -> None:
+    weight = checkpoint.weights.get(rope.FREQS)
+    if weight is None:
+        return
+    if weight.shape != (hyper.head_size // 2,):
+        raise InputError(
+            "wrong shape", file=checkpoint.path, tensor=rope.FREQS, expected=(hyper.head_size // 2,), found=weight.shape
+        )
+    found = rope.recognise_llama3(np.asarray(weight.dequantize(), np.float32), hyper.rope_theta, hyper.context)
+    if found is None:
+        dropped[rope.FREQS] = "no rope_parameters give these factors"
+        warnings.append(
+            "rope_freqs.weight is not of a scaling that transformers knows: it was left out, long contexts will suffer"
+        )
+        return
+    dropped[rope.FREQS] = "said by rope_parameters (llama3)"
+    config["rope_scaling"] = found
+    config["rope_parameters"] = {**found, "rope_theta": hyper.rope_theta}
+
+
+def float_config(data: bytes) -> bytes:
+    """A config.json without what it says of quantized weights, for a folder that holds their floats. Raises InputError."""
+    config = strict_json.typed(strict_json.parse(data, file="config.json"), dict, "config.json")
+    return _json({k: v for k, v in config.items() if k not in ("quantization_config", "quantization_bit")})
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

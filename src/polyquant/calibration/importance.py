@@ -1,0 +1,74 @@
+"""Importance matrices as llama.cpp's imatrix tool writes them: a GGUF with, per tensor, the summed squares of its inputs.
+
+    NAME.in_sum2   f32 [experts, K]   sum of squared activations per input column
+    NAME.counts    f32 [experts, 1]   how many rows went into the sum
+
+importance = in_sum2 / counts: the mean square of each input column, the weight of that column's error in the layer's output.
+The older binary form (.dat) has no magic and is not read: `llama-imatrix --output-format gguf` writes this one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from polyquant.convert.choose import is_vector
+from polyquant.convert.steps import Step
+from polyquant.errors import InputError, PlanError
+from polyquant.opening import open_checkpoint
+from polyquant.types import F32, Action, as_matrix
+
+__all__ = ["load_importance", "mismatches"]
+
+
+def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
+    """GGUF tensor name -> float32 [K], positive. Raises InputError for another kind of file or broken numbers."""
+    checkpoint = open_checkpoint(path)
+    names = [n.removesuffix(".in_sum2") for n in checkpoint if n.endswith(".in_sum2")]
+    if checkpoint.format != "gguf" or not names:
+        raise InputError(
+            "not an importance matrix",
+            file=path,
+            expected="tensors called NAME.in_sum2",
+            hint="make one with llama-imatrix --output-format gguf",
+        )
+    out = {}
+    for name in names:
+        total = checkpoint[f"{name}.in_sum2"].dequantize()
+        if f"{name}.counts" not in checkpoint:
+            raise InputError("importance without counts", file=path, tensor=name)
+        counts = checkpoint[f"{name}.counts"].dequantize()
+        if not (np.isfinite(total).all() and (total >= 0).all() and np.isfinite(counts).all()):
+            raise InputError("importance is negative or not finite", file=path, tensor=name)
+        mean = (total.reshape(counts.size, -1) / np.maximum(counts.reshape(-1, 1), 1)).mean(axis=0)
+        out[name] = np.maximum(mean, np.float32(1e-20)).astype(np.float32)
+    return out
+
+
+def mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
+    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length."""
+    if not importance:
+        return ()
+    for s in steps:
+        found = importance.get(s.map.target)
+        if found is not None and found.shape != (as_matrix(s.map.shape)[1],):
+            raise PlanError(
+                "importance has another length than the tensor's rows",
+                tensor=s.map.target,
+                expected=s.map.shape[-1],
+                found=found.shape,
+            )
+    named = {s.map.target for s in steps}
+    missing = [
+        s.map.target
+        for s in steps
+        if s.action is Action.QUANTIZE and not is_vector(s.map) and s.map.target not in importance
+    ]
+    out = []
+    if strangers := [n for n in importance if n not in named]:
+        out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
+    if missing:
+        out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
+    return tuple(out)

@@ -1,0 +1,123 @@
+"""What the quantization of each tensor alone does to the model: the probe behind `--target-bpw`.
+
+Each weight is quantized with 3 bits, the rest stays float, and the mean KL divergence of the next token's distribution from the float model's is
+measured on the first calibration tokens. Small errors act by their energy, so with other bits the damage is the probe's times the ratio of the codes'
+distortions. The layers before the weight are not run again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from polyquant.calibration.hessians import Hessians
+from polyquant.calibration.stages import DecoderStages, calibration_windows
+from polyquant.codecs.trellis import Trellis
+from polyquant.quantizers.ldlq import quantize_trellis
+from polyquant.registry import codec
+from polyquant.runtime.linear import Linear
+from polyquant.runtime.load import load
+from polyquant.runtime.model import Model
+from polyquant.runtime.scoring import log_sum_exp
+from polyquant.runtime.ternarize import HeldArray
+from polyquant.types import F32, Floats, Weight
+
+__all__ = ["PROBE_BITS", "Probe", "divergences"]
+
+PROBE_BITS = 3
+_LOGITS = 1 << 26
+_MOST, _LEAST = 2048, 256
+"""Tokens of the probe: as many as leave the reference's logits in 256 MB, within these."""
+
+
+def divergences(
+    path: str | os.PathLike[str],
+    text: str | os.PathLike[str],
+    wanted: Mapping[str, Trellis],
+    *,
+    calibrated: bool,
+    on_tensor: Callable[[int, int, str], None] | None = None,
+) -> dict[str, float]:
+    """Mean KL divergence in nats that each tensor's probe does. wanted: tensor's name in the checkpoint -> a codec of the kind that it will have.
+
+    calibrated: quantize with the Hessian. A tensor that the decoder does not multiply with is left out. Raises InputError, UnsupportedError.
+    """
+    model = load(path, activations="float")
+    stages = DecoderStages(model, calibration_windows(model, text))
+    probe = Probe(model, stages.windows)
+    hessians = Hessians(stages, wanted) if calibrated else None
+    out: dict[str, float] = {}
+    for index, layer in enumerate(model.decoder.layers):
+        for key, linear in [(k, v) for k, v in vars(layer).items() if isinstance(v, Linear)]:
+            for i, weight in enumerate(linear.weights):
+                if weight.name not in wanted:
+                    continue
+                h = hessians.of(weight.name)[0] if hessians is not None else None
+                setattr(layer, key, _with_probe(linear, i, wanted[weight.name], h))
+                out[weight.name] = probe.divergence(index)
+                setattr(layer, key, linear)
+                if on_tensor is not None:
+                    on_tensor(len(out), len(wanted), weight.name)
+        probe.advance(index)
+    return out
+
+
+def _with_probe(linear: Linear, index: int, kind: Trellis, h: F32 | None) -> Linear:
+    """The linear with one weight quantized at PROBE_BITS."""
+    weight, plain = linear.weights[index], codec("f32")
+    grid = kind.codebook == "grid"
+    coded = kind.configure(bits=PROBE_BITS, window_bits=PROBE_BITS if grid else min(12, kind.window_bits))
+    parts = coded.pack(quantize_trellis(coded, weight.dequantize(), h).codes)
+    found = coded.dequantize(parts, weight.shape)
+    held = {key: HeldArray(part) for key, part in plain.pack(Floats(found)).items()}
+    weights = list(linear.weights)
+    weights[index] = Weight(weight.name, weight.shape, plain, held)
+    return Linear(weights, linear.bias, linear.rounding)
+
+
+class Probe:
+    """The first calibration tokens on their way through the float model."""
+
+    def __init__(self, model: Model, windows: Sequence[np.ndarray]) -> None:
+        self.decoder = model.decoder
+        budget = min(_MOST, max(_LEAST, _LOGITS // model.vocab))
+        length = min(budget, max(64, budget // 4), len(windows[0]))
+        count = max(1, budget // length)
+        spread = np.linspace(0, len(windows) - 1, min(count, len(windows))).astype(int)
+        tokens = [windows[i][:length] for i in spread]
+        self._tokens = tokens
+        self.rewind()
+        self.reference = [self._log_probs(x) for x in self._through(0)]
+
+    def rewind(self) -> None:
+        """Stand before the first layer."""
+        self.states: list[F32] = [next(self.decoder.states(t, self.decoder.cache())).copy() for t in self._tokens]
+
+    def advance(self, index: int) -> None:
+        """Go through a layer that is float again."""
+        self.states = [self.decoder.alone(index, x.copy(), self.decoder.cache()) for x in self.states]
+
+    def divergence(self, index: int) -> float:
+        """Of the model as it stands, whose layers before `index` are float."""
+        total = count = 0.0
+        for x, p in zip(self._through(index), self.reference, strict=True):
+            q = self._log_probs(x)
+            total += float(np.einsum("nv,nv->", np.exp(p), p - q, dtype=np.float64))
+            count += len(x)
+        return max(total / count, 1e-12)
+
+    def _through(self, index: int) -> list[F32]:
+        """The states [T, hidden] of each window after the layers from `index` on."""
+        out = []
+        for state in self.states:
+            x = state.copy()
+            for i in range(index, len(self.decoder.layers)):
+                x = self.decoder.alone(i, x, self.decoder.cache())
+            out.append(x)
+        return out
+
+    def _log_probs(self, x: F32) -> F32:
+        logits = self.decoder.logits(self.decoder.norm(x))
+        return logits - log_sum_exp(logits)[:, None].astype(np.float32)

@@ -1,0 +1,242 @@
+"""Hessians of a checkpoint by running it on a text: with our decoder layer by layer, or with transformers where ours does not know the architecture.
+
+Our decoder keeps the states of all calibration tokens [T, hidden] float32 and the Hessians of one layer; the weights stay in their file. The sums
+are those of one order of windows, so they are the same each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.analysis.evaluate import read_text, text_tokens
+from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick
+from polyquant.calibration.samples import read_samples
+from polyquant.calibration.statistics import CacheRanges
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.runtime.decoder import Decoder, Layer
+from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.linear import Linear
+from polyquant.runtime.load import load
+from polyquant.runtime.model import Model
+from polyquant.types import F32
+
+__all__ = ["OWN_TEXT", "TOKENS", "WINDOWS", "DecoderStages", "calibration_stages", "calibration_windows"]
+
+WINDOWS, TOKENS = 128, 512
+OWN_TEXT = "self"
+"""In place of a file: text that the model writes itself, at temperature 1."""
+
+Tokens = NDArray[np.int64]
+
+
+class DecoderStages:
+    """Our decoder: a stage for each layer, and one for the head."""
+
+    def __init__(self, model: Model, windows: Sequence[Tokens]) -> None:
+        self.model, self.windows = model, windows
+        decoder = model.decoder
+        self._linears = [[v for v in vars(layer).values() if isinstance(v, Linear)] for layer in decoder.layers]
+        self._linears.append([decoder.head])
+        self._states: list[F32] = []
+
+    @property
+    def names(self) -> Sequence[Sequence[str]]:
+        """See Stages."""
+        return [[w.name for linear in linears for w in linear.weights] for linears in self._linears]
+
+    @property
+    def states(self) -> Sequence[F32]:
+        """What the next stage reads, [T, hidden] of each window. Good until it is run."""
+        return self._states
+
+    def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
+        """See Stages."""
+        return self.gather(index, wanted, tick, Moments)
+
+    def gather(
+        self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None = None
+    ) -> Mapping[str, G]:
+        """See GatheringStages."""
+        decoder = self.model.decoder
+        if index == 0:
+            self._states = [next(decoder.states(tokens, decoder.cache())).copy() for tokens in self.windows]
+        taps = [Tap(linear, make) for linear in self._linears[index] if wanted & {w.name for w in linear.weights}]
+        if index < len(decoder.layers):
+            layer = decoder.layers[index]
+            with _tapped(layer, taps), _kept(layer, decoder, cache) as empty:
+                for i, x in enumerate(self._states):
+                    self._states[i] = decoder.alone(index, x, empty())
+                    tick((i + 1) / len(self._states))
+        else:
+            for x in self._states:
+                for tap in taps:
+                    tap.gathered.add(decoder.norm(x))
+            self._states = []
+            tick(1)
+        return {w.name: tap.gathered for tap in taps for w in tap.linear.weights if w.name in wanted}
+
+
+class Tap(Generic[G]):
+    """A linear whose inputs are gathered."""
+
+    def __init__(self, linear: Linear, make: Callable[[int], G]) -> None:
+        self.linear, self.gathered = linear, make(linear.weights[0].shape[1])
+
+    def __call__(self, x: F32) -> Sequence[F32]:
+        """As the linear."""
+        self.gathered.add(x)
+        return self.linear(x)
+
+
+@contextmanager
+def _tapped(layer: Layer, taps: Sequence[Tap[G]]) -> Iterator[None]:
+    """Within the block the layer's linears are the taps."""
+    places = {key: tap for tap in taps for key, value in vars(layer).items() if value is tap.linear}
+    for key, tap in places.items():
+        setattr(layer, key, tap)
+    try:
+        yield
+    finally:
+        for key, tap in places.items():
+            setattr(layer, key, tap.linear)
+
+
+@contextmanager
+def _kept(layer: Layer, decoder: Decoder, ranges: CacheRanges | None) -> Iterator[Callable[[], KVCache]]:
+    """Within the block `ranges` is told keys and values; yields what makes empty caches."""
+    if ranges is None or not ranges.before:
+        yield decoder.cache if ranges is None else lambda: _Watched(decoder, ranges)
+        return
+    linear, hyper = vars(layer)["qkv"], decoder.hyper
+    wide = hyper.heads * hyper.head_size
+    cuts = (wide, wide + hyper.kv_heads * hyper.head_size)
+
+    def told(x: F32) -> Sequence[F32]:
+        out: Sequence[F32] = linear(x)
+        _, keys, values = np.split(np.concatenate(out, axis=1), cuts, axis=1)
+        ranges.add(keys, values)
+        return out
+
+    setattr(layer, "qkv", told)  # noqa: B010  a Layer promises no such name; those of our decoder have it
+    try:
+        yield decoder.cache
+    finally:
+        setattr(layer, "qkv", linear)  # noqa: B010
+
+
+class _Watched(KVCache):
+    """A float cache that tells what it keeps."""
+
+    def __init__(self, decoder: Decoder, ranges: CacheRanges) -> None:
+        super().__init__(decoder.hyper.layers, decoder.hyper.kv_heads, decoder.hyper.head_size)
+        self._ranges = ranges
+
+    def attend(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+        """See KVCache."""
+        self._ranges.add(k, v)
+        return super().attend(layer, q, k, v, scale=scale, window=window)
+
+
+def calibration_windows(
+    model: Model, text: str | os.PathLike[str], *, windows: int = WINDOWS, tokens: int = TOKENS
+) -> list[Tokens]:
+    """Windows of at most `tokens` tokens, each behind a BOS where the tokenizer has one, spread evenly over the text; or of what the model writes.
+
+    Of a file of samples (calibration_file.py) each sample is a window. Raises InputError for fewer than 64 tokens in all.
+    """
+    length = min(tokens, model.context)
+    if text == OWN_TEXT:
+        return _own_text(model, windows // 4, length)  # enough where text is dear
+    if (samples := read_samples(text)) is not None:
+        return _sampled(model, samples, windows, length, text)
+    ids, bos = text_tokens(model, read_text(text), None)
+    return cut(ids, bos, windows, length, text)
+
+
+def cut(ids: Tokens, bos: int | None, windows: int, length: int, text: object) -> list[Tokens]:
+    """At most `windows` windows of `length` from a text. Raises InputError for fewer than 64 tokens."""
+    if len(ids) < LEAST_INPUTS:
+        raise InputError(
+            "too little text to calibrate on", file=text, expected=f"at least {LEAST_INPUTS} tokens", found=len(ids)
+        )
+    lead = [] if bos is None else [bos]
+    room = length - len(lead)
+    count = min(windows, -(-len(ids) // room))
+    starts = np.linspace(0, max(0, len(ids) - room), count).astype(np.int64) if count > 1 else [0]
+    return [np.concatenate([np.array(lead, np.int64), ids[a : a + room]]) for a in starts]
+
+
+def _sampled(
+    model: Model, samples: Sequence[str | Sequence[int]], windows: int, length: int, file: object
+) -> list[Tokens]:
+    """The first `windows` samples, each cut to `length` tokens; texts behind a BOS where the tokenizer has one."""
+    out: list[Tokens] = []
+    for sample in samples[:windows]:
+        if isinstance(sample, str):
+            ids, bos = text_tokens(model, sample, length)
+            lead = [] if bos is None else [bos]
+            ids = np.concatenate([np.array(lead, np.int64), ids])
+        else:
+            ids = np.array(sample, np.int64)
+            if len(ids) and ids.max() >= model.vocab:
+                raise InputError(
+                    "a token is outside the vocabulary",
+                    file=file,
+                    expected=f"0 to {model.vocab - 1}",
+                    found=int(ids.max()),
+                )
+        if len(ids):
+            out.append(ids[:length])
+    if (total := sum(map(len, out))) < LEAST_INPUTS:
+        raise InputError(
+            "too little text to calibrate on", file=file, expected=f"at least {LEAST_INPUTS} tokens", found=total
+        )
+    return out
+
+
+def _own_text(model: Model, windows: int, length: int) -> list[Tokens]:
+    """What the model writes after BOS, seeds 0, 1, ...: texts that end early make up for it in number."""
+    bos = model.tokenizer.special.get("bos")
+    if bos is None:
+        raise UnsupportedError(
+            "the tokenizer has no token that begins a text, so the model cannot write its own",
+            file=model.checkpoint.path,
+            hint="give a file: --calibration FILE",
+        )
+    out: list[Tokens] = []
+    seed = total = 0
+    while total < windows * length and seed < 16 * windows:
+        written = [t.id for t in model.generate([bos], max_tokens=length - 1, temperature=1.0, seed=seed)]
+        out.append(np.array([bos, *written], np.int64))
+        total, seed = total + len(out[-1]), seed + 1
+    return out
+
+
+def calibration_stages(
+    path: str | os.PathLike[str], text: str | os.PathLike[str], *, windows: int = WINDOWS
+) -> GatheringStages:
+    """A float checkpoint and a text -> its stages. Raises InputError, UnsupportedError."""
+    try:
+        model = load(path, activations="float")
+    except UnsupportedError as refused:
+        if find_spec("torch") is None or find_spec("transformers") is None:
+            hint = "calibrate with torch and transformers installed, or choose a way that needs no inputs"
+            raise UnsupportedError(
+                f"{refused.message}; nothing here can run it to calibrate", file=path, hint=hint
+            ) from None
+        from polyquant.calibration.hessians_torch import TorchStages
+
+        if text == OWN_TEXT:
+            raise UnsupportedError(
+                f"{refused.message}, so it cannot write its own text", file=path, hint="give a file: --calibration FILE"
+            ) from None
+        samples = read_samples(text)
+        return TorchStages(path, read_text(text) if samples is None else samples, windows=windows, tokens=TOKENS)
+    return DecoderStages(model, calibration_windows(model, text, windows=windows))

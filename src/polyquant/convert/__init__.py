@@ -1,0 +1,1 @@
+"""Conversions: a recipe becomes a plan, a plan becomes files."""

@@ -1,0 +1,339 @@
+"""Carry out a plan: row blocks stream from the source's files to their slots, on several threads, errors measured on the way.
+
+Memory holds the row blocks in flight, never a model. A step whose codec cannot be cut by rows (I2_S, TL: one scale, one
+permutation for the tensor) holds that one tensor's codes, one byte a weight. Of trellis steps, which hold floats of a whole tensor and whose
+kernels use all processors, one is in work at a time; other steps go on beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from polyquant.calibration.hessians import Hessians
+from polyquant.calibration.stages import calibration_stages
+from polyquant.convert import work
+from polyquant.convert.steps import Plan, Step
+from polyquant.convert.work import Piece
+from polyquant.errors import CodecError, InputError, UnsupportedError
+from polyquant.formats.existing import refuse_target, replaceable
+from polyquant.formats.msmodelslim import work as ascend_work
+from polyquant.formats.msmodelslim.prepare import Prepared
+from polyquant.formats.trellis.config import mse_text
+from polyquant.ops import native
+from polyquant.ops.metrics import ErrorSums
+from polyquant.storage.source import refuse_changed
+from polyquant.storage.staging import Resume, Staging, staged
+from polyquant.types import Affine, as_matrix
+
+__all__ = ["Progress", "Report", "StepReport", "cores", "execute"]
+
+
+_Result: TypeAlias = tuple[ErrorSums | None, str]
+
+_CHEAP = 64
+"""Weights that are moved in the time in which one is searched for in a trellis, in round figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Told after every row block: weights done and in all (beside a search for trellis codes the others count little), and where we are."""
+
+    done: int
+    total: int
+    tensor: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What happened to one tensor. error is None where nothing was lost or it was not measured; note says what the scale did."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    action: str
+    source: str
+    target: str
+    nbytes: int
+    error: ErrorSums | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        out = asdict(self)
+        if self.error is not None:
+            out |= {
+                "snr_db": self.error.snr,
+                "rrmse": self.error.rrmse,
+                "cosine": self.error.cosine,
+                "max_error": self.error.worst,
+            }
+        return out
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> StepReport:
+        """The inverse of `to_json`."""
+        error = entry.get("error")
+        names = ("tensor", "action", "source", "target", "nbytes", "note")
+        return StepReport(
+            shape=tuple(entry["shape"]), error=ErrorSums(**error) if error else None, **{n: entry[n] for n in names}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished conversion."""
+
+    path: Path
+    format: str
+    nbytes: int
+    seconds: float
+    steps: tuple[StepReport, ...]
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def error(self) -> ErrorSums:
+        """Sums over all measured tensors."""
+        return sum((s.error for s in self.steps if s.error is not None), ErrorSums())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        total = self.error
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "bytes": self.nbytes,
+            "seconds": self.seconds,
+            "rrmse": total.rrmse,
+            "snr_db": total.snr,
+            "warnings": list(self.warnings),
+            "tensors": [s.to_json() for s in self.steps],
+        }
+
+
+def execute(
+    plan: Plan,
+    dst: str | os.PathLike[str],
+    *,
+    resume: Resume = "auto",
+    overwrite: bool = False,
+    threads: int | None = None,
+    measure: bool = True,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Report:
+    """Write the plan's output to `dst`, which appears only when whole. threads: default all cores.
+
+    Raises PlanError (target exists, locked, disk too small), InputError (source broken or not finite), OSError from the disk.
+    """
+    target, started = Path(dst), time.monotonic()
+    refuse_target(target, plan.source.path, overwrite=overwrite)
+    run = _Run(plan, threads or cores(), measure, on_progress)
+    with (
+        staged(
+            target,
+            plan.layout,
+            plan.fingerprint,
+            resume=resume,
+            replaceable=replaceable if overwrite else None,
+            check=lambda: refuse_changed(plan.source.opened),
+        ) as staging,
+        _kernel_threads(threads),
+    ):
+        reports = run.all_steps(staging)
+    return Report(target, plan.format, plan.nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+
+
+@contextmanager
+def _kernel_threads(count: int | None) -> Iterator[None]:
+    """Within the block kernels with threads of their own use `count` of them (the process has one such number)."""
+    before = native.threads()
+    if count is not None:
+        native.set_threads(min(count, 256))
+    try:
+        yield
+    finally:
+        if count is not None:
+            native.set_threads(before)
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux; elsewhere all there are
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+class _Run:
+    """The moving state of one execution: a bounded window of jobs on a thread pool."""
+
+    def __init__(self, plan: Plan, threads: int, measure: bool, on_progress: Callable[[Progress], None] | None) -> None:
+        self.plan, self.threads, self.measure, self.on_progress = plan, threads, measure, on_progress
+        self.searches = any(s.searches for s in plan.steps)
+        self.total = sum(self._work(s, s.weights) for s in plan.steps)
+        learning = [s for s in plan.steps if s.searches or s.target.form is Affine]
+        self.calibrating = sum(s.weights for s in learning) if plan.text is not None else 0
+        self.calibrated = 0.0
+        self.done_weights = 0
+        self.started = time.monotonic()
+        self.stop = threading.Event()
+        self.hessians: Hessians | None = None
+        self.prepared: Prepared | None = None
+
+    def _work(self, step: Step, weights: int) -> int:
+        """What so many weights of a step count towards the progress, so that the time that is left can be told from it."""
+        return weights if step.searches or not self.searches else weights // _CHEAP
+
+    def all_steps(self, staging: Staging) -> list[StepReport]:
+        """Run what the journal does not hold yet; reports in the plan's order."""
+        reports = {name: StepReport.from_json(entry) for name, entry in staging.done.items()}
+        self.done_weights = sum(self._work(s, s.weights) for s in self.plan.steps if s.map.target in reports)
+        open_blocks: dict[str, int] = {}
+        sums: dict[str, list[_Result]] = {}
+        pending: dict[Future[_Result], tuple[Step, int]] = {}
+
+        def settle(done: set[Future[_Result]]) -> None:
+            for future in done:
+                step, weights = pending.pop(future)
+                name = step.map.target
+                sums[name].append(future.result())
+                self._tell(name, self._work(step, weights))
+                open_blocks[name] -= 1
+                if open_blocks[name] == 0:
+                    reports[name] = self._step_report(step, sums.pop(name))
+                    staging.finish(name, reports[name].to_json())
+
+        with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
+            try:
+                for step in self._ordered([s for s in self.plan.steps if s.map.target not in reports]):
+                    found = list(work.blocks(step))
+                    open_blocks[step.map.target], sums[step.map.target] = len(found), []
+                    for rows in found:
+                        if len(pending) >= 2 * self.threads:
+                            settle(wait(pending, return_when=FIRST_COMPLETED).done)
+                        job = (lane if step.alone else pool).submit(self._job, step, rows, staging)
+                        pending[job] = (
+                            step,
+                            (rows.stop - rows.start) * as_matrix(step.map.shape)[1] if rows else step.weights,
+                        )
+                while pending:
+                    settle(wait(pending, return_when=FIRST_COMPLETED).done)
+            finally:  # after an error or an interrupt: what has begun ends early, the rest never starts
+                self.stop.set()
+                for future in pending:
+                    future.cancel()
+        return [reports[s.map.target] for s in self.plan.steps]
+
+    def _ordered(self, steps: list[Step]) -> list[Step]:
+        """The steps in the order of the work: those that are searched on inputs as the calibration comes to them."""
+        if self.plan.ascend is not None:
+            return self._prepared(steps)
+        wanted = [s.map.source for s in steps if s.searches]
+        if self.plan.calibration is None or not wanted:
+            return steps
+        self._show("calibration text")
+        stages = calibration_stages(self.plan.source.path, self.plan.calibration)
+        if not any(set(wanted) & set(names) for names in stages.names):
+            raise UnsupportedError(
+                "calibration reaches none of the weights that are quantized",
+                file=self.plan.source.path,
+                expected=f"inputs of {wanted[0]}",
+                hint="use --method trellis_viterbi, which needs no inputs",
+            )
+        self.hessians = hessians = Hessians(stages, wanted, self._calibrated)
+        return sorted(steps, key=lambda s: hessians.order(s.map.source) if s.searches else -1)
+
+    def _prepared(self, steps: list[Step]) -> list[Step]:
+        """The same for an msModelSlim folder, after its calibration."""
+        if not steps:
+            return steps
+        self.prepared = prepared = ascend_work.prepared_of(self.plan, self._calibrated)
+        if prepared is None:
+            return steps
+        return sorted(steps, key=lambda s: prepared.order(s.map.source) if s.alone else -1)
+
+    def _calibrated(self, share: float) -> None:
+        """The model has come so far through the calibration text."""
+        if self.stop.is_set():
+            raise InterruptedError("the conversion ended before its calibration did")
+        self.calibrated = share
+        self._show("calibrating")
+
+    def _tell(self, name: str, weights: int) -> None:
+        self.done_weights += weights
+        self._show(name)
+
+    def _show(self, name: str) -> None:
+        if self.on_progress is not None:
+            done, total = self.done_weights + int(self.calibrated * self.calibrating), self.total + self.calibrating
+            self.on_progress(Progress(done, total, name, time.monotonic() - self.started))
+
+    def _step_report(self, step: Step, results: list[_Result]) -> StepReport:
+        measured = [e for e, _ in results if e is not None]
+        error = sum(measured, ErrorSums()) if measured else None
+        name = step.map.target
+        if error is not None:
+            self._refuse_infinite(step, error)
+        made = "constant" if name in self.plan.translation.constants else "calibration"
+        source = str(step.source) if step.source is not None else made
+        notes = "; ".join(dict.fromkeys(n for _, n in results if n))
+        return StepReport(name, step.map.shape, step.action.value, source, str(step.target), step.nbytes, error, notes)
+
+    def _refuse_infinite(self, step: Step, error: ErrorSums) -> None:
+        if not error.finite:
+            raise InputError(
+                "holds NaN or infinity",
+                file=self.plan.source.path,
+                tensor=step.map.source,
+                hint="polyquant validate names them all",
+            )
+
+    def _job(self, step: Step, rows: slice | None, staging: Staging) -> _Result:
+        """One row block, or one whole tensor: read, convert, measure, write."""
+        if self.stop.is_set():
+            return None, ""
+        name = step.map.target
+        if step.source is None and name in self.plan.translation.constants:
+            staging.write(name, "blocks", 0, np.ascontiguousarray(self.plan.translation.constants[name], np.float32))
+            return None, ""
+        error, note = None, ""
+        try:
+            for piece in self._pieces(step, rows):
+                _write(staging, name, piece)
+                error = piece.error if error is None or piece.error is None else error + piece.error
+                note = piece.note or note
+        except CodecError as problem:
+            raise InputError(
+                problem.message,
+                file=self.plan.source.path,
+                tensor=step.map.source,
+                expected=problem.expected,
+                found=problem.found,
+                hint=problem.hint,
+            ) from None
+        if error is not None and (name, "mse") in self.plan.layout.slots:
+            self._refuse_infinite(step, error)
+            text = mse_text(error.dd / max(1, error.count))
+            staging.write(name, "mse", 0, np.frombuffer(text, np.uint8))
+        return error, note
+
+    def _pieces(self, step: Step, rows: slice | None) -> Iterator[Piece]:
+        if ascend_work.takes(self.plan, step, self.prepared):
+            yield from ascend_work.pieces(self.plan, step, rows, self.prepared, measure=self.measure)
+        elif rows is not None:
+            yield work.stream(self.plan, step, rows, measure=self.measure)
+        else:
+            yield from work.whole(self.plan, step, measure=self.measure, hessians=self.hessians)
+
+
+def _write(staging: Staging, tensor: str, piece: Piece) -> None:
+    for part, array in piece.parts.items():
+        offset = piece.start * array.nbytes // max(1, piece.rows)
+        staging.write(tensor, part, offset, np.ascontiguousarray(array))

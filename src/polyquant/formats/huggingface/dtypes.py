@@ -1,0 +1,52 @@
+"""Which codec the tensors of a Hugging Face folder have, and how a weight is stored there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyquant.codecs.dtypes import BY_NUMPY, WORDS
+from polyquant.codecs.exl3 import EXL3
+from polyquant.codecs.opaque_dtype import OpaqueDtype
+from polyquant.errors import PlanError
+from polyquant.formats.huggingface.exl3 import stored_names
+from polyquant.registry import codec
+from polyquant.types import Codec, Shape
+
+__all__ = ["PACKED", "bitnet_codec", "stored_tensors"]
+
+PACKED = "hf_bitnet."
+_ELSEWHERE = {"trellis.": "trellis-v3", "w8a": "msmodelslim", "w4a": "msmodelslim"}
+"""Start of a codec's name -> the format that has it."""
+
+
+def bitnet_codec(config: Mapping[str, Any]) -> Codec | None:
+    """The codec of packed linears if config.json says BitNet. linear_class alone decides what the scale means."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "bitnet":
+        return None
+    kind = "autobitlinear" if quantization.get("linear_class") == "autobitlinear" else "bitlinear"
+    return codec(PACKED + kind)
+
+
+def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, str, str, Shape]]:
+    """(part, name in the file, dtype, shape in the file) of one weight. Raises PlanError for codecs that have no place here."""
+    if isinstance(target, OpaqueDtype):
+        return [("bytes", name, target.dtype, shape)]
+    if target.name in WORDS:
+        return [("blocks", name, WORDS[target.name], shape)]
+    if isinstance(target, EXL3):
+        return stored_names(name, shape, target)
+    if not target.name.startswith(PACKED):
+        raise PlanError(
+            f"a Hugging Face folder cannot hold {target.name}",
+            tensor=name,
+            hint=next(
+                (f"add --to {to}" for word, to in _ELSEWHERE.items() if target.name.startswith(word)),
+                "choose bf16, f16, f32, hf_bitnet.autobitlinear or exl3.4.mul1",
+            ),
+        )
+    if not name.endswith(".weight"):
+        raise PlanError("only tensors called *.weight can be packed", tensor=name, found=target.name)
+    stem = name.removesuffix("weight")
+    return [(part, stem + part, BY_NUMPY[spec.dtype], spec.shape) for part, spec in target.specs(shape).items()]

@@ -1,0 +1,136 @@
+"""Laying out a Hugging Face folder: every file, header and offset before any payload; the same bytes for the same input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from polyquant.errors import PlanError
+from polyquant.formats.huggingface.dtypes import PACKED, bitnet_codec, stored_tensors
+from polyquant.formats.huggingface.exl3 import METHOD, exl3_config
+from polyquant.storage import strict_json
+from polyquant.storage.folder import base_name
+from polyquant.storage.safetensors import header_bytes
+from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
+
+__all__ = ["lay_out"]
+
+_GONE = (METHOD, "polyquant_trellis")
+"""Methods whose weights, if they are none of the tensors any more, were decoded or are in another form now."""
+_INDEX = "model.safetensors.index.json"
+_Stored = tuple[tuple[str, str], ArraySpec, str, str, Shape]
+"""Slot key, spec of the part, then name, dtype and shape in the file."""
+
+
+def lay_out(
+    tensors: Sequence[TensorSpec],
+    files: Mapping[str, bytes],
+    *,
+    shard_bytes: int = 5_000_000_000,
+    metadata: Mapping[str, str] | None = None,
+) -> Layout:
+    """safetensors shards of at most shard_bytes (a larger tensor stands alone), the index, and `files` as they are.
+
+    Only config.json is edited, where it would have packed BitNet weights misread. metadata: `__metadata__` of every shard,
+    {"format": "pt"} unless given. Raises PlanError for codecs that have no place in a folder and for names that collide.
+    """
+    files = _agreeing(tensors, files)
+    metadata = {"format": "pt"} if metadata is None else metadata
+    shards = _split(list(_stored(tensors)), shard_bytes)
+    plans, slots, weight_map = [], {}, {}
+    for i, shard in enumerate(shards):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        header, placed = header_bytes([(name, dtype, shape) for _, _, name, dtype, shape in shard], metadata)
+        at = {e.name: e for e in placed}
+        for key, spec, name, _, _ in shard:
+            assert at[name].nbytes == spec.nbytes, (name, at[name].nbytes, spec.nbytes)
+            slots[key] = Slot(file, at[name].offset, spec)
+            weight_map[name] = file
+        plans.append(FilePlan(file, len(header) + sum(e.nbytes for e in placed), ((0, header),)))
+    if len(shards) > 1:
+        content = {"metadata": {"total_size": sum(s.spec.nbytes for s in slots.values())}, "weight_map": weight_map}
+        plans.append(_whole(_INDEX, _json(content)))
+    taken = {p.name for p in plans}
+    for name, data in sorted(files.items()):
+        if not base_name(name) or name in taken:
+            raise PlanError("a file beside the weights needs a plain name of its own", file=name)
+        plans.append(_whole(name, data))
+    return Layout(tuple(plans), slots, folder=True)
+
+
+def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """files, with a config.json whose quantization_config says what the packed weights mean, and says nothing if there are none."""
+    kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
+    if len(kinds) > 1:
+        raise PlanError("one folder cannot hold both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))
+    exl3 = exl3_config(tensors)
+    if kinds and exl3 is not None:
+        raise PlanError("one folder cannot hold packed BitNet and EXL3 weights")
+    if "config.json" not in files:
+        if kinds:
+            raise PlanError("packed BitNet weights need a config.json that says what their scale means")
+        return files
+    config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
+    if (
+        "transformers_weights" in config
+    ):  # the source's own file name, or why transformers must not read it without a plugin
+        del config["transformers_weights"]
+        files = _with_config(files, config)
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if exl3 is not None:
+        kept: Mapping[str, Any] = quantization if method == METHOD and isinstance(quantization, dict) else {}
+        return _with_config(files, {**config, "quantization_config": {**kept, **exl3}})
+    if method in _GONE and not kinds:
+        del config["quantization_config"]
+        return _with_config(files, config)
+    said = bitnet_codec(config)
+    if (said.name.removeprefix(PACKED) if said else None) == next(iter(kinds), None):
+        return files
+    if kinds:
+        apart = [t.name for t in tensors if len(t.shape) == 2 and not t.codec.name.startswith(PACKED)]
+        modules = {n.removesuffix(".weight") for n in apart if n.endswith(".weight") and "embed" not in n} | {"lm_head"}
+        config["quantization_config"] = {
+            "quant_method": "bitnet", "linear_class": kinds.pop(), "quantization_mode": "offline",
+            "modules_to_not_convert": sorted(modules),
+        }  # fmt: skip
+    else:
+        del config["quantization_config"]
+    return _with_config(files, config)
+
+
+def _with_config(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Mapping[str, bytes]:
+    return {**files, "config.json": (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
+
+
+def _stored(tensors: Sequence[TensorSpec]) -> Iterator[_Stored]:
+    seen = {"__metadata__"}
+    for t in tensors:
+        specs = t.codec.specs(t.shape)
+        for part, name, dtype, shape in stored_tensors(t.name, t.shape, t.codec):
+            if name in seen:
+                raise PlanError("two tensors would share a name", tensor=name)
+            seen.add(name)
+            yield (t.name, part), specs[part], name, dtype, shape
+
+
+def _split(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
+    """In the given order; at least one shard, even if it is empty."""
+    shards: list[list[_Stored]] = [[]]
+    used = 0
+    for item in stored:
+        if shards[-1] and used + item[1].nbytes > limit:
+            shards.append([])
+            used = 0
+        shards[-1].append(item)
+        used += item[1].nbytes
+    return shards
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _whole(name: str, data: bytes) -> FilePlan:
+    return FilePlan(name, len(data), ((0, data),))

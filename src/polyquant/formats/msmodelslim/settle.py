@@ -1,0 +1,200 @@
+"""What an msModelSlim folder says of more than one tensor: options held against what is quantized, norms and biases as the dialect has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from polyquant.codecs.msmodelslim import MsModelSlim
+from polyquant.convert.steps import Step
+from polyquant.errors import PlanError
+from polyquant.formats.msmodelslim.options import MsModelSlimOptions
+from polyquant.formats.msmodelslim.prepare import derived
+from polyquant.formats.msmodelslim.smooth import links
+from polyquant.formats.msmodelslim.target import bias_type, kept, module_of
+from polyquant.formats.trellis.target import folder_warnings, is_linear
+from polyquant.registry import codec
+from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap, Weight
+
+__all__ = ["settled", "warnings"]
+
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def settled(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptions) -> list[Step]:
+    """The steps with what concerns more than one tensor: biases and norms as the dialect has them. Raises PlanError for a folder that makes no sense."""
+    _refuse_steps(steps, options)
+    quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, MsModelSlim)}
+    if options.wanting is not None:
+        steps = [*_smoothing(source, steps, options), *_derived(source, steps, options)]
+    if options.dialect != "v0":
+        steps = _without_twins(steps)
+    biases = {f"{module}.bias" for module in quantized}
+    out = [_bias(s, options) if s.map.target in biases else s for s in steps]
+    if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
+        out += _norm_modules(out)
+    return [
+        replace(s, cut=_cut(s.target, options)) if s.action in (Action.QUANTIZE, Action.REQUANTIZE) else s for s in out
+    ]
+
+
+def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
+    quantized = [s for s in steps if isinstance(s.target, MsModelSlim)]
+    if not quantized:
+        raise PlanError(
+            "no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16"
+        )
+    linears = [s.map.target for s in steps if is_linear(s.map.target, s.map.shape)]
+    for glob in options.keep:
+        if not any(kept(name, [glob]) for name in linears):
+            raise PlanError(
+                f"--keep {glob} names no linear layer",
+                hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None,
+            )
+    fresh = [s for s in quantized if s.action in (Action.QUANTIZE, Action.REQUANTIZE)]
+    static = [s for s in fresh if isinstance(s.target, MsModelSlim) and s.target.static]
+    if options.calibration is not None:
+        if not static and options.wanting is None:
+            raise PlanError(
+                f"{(fresh or quantized)[0].target} reads no calibration text",
+                hint="leave out --calibration, or add --effort max, --smooth or --kv",
+            )
+        return
+    missing = [s.map.source for s in static if module_of(s.map.source) not in options.ranges]
+    if missing and options.ranges:
+        raise PlanError(
+            f"--ranges says nothing of {len(missing)} layers",
+            tensor=missing[0],
+            hint=f"add them to the file, or --keep '{module_of(missing[0])}'",
+        )
+    if missing:
+        raise PlanError(
+            f"{static[0].target.name} needs the ranges of what its layers read",
+            hint="add --calibration FILE (a text), or --ranges FILE; w8a16 and w8a8.dynamic need neither",
+        )
+    if options.ranges and not static:
+        raise PlanError(f"{(fresh or quantized)[0].target} reads no ranges", hint="leave out --ranges")
+
+
+def _smoothing(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptions) -> list[Step]:
+    """The steps, those whose floats smoothing changes marked so."""
+    if options.smooth is None:
+        return list(steps)
+    found = links(source, options.smooth)
+    changed = {name for link in found for name in (link.feeder, *link.readers)}
+    changed |= {f"{module_of(name)}.bias" for name in changed}
+    return [
+        replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
+        if s.map.source in changed
+        else s
+        for s in steps
+    ]
+
+
+def _equal(a: Weight, b: Weight) -> bool:
+    return np.array_equal(a.dequantize(), b.dequantize())
+
+
+def _derived(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptions) -> list[Step]:
+    """Steps for what a calibration adds."""
+    quantized = [s.map.source for s in steps if isinstance(s.target, MsModelSlim)]
+    have = {s.map.target for s in steps}
+    return [
+        Step(
+            TensorMap(t.name, t.name, t.shape, keep_float=True),
+            None,
+            t.codec,
+            Action.COPY,
+            "found by the calibration",
+            _nbytes(t.codec, t.shape),
+        )
+        for t in derived(source, options, quantized).values()
+        if t.name not in have
+    ]
+
+
+def _nbytes(target: Codec, shape: Shape) -> int:
+    return sum(s.nbytes for s in target.specs(shape).values())
+
+
+def _without_twins(steps: Sequence[Step]) -> list[Step]:
+    """A norm once, where v0 says it twice: the second is what its quantized layers were made for."""
+    twins = {_once(s.map.target): s for s in steps if _once(s.map.target) != s.map.target}
+    single = [s for s in steps if _once(s.map.target) == s.map.target]
+    return [
+        replace(twins[name], map=replace(twins[name].map, target=name)) if (name := s.map.target) in twins else s
+        for s in single
+    ]
+
+
+def _once(name: str) -> str:
+    """norm.module.weight -> norm.weight; any other name as it is."""
+    return name.replace(".module.", ".") if name.endswith((".module.weight", ".module.bias")) else name
+
+
+def _bias(step: Step, options: MsModelSlimOptions) -> Step:
+    """The float bias of a quantized layer, in the type that the dialect has for it."""
+    target = codec(bias_type(options))
+    if step.source is None or step.source.form is not Floats or target.name == step.target.name:
+        return step
+    action = Action.COPY if step.source.name == target.name else Action.TRANSCODE
+    return replace(step, target=target, action=action, nbytes=_nbytes(target, step.map.shape))
+
+
+def _norm_modules(steps: Sequence[Step]) -> list[Step]:
+    """v0 says a smoothed norm twice: steps that write norm.weight and norm.bias as norm.module.weight and norm.module.bias too."""
+    by_name = {s.map.target: s for s in steps}
+    out = []
+    for name, bias in by_name.items():
+        norm = name.removesuffix(".bias")
+        weight = by_name.get(f"{norm}.weight")
+        if norm == name or weight is None or len(weight.map.shape) != 1 or f"{norm}.module.weight" in by_name:
+            continue
+        if not _is_norm(norm):
+            continue
+        for step, last in ((weight, "weight"), (bias, "bias")):
+            out.append(replace(step, map=replace(step.map, target=f"{norm}.module.{last}"), why="v0 says it twice"))
+    return out
+
+
+def _is_norm(module: str) -> bool:
+    return "norm" in module.rpartition(".")[2]
+
+
+def _cut(target: Codec, options: MsModelSlimOptions) -> bool | None:
+    """Whether rows can be made a block at a time: not with one grid for all (W8A8S tells outliers by the whole matrix), nor where a search needs them all."""
+    if not isinstance(target, MsModelSlim):
+        return None
+    return not (target.tensor or target.kind == "w8a8s" or options.effort == "max")
+
+
+def warnings(source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
+    """What a consumer of the folder will stumble over: fused layers of two types, norms of two minds, a missing config.json."""
+    out = []
+    twins = [s.map for s in steps if s.map.source != s.map.target == _once(s.map.source)]
+    differing = [t.target for t in twins if t.target in source and not _equal(source[t.source], source[t.target])]
+    if differing:
+        out.append(
+            f"{len(differing)} norms are other ones for float layers than for quantized layers (first: {differing[0]}): only v0 can say so, the second is kept"
+        )
+    kinds = {
+        module_of(s.map.target): str(s.target) if isinstance(s.target, MsModelSlim) else "float"
+        for s in steps
+        if len(s.map.shape) == 2
+    }
+    split = [
+        (module, other)
+        for module in kinds
+        for family in _FUSED
+        if module.rpartition(".")[2] == family[0]
+        for other in (module.removesuffix(family[0]) + word for word in family[1:])
+        if other in kinds and (kinds[other] == "float") != (kinds[module] == "float")
+    ]
+    if split:
+        first, other = split[0]
+        out.append(
+            f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep"
+        )
+    return (*out, *folder_warnings(files, steps))

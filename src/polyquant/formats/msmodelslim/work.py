@@ -1,0 +1,180 @@
+"""What one step does to one tensor of an msModelSlim folder: a linear layer's weight to codes, a tensor that smoothing changes, one that it adds.
+
+Rows of a weight are made apart wherever each has a grid of its own, so that memory holds a block of rows, not a weight.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from polyquant.calibration.hessians import Tick
+from polyquant.codecs.dtypes import NUMPY, WORDS
+from polyquant.codecs.msmodelslim import MsModelSlim
+from polyquant.codecs.plain import PlainCodec
+from polyquant.convert.steps import Plan, Step
+from polyquant.convert.work import Piece
+from polyquant.formats.msmodelslim.options import MsModelSlimOptions
+from polyquant.formats.msmodelslim.prepare import Prepared, prepare
+from polyquant.formats.msmodelslim.target import bias_type, module_of, ranges_of
+from polyquant.ops.affine import quantize_stored
+from polyquant.ops.metrics import ErrorSums, error_sums
+from polyquant.quantizers.affine import input_side, quantize_linear
+from polyquant.types import F32, Action, Affine, Floats, Parts, as_matrix
+
+__all__ = ["pieces", "prepared_of", "takes"]
+
+_room = threading.local()
+_ONE = frozenset({"input_scale", "input_offset"})
+"""Parts that are the same for every row."""
+
+
+def takes(plan: Plan, step: Step, prepared: Prepared | None) -> bool:
+    """True if the step is this module's work, not that of any other conversion."""
+    if plan.ascend is None:
+        return False
+    if isinstance(step.target, MsModelSlim) and step.action in (Action.QUANTIZE, Action.REQUANTIZE):
+        return True
+    return prepared is not None and (step.map.source in prepared.values or prepared.changes(step.map.source))
+
+
+def prepared_of(plan: Plan, tick: Tick) -> Prepared | None:
+    """What the calibration finds for the plan's steps; None if there is no calibration text. Raises InputError, UnsupportedError."""
+    if plan.ascend is None or plan.ascend.calibration is None:
+        return None
+    targets = {
+        s.map.source: s.target for s in plan.steps if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
+    }
+    return prepare(plan.source, plan.ascend, targets, tick)
+
+
+def pieces(plan: Plan, step: Step, rows: slice | None, prepared: Prepared | None, *, measure: bool) -> Iterator[Piece]:
+    """The tensor, or rows [a, b) of it. Raises CodecError."""
+    n, _ = as_matrix(step.map.shape)
+    start, stop = (0, n) if rows is None else (rows.start, rows.stop)
+    if isinstance(step.target, MsModelSlim):
+        yield _codes(plan, step, start, stop, prepared, measure=measure)
+        return
+    assert prepared is not None
+    values = prepared.values.get(step.map.source)
+    if values is None:
+        w = prepared.weight(step.map.source, _floats(plan, step, start, stop), slice(start, stop))
+    else:
+        w = np.asarray(values, np.float32).reshape(as_matrix(step.map.shape))[start:stop]
+    yield Piece(step.target.pack(Floats(w)), start, stop - start)
+
+
+def _codes(plan: Plan, step: Step, start: int, stop: int, prepared: Prepared | None, *, measure: bool) -> Piece:
+    """Rows of a linear layer's weight as codes, smoothed before."""
+    options, target, name = plan.ascend, step.target, step.map.source
+    assert options is not None
+    assert isinstance(target, MsModelSlim)
+    inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
+    bias = _bias(plan, step, prepared) if target.static else None
+    if _as_stored(plan, step, prepared) and (direct := _direct(plan, step, start, stop, measure=measure)) is not None:
+        plain, error = direct
+        if target.static and inputs is not None:
+            side = input_side(target, plain, inputs, None if bias is None else bias[start:stop])
+            plain = replace(plain, activation=side)
+        return _piece(target.pack(plain), start, stop, error)
+    w = _floats(plan, step, start, stop)
+    if prepared is not None:
+        w = prepared.weight(name, w, slice(start, stop))
+    found = quantize_linear(
+        target,
+        w,
+        input_range=inputs if target.static else None,
+        bias=None if bias is None else bias[start:stop],
+        hessian=None if prepared is None else prepared.hessian(name),
+        effort=options.effort or "default",
+        exact=_exact(options),
+    )
+    parts = target.pack(found)
+    error = error_sums(w, target.dequantize(parts, w.shape, out=_scratch("back", w.shape))) if measure else None
+    return _piece(parts, start, stop, error)
+
+
+def _piece(parts: Parts, start: int, stop: int, error: ErrorSums | None) -> Piece:
+    """Rows [start, stop); what is the same for all rows goes with the first."""
+    if start:
+        parts = {key: array for key, array in parts.items() if key not in _ONE}
+    return Piece(parts, start, stop - start, error)
+
+
+def _as_stored(plan: Plan, step: Step, prepared: Prepared | None) -> bool:
+    """True if the codes are those of the floats that lie in the file, each row on the tightest grid, with float32 scales."""
+    options, target, name = plan.ascend, step.target, step.map.source
+    assert options is not None
+    assert isinstance(target, MsModelSlim)
+    source = plan.source[name].codec
+    return (
+        isinstance(source, PlainCodec)
+        and source.name in ("f32", "f16", "bf16")
+        and step.map.row_order is None
+        and not (prepared is not None and prepared.changes(name))
+        and not options.exact_tool
+        and options.effort != "max"
+        and target.kind != "w8a8s"
+        and not target.tensor
+        and (target.dtype == "f32" or (target.static and not target.scales))
+    )
+
+
+def _direct(plan: Plan, step: Step, start: int, stop: int, *, measure: bool) -> tuple[Affine, ErrorSums | None] | None:
+    """Codes of rows as they lie in the file, and their error, row by row in the processor's cache; None without native kernels, and for NaN."""
+    weight, target = plan.source[step.map.source], step.target
+    assert isinstance(target, MsModelSlim)
+    shape = stop - start, as_matrix(step.map.shape)[1]
+    found = quantize_stored(
+        weight.codec.name, weight.read(slice(start, stop))["blocks"], shape, target.groups(shape), target.bits,
+        symmetric=not target.asymmetric, measure=measure,
+    )  # fmt: skip
+    return None if found is None else (Affine(target.bits, *found[:3]), found[3])
+
+
+def _floats(plan: Plan, step: Step, start: int, stop: int) -> F32:
+    """Rows of the source's weight, in the order of the target."""
+    weight, order = plan.source[step.map.source], step.map.row_order
+    n, k = as_matrix(step.map.shape)
+    if not weight.codec.row_sliced:
+        w = weight.codec.dequantize(weight.read(), (n, k))
+        return w[slice(start, stop)] if order is None else w[order[start:stop]]
+    if order is None:
+        shape = stop - start, k
+        return weight.codec.dequantize(weight.read(slice(start, stop)), shape, out=_scratch("floats", shape))
+    low, high = int(order[start:stop].min()), int(order[start:stop].max()) + 1
+    return weight.codec.dequantize(weight.read(slice(low, high)), (high - low, k))[order[start:stop] - low]
+
+
+def _scratch(use: str, shape: tuple[int, int]) -> F32:
+    """Uninitialized room of this thread, good until it is asked again for the same use: fresh pages cost more than the arithmetic on them."""
+    size = shape[0] * shape[1]
+    held: F32 | None = getattr(_room, use, None)
+    if held is None or held.size < size:
+        held = np.empty(size, np.float32)
+        setattr(_room, use, held)
+    return held[:size].reshape(shape)
+
+
+def _bias(plan: Plan, step: Step, prepared: Prepared | None) -> F32 | None:
+    """What the layer adds to its outputs, float32 [N], as the file says it: quant_bias must follow from that. None if it has no bias."""
+    assert plan.ascend is not None
+    if prepared is not None:
+        values = prepared.bias(step.map.source)
+    else:
+        found = plan.source.weights.get(f"{module_of(step.map.source)}.bias")
+        values = None if found is None else found.codec.dequantize(found.read(), found.shape)
+        if values is not None and step.map.row_order is not None:
+            values = values[step.map.row_order]
+    if values is None:
+        return None
+    stored = bias_type(plan.ascend)
+    return values.astype(NUMPY[WORDS[stored]]).astype(np.float32)
+
+
+def _exact(options: MsModelSlimOptions) -> np.dtype[np.generic] | None:
+    """The type that the tool would compute in; None for our own float32."""
+    return NUMPY[WORDS[options.dtype]] if options.exact_tool else None

@@ -1,1 +1,0 @@
-"""The meaning of names: architectures, configurations, tokenizers."""

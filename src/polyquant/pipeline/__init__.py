@@ -1,1 +1,0 @@
-"""The verbs: plan, execute, convert, validate, compare."""

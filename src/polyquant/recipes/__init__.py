@@ -1,0 +1,1 @@
+"""Which codec each tensor gets: mixes by name and rules."""

@@ -1,0 +1,1 @@
+"""Tokenizers: reading their files, writing them, and encoding text."""

@@ -1,0 +1,64 @@
+"""Errors of layers' outputs: of the layer alone, on the float model's inputs, with the arithmetic of the format."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import polyquant
+from msmodelslim_vectors import ROOT, runnable, source_of
+from polyquant.analysis.demo import demo_model
+from polyquant.analysis.outputs import compare_outputs
+from polyquant.cli import cli
+from polyquant.errors import InputError
+
+IDS = ROOT / "models/qwen2_fp16/calib_ids.json"
+
+
+def test_a_model_errs_nowhere_against_itself():
+    for layer in compare_outputs(source_of("v0/fp16/w8a16"), source_of("v0/fp16/w8a16"), IDS):
+        assert layer.layer == 0
+        assert all(e.error == 0 and not e.scaled for e in layer.linears.values())
+
+
+def test_inputs_cost_more_than_weights(tmp_path):
+    weights = compare_outputs(source_of("v0/fp16/w8a16"), runnable("v0/fp16/w8a16", tmp_path / "a"), IDS)
+    inputs = compare_outputs(source_of("v0/fp16/w8a8"), runnable("v0/fp16/w8a8", tmp_path / "b"), IDS)
+    assert len(weights) == 2
+    for a, b in zip(weights, inputs, strict=True):
+        assert list(a.linears) == list(b.linears) and len(a.linears) == 7
+        assert 0 < a.layer < 0.05 < b.layer < 0.6
+        assert sum(e.error for e in a.linears.values()) < 0.5 * sum(e.error for e in b.linears.values())
+
+
+def test_channels_that_smoothing_scaled_are_told_apart(tmp_path):
+    """m4 moves scales from v to o and from up to down: outputs of v and up are other numbers, the layer's are not."""
+    for layer in compare_outputs(
+        source_of("v0/bf16/w8a8_m4"), runnable("v0/bf16/w8a8_m4", tmp_path), ROOT / "models/qwen2_bf16/calib_ids.json"
+    ):
+        scaled = {name.split(".")[-2] for name, e in layer.linears.items() if e.scaled}
+        assert "up_proj" in scaled
+        assert scaled <= {"up_proj", "v_proj"}
+        assert max(e.error for e in layer.linears.values()) < 0.15
+        assert layer.layer < 0.15
+
+
+def test_another_model_is_refused(tmp_path):
+    with pytest.raises(InputError, match="another model"):
+        compare_outputs(source_of("v0/fp16/w8a16"), demo_model("llama"), IDS)
+
+
+def test_on_the_command_line(tmp_path):
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_text((demo_model("llama").parent / "held-out.txt").read_text()[:6000])
+    polyquant.quantize(demo_model("llama"), out, to="msmodelslim", codec="w8a8.dynamic")
+    done = CliRunner().invoke(cli, ["compare", str(demo_model("llama")), str(out), "--text", str(text)])
+    assert done.exit_code == 0, done.output
+    assert "gate" in done.output and "worst layer" in done.output and "*" not in done.output
+    found = CliRunner().invoke(
+        cli, ["compare", str(demo_model("llama")), str(out), "--text", str(text), "--format", "json"]
+    )
+    layers = json.loads(found.output)
+    assert [layer["index"] for layer in layers] == [0, 1, 2, 3]
+    assert 0 < np.mean([layer["layer"] for layer in layers]) < 0.05

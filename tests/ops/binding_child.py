@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,7 +213,20 @@ def over_time() -> Binding:
     b.call([0], works=True)
     b.call([1 << 63])
     threads_and_tapes(b)
+    no_room_for_threads(b)
     return b
+
+
+def no_room_for_threads(b: Binding) -> None:
+    """The machine refuses a thread: those that run already are not left behind without their owner, and the work is done."""
+    group, x, y = lib.PackedGroup([packed(4096)]), f32(64, 256), f32(64, 4096)
+    taken = Path("/proc/self/statm")
+    if taken.exists():
+        room = int(taken.read_text().split()[0]) * resource.getpagesize() + (30 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (room, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    lib.set_threads(64)
+    b.function = group.multiply
+    b.call([x, 1, y], works=True)
 
 
 def threads_and_tapes(b: Binding) -> None:

@@ -1,4 +1,5 @@
-"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, no rooms without a name.
+"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, one door to
+the terminal, no rooms without a name.
 
 Exit status 1 and one line per breach. Part of `make lint`.
 """
@@ -28,10 +29,23 @@ def breaches(path: Path) -> Iterator[str]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION:
                 yield f"{name}:{node.lineno}: {node.name} has {length} lines, more than {MAX_FUNCTION}"
+        if (
+            isinstance(node, ast.Call)
+            and name.parts[0] == "cli"
+            and str(name) != "cli/terminal.py"
+            and _prints(node.func)
+        ):
+            yield f"{name}:{node.lineno}: only cli/terminal.py prints"
         if isinstance(node, ast.ImportFrom) and str(name) != "ops/native.py":
             modules = {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
             if "polyquant._native" in modules:
                 yield f"{name}:{node.lineno}: only ops/native.py imports the extension module"
+
+
+def _prints(function: ast.expr) -> bool:
+    """print(...), click.echo(...), console.print(...)."""
+    called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    return called in {"print", "echo", "secho"}
 
 
 def main() -> int:

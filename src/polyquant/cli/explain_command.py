@@ -6,6 +6,7 @@ import textwrap
 
 import click
 
+from polyquant.cli.terminal import say
 from polyquant.pipeline.validate import explain as run
 
 
@@ -13,4 +14,5 @@ from polyquant.pipeline.validate import explain as run
 @click.argument("code")
 def explain(code: str) -> None:
     """What the finding CODE means, what breaks, and what to do."""
-    click.echo(f"{code.upper()}\n" + textwrap.fill(run(code), 79))
+    for line in (code.upper(), *textwrap.wrap(run(code), 79)):
+        say(line)

@@ -20,8 +20,8 @@ import polyquant as pq
 from polyquant.analysis.demo import demo_model
 from polyquant.calibration.hessians import Hessians
 from polyquant.calibration.stages import OWN_TEXT, calibration_stages
-from polyquant.convert.convert import plan
-from polyquant.convert.steps import Plan
+from polyquant.conversion.convert import plan
+from polyquant.conversion.steps import Plan
 from polyquant.types import F32
 
 MODEL = demo_model("llama")

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -57,6 +58,7 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   if (cols % size_t(k->weights) || dst.shape(0) != rows || dst.shape(1) != cols / size_t(k->weights) * size_t(k->bytes) ||
       (importance && importance->shape(0) != cols))
     throw nb::value_error("shapes of weights, blocks and importance do not fit");
+  if (src.size() == 0) return true;  // however many rows of nothing
   nb::gil_scoped_release release;
   k->quantize(src.data(), dst.data(), rows, cols, importance ? importance->data() : nullptr);
   return true;
@@ -114,6 +116,7 @@ void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, 
       bytes % width || bytes % to_width)
     throw nb::value_error("chunks of whole blocks of both layouts needed");
   nb::gil_scoped_release release;
+  chunk = std::min(chunk, bytes);
   std::vector<int8_t> scratch(4 * chunk);
   relayout_lanes(src.data(), dst.data(), bytes, {width, high_first, zero_first}, {to_width, to_high_first, to_zero_first},
                  scratch.data(), chunk);
@@ -136,7 +139,8 @@ std::pair<bool, uint32_t> ternarize_tensor_py(Vector w, CodesOut codes, bool exa
 // TL1 with three = 0, TL2 else; payload as long as its sections. bm_outer, bk, bm: BM, BK, bm of bitnet.cpp's kernel configuration.
 Tile tile_of(size_t bytes, size_t weights, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
   const size_t groups = three ? 32 : 16;
-  if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || weights != rows * cols || three > cols ||
+  if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || cols == 0 || rows != weights / cols ||
+      weights % cols || three > cols ||
       (three ? bm != 32 || three % bk || bk % 24 || (cols - three) % 32 : cols % bk || bk % (256 / bm) || (256 / bm) % 4) ||
       bytes != rows * (three ? three / 24 * 5 + (cols - three) / 4 : cols / 4))
     throw nb::value_error("the tile does not divide the matrix");
@@ -218,21 +222,22 @@ const char* instruction_set() {
 NB_MODULE(_native, m) {
   using namespace polyquant;
   m.doc() = "Native twins of polyquant's numpy references. Private: use polyquant.ops.native.";
-  m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a);
-  m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a, "importance"_a.none());
+  m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a.noconvert());
+  m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
-  m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.none());
-  m.def("unpack_lanes", &unpack_lanes_py);
-  m.def("dequantize_lanes", &dequantize_lanes_py);
-  m.def("pack_lanes", &pack_lanes_py);
-  m.def("relayout_lanes", &relayout_lanes_py);
-  m.def("count_symbols", &count_symbols_py);
-  m.def("ternarize_tensor", &ternarize_tensor_py);
-  m.def("unpack_tl", &unpack_tl_py);
-  m.def("pack_tl", &pack_tl_py);
-  m.def("pack_ternary", &pack_ternary, "codec"_a, "codes"_a, "scale"_a, "out"_a);
-  m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a, "scale"_a);
-  m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a, "scale"_a);
+  m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.noconvert().none());
+  m.def("unpack_lanes", &unpack_lanes_py, "blocks"_a, "codes"_a.noconvert(), "width"_a, "high_first"_a, "zero_first"_a);
+  m.def("dequantize_lanes", &dequantize_lanes_py, "blocks"_a, "out"_a.noconvert(), "scale"_a, "width"_a, "high_first"_a, "zero_first"_a);
+  m.def("pack_lanes", &pack_lanes_py, "codes"_a, "out"_a.noconvert(), "width"_a, "high_first"_a, "zero_first"_a);
+  m.def("relayout_lanes", &relayout_lanes_py, "blocks"_a, "out"_a.noconvert(), "chunk"_a, "width"_a, "high_first"_a, "zero_first"_a, "to_width"_a,
+        "to_high_first"_a, "to_zero_first"_a);
+  m.def("count_symbols", &count_symbols_py, "blocks"_a, "counts"_a.noconvert());
+  m.def("ternarize_tensor", &ternarize_tensor_py, "w"_a, "codes"_a.noconvert(), "exact"_a, "floor"_a);
+  m.def("unpack_tl", &unpack_tl_py, "blocks"_a, "codes"_a.noconvert(), "rows"_a, "cols"_a, "three"_a, "outer"_a, "bk"_a, "bm"_a);
+  m.def("pack_tl", &pack_tl_py, "codes"_a, "out"_a.noconvert(), "rows"_a, "cols"_a, "three"_a, "outer"_a, "bk"_a, "bm"_a);
+  m.def("pack_ternary", &pack_ternary, "codec"_a, "codes"_a, "scale"_a, "out"_a.noconvert());
+  m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a.noconvert(), "scale"_a.noconvert());
+  m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a.noconvert(), "scale"_a.noconvert());
   m.def("instruction_set", &instruction_set);
   bind_affine(m);
   bind_decoder(m);

@@ -14,6 +14,19 @@
 
 namespace polyquant {
 
+// Arrays of another type or order are refused where a function writes: nanobind would convert them, and the result would go into the copy.
+// `"out"_a.noconvert()` says so at each of them.
+
+// A member of a list as the handle that it should be. Raises TypeError for None, for another type, and for an object that no function here made.
+template <class Handle>
+const Handle& handle_of(nanobind::handle member) {
+  const Handle* found = nullptr;
+  if (!nanobind::try_cast(member, found, false) || !found) throw nanobind::type_error("a group takes handles of its own kind of matrix");
+  return *found;
+}
+
+constexpr size_t kMostMatrices = 64;  // of a group
+
 // x [T, K] times a group of matrices -> y [T, sum of N], recorded if a tape runs. A group has cols, rows and run(x, tokens, rounding, y).
 template <class G>
 void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> x, int how,
@@ -43,18 +56,19 @@ struct MatrixGroup {
 
   explicit MatrixGroup(nanobind::sequence items) {
     for (nanobind::handle h : items) {
-      const Matrix& m = nanobind::cast<const Handle*>(h)->matrix;
+      const Matrix& m = handle_of<Handle>(h).matrix;
+      if (matrices.size() == kMostMatrices) throw nanobind::value_error("1 to 64 matrices");
       owners.push_back(nanobind::borrow(h));
       matrices.push_back(&m);
       cols = inputs_of(m);
       rows += outputs_of(m);
       if (cols != inputs_of(*matrices[0])) throw nanobind::value_error("matrices of one group have one input");
     }
-    if (matrices.empty() || matrices.size() > 64) throw nanobind::value_error("1 to 64 matrices");
+    if (matrices.empty()) throw nanobind::value_error("1 to 64 matrices");
   }
 
   void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
-    std::array<Job, 64> jobs;
+    std::array<Job, kMostMatrices> jobs;
     for (size_t i = 0; i < matrices.size(); ++i) {
       jobs[i] = {matrices[i], y};
       y += outputs_of(*matrices[i]);

@@ -139,13 +139,16 @@ using AffineGroup = MatrixGroup<Affine, AffineMatrix, AffineJob, multiply_affine
 
 void bind_affine(nb::module_& m) {
   nb::class_<Affine>(m, "Affine");
-  nb::class_<AffineGroup>(m, "AffineGroup").def(nb::init<nb::sequence>()).def("multiply", &multiply_group<AffineGroup>);
+  nb::class_<AffineGroup>(m, "AffineGroup")
+      .def(nb::init<nb::sequence>())
+      .def("multiply", &multiply_group<AffineGroup>, "x"_a, "rounding"_a, "y"_a.noconvert());
   m.def("affine", &make, "codes"_a, "scale"_a, "offset"_a.none(), "inputs"_a, "input_scale"_a, "input_offset"_a, "deq_scale"_a.none(), "quant_bias"_a.none());
-  m.def("affine_grid", &grid_py);
-  m.def("affine_encode", &encode_py);
-  m.def("affine_decode", &decode_py);
-  m.def("affine_row_sums", &row_sums_py);
-  m.def("affine_quantize", &quantize_py);
+  m.def("affine_grid", &grid_py, "w"_a, "scale"_a.noconvert(), "offset"_a.noconvert(), "bits"_a, "symmetric"_a);
+  m.def("affine_encode", &encode_py, "w"_a, "scale"_a, "offset"_a, "codes"_a.noconvert(), "bits"_a, "symmetric"_a);
+  m.def("affine_decode", &decode_py, "codes"_a, "scale"_a, "offset"_a, "w"_a.noconvert());
+  m.def("affine_row_sums", &row_sums_py, "codes"_a, "sums"_a.noconvert());
+  m.def("affine_quantize", &quantize_py, "source"_a, "data"_a, "codes"_a.noconvert(), "scale"_a.noconvert(), "offset"_a.noconvert(), "bits"_a,
+        "symmetric"_a, "measure"_a);
 }
 
 }  // namespace polyquant

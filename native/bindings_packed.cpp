@@ -63,18 +63,19 @@ struct Group {
 
   explicit Group(nb::sequence items) {
     for (nb::handle h : items) {
-      const auto& p = *nb::cast<const Packed*>(h);
+      const Packed& p = handle_of<Packed>(h);
+      if (jobs.size() == kMostMatrices) throw nb::value_error("1 to 64 matrices");
       owners.push_back(nb::borrow(h));
       jobs.push_back({&p.matrix, p.kernel, p.dequantizer, nullptr});
       cols = p.matrix.cols;
       rows += p.matrix.rows;
       if (cols != jobs[0].matrix->cols) throw nb::value_error("matrices of one group have one input");
     }
-    if (jobs.empty() || jobs.size() > 64) throw nb::value_error("1 to 64 matrices");
+    if (jobs.empty()) throw nb::value_error("1 to 64 matrices");
   }
 
   void run(const float* x, size_t tokens, Rounding rounding, float* y) const {
-    std::array<PackedJob, 64> mine;
+    std::array<PackedJob, kMostMatrices> mine;
     for (size_t i = 0; i < jobs.size(); ++i) {
       mine[i] = jobs[i];
       mine[i].y = y;
@@ -90,7 +91,7 @@ void bind_packed(nb::module_& m) {
   nb::class_<Packed>(m, "Packed");
   nb::class_<Group>(m, "PackedGroup")
       .def(nb::init<nb::sequence>())
-      .def("multiply", &multiply_group<Group>);
+      .def("multiply", &multiply_group<Group>, "x"_a, "rounding"_a, "y"_a.noconvert());
   m.def("has_packed", &has_packed, "codec"_a);
   m.def("packed", &make_packed, "codec"_a, "bytes"_a, "rows"_a, "cols"_a, "scale"_a = 1.0f, "lane_step"_a = 0);
   m.def("packed_set", [] { return packed_set().name; });

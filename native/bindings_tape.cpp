@@ -23,11 +23,17 @@ struct Lent {
   size_t floats;
 };
 
+constexpr size_t kMostFloats = size_t(1) << 40;
+
 // float32 of that shape in the memory of the tape being recorded; None if there is none.
 nb::object lent(const std::vector<size_t>& shape) {
   if (!recording) return nb::none();
   size_t floats = 1;
-  for (size_t n : shape) floats *= n;
+  for (size_t n : shape)
+    if (n == 0 || floats <= kMostFloats / n)
+      floats *= n;
+    else
+      throw nb::value_error("no activations are that large");
   auto loan = std::make_unique<Lent>(Lent{recording->memory, recording->memory->lend(floats), floats});
   float* data = loan->data;
   nb::capsule owner(loan.release(), [](void* p) noexcept {
@@ -37,13 +43,29 @@ nb::object lent(const std::vector<size_t>& shape) {
   return nb::cast(nb::ndarray<nb::numpy, float>(data, shape.size(), shape.data(), owner));
 }
 
-void begin(Tape& tape) {
-  if (recording) throw std::runtime_error("a tape is recording already");
-  recording = &tape;
+// The thread holds the tape that it records: whoever else lets go of it, `recording` does not dangle.
+nb::object begin(nb::pointer_and_handle<Tape> tape) {
+  if (recording || tape.p->busy) throw std::runtime_error("a tape is recording already");
+  recording = tape.p;
+  recording->busy = true;
+  tape.h.inc_ref();
+  return nb::borrow(tape.h);
 }
 
-void run(const Tape& tape, size_t position) {
-  if (recording || !tape.complete || position >= tape.room) throw nb::value_error("this tape cannot run here");
+void end(nb::pointer_and_handle<Tape> tape) {
+  if (recording != tape.p) return;
+  recording->busy = false;
+  recording = nullptr;
+  tape.h.dec_ref();
+}
+
+void run(Tape& tape, size_t position) {
+  if (recording || tape.busy || !tape.complete || position >= tape.room) throw nb::value_error("this tape cannot run here");
+  struct Busy {
+    bool& flag;
+    explicit Busy(bool& f) : flag(f) { flag = true; }
+    ~Busy() { flag = false; }
+  } busy(tape.busy);
   nb::gil_scoped_release release;
   const KernelTime time;
   tape.run(position);
@@ -54,10 +76,8 @@ void run(const Tape& tape, size_t position) {
 void bind_tape(nb::module_& m) {
   nb::class_<Tape>(m, "Tape")
       .def(nb::init<>())
-      .def("__enter__", [](nb::pointer_and_handle<Tape> tape) { return begin(*tape.p), nb::borrow(tape.h); })
-      .def("__exit__", [](Tape& tape, nb::args) {
-        if (recording == &tape) recording = nullptr;
-      })
+      .def("__enter__", &begin)
+      .def("__exit__", [](nb::pointer_and_handle<Tape> tape, nb::args) { end(tape); })
       .def("run", &run, "position"_a)
       .def_ro("complete", &Tape::complete)
       .def_ro("room", &Tape::room)

@@ -51,6 +51,7 @@ void unpack(Bytes packed, int bits, BytesOut codes) {
 
 void rotate(Rows x, int block) {
   if (block < 2 || block > 128 || (block & (block - 1)) || x.shape(1) % size_t(block)) throw nb::value_error("the block does not divide the rows");
+  if (x.size() == 0) return;
   nb::gil_scoped_release release;
   hadamard(x.data(), x.shape(0), x.shape(1), size_t(block));
 }
@@ -88,7 +89,7 @@ Book book_of(const std::string& name) {
 Trellis make(Bytes tiles, size_t inputs, size_t outputs, int bits, int window, const std::string& book, Levels levels, Floats numbers, float step,
              float zero, std::optional<Bytes> order, std::pair<int, int> blocks, Scales scales, Floats su, Floats sv, bool halves) {
   const auto fits = [](size_t length, int block) { return block >= 1 && block <= 128 && (block & (block - 1)) == 0 && length % size_t(block) == 0; };
-  const size_t columns = (outputs + 15) / 16, groups = scales.shape(0), states = size_t(1) << window;
+  const size_t columns = (outputs + 15) / 16, groups = scales.shape(0), states = window > 0 && window <= 16 ? size_t(1) << window : 0;
   if (bits < 1 || bits > 8 || window < bits || window > 16 || inputs == 0 || outputs == 0 || inputs > (size_t(1) << 40) / outputs ||
       tiles.shape(0) != (inputs + 15) / 16 * columns * 32 * size_t(bits) || levels.shape(0) != states + 1 || numbers.shape(0) != states ||
       (order && order->shape(0) != kTile) || !fits(inputs, blocks.first) || !fits(outputs, blocks.second) || groups == 0 || groups > inputs ||
@@ -118,14 +119,16 @@ using TrellisGroup = MatrixGroup<Trellis, TrellisMatrix, TrellisJob, multiply_tr
 }  // namespace
 
 void bind_trellis(nb::module_& m) {
-  nb::class_<Trellis>(m, "Trellis").def("dequantize", &dequantize, "out"_a);
-  nb::class_<TrellisGroup>(m, "TrellisGroup").def(nb::init<nb::sequence>()).def("multiply", &multiply_group<TrellisGroup>);
+  nb::class_<Trellis>(m, "Trellis").def("dequantize", &dequantize, "out"_a.noconvert());
+  nb::class_<TrellisGroup>(m, "TrellisGroup")
+      .def(nb::init<nb::sequence>())
+      .def("multiply", &multiply_group<TrellisGroup>, "x"_a, "rounding"_a, "y"_a.noconvert());
   m.def("trellis", &make, "tiles"_a, "inputs"_a, "outputs"_a, "bits"_a, "window"_a, "book"_a, "levels"_a, "numbers"_a, "step"_a, "zero"_a,
         "order"_a.none(), "blocks"_a, "scales"_a, "su"_a, "sv"_a, "halves"_a);
-  m.def("trellis_pack", &pack, "codes"_a, "bits"_a, "packed"_a);
-  m.def("trellis_unpack", &unpack, "packed"_a, "bits"_a, "codes"_a);
-  m.def("hadamard", &rotate, "x"_a, "block"_a);
-  m.def("trellis_encode", &encode, "tiles"_a, "bits"_a, "window"_a, "levels"_a, "factor"_a, "doublings"_a, "codes"_a);
+  m.def("trellis_pack", &pack, "codes"_a, "bits"_a, "packed"_a.noconvert());
+  m.def("trellis_unpack", &unpack, "packed"_a, "bits"_a, "codes"_a.noconvert());
+  m.def("hadamard", &rotate, "x"_a.noconvert(), "block"_a);
+  m.def("trellis_encode", &encode, "tiles"_a, "bits"_a, "window"_a, "levels"_a, "factor"_a, "doublings"_a, "codes"_a.noconvert());
 }
 
 }  // namespace polyquant

@@ -32,10 +32,6 @@ size_t Lender::bytes() const {
   return sum;
 }
 
-Tape::~Tape() {
-  if (recording == this) recording = nullptr;
-}
-
 void Tape::run(size_t position) const {
   for (const auto& step : steps) step(position);
 }

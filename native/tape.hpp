@@ -36,10 +36,10 @@ struct Tape {
   bool complete = true;    // every step reads and writes lent memory alone: nothing came from elsewhere in between
   size_t start = SIZE_MAX;  // position that was recorded
   size_t room = SIZE_MAX;   // positions that the caches hold
+  bool busy = false;        // a thread records or runs it: another must keep away from its steps and activations
 
   Tape() = default;
   Tape(const Tape&) = delete;
-  ~Tape();
 
   void run(size_t position) const;
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -40,8 +41,13 @@ constexpr int kSpins = 4000;  // about a tenth of a millisecond: longer than the
 
 class Pool {
  public:
+  // As many helpers as the machine gives: the caller works alone where it gives none.
   explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { serve(); });
+    helpers_.reserve(size_t(threads));
+    try {
+      for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { serve(); });
+    } catch (const std::system_error&) {  // a limit of threads; to let it out would end the process with those that run already
+    }
   }
   ~Pool() {
     stop_.store(true);

@@ -1,5 +1,5 @@
-"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, no rooms without a name,
-and no random numbers that tests share.
+"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, one module that
+prints, no vague file names, and no random numbers that tests share.
 
 Exit status 1 and one line per breach. Part of `make lint`.
 """
@@ -31,6 +31,13 @@ def breaches(path: Path) -> Iterator[str]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION:
                 yield f"{name}:{node.lineno}: {node.name} has {length} lines, more than {MAX_FUNCTION}"
+        if (
+            isinstance(node, ast.Call)
+            and name.parts[0] == "cli"
+            and str(name) != "cli/terminal.py"
+            and _prints(node.func)
+        ):
+            yield f"{name}:{node.lineno}: only cli/terminal.py prints"
         if isinstance(node, ast.ImportFrom) and str(name) != "ops/native.py":
             modules = {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
             if "polyquant._native" in modules:
@@ -76,6 +83,12 @@ def _name(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Attribute):
         return [*_name(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else ""]
+
+
+def _prints(function: ast.expr) -> bool:
+    """print(...), click.echo(...), console.print(...)."""
+    called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    return called in {"print", "echo", "secho"}
 
 
 def main() -> int:

@@ -43,8 +43,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BOS, EOS, PAD = 0, 1, 2
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from polyquant.analysis.inspect import inspect as inspect
     from polyquant.analysis.validate import explain as explain
     from polyquant.analysis.validate import validate as validate
-    from polyquant.convert.convert import convert as convert
-    from polyquant.convert.convert import plan as plan
-    from polyquant.convert.convert import quantize as quantize
+    from polyquant.conversion.convert import convert as convert
+    from polyquant.conversion.convert import plan as plan
+    from polyquant.conversion.convert import quantize as quantize
     from polyquant.errors import PolyquantError as PolyquantError
     from polyquant.formats.gguf.edit import edit as edit
     from polyquant.formats.msmodelslim.repair import repair as repair
@@ -37,7 +37,7 @@ _VERBS = {
     "PolyquantError": "polyquant.errors:PolyquantError",
     "codec": "polyquant.registry:codec",
     "compare": "polyquant.analysis.compare:compare",
-    "convert": "polyquant.convert.convert:convert",
+    "convert": "polyquant.conversion.convert:convert",
     "demo": "polyquant.analysis.demo:demo",
     "doctor": "polyquant.analysis.doctor:doctor",
     "edit": "polyquant.formats.gguf:edit",
@@ -46,8 +46,8 @@ _VERBS = {
     "inspect": "polyquant.analysis.inspect:inspect",
     "load": "polyquant.runtime.load:load",
     "open": "polyquant.opening:look",
-    "plan": "polyquant.convert.convert:plan",
-    "quantize": "polyquant.convert.convert:quantize",
+    "plan": "polyquant.conversion.convert:plan",
+    "quantize": "polyquant.conversion.convert:quantize",
     "repair": "polyquant.formats.msmodelslim.repair:repair",
     "validate": "polyquant.analysis.validate:validate",
 }

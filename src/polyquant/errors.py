@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from heapq import nlargest
+from os.path import commonprefix
 
 __all__ = [
     "CodecError",
@@ -22,21 +24,57 @@ __all__ = [
     "PolyquantError",
     "UnknownNameError",
     "UnsupportedError",
+    "escaped",
+    "listed",
     "printable",
 ]
 
 
+_NAME = 80
+"""Characters of a name in a list of names, or of one that nothing answers to."""
+_MESSAGE = 600
+_KNOWN = 6
+"""Names that are listed where none is near: codecs have dozens, files thousands."""
+_COMPARED = 1000
+"""Names that a misspelt one is held against: comparing takes up to a millisecond each."""
+
+
+def escaped(text: object) -> str:
+    """Text on one line that steers no terminal: control and format characters, line ends, lone surrogates and odd spaces as escapes."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in shown)
+
+
 def printable(text: object, limit: int = 200) -> str:
-    """Text from a file made safe for a terminal: control characters escaped, overlong names cut."""
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
-        for c in str(text)[: limit + 1]
-    )
+    """Text from a file made safe for a terminal: escaped, and cut where it is overlong."""
+    shown = escaped(str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """The first names of what may be thousands from a file: "a, b, c and 5 more"."""
+    known = list(names)
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(printable(name, _NAME) for name in known[:most]) + more
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    """Up to three names like it. Of very many, as a file may bring, only those are compared that begin or end as it does."""
+
+    def shared(other: str) -> int:
+        return sum(len(commonprefix(pair)) for pair in ((name, other), (name[::-1], other[::-1])))  # noqa: RUF071 - letters
+
+    likely = known if len(known) <= _COMPARED else nlargest(_COMPARED, known, key=shared)
+    return get_close_matches(name, likely, n=3, cutoff=0.5)
+
+
 class PolyquantError(Exception):
-    """Base of all: `where` (file, tensor), what is wrong, `expected`, `found`, and `hint` (what to do)."""
+    """Base of all: `where` (file, tensor), what is wrong, `expected`, `found`, and `hint` (what to do).
+
+    Each may quote a file: str() escapes and bounds them all, the attributes are as they were given.
+    """
 
     def __init__(
         self,
@@ -59,8 +97,8 @@ class PolyquantError(Exception):
             detail.append(f"expected {printable(self.expected)}")
         if self.found is not None:
             detail.append(f"found {printable(self.found)}")
-        text = where + printable(self.message, 600) + (f" ({', '.join(detail)})" if detail else "")
-        return text + (f"; {self.hint}" if self.hint else "")
+        text = where + printable(self.message, _MESSAGE) + (f" ({', '.join(detail)})" if detail else "")
+        return text + (f"; {printable(self.hint, _MESSAGE)}" if self.hint else "")
 
 
 class InputError(PolyquantError):
@@ -84,6 +122,7 @@ class UnknownNameError(PolyquantError, LookupError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-        super().__init__(f"no {kind} is called '{name}'", hint=hint)
+        near = _near(name[: 2 * _NAME].lower(), [k for k in known if len(k) <= 2 * _NAME])
+        found = " or ".join(printable(n, _NAME) for n in near)
+        hint = f"did you mean {found}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
+        super().__init__(f"no {kind} is called '{printable(name, _NAME)}'", hint=hint)

@@ -422,6 +422,11 @@ class TensorMap:
     ternarize: bool = False
     keep_float: bool = False
 
+    @property
+    def is_vector(self) -> bool:
+        """True for a tensor that is not worth quantizing: norms, biases."""
+        return self.keep_float or len(self.shape) < 2
+
 
 @dataclass(frozen=True, slots=True)
 class Translation:

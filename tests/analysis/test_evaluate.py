@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import polyquant
 from golden import VECTORS
-from polyquant.analysis import evaluate as module
 from polyquant.analysis.demo import demo_model
 from polyquant.errors import InputError, PlanError, PolyquantError
 from polyquant.ops import native
 from polyquant.runtime import scoring
+from polyquant.runtime import text as text_module
 from polyquant.runtime.windows import halves, sliding
 
 DEMO = demo_model("llama")
@@ -292,7 +292,7 @@ def test_unusable_text_is_refused_in_one_line(case, tmp_path):
 
 
 def test_an_overlong_text_is_refused_unread(monkeypatch):
-    monkeypatch.setattr(module, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(text_module, "MAX_TEXT_BYTES", 1000)
     with pytest.raises(InputError, match="too large"):
         polyquant.evaluate(UNTIED / "hf", text=HELD_OUT)
 

@@ -12,7 +12,7 @@ from polyquant.analysis.demo import demo_model
 from polyquant.calibration.hessians import Hessians
 from polyquant.calibration.sensitivity import divergences
 from polyquant.calibration.stages import DecoderStages, calibration_windows, cut
-from polyquant.convert.convert import plan
+from polyquant.conversion.convert import plan
 from polyquant.errors import InputError, PlanError, UnsupportedError
 from polyquant.opening import open_checkpoint
 from polyquant.ops import native

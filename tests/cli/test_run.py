@@ -17,6 +17,7 @@ import pytest
 
 from golden import VECTORS
 from polyquant.analysis.demo import demo_model
+from polyquant.cli.terminal import stream
 
 LLAMA = demo_model("llama")
 PROMPT = "And it came to pass"
@@ -260,12 +261,11 @@ def test_a_terminal_without_a_template_needs_a_prompt():
     assert terminal.close() == 2
 
 
-def test_control_characters_do_not_reach_a_terminal(monkeypatch):
-    from polyquant.cli.run_command import _pieces
-    from polyquant.runtime.generate import Token
-
-    tokens = [Token(1, "a\x1b[2J\n\tb\u202e", 0.0), Token(2, "", 0.0), Token(3, "é", 0.0)]
+def test_control_characters_do_not_reach_a_terminal(monkeypatch, capsys):
+    said = "a\x1b[2J\x9b\n\tb\u202e\r\x7f\u2028\ud800é\u3000\u200d"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert list(_pieces(tokens)) == ["a\\x1b[2J\n\tb\\u202e", "é"]
+    stream(said)
+    assert capsys.readouterr().out == "a\\x1b[2J\\x9b\n\tb\\u202e\\r\\x7f\\u2028\\ud800é\u3000\u200d"
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
-    assert next(iter(_pieces(tokens))) == tokens[0].text
+    stream(said.replace("\ud800", ""))
+    assert capsys.readouterr().out == said.replace("\ud800", "")

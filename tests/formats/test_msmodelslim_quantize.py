@@ -13,8 +13,8 @@ import pytest
 import polyquant as pq
 from formats.msmodelslim_folders import MSMODELSLIM, load, save
 from polyquant.codecs.msmodelslim import MsModelSlim
-from polyquant.convert import steps
 from polyquant.errors import InputError, PlanError
+from polyquant.formats import steps
 from polyquant.formats.msmodelslim.ranges import read_ranges
 from polyquant.types import Action
 

@@ -1,7 +1,7 @@
 import pytest
 
 from polyquant.analysis.demo import demo_model
-from polyquant.convert.convert import convert
+from polyquant.conversion.convert import convert
 
 
 @pytest.fixture(scope="session")

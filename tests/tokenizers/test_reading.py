@@ -16,6 +16,7 @@ from polyquant.tokenizers import pretokenizers, vocabulary
 from polyquant.tokenizers import reading as tokenizer
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.tokenizers.vocabulary import Vocabulary
+from sentencepiece_files import chunk, sentencepiece, varint
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CORPUS = [
@@ -234,26 +235,6 @@ def test_a_missing_merge_is_said(tmp_path):
     body = json.loads(pieces(True).to_str())
     body["model"]["merges"] = body["model"]["merges"][::2]
     assert "merges are missing" in tokenizer.from_files(write(tmp_path, body), {}).warnings[0]
-
-
-def varint(n: int) -> bytes:
-    out = bytearray()
-    while n > 127:
-        out.append(n & 127 | 128)
-        n >>= 7
-    return bytes([*out, n])
-
-
-def chunk(number: int, data: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def sentencepiece(entries: list[tuple[str, float, int]], model_type: int = 2, prefix: bool = True) -> bytes:
-    out = b""
-    for text, score, kind in entries:
-        kind_field = varint(3 << 3) + varint(kind) if kind != 1 else b""
-        out += chunk(1, chunk(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score) + kind_field)
-    return out + chunk(2, varint(3 << 3) + varint(model_type)) + chunk(3, varint(3 << 3) + varint(int(prefix)))
 
 
 def entries_of(made: Tokenizer) -> list[tuple[str, float, int]]:

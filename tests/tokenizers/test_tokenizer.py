@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from models.test_tokenizer import sentencepiece as sentencepiece_bytes
 
 from golden import VECTORS
 from polyquant.analysis.demo import demo_model
@@ -17,6 +16,7 @@ from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.tokenizers.tokenizer import _assembled, open_tokenizer
 from polyquant.types import Checkpoint
+from sentencepiece_files import sentencepiece as sentencepiece_bytes
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from polyquant.architectures import translate
 from polyquant.codecs.tl import Tile
-from polyquant.convert.execute import Progress
 from polyquant.errors import PlanError
+from polyquant.formats.steps import Progress
 from polyquant.opening import open_checkpoint, with_tile
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_floats

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polyquant.analysis.compare import compare
 from polyquant.analysis.validate import validate
-from polyquant.convert.convert import convert
+from polyquant.conversion.convert import convert
 from polyquant.ops.metrics import ErrorSums
 from polyquant.types import Severity
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import polyquant
-from polyquant.convert.execute import cores
+from polyquant.conversion.execute import cores
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, packed, round_activations
 from polyquant.registry import codec

@@ -18,13 +18,12 @@ from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations, load
 from polyquant.runtime.model import Model
 from polyquant.runtime.scoring import target_log_probs
+from polyquant.runtime.text import read_text, text_tokens
 from polyquant.runtime.windows import Window, halves, sliding
-from polyquant.storage.source import Source
 
-__all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate", "read_text", "text_tokens"]
+__all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate"]
 
 DEFAULT_CONTEXT = 512
-MAX_TEXT_BYTES = 1 << 24  # 4 million tokens, whose tokenizer's records take most of a gigabyte
 
 Progress = Callable[[int, int, str], None]
 """Told (tokens scored, tokens to score, what to show)."""
@@ -179,27 +178,6 @@ def evaluate(
     )
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """A UTF-8 file as it is. Raises InputError for more than 16 MiB, or another encoding."""
-    source = Source(path)
-    try:
-        if source.size > MAX_TEXT_BYTES:
-            raise InputError(
-                "the text is too large",
-                file=path,
-                expected=f"at most {MAX_TEXT_BYTES} bytes",
-                found=source.size,
-                hint="give a part of it",
-            )
-        raw = bytes(source.pread(0, source.size))
-    finally:
-        source.close()
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise InputError(f"the text is not UTF-8 (byte {problem.start})", file=path) from None
-
-
 def _context(said: int | None, narrowest: Model) -> int:
     """Tokens of a window. Raises InputError for more than both models hold, or fewer than leave something to score."""
     context = min(DEFAULT_CONTEXT, narrowest.context) if said is None else said
@@ -211,23 +189,6 @@ def _context(said: int | None, narrowest: Model) -> int:
             found=context,
         )
     return context
-
-
-def text_tokens(model: Model, words: str, limit: int | None) -> tuple[NDArray[np.int64], int | None]:
-    """The text's ids [T], at most `limit`, and BOS if the tokenizer puts one in front of a text."""
-    tokenizer = model.tokenizer
-    bos = tokenizer.special.get("bos")
-    if tokenizer.encode("")[:1] != [bos]:
-        bos = None
-    ids = np.asarray(tokenizer.encode(words, add_special=False, parse_special=False)[:limit], np.int64)
-    if len(ids) and ids.max() >= model.vocab:
-        raise InputError(
-            "the tokenizer has more tokens than the model",
-            file=model.checkpoint.path,
-            expected=model.vocab,
-            found=int(ids.max()),
-        )
-    return ids, bos
 
 
 def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:

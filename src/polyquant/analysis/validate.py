@@ -18,8 +18,8 @@ from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
 from polyquant.codecs.undecoded_dtype import UndecodedDtype
-from polyquant.convert.execute import Progress
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
+from polyquant.formats.steps import Progress
 from polyquant.opening import detect, look, open_checkpoint
 from polyquant.registry import FORMATS, format_module
 from polyquant.types import Checkpoint, Finding, Severity, Weight, as_matrix

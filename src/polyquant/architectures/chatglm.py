@@ -25,14 +25,7 @@ from typing import Any
 from polyquant.architectures.names import Family
 from polyquant.errors import InputError, UnsupportedError
 
-__all__ = ["CHATGLM", "LETTERS", "MODEL_TYPE", "PREFIX", "SPECIAL"]
-
-MODEL_TYPE = "chatglm"
-SPECIAL = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
-"""Tokens that tokenization_chatglm.py numbers after the pieces of tokenizer.model (ChatGLM3 names its own in tokenizer_config.json)."""
-LETTERS = ("sop", "eop")
-PREFIX = ("[gMASK]", "sop")
-"""In front of every text."""
+__all__ = ["CHATGLM"]
 
 _KEYS = {
     "num_layers": "num_hidden_layers",
@@ -94,7 +87,7 @@ def _settings(tensors: frozenset[str]) -> dict[str, Any]:
 
 CHATGLM = Family(
     architecture="chatglm",
-    model_type=MODEL_TYPE,
+    model_type="chatglm",
     class_name="ChatGLMForConditionalGeneration",
     blocks={
         "input_layernorm": "attn_norm",

@@ -10,17 +10,14 @@ The older binary form (.dat) has no magic and is not read: `llama-imatrix --outp
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from polyquant.convert.choose import is_vector
-from polyquant.convert.steps import Step
-from polyquant.errors import InputError, PlanError
+from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
-from polyquant.types import F32, Action, as_matrix
+from polyquant.types import F32
 
-__all__ = ["load_importance", "mismatches"]
+__all__ = ["load_importance"]
 
 
 def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
@@ -45,30 +42,3 @@ def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
         mean = (total.reshape(counts.size, -1) / np.maximum(counts.reshape(-1, 1), 1)).mean(axis=0)
         out[name] = np.maximum(mean, np.float32(1e-20)).astype(np.float32)
     return out
-
-
-def mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
-    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length."""
-    if not importance:
-        return ()
-    for s in steps:
-        found = importance.get(s.map.target)
-        if found is not None and found.shape != (as_matrix(s.map.shape)[1],):
-            raise PlanError(
-                "importance has another length than the tensor's rows",
-                tensor=s.map.target,
-                expected=s.map.shape[-1],
-                found=found.shape,
-            )
-    named = {s.map.target for s in steps}
-    missing = [
-        s.map.target
-        for s in steps
-        if s.action is Action.QUANTIZE and not is_vector(s.map) and s.map.target not in importance
-    ]
-    out = []
-    if strangers := [n for n in importance if n not in named]:
-        out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
-    if missing:
-        out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
-    return tuple(out)

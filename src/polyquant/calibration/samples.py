@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyquant.analysis.evaluate import read_text
 from polyquant.errors import InputError
+from polyquant.runtime.text import read_text
 from polyquant.storage import strict_json
 
 __all__ = ["Sample", "read_samples"]

@@ -15,7 +15,6 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.analysis.evaluate import read_text, text_tokens
 from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick
 from polyquant.calibration.samples import read_samples
 from polyquant.calibration.statistics import CacheRanges
@@ -25,6 +24,7 @@ from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
+from polyquant.runtime.text import read_text, text_tokens
 from polyquant.types import F32
 
 __all__ = ["OWN_TEXT", "TOKENS", "WINDOWS", "DecoderStages", "calibration_stages", "calibration_windows"]

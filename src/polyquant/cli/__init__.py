@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from polyquant import __version__
+from polyquant.cli.terminal import bug, say, usage
 from polyquant.errors import PolyquantError, printable
 
 COMMANDS = {
@@ -83,21 +84,22 @@ def _notes(problem: BaseException | None) -> str:
 def main(args: list[str] | None = None) -> Any:
     """Entry point of the `polyquant` command. Every expected failure is one line on stderr, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
+    sys.excepthook = bug
     try:
         return cli.main(args=args, prog_name="polyquant", standalone_mode=False)
     except click.ClickException as problem:
-        problem.show()
+        usage(problem)
         sys.exit(2)
     except PolyquantError as problem:
-        click.echo(f"polyquant: {problem}{_notes(problem)}", err=True)
+        say(f"polyquant: {problem}{_notes(problem)}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort) as stop:
-        click.echo(f"polyquant: interrupted{_notes(stop) or _notes(stop.__cause__)}", err=True)
+        say(f"polyquant: interrupted{_notes(stop) or _notes(stop.__cause__)}", err=True)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as problem:
         where = f"{printable(problem.filename)}: " if problem.filename else ""
-        click.echo(f"polyquant: {where}{problem.strerror or problem}{_notes(problem)}", err=True)
+        say(f"polyquant: {where}{problem.strerror or problem}{_notes(problem)}", err=True)
         sys.exit(1)

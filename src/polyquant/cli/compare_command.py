@@ -14,14 +14,14 @@ from polyquant.cli.console import (
     decibel,
     json_option,
     layout_option,
-    out,
     paragraph,
     progress,
     table,
     tile_option,
     watcher,
 )
-from polyquant.errors import printable
+from polyquant.cli.terminal import say
+from polyquant.errors import listed, printable
 from polyquant.formats.gguf import LAYOUTS
 
 
@@ -107,15 +107,14 @@ def _print(found: Comparison, sort: str, limit: int) -> None:
         )
     t.show()
     e = found.error
-    click.echo()
+    say()
     paragraph(
         f"{len(found.tensors)} tensors, {found.bpw:.3f} effective bits per weight in B",
         f"total SNR {decibel(e.snr)} dB, relative RMSE {e.rrmse:.5f}, cosine {e.cosine:.6f}",
     )
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            out.print(f"only in {side}: {', '.join(printable(n) for n in names[:3])}{more}", markup=False)
+            say(f"only in {side}: {listed(names)}")
 
 
 def _outputs(a: str, b: str, text: str, style: str) -> None:
@@ -131,7 +130,7 @@ def _outputs(a: str, b: str, text: str, style: str) -> None:
         shown = {_short(n): f"{e.error:.4f}{'*' if e.scaled else ''}" for n, e in layer.linears.items()}
         t.add_row(str(layer.index), *(shown.get(c, "-") for c in columns), f"{layer.layer:.4f}")
     t.show()
-    click.echo()
+    say()
     worst = max(found, key=lambda layer: layer.layer)
     notes = [
         "relative errors of outputs on the inputs of the float model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +11,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from polyquant.cli.terminal import say, say_json, styled, width
 from polyquant.errors import printable
 
 if TYPE_CHECKING:
-    from polyquant.convert.execute import Progress as Told
+    from polyquant.formats.steps import Progress as Told
 
 __all__ = [
     "Table",
@@ -25,7 +25,6 @@ __all__ = [
     "decibel",
     "json_option",
     "layout_option",
-    "out",
     "paragraph",
     "progress",
     "size",
@@ -35,7 +34,6 @@ __all__ = [
     "watcher",
 ]
 
-out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False)
 
 
@@ -65,12 +63,12 @@ class Table:
         """One row; control characters are escaped."""
         self._rows.append([cell if cell.isprintable() else printable(cell) for cell in cells])
 
-    def lines(self, width: int) -> list[str]:
-        """Header and rows of at most `width` characters: the widest column of texts is cut, down to 6 letters."""
+    def lines(self, most: int) -> list[str]:
+        """Header and rows of at most `most` characters: the widest column of texts is cut, down to 6 letters."""
         rows = [self._head, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         texts = [i for i, right in enumerate(self._right) if not right]
-        while sum(widths) + 2 * (len(widths) - 1) > width:
+        while sum(widths) + 2 * (len(widths) - 1) > most:
             widest = max(texts, key=widths.__getitem__)
             if widths[widest] <= 6:
                 break
@@ -85,20 +83,20 @@ class Table:
 
     def show(self) -> None:
         """Print it."""
-        head, *rows = self.lines(out.width)
-        click.secho(head, bold=True)
-        if rows:
-            click.echo("\n".join(rows))
+        head, *rows = self.lines(width())
+        say(styled(head, bold=True))
+        for row in rows:
+            say(row)
 
 
-def _cut(text: str, width: int) -> str:
+def _cut(text: str, most: int) -> str:
     """Text that is too long loses its middle."""
-    return text if len(text) <= width else f"{text[: (width - 1) // 2]}…{text[-(width // 2) :]}"
+    return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[-(most // 2) :]}"
 
 
-def tensor_name(name: str, width: int = 34) -> str:
+def tensor_name(name: str, most: int = 34) -> str:
     """A name from a file, made safe and cut in the middle."""
-    return _cut(printable(name), width)
+    return _cut(printable(name), most)
 
 
 def table(*columns: str) -> Table:
@@ -110,15 +108,16 @@ def paragraph(*pieces: str) -> None:
     """Pieces joined by '; ', broken between them where the line is full: nothing is cut."""
     lines = [""]
     for piece in pieces:
-        if lines[-1] and len(lines[-1]) + 2 + len(piece) > out.width:
+        if lines[-1] and len(lines[-1]) + 2 + len(piece) > width():
             lines[-1] += ";"
             lines.append("  ")
         lines[-1] += f"; {piece}" if lines[-1].strip() else piece
-    click.echo("\n".join(lines))
+    for line in lines:
+        say(line)
 
 
 def as_json(value: Any) -> None:
-    """Strict JSON on stdout: infinities become null."""
+    """Strict JSON on stdout, in printable ASCII: infinities become null."""
 
     def clean(x: Any) -> Any:
         if isinstance(x, dict):
@@ -127,7 +126,7 @@ def as_json(value: Any) -> None:
             return [clean(v) for v in x]
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
-    click.echo(json.dumps(clean(value), indent=1, ensure_ascii=True))
+    say_json(clean(value))
 
 
 @contextmanager
@@ -141,7 +140,7 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
         TaskProgressColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[name]}"),
+        TextColumn("{task.fields[name]}", markup=False),  # "[/b]" is a name too
     )
     # A tensor can take longer than the half minute from which rich would tell the speed.
     silent = not _err.is_terminal

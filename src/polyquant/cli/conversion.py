@@ -15,7 +15,6 @@ from polyquant.cli.console import (
     decibel,
     json_option,
     layout_option,
-    out,
     paragraph,
     progress,
     size,
@@ -23,20 +22,18 @@ from polyquant.cli.console import (
     tile_option,
     watcher,
 )
+from polyquant.cli.terminal import say, say_some
 from polyquant.codecs.trellis import Trellis
-from polyquant.convert.convert import convert, guess_format, plan, smaller
-from polyquant.convert.execute import Report, StepReport
-from polyquant.convert.steps import Plan
-from polyquant.errors import printable
+from polyquant.conversion.convert import convert, guess_format, plan, smaller
+from polyquant.conversion.execute import Report, StepReport
+from polyquant.conversion.steps import Plan
+from polyquant.errors import listed, printable
 from polyquant.formats.existing import refuse_target
 from polyquant.formats.sizes import shard_bytes
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_NOTES = 20
-"""Notes of a report that are printed: a mixture of experts may have thousands."""
 
 _OPTIONS = (
     click.argument("src", type=click.Path()),
@@ -224,14 +221,12 @@ def print_plan(made: Plan, *, whole: bool) -> None:
     )
     kept = [s.map.target.removesuffix(".weight") for s in made.steps if s.why.startswith("--keep")]
     if kept:
-        more = f" and {len(kept) - _NOTES} more" if len(kept) > _NOTES else ""
-        out.print(f"stay float: {printable(', '.join(kept[:_NOTES]), 4000)}{more}", markup=False)
+        say(f"stay float: {listed(kept, 20)}")
     for name, why in list(made.translation.dropped.items())[:5]:
-        out.print(f"left out: {printable(name)}: {printable(why)}", markup=False)
+        say(f"left out: {printable(name)}: {printable(why)}")
     if native.lib() is None:
-        out.print("note: no native kernels: the bytes are the same, only slowly made (polyquant doctor)", markup=False)
-    for warning in made.warnings:
-        out.print(f"warning: {printable(warning, 400)}", markup=False)
+        say("note: no native kernels: the bytes are the same, only slowly made (polyquant doctor)")
+    say_some(made.warnings, "warning: ")
 
 
 def print_allocation(made: Plan) -> None:
@@ -262,13 +257,6 @@ def print_report(report: Report) -> None:
         row = [decibel(e.snr), f"{e.rrmse:.5f}"] if measured else ["", ""]
         t.add_row(what, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
     t.show()
-    notes = list(dict.fromkeys(s.note for s in report.steps if s.note))
-    for note in notes[:_NOTES]:
-        out.print(printable(note), markup=False)
-    if len(notes) > _NOTES:
-        out.print(f"and {len(notes) - _NOTES} notes more: --format json has them all", markup=False)
+    say_some(dict.fromkeys(s.note for s in report.steps if s.note))
     rate = report.nbytes / max(report.seconds, 1e-9)
-    out.print(
-        f"wrote {printable(report.path)}: {report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)",
-        markup=False,
-    )
+    say(f"wrote {printable(report.path)}: {report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)")

@@ -10,7 +10,8 @@ import click
 from polyquant.analysis.demo import LADDER, demo_model
 from polyquant.analysis.demo import demo as run
 from polyquant.analysis.inspect import inspect as look
-from polyquant.cli.console import decibel, out, size, table
+from polyquant.cli.console import decibel, size, table
+from polyquant.cli.terminal import say, styled
 from polyquant.ops import native
 
 
@@ -27,17 +28,18 @@ def demo(folder: str) -> None:
     """Inspect two embedded models, convert them to eleven formats, validate and compare each."""
     for name, what in (("llama", "a Llama, bfloat16"), ("bitnet", "a BitNet b1.58, packed ternary")):
         found = look(demo_model(name))
-        out.print(
-            f"[bold]{name:7}[/bold] {what}: {found.weights:,} weights, {size(found.nbytes)}, {found.bpw:.2f} bits per weight"
-        )
+        shown = f"{found.weights:,} weights, {size(found.nbytes)}, {found.bpw:.2f} bits per weight"
+        say(styled(f"{name:7}", bold=True), f" {what}: {shown}")
     if native.lib() is None:
-        out.print("No native kernels: this runs on numpy, correct and slow (polyquant doctor says why).", markup=False)
-    out.print("\nEach file below is written, validated against its source, and compared with it:\n")
+        say("No native kernels: this runs on numpy, correct and slow (polyquant doctor says why).")
+    say()
+    say("Each file below is written, validated against its source, and compared with it:")
+    say()
     t = table("model", "format", ">bytes", ">bits/weight", ">SNR dB", ">rel. RMSE", "findings")
     bad = 0
     for o in run(Path(folder)):
         codes = f", codes {o.equal_codes:.0%} equal" if o.equal_codes is not None else ""
-        out.print(f"  {o.path}  {o.seconds:.2f} s{codes}", markup=False)
+        say(f"  {o.path}  {o.seconds:.2f} s{codes}")
         t.add_row(
             o.model,
             f"GGUF {o.recipe}",
@@ -48,18 +50,18 @@ def demo(folder: str) -> None:
             str(o.findings or "none"),
         )
         bad += o.findings
-    out.print()
+    say()
     t.show()
     last = f"{folder}/demo-llama-{LADDER[4][1]}.gguf"
-    out.print(
-        f"""
-Where to look next:
-  polyquant run {last} -p 'And it came to pass' -n 40
-  polyquant inspect {last}
-  polyquant compare {demo_model("llama")} {last} --sort error
-  polyquant edit {last} --set general.name='my model' --output copy.gguf
-  polyquant quantize YOUR-HF-FOLDER/ model.gguf --recipe q4_k_m --dry-run""",
-        markup=False,
-    )
+    say()
+    for line in (
+        "Where to look next:",
+        f"  polyquant run {last} -p 'And it came to pass' -n 40",
+        f"  polyquant inspect {last}",
+        f"  polyquant compare {demo_model('llama')} {last} --sort error",
+        f"  polyquant edit {last} --set general.name='my model' --output copy.gguf",
+        "  polyquant quantize YOUR-HF-FOLDER/ model.gguf --recipe q4_k_m --dry-run",
+    ):
+        say(line)
     if bad:
         sys.exit(1)

@@ -7,7 +7,7 @@ import sys
 import click
 
 from polyquant.analysis.doctor import doctor as run
-from polyquant.cli.console import out
+from polyquant.cli.terminal import say, styled
 
 
 @click.command(epilog="Example:  polyquant doctor")
@@ -15,9 +15,9 @@ def doctor() -> None:
     """Is this installation sound and fast? Exit 1 if something needs attention."""
     checks = run()
     for c in checks:
-        mark = "[green]ok[/green]" if c.good else "[yellow]!![/yellow]"
-        out.print(f"{mark} [bold]{c.name:11}[/bold] {c.value}")
+        mark = styled("ok", fg="green") if c.good else styled("!!", fg="yellow")
+        say(mark, " ", styled(f"{c.name:11}", bold=True), f" {c.value}")
         if c.advice:
-            out.print(f"               {c.advice}")
+            say(f"               {c.advice}")
     if not all(c.good for c in checks):
         sys.exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from polyquant.cli.console import out
+from polyquant.cli.terminal import say
 from polyquant.errors import PlanError, printable
 from polyquant.formats.gguf import edit as run
 from polyquant.formats.gguf.settings import parse_setting
@@ -49,7 +49,7 @@ def edit(
         rename_tensor=_pairs(rename_tensor),
         overwrite=overwrite,
     )
-    out.print(f"{printable(done.path)}: {done.how}, {done.nbytes:,} bytes", markup=False)
+    say(f"{printable(done.path)}: {done.how}, {done.nbytes:,} bytes")
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:

@@ -14,7 +14,6 @@ from polyquant.cli.console import (
     cache_option,
     json_option,
     layout_option,
-    out,
     paragraph,
     progress,
     size,
@@ -22,7 +21,7 @@ from polyquant.cli.console import (
     tensor_name,
     tile_option,
 )
-from polyquant.errors import printable
+from polyquant.cli.terminal import say, say_some
 from polyquant.formats.gguf import LAYOUTS
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations
@@ -94,7 +93,7 @@ def eval(
                 on_progress=tell,
             )
     except KeyboardInterrupt:
-        click.echo("polyquant: interrupted", err=True)
+        say("polyquant: interrupted", err=True)
         sys.exit(130)
     if style == "json":
         as_json(found.to_json())
@@ -115,7 +114,7 @@ def _print(found: Evaluation) -> None:
         f"activations {found.activations}",
         f"cache {found.model.cache}",
     )
-    click.echo()
+    say()
     models = [m for m in (found.model, found.reference) if m is not None]
     shown = table("model", ">size", ">bpw", ">perplexity", ">nats/token", ">bits/byte")
     for m in models:
@@ -128,10 +127,9 @@ def _print(found: Evaluation) -> None:
             f"{m.bits_per_byte:.4f}",
         )
     shown.show()
-    for note in dict.fromkeys(note for m in models for note in m.notes):
-        out.print(f"note: {printable(note, 600)}", markup=False)
+    say_some(dict.fromkeys(note for m in models for note in m.notes), "note: ")
     if found.reference is not None and found.divergence is not None:
-        click.echo()
+        say()
         _print_divergence(found.model, found.reference, found.divergence)
 
 
@@ -145,12 +143,12 @@ def _print_divergence(model: Score, reference: Score, found: Divergence) -> None
         "size": f"{model.nbytes / max(1, reference.nbytes):.1%} of the reference",
     }
     for what, said in rows.items():
-        click.echo(f"{what:18} {said}")
-    click.echo()
+        say(f"{what:18} {said}")
+    say()
     if found.layers:
         _print_layers(found.layers)
     else:
-        click.echo("layers are not compared: the two have another number or another width of them")
+        say("layers are not compared: the two have another number or another width of them")
 
 
 def _print_layers(layers: tuple[LayerError, ...]) -> None:

@@ -7,10 +7,12 @@ import textwrap
 import click
 
 from polyquant.analysis.validate import explain as run
+from polyquant.cli.terminal import say
 
 
 @click.command(epilog="Example:  polyquant explain GGUF012")
 @click.argument("code")
 def explain(code: str) -> None:
     """What the finding CODE means, what breaks, and what to do."""
-    click.echo(f"{code.upper()}\n" + textwrap.fill(run(code), 79))
+    for line in (code.upper(), *textwrap.wrap(run(code), 79)):
+        say(line)

@@ -9,7 +9,8 @@ import click
 from polyquant.analysis.inspect import Inspection, shown
 from polyquant.analysis.inspect import inspect as run
 from polyquant.analysis.layer_table import LayerTable
-from polyquant.cli.console import as_json, json_option, layout_option, out, size, table
+from polyquant.cli.console import as_json, json_option, layout_option, size, table
+from polyquant.cli.terminal import say, say_some, styled
 from polyquant.errors import printable
 
 MOST_KEYS = 200
@@ -43,8 +44,7 @@ def inspect(path: str, tensors: str | None, metadata: bool, ternary_layout: str 
         _tree(found)
     else:
         _list(found)
-    for note in found.notes:
-        out.print(f"note: {printable(note)}", markup=False)
+    say_some(found.notes, "note: ")
 
 
 def _summary(found: Inspection) -> None:
@@ -59,24 +59,23 @@ def _summary(found: Inspection) -> None:
     }
     for key, text in lines.items():
         if text:
-            out.print(f"[bold]{key:8}[/bold] ", end="")
-            out.print(text, markup=False)
+            say(styled(f"{key:8}", bold=True), f" {text}")
 
 
 def _metadata(found: Inspection) -> None:
-    click.echo()
+    say()
     for key in islice(found.metadata, MOST_KEYS):
         value = shown(found.metadata[key], 4)
         text = f"{value['length']:,} entries, {value['first']}…" if isinstance(value, dict) else str(value)
         line = f"  {printable(key, 44):44} {printable(text, 400)}"
-        click.echo(line if len(line) <= 79 else line[:78] + "…")
+        say(line if len(line) <= 79 else line[:78] + "…")
     if len(found.metadata) > MOST_KEYS:
-        click.echo(f"  … {len(found.metadata) - MOST_KEYS:,} more; --format json shows all")
+        say(f"  … {len(found.metadata) - MOST_KEYS:,} more; --format json shows all")
 
 
 def _layers(found: LayerTable) -> None:
     """A line for layers that are alike. The one long word of the format is shortened, so that seven of them fit."""
-    out.print()
+    say()
     t = table("layers", *found.columns)
     for numbers, words in found.rows:
         t.add_row(numbers, *(w.replace("_DYNAMIC", "_DYN") or "-" for w in words))
@@ -84,7 +83,7 @@ def _layers(found: LayerTable) -> None:
 
 
 def _tree(found: Inspection) -> None:
-    out.print()
+    say()
     t = table("tensor", ">n", "shape", "codec", ">bpw", ">size")
     for g in found.groups:
         shape = "x".join(map(str, g.shapes[0])) + ("…" if len(g.shapes) > 1 else "")
@@ -93,7 +92,7 @@ def _tree(found: Inspection) -> None:
 
 
 def _list(found: Inspection) -> None:
-    out.print()
+    say()
     t = table("tensor", "shape", "codec", ">bpw", ">size")
     for w in found.tensors:
         t.add_row(printable(w.name), "x".join(map(str, w.shape)), str(w.codec), f"{w.bpw:.2f}", size(w.nbytes))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from polyquant.cli.console import as_json, json_option, out, progress, watcher
+from polyquant.cli.console import as_json, json_option, progress, watcher
+from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
 from polyquant.formats.msmodelslim.repair import repair as run
 
@@ -36,8 +37,6 @@ def repair(src: str, dst: str, kind: str | None, dialect: str | None, overwrite:
         left = [{"code": f.code, "tensor": f.tensor, "file": f.file, "message": f.message} for f in done.left]
         as_json({"path": None if done.path is None else str(done.path), "changes": list(done.changes), "left": left})
         return
-    for change in done.changes:
-        out.print(printable(change, 400), markup=False)
-    for finding in done.left:
-        out.print(f"left as it is: {finding}", markup=False)
-    out.print(f"wrote {printable(done.path)}" if done.path else "nothing to mend: nothing was written", markup=False)
+    say_some(done.changes)
+    say_some(map(str, done.left), "left as it is: ")
+    say(f"wrote {printable(done.path)}" if done.path else "nothing to mend: nothing was written")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from polyquant.cli.console import activations_option, as_json, cache_option, json_option, layout_option, tile_option
+from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, printable
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.load import load
@@ -64,7 +64,7 @@ def run(path: str, style: str, **options: Any) -> None:
     try:
         _run(path, style, options)
     except KeyboardInterrupt:
-        click.echo()
+        say()
         sys.exit(130)
 
 
@@ -109,8 +109,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     chat = chat or talk or system is not None or template is not None
     job = _Job(model, chat, system, template, options, perf_counter() - began)
     if style == "human":
-        for note in (*model.checkpoint.notes, *model.tokenizer.notes):
-            click.echo(f"note: {printable(note, 600)}", err=True)
+        say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
     if talk:
         if not templates:
             hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template to converse by)"
@@ -122,9 +121,9 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     if style == "json":
         _report(job, answer)
         return
-    for piece in _pieces(answer):
-        click.echo(piece, nl=False)
-    click.echo()
+    for token in answer:
+        stream(token.text)
+    say()
     if stats or sys.stderr.isatty():
         _figures(answer, f"load {job.load_seconds:.2f} s, ")
 
@@ -145,16 +144,6 @@ def _read(file: str | None) -> str:
         raise InputError(f"the prompt is not UTF-8 (byte {e.start})", file=name) from None
 
 
-def _pieces(answer: Generation) -> Iterator[str]:
-    """The texts of an answer; on a terminal, what would steer it is escaped."""
-    for token in answer:
-        text = token.text
-        if sys.stdout.isatty():
-            text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-        if text:
-            yield text
-
-
 def _report(job: _Job, answer: Generation) -> None:
     tokens = list(answer)
     as_json(
@@ -173,7 +162,7 @@ def _report(job: _Job, answer: Generation) -> None:
 
 
 def _figures(answer: Generation, before: str = "") -> None:
-    click.echo(
+    say(
         f"{before}prompt {answer.prompt_tokens} tokens at {answer.prompt_rate:.1f}/s, "
         f"{answer.generated} tokens at {answer.rate:.1f}/s, end: {answer.finish}",
         err=True,
@@ -190,7 +179,7 @@ def _converse(job: _Job, stats: bool) -> None:
         try:
             line = input("> ")
         except EOFError:
-            click.echo()
+            say()
             return
         if line.strip():
             messages.append({"role": "user", "content": line})
@@ -201,10 +190,10 @@ def _answer(job: _Job, messages: list[dict[str, str]], session: Session, stats: 
     said: list[str] = []
     answer = job.model.chat(messages, session=session, **job.answering())
     with suppress(KeyboardInterrupt):
-        for piece in _pieces(answer):
-            said.append(piece)
-            click.echo(piece, nl=False)
-    click.echo()
+        for token in answer:
+            said.append(token.text)
+            stream(token.text)
+    say()
     if stats:
         _figures(answer)
     return "".join(said)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polyquant.cli.console import activations_option, cache_option
+from polyquant.cli.terminal import say, say_some
 from polyquant.errors import InputError, UnsupportedError, printable
 
 if TYPE_CHECKING:
@@ -76,13 +77,12 @@ def serve(
     model = load(path, activations=activations, cache=cache, context=context)
     door = Door(api_key, _hosts(address), cors, max_body)
     identity = name or _identity(path)
-    for note in (*model.checkpoint.notes, *model.tokenizer.notes):
-        click.echo(f"note: {printable(note, 400)}", err=True)
+    say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
     if not address.loopback:
         _warn(address, api_key)
 
     def ready() -> None:
-        click.echo(f"serving {printable(identity)} at {address.url}/v1")
+        say(f"serving {printable(identity)} at {address.url}/v1")
 
     run(model, identity, address, door, queue=queue, on_ready=ready)
 
@@ -109,4 +109,4 @@ def _hosts(address: Address) -> tuple[str, ...] | None:
 
 def _warn(address: Address, key: str | None) -> None:
     advice = "" if key else "; set POLYQUANT_API_KEY"
-    click.echo(f"warning: {address.url} can be reached from other machines, unencrypted{advice}", err=True)
+    say(f"warning: {address.url} can be reached from other machines, unencrypted{advice}", err=True)

@@ -7,7 +7,8 @@ import sys
 import click
 
 from polyquant.analysis.validate import validate as run
-from polyquant.cli.console import as_json, json_option, layout_option, out, progress, tile_option, watcher
+from polyquant.cli.console import as_json, json_option, layout_option, progress, tile_option, watcher
+from polyquant.cli.terminal import say, styled
 from polyquant.errors import printable
 from polyquant.types import Finding, Severity
 
@@ -56,12 +57,9 @@ def validate(
     else:
         _print(found)
         if serious:
-            out.print(
-                f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}", markup=False
-            )
+            say(f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}")
         else:
-            out.print("[green]sound[/green]: ", end="")
-            out.print(printable(path), markup=False)
+            say(styled("sound", fg="green"), f": {printable(path)}")
     if serious:
         sys.exit(1)
 
@@ -73,8 +71,7 @@ def _print(findings: list[Finding]) -> None:
         seen[f.code] = seen.get(f.code, 0) + 1
         if seen[f.code] <= 5:
             where = "".join(f" {printable(x)}:" for x in (f.file, f.tensor) if x)
-            out.print(f"[{_COLOUR[f.severity]}]{f.code} {f.severity.value}[/]", end="")
-            out.print(f"{where} {printable(f.message, 400)}", markup=False)
+            say(styled(f"{f.code} {f.severity.value}", fg=_COLOUR[f.severity]), f"{where} {printable(f.message, 400)}")
     for code, n in seen.items():
         if n > 5:
-            out.print(f"{code}: {n - 5} more", markup=False)
+            say(f"{code}: {n - 5} more")

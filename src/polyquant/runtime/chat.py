@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from polyquant.errors import InputError, UnsupportedError, printable
+from polyquant.errors import InputError, UnsupportedError, listed, printable
 from polyquant.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["render", "render_chat", "template_of"]
@@ -74,7 +74,7 @@ def template_of(tokenizer: Tokenizer, name: str | None = None, *, tools: bool = 
         raise UnsupportedError(
             f"no chat template is called '{printable(wanted)}'",
             file=tokenizer.file,
-            hint=f"known: {printable(', '.join(sorted(known)))}",
+            hint=f"known: {listed(sorted(known), 8)}",
         )
     return known[wanted]
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polyquant.architectures import chatglm as chatglm_words
 from polyquant.errors import InputError, printable
 from polyquant.storage import strict_json
 from polyquant.storage.source import Source
 from polyquant.storage.strict_json import typed
+from polyquant.tokenizers import chatglm as chatglm_tokens
 from polyquant.tokenizers import pretokenizers, sentencepiece
 from polyquant.tokenizers.token_table import Added, Table, lay_out, read_added, read_merges, read_vocab
 from polyquant.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Vocabulary
@@ -287,10 +287,10 @@ def _from_sentencepiece(
         if text is not None and key.isdecimal() and len(key) < 10 and int(key) >= len(model.pieces):
             added.append(Added(int(key), text, bool(entry.get("special"))))
     items = [(text, i) for i, (text, _, _) in enumerate(model.pieces)]
-    chatglm = config.get("model_type") == chatglm_words.MODEL_TYPE
+    chatglm = config.get("model_type") == chatglm_tokens.MODEL_TYPE
     if chatglm:
         taken = {a.id for a in added}
-        words = enumerate(chatglm_words.SPECIAL, start=len(items))
+        words = enumerate(chatglm_tokens.SPECIAL, start=len(items))
         added += [Added(i, text, text.startswith("[")) for i, text in words if i not in taken]
     size = rows if rows is not None else max([len(items), *(a.id + 1 for a in added)])
     table = lay_out(items, added, size, file)
@@ -303,9 +303,9 @@ def _from_sentencepiece(
         adds = {"bos": False, **adds}  # else llama.cpp would put one in front
         # Letters of ordinary words: found in a text, they would tear it apart.
         types = [
-            UNUSED if text in chatglm_words.LETTERS else kind for text, kind in zip(table.tokens, types, strict=True)
+            UNUSED if text in chatglm_tokens.LETTERS else kind for text, kind in zip(table.tokens, types, strict=True)
         ]
-        prefix = tuple(table.ids[text] for text in chatglm_words.PREFIX if text in table.ids)
+        prefix = tuple(table.ids[text] for text in chatglm_tokens.PREFIX if text in table.ids)
     return Vocabulary(
         model="llama",
         pre="default",

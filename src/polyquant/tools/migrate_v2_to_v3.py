@@ -9,9 +9,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from polyquant.convert.execute import Progress
 from polyquant.errors import PolyquantError, printable
 from polyquant.formats.sizes import DEFAULT_SHARD_SIZE
+from polyquant.formats.steps import Progress
 from polyquant.trellis.converter import convert_to_v3
 from polyquant.trellis.loader import TrellisModelLoader
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from polyquant.convert.convert import convert
-from polyquant.convert.execute import Progress, Report
+from polyquant.conversion.convert import convert
+from polyquant.conversion.execute import Report
 from polyquant.formats.sizes import DEFAULT_SHARD_SIZE, shard_bytes
+from polyquant.formats.steps import Progress
 from polyquant.trellis.loader import TrellisModelLoader
 
 __all__ = ["convert_to_v3"]

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
-from polyquant.convert.convert import PlanOptions, plan, quantize
-from polyquant.convert.execute import Progress, Report
-from polyquant.convert.steps import TRELLIS, Plan
+from polyquant.conversion.convert import PlanOptions, plan, quantize
+from polyquant.conversion.execute import Report
+from polyquant.conversion.steps import TRELLIS, Plan
 from polyquant.formats.sizes import DEFAULT_SHARD_SIZE, shard_bytes
+from polyquant.formats.steps import Progress
 from polyquant.storage.staging import Resume
 
 __all__ = ["DEFAULT_BITS", "TrellisQuantizer"]

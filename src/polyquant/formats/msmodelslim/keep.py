@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from polyquant.codecs.msmodelslim import MsModelSlim
-from polyquant.convert.steps import Step
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.options import AUTO, MsModelSlimOptions
 from polyquant.formats.msmodelslim.sensitivity import LIMIT, propose_keep
+from polyquant.formats.steps import Step
 from polyquant.types import Action, Checkpoint
 
 __all__ = ["with_proposal"]

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.dtypes import codec_of
-from polyquant.convert.execute import Progress
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats import msmodelslim
 from polyquant.formats.existing import refuse_target, replaceable
@@ -28,6 +27,7 @@ from polyquant.formats.msmodelslim.layout import SHARD_BYTES
 from polyquant.formats.msmodelslim.repair_types import Layer, layers
 from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
 from polyquant.formats.msmodelslim.survey import Stored, Survey, survey
+from polyquant.formats.steps import Progress
 from polyquant.opening import detect
 from polyquant.ops.int8 import quant_bias
 from polyquant.storage import strict_json

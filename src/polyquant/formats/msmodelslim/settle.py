@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from polyquant.codecs.msmodelslim import MsModelSlim
-from polyquant.convert.steps import Step
 from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import derived
 from polyquant.formats.msmodelslim.smooth import links
 from polyquant.formats.msmodelslim.target import bias_type, kept, module_of
+from polyquant.formats.steps import Step
 from polyquant.formats.trellis.target import folder_warnings, is_linear
 from polyquant.registry import codec
 from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap, Weight

@@ -15,11 +15,11 @@ from polyquant.calibration.hessians import Tick
 from polyquant.codecs.dtypes import NUMPY, WORDS
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.plain import PlainCodec
-from polyquant.convert.steps import Plan, Step
-from polyquant.convert.work import Piece
+from polyquant.conversion.steps import Plan
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import Prepared, prepare
 from polyquant.formats.msmodelslim.target import bias_type, module_of, ranges_of
+from polyquant.formats.steps import Piece, Step
 from polyquant.ops.affine import quantize_stored
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.affine import input_side, quantize_linear

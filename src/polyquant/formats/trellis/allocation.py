@@ -17,7 +17,7 @@ from polyquant.registry import codec
 from polyquant.types import Checkpoint, Codec, Shape
 
 if TYPE_CHECKING:
-    from polyquant.convert.steps import Step
+    from polyquant.formats.steps import Step
 
 __all__ = ["with_allocation"]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
-from polyquant.convert.steps import Step
 from polyquant.errors import PlanError
+from polyquant.formats.steps import Step
 from polyquant.formats.trellis.config import METHODS, Origin
 from polyquant.recipes.recipe import Facts, Recipe, Rule, uniform
 from polyquant.registry import codec

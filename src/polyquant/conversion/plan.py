@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from polyquant.analysis.evaluate import read_text
 from polyquant.architectures import translate
-from polyquant.calibration.importance import mismatches
 from polyquant.calibration.stages import OWN_TEXT
 from polyquant.codecs.affine_forms import only_read
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.tl import TL, Tile
-from polyquant.convert.choose import action_of, choose, is_vector
-from polyquant.convert.steps import DEFAULT_NAME, MSMODELSLIM, TRELLIS, Plan, Step
+from polyquant.conversion.choose import action_of, choose
+from polyquant.conversion.steps import DEFAULT_NAME, MSMODELSLIM, TRELLIS, Plan
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.formats.msmodelslim import settle as ascend_settle
 from polyquant.formats.msmodelslim import target as ascend_target
 from polyquant.formats.msmodelslim.keep import with_proposal
 from polyquant.formats.msmodelslim.options import AUTO, MsModelSlimOptions
+from polyquant.formats.steps import Step
 from polyquant.formats.trellis import target as trellis_target
 from polyquant.formats.trellis.allocation import with_allocation
 from polyquant.formats.trellis.target import TrellisOptions
 from polyquant.recipes.recipe import Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.registry import codec, format_module
+from polyquant.runtime.text import read_text
 from polyquant.types import (
     F32,
     Action,
@@ -42,6 +42,7 @@ from polyquant.types import (
     TensorMap,
     TensorSpec,
     Translation,
+    as_matrix,
 )
 
 __all__ = ["make_plan"]
@@ -88,7 +89,7 @@ def make_plan(
     _refuse_lossy(steps, source, requantize=requantize)
     if to == MSMODELSLIM:
         steps = ascend_settle.settled(source, steps, ascend)
-    warnings = (*source.notes, *translation.warnings, *mismatches(steps, importance))
+    warnings = (*source.notes, *translation.warnings, *_mismatches(steps, importance))
     if trellis.target_bpw is not None:
         steps, how = with_allocation(source, steps, trellis, on_tensor)
         chosen = replace(chosen, name=how)
@@ -280,7 +281,7 @@ def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequenc
     if file_type is None:
         weights: Counter[str] = Counter()
         for s in steps:
-            if not is_vector(s.map):
+            if not s.map.is_vector:
                 weights[s.target.name] += s.weights
         most = weights.most_common(1)[0][0] if weights else "f32"
         most = "i2_s" if "i2_s" in most else most
@@ -292,3 +293,30 @@ def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequenc
         out["general.file_type"] = Meta(Kind.UINT32, file_type)
     out.setdefault("general.quantization_version", Meta(Kind.UINT32, 2))
     return out
+
+
+def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
+    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length."""
+    if not importance:
+        return ()
+    for s in steps:
+        found = importance.get(s.map.target)
+        if found is not None and found.shape != (as_matrix(s.map.shape)[1],):
+            raise PlanError(
+                "importance has another length than the tensor's rows",
+                tensor=s.map.target,
+                expected=s.map.shape[-1],
+                found=found.shape,
+            )
+    named = {s.map.target for s in steps}
+    missing = [
+        s.map.target
+        for s in steps
+        if s.action is Action.QUANTIZE and not s.map.is_vector and s.map.target not in importance
+    ]
+    out = []
+    if strangers := [n for n in importance if n not in named]:
+        out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
+    if missing:
+        out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
+    return tuple(out)

@@ -21,13 +21,13 @@ import numpy as np
 
 from polyquant.calibration.hessians import Hessians
 from polyquant.calibration.stages import calibration_stages
-from polyquant.convert import work
-from polyquant.convert.steps import Plan, Step
-from polyquant.convert.work import Piece
+from polyquant.conversion import work
+from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, UnsupportedError
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.msmodelslim import work as ascend_work
 from polyquant.formats.msmodelslim.prepare import Prepared
+from polyquant.formats.steps import Piece, Progress, Step
 from polyquant.formats.trellis.config import mse_text
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
@@ -35,23 +35,13 @@ from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
 from polyquant.types import Affine, as_matrix
 
-__all__ = ["Progress", "Report", "StepReport", "cores", "execute"]
+__all__ = ["Report", "StepReport", "cores", "execute"]
 
 
 _Result: TypeAlias = tuple[ErrorSums | None, str]
 
 _CHEAP = 64
 """Weights that are moved in the time in which one is searched for in a trellis, in round figures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Told after every row block: weights done and in all (beside a search for trellis codes the others count little), and where we are."""
-
-    done: int
-    total: int
-    tensor: str
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

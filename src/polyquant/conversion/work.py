@@ -7,7 +7,6 @@ piece of a step that streams. A tensor that cannot be cut (I2_S, TL: one scale, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +16,15 @@ from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
 from polyquant.codecs.trellis import Trellis
-from polyquant.convert.steps import Plan, Step
+from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
+from polyquant.formats.steps import Piece, Step
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
 from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.types import F32, Action, Affine, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
 
-__all__ = ["Piece", "blocks", "stream", "whole"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """parts: of rows [start, start + rows) of the target. error: None where nothing was lost or it was not measured; note: what the scale did."""
-
-    parts: Parts
-    start: int = 0
-    rows: int = 1
-    error: ErrorSums | None = None
-    note: str = ""
+__all__ = ["blocks", "stream", "whole"]
 
 
 def blocks(step: Step) -> Iterator[slice | None]:

@@ -10,14 +10,15 @@ from typing import TypedDict, Unpack
 
 from polyquant.calibration.importance import load_importance
 from polyquant.codecs.tl import Tile
-from polyquant.convert.execute import Progress, Report, execute
-from polyquant.convert.plan import make_plan
-from polyquant.convert.steps import MSMODELSLIM, TRELLIS, Plan, with_name
+from polyquant.conversion.execute import Report, execute
+from polyquant.conversion.plan import make_plan
+from polyquant.conversion.steps import MSMODELSLIM, TRELLIS, Plan, with_name
 from polyquant.errors import PlanError
 from polyquant.formats.existing import refuse_target
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions, Smooth
 from polyquant.formats.msmodelslim.plain_model import plain_model
 from polyquant.formats.msmodelslim.ranges import read_ranges
+from polyquant.formats.steps import Progress
 from polyquant.formats.trellis.target import Effort, Method, TrellisOptions
 from polyquant.opening import detect, open_checkpoint, with_tile
 from polyquant.recipes.recipe import Rule, parse_rule

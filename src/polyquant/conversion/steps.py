@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from polyquant.analysis.evaluate import read_text
 from polyquant.calibration.stages import OWN_TEXT, TOKENS, WINDOWS
 from polyquant.codecs.tl import TL
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
+from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Recipe
+from polyquant.runtime.text import read_text
 from polyquant.storage.source import state_of
 from polyquant.types import (
     F32,
     Action,
     Affine,
     Checkpoint,
-    Codec,
     Floats,
     Layout,
-    TensorMap,
     Ternary,
     Translation,
-    TrellisCodes,
     as_matrix,
 )
 
-__all__ = ["DEFAULT_NAME", "MSMODELSLIM", "TRELLIS", "Plan", "Step", "with_name"]
+__all__ = ["DEFAULT_NAME", "MSMODELSLIM", "TRELLIS", "Plan", "with_name"]
 
 TRELLIS = "trellis-v3"
 MSMODELSLIM = "msmodelslim"
@@ -44,53 +41,6 @@ TRELLIS_BYTES = 36
 
 HESSIAN_BYTES = 44
 """Working memory for each of the K x K numbers of a Hessian: as collected for the inputs of a layer, rotated, and its factor in float64."""
-
-BLOCK_WEIGHTS = 1 << 20
-"""Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One tensor. `source` is None for a constant that the translation brings, and for what a calibration finds.
-
-    cut: whether row blocks of the target can be made apart, though maybe not read apart; None: as its codec says.
-    """
-
-    map: TensorMap
-    source: Codec | None
-    target: Codec
-    action: Action
-    why: str
-    nbytes: int
-    cut: bool | None = None
-
-    @property
-    def weights(self) -> int:
-        """Number of weights."""
-        return math.prod(self.map.shape)
-
-    @property
-    def streams(self) -> bool:
-        """True if the step can go row block by row block."""
-        cut = self.target.row_sliced if self.cut is None else self.cut
-        return self.source is not None and self.source.row_sliced and cut
-
-    @property
-    def searches(self) -> bool:
-        """True if codes of a trellis are searched: hours of work where other steps take minutes."""
-        return self.target.form is TrellisCodes and self.action in (Action.QUANTIZE, Action.REQUANTIZE)
-
-    @property
-    def alone(self) -> bool:
-        """True if only one step of its kind may be in work: it holds a tensor as floats."""
-        source = self.source
-        return self.cut is False or TrellisCodes in (self.target.form, source.form if source is not None else None)
-
-    @property
-    def block_rows(self) -> int:
-        """Rows per block of a streaming step."""
-        lines = self.target.granule[0]
-        return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1] * lines)) * lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyquant.codecs import affine_forms
 from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
-from polyquant.convert.steps import MSMODELSLIM, TRELLIS
+from polyquant.conversion.steps import MSMODELSLIM, TRELLIS
 from polyquant.formats.msmodelslim import target as ascend_target
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.trellis import target as trellis_target
@@ -23,7 +23,7 @@ from polyquant.types import (
     as_matrix,
 )
 
-__all__ = ["action_of", "choose", "is_vector"]
+__all__ = ["action_of", "choose"]
 
 
 def choose(
@@ -42,7 +42,7 @@ def _chosen(
         return have, "not a float: kept"
     if to == TRELLIS:
         return trellis_target.choose(have, tensor, recipe, facts)
-    if is_vector(tensor):
+    if tensor.is_vector:
         exact = next((r for r in recipe.rules if r.match in names), None)
         return (codec(exact.codec), f"rule {exact.match}") if exact else (_plain(have, to), "vector")
     if to == MSMODELSLIM:
@@ -67,11 +67,6 @@ def _kept_codes(
     if to == "gguf" and (name := affine_forms.blocks_of(weight)) is not None:
         return codec(name), "codes kept"
     return codec(affine_forms.floats_of(source.config)), "decoded to floats"
-
-
-def is_vector(tensor: TensorMap) -> bool:
-    """True for what is not worth quantizing: norms, biases."""
-    return tensor.keep_float or len(tensor.shape) < 2
 
 
 def _plain(have: Codec, to: str) -> Codec:

@@ -1,0 +1,79 @@
+"""One tensor of a conversion: what becomes of it (`Step`), and the bytes that come out (`Piece`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from polyquant.ops.metrics import ErrorSums
+from polyquant.types import Action, Codec, Parts, TensorMap, TrellisCodes, as_matrix
+
+__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step"]
+
+BLOCK_WEIGHTS = 1 << 20
+"""Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One tensor. `source` is None for a constant that the translation brings, and for what a calibration finds.
+
+    cut: whether row blocks of the target can be made apart, though maybe not read apart; None: as its codec says.
+    """
+
+    map: TensorMap
+    source: Codec | None
+    target: Codec
+    action: Action
+    why: str
+    nbytes: int
+    cut: bool | None = None
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return math.prod(self.map.shape)
+
+    @property
+    def streams(self) -> bool:
+        """True if the step can go row block by row block."""
+        cut = self.target.row_sliced if self.cut is None else self.cut
+        return self.source is not None and self.source.row_sliced and cut
+
+    @property
+    def searches(self) -> bool:
+        """True if codes of a trellis are searched: hours of work where other steps take minutes."""
+        return self.target.form is TrellisCodes and self.action in (Action.QUANTIZE, Action.REQUANTIZE)
+
+    @property
+    def alone(self) -> bool:
+        """True if only one step of its kind may be in work: it holds a tensor as floats."""
+        source = self.source
+        return self.cut is False or TrellisCodes in (self.target.form, source.form if source is not None else None)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows per block of a streaming step."""
+        lines = self.target.granule[0]
+        return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1] * lines)) * lines
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """parts: of rows [start, start + rows) of the target. error: None where nothing was lost or it was not measured; note: what the scale did."""
+
+    parts: Parts
+    start: int = 0
+    rows: int = 1
+    error: ErrorSums | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Told after every row block: weights done and in all (beside a search for trellis codes the others count little), and where we are."""
+
+    done: int
+    total: int
+    tensor: str
+    seconds: float

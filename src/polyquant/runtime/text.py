@@ -1,0 +1,54 @@
+"""A text file, and the tokens that a model makes of it."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import InputError
+from polyquant.runtime.model import Model
+from polyquant.storage.source import Source
+
+__all__ = ["MAX_TEXT_BYTES", "read_text", "text_tokens"]
+
+MAX_TEXT_BYTES = 1 << 24  # 4 million tokens, whose tokenizer's records take most of a gigabyte
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A UTF-8 file as it is. Raises InputError for more than 16 MiB, or another encoding."""
+    source = Source(path)
+    try:
+        if source.size > MAX_TEXT_BYTES:
+            raise InputError(
+                "the text is too large",
+                file=path,
+                expected=f"at most {MAX_TEXT_BYTES} bytes",
+                found=source.size,
+                hint="give a part of it",
+            )
+        raw = bytes(source.pread(0, source.size))
+    finally:
+        source.close()
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise InputError(f"the text is not UTF-8 (byte {problem.start})", file=path) from None
+
+
+def text_tokens(model: Model, words: str, limit: int | None) -> tuple[NDArray[np.int64], int | None]:
+    """The text's ids [T], at most `limit`, and BOS if the tokenizer puts one in front of a text."""
+    tokenizer = model.tokenizer
+    bos = tokenizer.special.get("bos")
+    if tokenizer.encode("")[:1] != [bos]:
+        bos = None
+    ids = np.asarray(tokenizer.encode(words, add_special=False, parse_special=False)[:limit], np.int64)
+    if len(ids) and ids.max() >= model.vocab:
+        raise InputError(
+            "the tokenizer has more tokens than the model",
+            file=model.checkpoint.path,
+            expected=model.vocab,
+            found=int(ids.max()),
+        )
+    return ids, bos

@@ -38,3 +38,21 @@ def engine(request):
         pytest.skip("native kernels are not built or switched off")
     with native.engine(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def demo_files(tmp_path_factory):
+    """demo_files("llama", "q4_0") -> the embedded model as a GGUF file of that codec, made once."""
+    from polyquant.analysis.demo import demo_model
+    from polyquant.conversion.convert import convert
+
+    made = {}
+
+    def get(model, codec):
+        if (model, codec) not in made:
+            path = tmp_path_factory.mktemp("demo") / f"{model}-{codec}.gguf"
+            convert(demo_model(model), path, codec=codec)
+            made[model, codec] = path
+        return made[model, codec]
+
+    return get

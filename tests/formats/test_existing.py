@@ -151,7 +151,8 @@ def test_a_source_that_changes_meanwhile(how, tmp_path):
             (tmp_path / "new").write_bytes(raw)
             (tmp_path / "new").replace(path)
         else:
-            path.write_bytes(raw)
+            with path.open("r+b") as file:
+                file.write(raw)
         if how == "in place, same mtime":
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 

@@ -35,7 +35,9 @@ def same(found, wanted):
 def stored(path):
     """The tensors of a file as they lie there, also those that numpy has no type for."""
     return {
-        name: np.frombuffer(w.parts["blocks"].tobytes(), NUMPY[WORDS[w.codec.name]]).reshape(w.shape)
+        name: np.frombuffer(w.parts["blocks"].tobytes(), NUMPY[WORDS[w.codec.name.removeprefix("undecoded.")]]).reshape(
+            w.shape
+        )
         for name, w in open_hf(path).items()
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from polyquant.calibration.hessians import Tick
 from polyquant.codecs.dtypes import NUMPY, WORDS
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.plain import PlainCodec
-from polyquant.conversion.steps import Plan
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import Prepared, prepare
 from polyquant.formats.msmodelslim.target import bias_type, module_of, ranges_of
@@ -24,6 +24,9 @@ from polyquant.ops.affine import quantize_stored
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.affine import input_side, quantize_linear
 from polyquant.types import F32, Action, Affine, Floats, Parts, as_matrix
+
+if TYPE_CHECKING:
+    from polyquant.conversion.steps import Plan
 
 __all__ = ["pieces", "prepared_of", "takes"]
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from binding_calls import (
     ANY,
-    RNG,
     SOUND,
     affine,
     f32,
@@ -133,8 +132,10 @@ def exercise(name: str) -> Binding:
                 b.call(arguments, refused=b.refused(i, kind, value))
         for _ in range(400 if len(kinds) > 1 else 0):
             arguments = plain(sound())
-            for i in RNG.choice(len(kinds), 2 if RNG.integers(2) else min(3, len(kinds)), replace=False):
-                arguments[i] = choices[i][RNG.integers(len(choices[i]))]
+            for i in np.random.default_rng(5).choice(
+                len(kinds), 2 if np.random.default_rng(5).integers(2) else min(3, len(kinds)), replace=False
+            ):
+                arguments[i] = choices[i][np.random.default_rng(5).integers(len(choices[i]))]
             b.call(arguments)
     return b
 

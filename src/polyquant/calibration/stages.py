@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick
-from polyquant.calibration.samples import read_samples
+from polyquant.calibration.samples import OWN_TEXT, read_samples
 from polyquant.calibration.statistics import CacheRanges
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.decoder import Decoder, Layer
@@ -30,8 +30,6 @@ from polyquant.types import F32
 __all__ = ["OWN_TEXT", "TOKENS", "WINDOWS", "DecoderStages", "calibration_stages", "calibration_windows"]
 
 WINDOWS, TOKENS = 128, 512
-OWN_TEXT = "self"
-"""In place of a file: text that the model writes itself, at temperature 1."""
 
 Tokens = NDArray[np.int64]
 

@@ -1,105 +1,12 @@
-"""Which codec a tensor gets, and what that does to it: by the target's own rules, the recipe, or as the source has it."""
+"""What a step does to a weight."""
 
 from __future__ import annotations
 
 from polyquant.codecs import affine_forms
-from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
-from polyquant.conversion.steps import MSMODELSLIM, TRELLIS
-from polyquant.formats.msmodelslim import target as ascend_target
-from polyquant.formats.msmodelslim.options import MsModelSlimOptions
-from polyquant.formats.trellis import target as trellis_target
-from polyquant.recipes.recipe import FALLBACK, Facts, Recipe
-from polyquant.registry import codec
-from polyquant.types import (
-    Action,
-    Affine,
-    Blocks,
-    Checkpoint,
-    Codec,
-    Floats,
-    TensorMap,
-    TrellisCodes,
-    Weight,
-    as_matrix,
-)
+from polyquant.codecs.trellis_forms import same_codes
+from polyquant.types import Action, Affine, Blocks, Codec, Floats, TensorMap, TrellisCodes, Weight
 
-__all__ = ["action_of", "choose"]
-
-
-def choose(
-    source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, ascend: MsModelSlimOptions
-) -> tuple[Codec, str]:
-    """The target codec of one tensor and the reason that the plan prints."""
-    have = source[tensor.source].codec
-    return _kept_codes(source, tensor, to, recipe, facts) or _chosen(have, tensor, to, recipe, facts, ascend)
-
-
-def _chosen(
-    have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, ascend: MsModelSlimOptions
-) -> tuple[Codec, str]:
-    names = (tensor.target, tensor.source)
-    if (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml."):
-        return have, "not a float: kept"
-    if to == TRELLIS:
-        return trellis_target.choose(have, tensor, recipe, facts)
-    if tensor.is_vector:
-        exact = next((r for r in recipe.rules if r.match in names), None)
-        return (codec(exact.codec), f"rule {exact.match}") if exact else (_plain(have, to), "vector")
-    if to == MSMODELSLIM:
-        return ascend_target.choose(have, tensor, recipe, facts, ascend)
-    name, why = recipe.choose(names, facts)
-    if name is None:
-        return _keep(have, tensor, to)
-    return _fitting(name, tensor, why)
-
-
-def _kept_codes(
-    source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts
-) -> tuple[Codec, str] | None:
-    """Weights of quantized folders that no recipe changes, outside of msModelSlim: as ggml blocks where one holds their codes, else decoded to the model's type."""
-    weight = source[tensor.source]
-    if (
-        to == MSMODELSLIM
-        or not affine_forms.only_read(weight.codec)
-        or recipe.choose((tensor.target, tensor.source), facts)[0] is not None
-    ):
-        return None
-    if to == "gguf" and (name := affine_forms.blocks_of(weight)) is not None:
-        return codec(name), "codes kept"
-    return codec(affine_forms.floats_of(source.config)), "decoded to floats"
-
-
-def _plain(have: Codec, to: str) -> Codec:
-    """Vectors are not worth quantizing: float32 in GGUF, as they are elsewhere."""
-    return codec("f32") if to == "gguf" or have.form is not Floats else have
-
-
-def _keep(have: Codec, tensor: TensorMap, to: str) -> tuple[Codec, str]:
-    """No recipe: the source's own codec where the target format has it, else the nearest that loses nothing or least."""
-    if to == "gguf":
-        if have.name.startswith("hf_bitnet") or tensor.ternarize:
-            return codec("i2_s.x86"), "ternary"
-        if have.form is not TrellisCodes:
-            return have, "kept"
-    if have.form is Floats:
-        return have, "kept"
-    if have.form is TrellisCodes:
-        if to == "hf" and (exl3 := as_exl3(have, tensor.shape)) is not None:
-            return exl3, "codes kept"
-        return codec(floats_of(have, tensor.shape)), "decoded to floats"
-    return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
-
-
-def _fitting(name: str, tensor: TensorMap, why: str) -> tuple[Codec, str]:
-    """The codec, or its substitute where the rows are no multiple of its block."""
-    _, k = as_matrix(tensor.shape)
-    found = codec(name)
-    if k % found.granule[1] == 0:
-        return found, why
-    substitute = codec(FALLBACK.get(name, "f16"))
-    if k % substitute.granule[1]:
-        substitute = codec("f16")
-    return substitute, f"{name} needs K % {found.granule[1]} == 0"
+__all__ = ["action_of"]
 
 
 def action_of(weight: Weight, target: Codec, tensor: TensorMap) -> Action:

@@ -11,20 +11,17 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.calibration.hessians import Hessians
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
-from polyquant.codecs.trellis import Trellis
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
 from polyquant.formats.steps import Piece, Step
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
-from polyquant.quantizers.ldlq import quantize_trellis
-from polyquant.types import F32, Action, Affine, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
+from polyquant.types import F32, Action, Affine, Checkpoint, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
 
-__all__ = ["blocks", "stream", "whole"]
+__all__ = ["blocks", "floats", "stream", "whole"]
 
 
 def blocks(step: Step) -> Iterator[slice | None]:
@@ -103,8 +100,8 @@ def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> 
     return total
 
 
-def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = None) -> Iterator[Piece]:
-    """A tensor that is read whole. hessians: for trellis codes that are searched on inputs."""
+def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
+    """A tensor that is read whole."""
     weight = plan.source[step.map.source]
     source, target, shape, order = weight.codec, step.target, step.map.shape, step.map.row_order
     if step.action is Action.COPY and order is None:
@@ -122,33 +119,19 @@ def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = 
         if order is not None:
             codes = Ternary(codes.codes[order], codes.scale if codes.scale.size == 1 else codes.scale[order])
         yield Piece(target.pack(codes))
-    elif isinstance(target, Trellis):
-        yield _search(plan, step, weight, hessians)
     else:
-        yield from _from_floats(plan, step, _floats(weight, step), measure=measure)
+        yield from _from_floats(plan, step, floats(plan.source, step), measure=measure)
 
 
-def _floats(weight: Weight, step: Step) -> F32:
-    """The whole weight [rows, K] in the order of the target."""
+def floats(source: Checkpoint, step: Step) -> F32:
+    """The whole weight of a step, float32 [rows, K], in the order of the target."""
+    weight = source[step.map.source]
     shape, order = step.map.shape, step.map.row_order
     w = absmean_floats(weight) if step.map.ternarize else weight.codec.dequantize(weight.read(), shape)
     w = w.reshape(as_matrix(shape))
     if order is None:
         return w
     return w[:, order] if len(shape) == 1 else w[order]
-
-
-def _search(plan: Plan, step: Step, weight: Weight, hessians: Hessians | None) -> Piece:
-    """Trellis codes of a weight. The error is always measured: the folder states it."""
-    target = step.target
-    assert isinstance(target, Trellis)
-    name = step.map.target
-    h, note = (plan.importance.get(name), "") if hessians is None else hessians.of(step.map.source)
-    w = _floats(weight, step)
-    found = quantize_trellis(target, w, h)
-    parts = target.pack(found.codes)
-    notes = "; ".join(f"{name}: {n}" for n in (note, found.note) if n)
-    return Piece(parts, error=error_sums(w, target.dequantize(parts, step.map.shape)), note=notes)
 
 
 def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[Piece]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from polyquant.ops.metrics import ErrorSums
-from polyquant.types import Action, Codec, Parts, TensorMap, TrellisCodes, as_matrix
+from polyquant.types import Action, Codec, Parts, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
 __all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step"]
 
@@ -28,6 +28,11 @@ class Step:
     why: str
     nbytes: int
     cut: bool | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What is written."""
+        return TensorSpec(self.map.target, self.map.shape, self.target)
 
     @property
     def weights(self) -> int:

@@ -57,7 +57,9 @@ def plan(
     if source.undecoded is not None:
         raise source.undecoded.error()
     if found.name != form.name:
-        source = found.plain(source)
+        plain = found.plain(source)
+        found = found if plain.format == source.format else format_named(plain.format)
+        source = plain
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(

@@ -83,7 +83,7 @@ class Format(Protocol):
         """Names, metadata and small files as they are, for a target with the same naming."""
 
     def plain(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint for a target of another format: without what only this format has."""
+        """The checkpoint for a target of another format: without what only this format has, and then of the format that it says."""
 
 
 @runtime_checkable

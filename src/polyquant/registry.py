@@ -1,19 +1,23 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here.
+`polyquant.formats`), so a new codec needs no change here. Architectures are found by what files say of themselves, so those of the group
+`polyquant.architectures` are loaded with our own.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from polyquant.errors import UnknownNameError
 from polyquant.types import Codec
 
-__all__ = ["CODECS", "FORMATS", "codec", "format_module"]
+if TYPE_CHECKING:
+    from polyquant.architectures.record import Architecture
+
+__all__ = ["ARCHITECTURES", "CODECS", "FORMATS", "architectures", "codec", "format_module"]
 
 
 def _family(module: str, names: str) -> dict[str, str]:
@@ -45,6 +49,16 @@ FORMATS: dict[str, str] = {
     "gguf": "polyquant.formats.gguf",
     "trellis-v3": "polyquant.formats.trellis",
     "hf": "polyquant.formats.huggingface",
+}
+ARCHITECTURES: dict[str, str] = {
+    "llama": "polyquant.architectures.llama:LLAMA",
+    "mistral": "polyquant.architectures.llama:MISTRAL",
+    "qwen2": "polyquant.architectures.qwen:QWEN2",
+    "qwen3": "polyquant.architectures.qwen:QWEN3",
+    "bitnet-b1.58": "polyquant.architectures.bitnet:BITNET_B158",
+    "bitnet-25": "polyquant.architectures.bitnet:BITNET_25",
+    "bitnet": "polyquant.architectures.bitnet:BITNET",
+    "chatglm": "polyquant.architectures.chatglm:CHATGLM",
 }
 
 
@@ -88,3 +102,13 @@ def format_module(name: str) -> Any:
     if name in plugins:
         return plugins[name].load()
     raise UnknownNameError("format", name, [*FORMATS, *plugins])
+
+
+@cache
+def architectures() -> tuple[Architecture, ...]:
+    """All records, our own first: where two are found by the same name, the first one is."""
+    ours = [path.split(":") for path in ARCHITECTURES.values()]
+    return (
+        *(getattr(import_module(module), attribute) for module, attribute in ours),
+        *(point.load() for point in _entry_points("polyquant.architectures").values()),
+    )

@@ -1,8 +1,8 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here. Architectures are found by what files say of themselves, so those of the group
-`polyquant.architectures` are loaded with our own.
+`polyquant.formats`), so a new codec needs no change here. Architectures are found by what files say of themselves: those of the group
+`polyquant.architectures` are asked where none of ours is meant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polyquant.types import Codec
 if TYPE_CHECKING:
     from polyquant.architectures.record import Architecture
 
-__all__ = ["ARCHITECTURES", "CODECS", "FORMATS", "architectures", "codec", "format_module"]
+__all__ = ["ARCHITECTURES", "CODECS", "FORMATS", "architectures", "codec", "format_module", "installed_architectures"]
 
 
 def _family(module: str, names: str) -> dict[str, str]:
@@ -106,9 +106,12 @@ def format_module(name: str) -> Any:
 
 @cache
 def architectures() -> tuple[Architecture, ...]:
-    """All records, our own first: where two are found by the same name, the first one is."""
+    """Our own records."""
     ours = [path.split(":") for path in ARCHITECTURES.values()]
-    return (
-        *(getattr(import_module(module), attribute) for module, attribute in ours),
-        *(point.load() for point in _entry_points("polyquant.architectures").values()),
-    )
+    return tuple(getattr(import_module(module), attribute) for module, attribute in ours)
+
+
+@cache
+def installed_architectures() -> tuple[Architecture, ...]:
+    """The records that installed packages bring; looking for them takes some milliseconds."""
+    return tuple(point.load() for point in _entry_points("polyquant.architectures").values())

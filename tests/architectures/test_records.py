@@ -53,9 +53,9 @@ def outside(monkeypatch):
     """The outside record, as if its package were installed."""
     points = {"outside": EntryPoint("outside", OUTSIDE)}
     monkeypatch.setattr(registry, "_entry_points", lambda group: points if group == "polyquant.architectures" else {})
-    registry.architectures.cache_clear()
+    registry.installed_architectures.cache_clear()
     yield OUTSIDE
-    registry.architectures.cache_clear()
+    registry.installed_architectures.cache_clear()
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -100,7 +100,7 @@ def test_without_its_package_it_is_unknown(tmp_path):
 def test_our_own_records_come_first(outside, monkeypatch):
     impostor = replace(OUTSIDE, name="llama", reads=("llama",))
     monkeypatch.setattr(registry, "_entry_points", lambda group: {"llama": EntryPoint("llama", impostor)})
-    registry.architectures.cache_clear()
+    registry.installed_architectures.cache_clear()
     assert by_name("llama") is LLAMA and of_config({"model_type": "llama"}) is LLAMA
 
 

@@ -1,7 +1,8 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here.
+`polyquant.formats`), so a new codec needs no change here. Architectures are found by what files say of themselves: those of the group
+`polyquant.architectures` are asked where none of ours is meant.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from polyquant.errors import PolyquantError, UnknownNameError
 from polyquant.types import Codec
 
 if TYPE_CHECKING:
+    from polyquant.architectures.record import Architecture
     from polyquant.formats.protocol import Format
 
-__all__ = ["CODECS", "DEFAULT_TARGET", "FORMATS", "codec", "format_named", "formats"]
+__all__ = [
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "architectures", "codec", "format_named", "formats", "installed_architectures",
+]  # fmt: skip
 
 
 def _family(module: str, names: str) -> dict[str, str]:
@@ -51,6 +55,16 @@ FORMATS: dict[str, str] = {
 }
 DEFAULT_TARGET = "hf"
 """What a conversion writes where neither a name nor an option says."""
+ARCHITECTURES: dict[str, str] = {
+    "llama": "polyquant.architectures.llama:LLAMA",
+    "mistral": "polyquant.architectures.llama:MISTRAL",
+    "qwen2": "polyquant.architectures.qwen:QWEN2",
+    "qwen3": "polyquant.architectures.qwen:QWEN3",
+    "bitnet-b1.58": "polyquant.architectures.bitnet:BITNET_B158",
+    "bitnet-25": "polyquant.architectures.bitnet:BITNET_25",
+    "bitnet": "polyquant.architectures.bitnet:BITNET",
+    "chatglm": "polyquant.architectures.chatglm:CHATGLM",
+}
 
 
 def _entry_points(group: str) -> dict[str, Any]:
@@ -113,3 +127,16 @@ def _formats() -> dict[str, Format]:
             )
         out[name] = entry.load()
     return out
+
+
+@cache
+def architectures() -> tuple[Architecture, ...]:
+    """Our own records."""
+    ours = [path.split(":") for path in ARCHITECTURES.values()]
+    return tuple(getattr(import_module(module), attribute) for module, attribute in ours)
+
+
+@cache
+def installed_architectures() -> tuple[Architecture, ...]:
+    """The records that installed packages bring; looking for them takes some milliseconds."""
+    return tuple(point.load() for point in _entry_points("polyquant.architectures").values())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyquant.codecs import affine_forms
 from polyquant.codecs.trellis_forms import as_exl3, floats_of, same_codes
 from polyquant.conversion.steps import MSMODELSLIM, TRELLIS
 from polyquant.formats.msmodelslim import target as ascend_target
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.trellis import target as trellis_target
+from polyquant.operations import Same
 from polyquant.recipes.recipe import FALLBACK, Facts, Recipe
 from polyquant.registry import codec
 from polyquant.types import (
@@ -23,21 +26,52 @@ from polyquant.types import (
     as_matrix,
 )
 
-__all__ = ["action_of", "choose"]
+__all__ = ["action_of", "choose", "common", "survives"]
 
 
 def choose(
     source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, ascend: MsModelSlimOptions
 ) -> tuple[Codec, str]:
     """The target codec of one tensor and the reason that the plan prints."""
-    have = source[tensor.source].codec
-    return _kept_codes(source, tensor, to, recipe, facts) or _chosen(have, tensor, to, recipe, facts, ascend)
+    weights = [source[name] for name in tensor.sources]
+    return (
+        _kept_codes(source, tensor, to, recipe, facts)
+        or _remade(weights, tensor, to, recipe, facts)
+        or _chosen(common(weights), tensor, to, recipe, facts, ascend)
+    )
+
+
+def common(weights: Sequence[Weight]) -> Codec:
+    """The codec of all sources; where they differ the widest float type of floats, else the first quantized one."""
+    codecs = {w.codec.name: w.codec for w in weights}
+    if len(codecs) == 1 or all(c.form is Floats for c in codecs.values()):
+        return codec("f32") if len(codecs) > 1 else weights[0].codec
+    return next(c for c in codecs.values() if c.form is not Floats)
+
+
+def _remade(
+    weights: Sequence[Weight], tensor: TensorMap, to: str, recipe: Recipe, facts: Facts
+) -> tuple[Codec, str] | None:
+    """Quantized weights that cannot keep their codes, since their rows change or their codecs differ, where no recipe says what they become: floats."""
+    have = common(weights)
+    alike = len({w.codec.name for w in weights}) == 1
+    if (
+        have.form is Floats
+        or (alike and survives(weights, tensor))
+        or recipe.choose((tensor.target, *tensor.sources), facts)[0] is not None
+    ):
+        return None
+    if tensor.is_vector:
+        return _plain(have, to), "vector"
+    if have.form is TrellisCodes:
+        return codec(floats_of(have, weights[0].shape)), "decoded to floats"
+    return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
 
 
 def _chosen(
     have: Codec, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts, ascend: MsModelSlimOptions
 ) -> tuple[Codec, str]:
-    names = (tensor.target, tensor.source)
+    names = (tensor.target, *tensor.sources)
     if (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml."):
         return have, "not a float: kept"
     if to == TRELLIS:
@@ -57,15 +91,17 @@ def _kept_codes(
     source: Checkpoint, tensor: TensorMap, to: str, recipe: Recipe, facts: Facts
 ) -> tuple[Codec, str] | None:
     """Weights of quantized folders that no recipe changes, outside of msModelSlim: as ggml blocks where one holds their codes, else decoded to the model's type."""
-    weight = source[tensor.source]
+    weights = [source[name] for name in tensor.sources]
     if (
         to == MSMODELSLIM
-        or not affine_forms.only_read(weight.codec)
-        or recipe.choose((tensor.target, tensor.source), facts)[0] is not None
+        or not all(affine_forms.only_read(w.codec) for w in weights)
+        or recipe.choose((tensor.target, *tensor.sources), facts)[0] is not None
     ):
         return None
-    if to == "gguf" and (name := affine_forms.blocks_of(weight)) is not None:
-        return codec(name), "codes kept"
+    if to == "gguf" and len(weights) == 1 and survives(weights, tensor):
+        name = affine_forms.blocks_of(weights[0])
+        if name is not None:
+            return codec(name), "codes kept"
     return codec(affine_forms.floats_of(source.config)), "decoded to floats"
 
 
@@ -102,17 +138,30 @@ def _fitting(name: str, tensor: TensorMap, why: str) -> tuple[Codec, str]:
     return substitute, f"{name} needs K % {found.granule[1]} == 0"
 
 
-def action_of(weight: Weight, target: Codec, tensor: TensorMap) -> Action:
-    """What a step does to a weight."""
-    have = weight.codec
+def survives(weights: Sequence[Weight], tensor: TensorMap) -> bool:
+    """True if the target's rows are rows of its sources as they are stored. A vector of numbers that only change places counts as such."""
+    op, shapes = tensor.op, [w.shape for w in weights]
+    if isinstance(op, Same):
+        return True
+    forms = {w.codec.form for w in weights}
+    if forms == {Floats} and len(tensor.shape) < 2 and op.moves:
+        return True
+    if TrellisCodes in forms or (len(weights) > 1 and Affine in forms and not all(w.codec.row_sliced for w in weights)):
+        return False  # trellis codes are rotated as a whole; each of several tensors of codes has a grid of its own
+    return op.keeps_rows(shapes)
+
+
+def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Action:
+    """What a step does to its sources."""
     if tensor.ternarize:
         return Action.QUANTIZE
-    if have.name == target.name:
-        return Action.COPY
-    if _same_codes(weight, target, tensor):
-        return Action.TRANSCODE
-    if have.form is Floats:
-        return Action.QUANTIZE
+    if survives(weights, tensor):
+        if all(w.codec.name == target.name for w in weights):
+            return Action.COPY
+        if all(_same_codes(w, target, tensor) for w in weights):
+            return Action.TRANSCODE
+    if all(w.codec.form is Floats for w in weights):
+        return Action.TRANSCODE if target.form is Floats else Action.QUANTIZE
     return Action.DEQUANTIZE if target.form is Floats else Action.REQUANTIZE
 
 
@@ -120,7 +169,7 @@ def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
     """True if the target holds the codes as they are."""
     have = weight.codec
     if Affine in (have.form, target.form):
-        return affine_forms.same_codes(weight, target)
+        return len(tensor.sources) == 1 and affine_forms.same_codes(weight, target)
     if have.form is target.form and have.form not in (Blocks, TrellisCodes):
         return True
     return same_codes(have, target, tensor.shape)

@@ -17,9 +17,9 @@ from polyquant.calibration.stages import OWN_TEXT
 from polyquant.codecs.affine_forms import only_read
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.tl import TL, Tile
-from polyquant.conversion.choose import action_of, choose
+from polyquant.conversion.choose import action_of, choose, common
 from polyquant.conversion.steps import DEFAULT_NAME, MSMODELSLIM, TRELLIS, Plan
-from polyquant.errors import CodecError, PlanError
+from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.gguf import Metadata
 from polyquant.formats.msmodelslim import settle as ascend_settle
 from polyquant.formats.msmodelslim import target as ascend_target
@@ -42,6 +42,7 @@ from polyquant.types import (
     TensorMap,
     TensorSpec,
     Translation,
+    Weight,
     as_matrix,
 )
 
@@ -172,7 +173,7 @@ def _translate(source: Checkpoint, to: str, architecture: str | None, recipe: Re
 
 def _same_format(source: Checkpoint) -> Translation:
     """Names, metadata and small files as they are: from GGUF to GGUF, from one kind of folder to another."""
-    tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in source.values())
+    tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in source.values())
     if source.format == "gguf":
         typed = dict(cast(Metadata, source.metadata).items_typed())
         architecture = typed.get("general.architecture")
@@ -226,8 +227,8 @@ def _step(
     tile: Tile | None,
     ascend: MsModelSlimOptions,
 ) -> Step:
-    weight = source[tensor.source]
-    have = weight.codec
+    weights = [source[name] for name in tensor.sources]
+    _refuse_shapes(source, weights, tensor)
     target, why = choose(source, tensor, to, recipe, facts, ascend)
     if tile is not None and isinstance(target, TL):
         target = target.configure(tile=tile)
@@ -239,15 +240,25 @@ def _step(
         raise PlanError(
             str(problem),
             file=source.path,
-            tensor=tensor.source,
+            tensor=tensor.origin,
             hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
         ) from None
-    return Step(tensor, have, target, action_of(weight, target, tensor), why, nbytes)
+    specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
+    return Step(tensor, common(weights), target, action_of(weights, target, tensor), why, nbytes, sources=specs)
+
+
+def _refuse_shapes(source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> None:
+    """Raises InputError for sources that do not give the shape that the translation promises."""
+    found = tensor.op.shape([w.shape for w in weights], tensor.target)
+    if found != tensor.shape:
+        raise InputError(
+            "its sources give another shape", file=source.path, tensor=tensor.target, expected=list(tensor.shape), found=list(found)
+        )  # fmt: skip
 
 
 def _constant(name: str, values: F32) -> Step:
     return Step(
-        TensorMap("", name, values.shape, keep_float=True),
+        TensorMap(name, (), values.shape, keep_float=True),
         None,
         codec("f32"),
         Action.COPY,
@@ -263,7 +274,7 @@ def _refuse_lossy(steps: Sequence[Step], source: Checkpoint, *, requantize: bool
         raise PlanError(
             f"{len(lossy)} tensors are quantized already; quantizing them again loses more",
             file=source.path,
-            tensor=first.map.source,
+            tensor=first.map.origin,
             expected="float source",
             found=f"{first.source} -> {first.target}",
             hint="convert without a codec keeps the codes; else start from the float model, or pass --requantize"

@@ -87,7 +87,7 @@ def choose(
     have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options: MsModelSlimOptions
 ) -> tuple[Codec, str]:
     """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep; the rest stays what it is."""
-    names, shape = (tensor.target, tensor.source), tensor.shape
+    names, shape = (tensor.target, *tensor.sources), tensor.shape
     linear = is_linear(tensor.target, shape)
     if linear and (glob := kept(tensor.target, options.keep)) is not None:
         return _float(have, options), f"--keep {glob}"

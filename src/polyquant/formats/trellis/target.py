@@ -134,7 +134,7 @@ def is_linear(name: str, shape: Shape) -> bool:
 
 def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> tuple[Codec, str]:
     """Rules may name any matrix; the recipe's own codec is for linear layers; the rest stays what it is."""
-    names, shape = (tensor.target, tensor.source), tensor.shape
+    names, shape = (tensor.target, *tensor.sources), tensor.shape
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
     if rule is not None:
         return codec(rule.codec), f"rule {rule.match}"
@@ -197,7 +197,7 @@ def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool
 def layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOptions) -> dict[str, Any]:
     """What laying out a Trellis folder needs to know besides the tensors."""
     quantized = [s for s in steps if isinstance(s.target, Trellis)]
-    origins = {s.map.target: origin(source, source[s.map.source], s.action) for s in quantized}
+    origins = {s.map.target: origin(source, source[s.map.sources[0]], s.action) for s in quantized}
     method = method_of(source, [s.action for s in quantized], calibrated=options.calibrated)
     return {"origins": origins, "method": method, "target_bits": options.bits}
 
@@ -205,7 +205,7 @@ def layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOp
 def warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
     """What a reader of the folder should know: errors that nobody states, tensors that stay float, a missing config.json."""
     out = []
-    carried = [s.map.source for s in steps if isinstance(s.target, Trellis) and not s.searches]
+    carried = [s.map.sources[0] for s in steps if isinstance(s.target, Trellis) and not s.searches]
     silent = [name for name in carried if not _states_error(source, name)]
     if silent:
         out.append(

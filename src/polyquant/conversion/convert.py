@@ -94,7 +94,7 @@ def plan(
 
     codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
     tile: (BM, BK, bm) of TL1 and TL2 tensors, in the source or the target; known models need none.
-    importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K].
+    importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K], of a stack also [experts, K].
     bits, effort, codebook: of a Trellis folder's linear layers (embeddings, head, norms and routers stay float unless a rule names them); effort
     "fast", "default", "max" is a window of 12, 14, 16 bits. Without bits, codec and recipe trellis codes are carried over as they are.
     calibration: a UTF-8 text on which the float model shows what its layers read, or "self" for text that it writes; then codes are searched for

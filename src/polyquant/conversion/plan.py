@@ -25,7 +25,7 @@ from polyquant.formats.msmodelslim import settle as ascend_settle
 from polyquant.formats.msmodelslim import target as ascend_target
 from polyquant.formats.msmodelslim.keep import with_proposal
 from polyquant.formats.msmodelslim.options import AUTO, MsModelSlimOptions
-from polyquant.formats.steps import Step
+from polyquant.formats.steps import Step, importance_shapes
 from polyquant.formats.trellis import target as trellis_target
 from polyquant.formats.trellis.allocation import with_allocation
 from polyquant.formats.trellis.target import TrellisOptions
@@ -43,7 +43,6 @@ from polyquant.types import (
     TensorSpec,
     Translation,
     Weight,
-    as_matrix,
 )
 
 __all__ = ["make_plan"]
@@ -307,17 +306,17 @@ def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequenc
 
 
 def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
-    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length."""
+    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length, or another number of experts."""
     if not importance:
         return ()
     for s in steps:
         found = importance.get(s.map.target)
-        if found is not None and found.shape != (as_matrix(s.map.shape)[1],):
+        if found is not None and found.shape not in importance_shapes(s.map.shape):
             raise PlanError(
                 "importance has another length than the tensor's rows",
                 tensor=s.map.target,
-                expected=s.map.shape[-1],
-                found=found.shape,
+                expected=" or ".join(str(list(x)) for x in importance_shapes(s.map.shape)),
+                found=list(found.shape),
             )
     named = {s.map.target for s in steps}
     missing = [
@@ -326,6 +325,11 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
         if s.action is Action.QUANTIZE and not s.map.is_vector and s.map.target not in importance
     ]
     out = []
+    mixed = [s.map.target for s in steps if s.searches and getattr(importance.get(s.map.target), "ndim", 1) > 1]
+    if mixed:
+        out.append(
+            f"{len(mixed)} stacks take the mean importance of their experts: their codec mixes the rows of all (first: {mixed[0]})"
+        )
     if strangers := [n for n in importance if n not in named]:
         out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
     if missing:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from polyquant.operations import Stack
 from polyquant.ops.metrics import ErrorSums
-from polyquant.types import Action, Codec, Parts, TensorMap, TensorSpec, TrellisCodes, as_matrix
+from polyquant.types import Action, Codec, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
-__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step"]
+__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes"]
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
@@ -76,6 +76,12 @@ class Step:
             return 1
         shapes = [s.shape for s in self.sources]
         return self.map.op.together(shapes) if self._by_rows else max(1, as_matrix(shapes[0])[0])
+
+
+def importance_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """The shapes that the importance of a tensor may have: [K], and [experts, K] of a stack."""
+    rows, k = as_matrix(shape)
+    return ((k,), (rows // max(1, shape[-2]), k)) if len(shape) > 2 else ((k,),)
 
 
 @dataclass(frozen=True, slots=True)

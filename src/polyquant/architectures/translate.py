@@ -24,6 +24,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError, PlanError, UnknownNameError, printable
 from polyquant.gguf_values import string, u32
+from polyquant.operations import SAME, Rows
 from polyquant.storage import strict_json
 from polyquant.tokenizers import reading as tokenizer
 from polyquant.tokenizers import vocabulary
@@ -71,7 +72,7 @@ def to_gguf(
             f"architecture '{printable(label)}' is unknown: tensors keep their own names and no hyper-parameters are written; "
             "llama.cpp will not run this file"
         )
-        tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+        tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
     else:
         hyper = _hyper(checkpoint, family)
         tensors = _gguf_tensors(checkpoint, family, hyper, dropped, warnings)
@@ -126,17 +127,18 @@ def _gguf_tensors(
                 f"two tensors would become '{target}'",
                 file=checkpoint.path,
                 tensor=weight.name,
-                found=out[target].source,
+                found=out[target].origin,
             )
         stem = target.split(".")[2] if target.startswith("blk.") else ""
         ternary = (
             (family.ternary is not None or trained_ternary) and stem in family.linears and target.endswith(".weight")
         )
+        order = _row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path)
         out[target] = TensorMap(
-            weight.name,
             target,
+            (weight.name,),
             weight.shape,
-            row_order=_row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path),
+            SAME if order is None else Rows(order),
             ternarize=ternary and weight.codec.name in _FLOAT_CODECS,
             keep_float=len(weight.shape) < 2 or bool(_FLOAT_MATRICES.fullmatch(target)),
         )
@@ -237,7 +239,7 @@ def to_hf(
         warnings.append(
             f"architecture '{printable(label)}' is unknown: tensors keep their GGUF names, transformers will not load them"
         )
-        tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+        tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
         config: dict[str, Any] = {
             "model_type": label,
             "architectures": [],
@@ -304,10 +306,10 @@ def _hf_tensors(
         order = _row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path)
         out.append(
             TensorMap(
-                weight.name,
                 target or weight.name,
+                (weight.name,),
                 weight.shape,
-                row_order=None if order is None else np.argsort(order),
+                SAME if order is None else Rows(np.argsort(order)),
                 keep_float=len(weight.shape) < 2 or stem.endswith("_norm"),
             )
         )

@@ -145,7 +145,7 @@ def plan_json(made: Plan) -> dict[str, Any]:
         "dropped": dict(made.translation.dropped),
         "steps": [
             {
-                "source": s.map.source,
+                "source": s.map.origin,
                 "target": s.map.target,
                 "shape": list(s.map.shape),
                 "action": s.action.value,

@@ -41,7 +41,7 @@ def plan(
     """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3", "msmodelslim"). Nothing is written.
 
     codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
-    importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K]. on_tensor: told of long measurements.
+    importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K], of a stack also [experts, K]. on_tensor: told of long measurements.
     options: what the target takes (bits, effort, calibration, smooth, shard_bytes, ...: `polyquant convert --help` lists them by format), and
     what the source's bytes cannot tell (ternary_layout, tile, repair, axes). None, False and empty stand for an option that is left out.
     Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.

@@ -262,7 +262,7 @@ class _Run:
             raise InputError(
                 "holds NaN or infinity",
                 file=self.plan.source.path,
-                tensor=step.map.source,
+                tensor=step.map.origin,
                 hint="polyquant validate names them all",
             )
 
@@ -284,7 +284,7 @@ class _Run:
             raise InputError(
                 problem.message,
                 file=self.plan.source.path,
-                tensor=step.map.source,
+                tensor=step.map.origin,
                 expected=problem.expected,
                 found=problem.found,
                 hint=problem.hint,

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from polyquant.conversion.choose import action_of
 from polyquant.conversion.steps import Plan
-from polyquant.errors import CodecError, PlanError
+from polyquant.errors import CodecError, InputError, PlanError
+from polyquant.formats.actions import action_of, common
 from polyquant.formats.protocol import Choice, Format, OnTensor, Planning, Target
-from polyquant.formats.steps import Step
+from polyquant.formats.steps import Step, importance_shapes
 from polyquant.recipes.recipe import Facts, Recipe, Rule, load_recipe, uniform
 from polyquant.registry import codec
-from polyquant.types import F32, Action, Checkpoint, TensorMap, Translation, as_matrix
+from polyquant.types import F32, Action, Checkpoint, TensorMap, TensorSpec, Translation, Weight
 
 __all__ = ["make_plan"]
 
@@ -46,8 +46,7 @@ def make_plan(
     base = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
     chosen = target.recipe(base, rules, options, named=bool(codec or recipe))
     target.refuse(options, importance)
-    same = source.naming == target.naming
-    translation = form.carry(source) if same else target.translate(source, chosen, options)
+    translation = _translate(source, form, target, chosen, options)
     options = target.for_model(source, translation, options)
     planning = Planning(
         source, target, translation, chosen, _facts(source, translation, importance), options,
@@ -62,6 +61,11 @@ def make_plan(
         (*warnings, *target.warnings(planning, steps)), importance or {}, target.method(planning, steps),
         target.text(steps, planning.options),
     )  # fmt: skip
+
+
+def _translate(source: Checkpoint, form: Format, target: Target, recipe: Recipe, options: Any) -> Translation:
+    """Names, metadata and files as they are where source and target name things alike, else in the target's words."""
+    return form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
@@ -83,7 +87,8 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
 
 def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -> Step:
     """Raises PlanError for a codec that cannot hold the tensor."""
-    weight = source[tensor.source]
+    weights = [source[name] for name in tensor.sources]
+    _refuse_shapes(source, weights, tensor)
     try:
         target, why = choose()
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
@@ -91,15 +96,25 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
         raise PlanError(
             str(problem),
             file=source.path,
-            tensor=tensor.source,
+            tensor=tensor.origin,
             hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
         ) from None
-    return Step(tensor, weight.codec, target, action_of(weight, target, tensor), why, nbytes)
+    specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
+    return Step(tensor, common(weights), target, action_of(weights, target, tensor), why, nbytes, sources=specs)
+
+
+def _refuse_shapes(source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> None:
+    """Raises InputError for sources that do not give the shape that the translation promises."""
+    found = tensor.op.shape([w.shape for w in weights], tensor.target)
+    if found != tensor.shape:
+        raise InputError(
+            "its sources give another shape", file=source.path, tensor=tensor.target, expected=list(tensor.shape), found=list(found)
+        )  # fmt: skip
 
 
 def _constant(name: str, values: F32) -> Step:
     return Step(
-        TensorMap("", name, values.shape, keep_float=True),
+        TensorMap(name, (), values.shape, keep_float=True),
         None,
         codec("f32"),
         Action.COPY,
@@ -109,17 +124,17 @@ def _constant(name: str, values: F32) -> Step:
 
 
 def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
-    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length."""
+    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length, or another number of experts."""
     if not importance:
         return ()
     for s in steps:
         found = importance.get(s.map.target)
-        if found is not None and found.shape != (as_matrix(s.map.shape)[1],):
+        if found is not None and found.shape not in importance_shapes(s.map.shape):
             raise PlanError(
                 "importance has another length than the tensor's rows",
                 tensor=s.map.target,
-                expected=s.map.shape[-1],
-                found=found.shape,
+                expected=" or ".join(str(list(x)) for x in importance_shapes(s.map.shape)),
+                found=list(found.shape),
             )
     named = {s.map.target for s in steps}
     missing = [
@@ -128,6 +143,11 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
         if s.action is Action.QUANTIZE and not s.map.is_vector and s.map.target not in importance
     ]
     out = []
+    mixed = [s.map.target for s in steps if s.searches and getattr(importance.get(s.map.target), "ndim", 1) > 1]
+    if mixed:
+        out.append(
+            f"{len(mixed)} stacks take the mean importance of their experts: their codec mixes the rows of all (first: {mixed[0]})"
+        )
     if strangers := [n for n in importance if n not in named]:
         out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
     if missing:

@@ -105,7 +105,8 @@ class Plan:
         for path, state in sorted({**states, **self.source.opened}.items()):
             h.update(os.fsencode(path.name) + f" {state[1:]}\n".encode())
         for s in self.steps:
-            h.update(f"{s.map.source} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
+            h.update(f"{s.map.sources} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
+            h.update(s.map.op.identity)
         for f in self.layout.files:
             h.update(f"{f.name} {f.size}\n".encode())
             for offset, data in f.pieces:

@@ -12,7 +12,7 @@ class FolderFormat:
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         """Every file that readers know, byte for byte."""
-        tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+        tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
         paths = {**checkpoint.files, **({"config.json": folder / "config.json"} if checkpoint.config else {})}
         files = {n: p.read_bytes() for n, p in paths.items()}

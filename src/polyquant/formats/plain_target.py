@@ -14,6 +14,7 @@ from polyquant.architectures import translate
 from polyquant.codecs import affine_forms
 from polyquant.codecs.trellis_forms import floats_of
 from polyquant.errors import PlanError
+from polyquant.formats.actions import common, survives
 from polyquant.formats.protocol import Choice, Context, Planning, Worker
 from polyquant.formats.steps import Step
 from polyquant.options import NoOptions
@@ -25,6 +26,7 @@ from polyquant.types import (
     Checkpoint,
     Codec,
     Floats,
+    Shape,
     TensorMap,
     Translation,
     TrellisCodes,
@@ -67,11 +69,10 @@ class PlainTarget:
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """See the module. Weights of other tools' quantized folders that no recipe changes are decoded, or keep their codes."""
-        weight = source[tensor.source]
-        have, names = weight.codec, (tensor.target, tensor.source)
-        name, why = recipe.choose(names, facts)
-        if name is None and affine_forms.only_read(have):
-            return self.decoded(source, weight)
+        weights, names = [source[n] for n in tensor.sources], (tensor.target, *tensor.sources)
+        have, (name, why) = common(weights), recipe.choose(names, facts)
+        if name is None and (decoded := self.decoded(source, weights, tensor)) is not None:
+            return decoded
         if self.unquantized(have):
             return Choice(have, "not a float: kept")
         if tensor.is_vector:
@@ -84,9 +85,31 @@ class PlainTarget:
         """True for integers, masks, and types that only the file's program knows: they are copied."""
         return (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml.")
 
-    def decoded(self, source: Checkpoint, weight: Weight) -> Choice:
-        """For codes of another tool that this target does not hold."""
-        return Choice(codec(affine_forms.floats_of(source.config)), "decoded to floats")
+    def decoded(self, source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
+        """Without a recipe: floats for codes of another tool that this target does not hold, and for quantized weights that cannot keep their codes
+        since their rows change or their codecs differ. None for all others.
+        """
+        if all(affine_forms.only_read(w.codec) for w in weights):
+            return self.held(weights, tensor) or Choice(
+                codec(affine_forms.floats_of(source.config)), "decoded to floats"
+            )
+        have, alike = common(weights), len({w.codec.name for w in weights}) == 1
+        if have.form is Floats or (alike and survives(weights, tensor)):
+            return None
+        if tensor.is_vector:
+            return Choice(self.vector(have), "vector")
+        return self.floats(have, weights[0].shape)
+
+    def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
+        """A codec of this target that holds another tool's codes as they are; None if there is none."""
+        return None
+
+    @staticmethod
+    def floats(have: Codec, shape: Shape) -> Choice:
+        """The float type that quantized weights are decoded to."""
+        if have.form is TrellisCodes:
+            return Choice(codec(floats_of(have, shape)), "decoded to floats")
+        return Choice(codec("bf16" if have.form is Blocks else "f32"), "decoded to floats")
 
     def vector(self, have: Codec) -> Codec:
         """For norms and biases, which are not worth quantizing."""
@@ -94,11 +117,7 @@ class PlainTarget:
 
     def kept(self, have: Codec, tensor: TensorMap) -> Choice:
         """Without a recipe: the source's own floats, or those that its codes stand for."""
-        if have.form is Floats:
-            return Choice(have, "kept")
-        if have.form is TrellisCodes:
-            return Choice(codec(floats_of(have, tensor.shape)), "decoded to floats")
-        return Choice(codec("bf16" if have.form is Blocks else "f32"), "decoded to floats")
+        return Choice(have, "kept") if have.form is Floats else self.floats(have, tensor.shape)
 
     @staticmethod
     def fitting(name: str, tensor: TensorMap, why: str) -> Choice:

@@ -196,7 +196,7 @@ class Planning:
             raise PlanError(
                 f"{len(lossy)} tensors are quantized already; quantizing them again loses more",
                 file=self.source.path,
-                tensor=lossy[0].map.source,
+                tensor=lossy[0].map.origin,
                 expected="float source",
                 found=f"{lossy[0].source} -> {lossy[0].target}",
                 hint=hint,

@@ -53,7 +53,7 @@ class _GGUF:
 
         typed = dict(cast(Metadata, checkpoint.metadata).items_typed())
         architecture = typed.get("general.architecture")
-        tensors = tuple(TensorMap(w.name, w.name, w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+        tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
         return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed)
 
     def plain(self, checkpoint: Checkpoint) -> Checkpoint:

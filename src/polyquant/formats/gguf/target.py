@@ -10,6 +10,7 @@ from polyquant.architectures import translate
 from polyquant.codecs import affine_forms
 from polyquant.codecs.tl import TL
 from polyquant.errors import PlanError
+from polyquant.formats.actions import survives
 from polyquant.formats.gguf.layout import lay_out
 from polyquant.formats.gguf.options import GGUFOptions
 from polyquant.formats.plain_target import PlainTarget
@@ -51,11 +52,11 @@ class GGUFTarget(PlainTarget):
             chosen.fit(tensor.shape)
         return Choice(chosen, why)
 
-    def decoded(self, source: Checkpoint, weight: Weight) -> Choice:
-        """Codes of other tools in blocks of ours where one type holds them exactly."""
-        if (name := affine_forms.blocks_of(weight)) is not None:
-            return Choice(codec(name), "codes kept")
-        return super().decoded(source, weight)
+    def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
+        """Codes of other tools in ggml blocks where one type holds them exactly."""
+        if len(weights) > 1 or not survives(weights, tensor) or (name := affine_forms.blocks_of(weights[0])) is None:
+            return None
+        return Choice(codec(name), "codes kept")
 
     def vector(self, have: Codec) -> Codec:
         """llama.cpp wants float32."""

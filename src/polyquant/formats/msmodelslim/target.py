@@ -11,6 +11,7 @@ from typing import Any
 from polyquant.calibration.samples import check_text
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import PlanError
+from polyquant.formats.actions import common
 from polyquant.formats.msmodelslim import choices, settle
 from polyquant.formats.msmodelslim.keep import with_proposal
 from polyquant.formats.msmodelslim.layout import lay_out
@@ -61,7 +62,7 @@ class MsModelSlimTarget(PlainTarget):
         self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: MsModelSlimOptions
     ) -> Choice:
         """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep."""
-        have = source[tensor.source].codec
+        have = common([source[n] for n in tensor.sources])
         if self.unquantized(have):
             return Choice(have, "not a float: kept")
         if tensor.is_vector:

@@ -21,9 +21,11 @@ from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import Prepared, prepare
 from polyquant.formats.protocol import Context
 from polyquant.formats.steps import Piece, Step
+from polyquant.operations import Same
 from polyquant.ops.affine import quantize_stored
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.affine import input_side, quantize_linear
+from polyquant.rows import float_rows
 from polyquant.types import F32, Action, Affine, Floats, Parts, as_matrix
 
 __all__ = ["MsModelSlimWorker"]
@@ -58,7 +60,7 @@ class MsModelSlimWorker:
         if isinstance(step.target, MsModelSlim) and step.action in (Action.QUANTIZE, Action.REQUANTIZE):
             return True
         prepared = self._prepared
-        return prepared is not None and (step.map.source in prepared.values or prepared.changes(step.map.source))
+        return prepared is not None and any(n in prepared.values or prepared.changes(n) for n in step.map.sources)
 
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
         """The tensor, or rows [a, b) of it. Raises CodecError."""
@@ -84,8 +86,9 @@ class MsModelSlimWorker:
 
 def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepared | None, *, measure: bool) -> Piece:
     """Rows of a linear layer's weight as codes, smoothed before."""
-    options, target, name = context.options, step.target, step.map.source
+    options, target = context.options, step.target
     assert isinstance(target, MsModelSlim)
+    name = step.map.sources[0] if prepared is None and not target.static else step.map.source
     inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
     bias = _bias(context, step, prepared) if target.static else None
     if (
@@ -123,13 +126,13 @@ def _piece(parts: Parts, start: int, stop: int, error: ErrorSums | None) -> Piec
 
 def _as_stored(context: Context, step: Step, prepared: Prepared | None) -> bool:
     """True if the codes are those of the floats that lie in the file, each row on the tightest grid, with float32 scales."""
-    options, target, name = context.options, step.target, step.map.source
+    options, target, name = context.options, step.target, step.map.sources[0]
     assert isinstance(target, MsModelSlim)
     source = context.source[name].codec
     return (
         isinstance(source, PlainCodec)
         and source.name in ("f32", "f16", "bf16")
-        and step.map.row_order is None
+        and isinstance(step.map.op, Same)
         and not (prepared is not None and prepared.changes(name))
         and not options.exact_tool
         and options.effort != "max"
@@ -155,16 +158,11 @@ def _direct(
 
 def _floats(context: Context, step: Step, start: int, stop: int) -> F32:
     """Rows of the source's weight, in the order of the target."""
-    weight, order = context.source[step.map.source], step.map.row_order
-    n, k = as_matrix(step.map.shape)
-    if not weight.codec.row_sliced:
-        w = weight.codec.dequantize(weight.read(), (n, k))
-        return w[slice(start, stop)] if order is None else w[order[start:stop]]
-    if order is None:
-        shape = stop - start, k
-        return weight.codec.dequantize(weight.read(slice(start, stop)), shape, out=_scratch("floats", shape))
-    low, high = int(order[start:stop].min()), int(order[start:stop].max()) + 1
-    return weight.codec.dequantize(weight.read(slice(low, high)), (high - low, k))[order[start:stop] - low]
+    weights = [context.source[name] for name in step.map.sources]
+    if not (isinstance(step.map.op, Same) and weights[0].codec.row_sliced):
+        return float_rows(weights, step.map.op, slice(start, stop))
+    shape = stop - start, as_matrix(step.map.shape)[1]
+    return weights[0].codec.dequantize(weights[0].read(slice(start, stop)), shape, out=_scratch("floats", shape))
 
 
 def _scratch(use: str, shape: tuple[int, int]) -> F32:
@@ -184,8 +182,8 @@ def _bias(context: Context, step: Step, prepared: Prepared | None) -> F32 | None
     else:
         found = context.source.weights.get(f"{module_of(step.map.source)}.bias")
         values = None if found is None else found.codec.dequantize(found.read(), found.shape)
-        if values is not None and step.map.row_order is not None:
-            values = values[step.map.row_order]
+        if values is not None:
+            values = step.map.op.reference([values])
     if values is None:
         return None
     stored = bias_type(context.options)

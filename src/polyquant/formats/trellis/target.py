@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from polyquant.calibration.samples import check_text
-from polyquant.codecs.affine_forms import only_read
 from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
 from polyquant.errors import PlanError
+from polyquant.formats.actions import common
 from polyquant.formats.linears import is_linear
 from polyquant.formats.plain_target import PlainTarget, folder_warnings
 from polyquant.formats.protocol import Choice, Context, Planning, Worker
@@ -69,7 +69,7 @@ def _with_window(rule: Rule, options: TrellisOptions) -> Rule:
 
 def _choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> Choice:
     """Rules may name any matrix; the recipe's own codec is for linear layers; the rest stays what it is."""
-    names, shape = (tensor.target, tensor.source), tensor.shape
+    names, shape = (tensor.target, *tensor.sources), tensor.shape
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
     if rule is not None:
         return Choice(codec(rule.codec), f"rule {rule.match}")
@@ -132,7 +132,7 @@ def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool
 def _layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOptions) -> dict[str, Any]:
     """What laying out a Trellis folder needs to know besides the tensors."""
     quantized = [s for s in steps if isinstance(s.target, Trellis)]
-    origins = {s.map.target: origin(source, source[s.map.source], s.action) for s in quantized}
+    origins = {s.map.target: origin(source, source[s.map.sources[0]], s.action) for s in quantized}
     method = method_of(source, [s.action for s in quantized], calibrated=options.calibrated)
     return {"origins": origins, "method": method, "target_bits": options.bits}
 
@@ -140,7 +140,7 @@ def _layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisO
 def _warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
     """What a reader of the folder should know: errors that nobody states, tensors that stay float, a missing config.json."""
     out = []
-    carried = [s.map.source for s in steps if isinstance(s.target, Trellis) and not s.searches]
+    carried = [s.map.sources[0] for s in steps if isinstance(s.target, Trellis) and not s.searches]
     silent = [name for name in carried if not _states_error(source, name)]
     if silent:
         out.append(
@@ -177,12 +177,13 @@ class TrellisTarget(PlainTarget):
         self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: TrellisOptions
     ) -> Choice:
         """Rules may name any matrix; the recipe's own codec is for linear layers."""
-        weight = source[tensor.source]
-        if only_read(weight.codec) and recipe.choose((tensor.target, tensor.source), facts)[0] is None:
-            return self.decoded(source, weight)
-        if self.unquantized(weight.codec):
-            return Choice(weight.codec, "not a float: kept")
-        return _choose(weight.codec, tensor, recipe, facts)
+        weights, names = [source[n] for n in tensor.sources], (tensor.target, *tensor.sources)
+        have = common(weights)
+        if recipe.choose(names, facts)[0] is None and (decoded := self.decoded(source, weights, tensor)) is not None:
+            return decoded
+        if self.unquantized(have):
+            return Choice(have, "not a float: kept")
+        return _choose(have, tensor, recipe, facts)
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
         """With --target-bpw each weight gets the bits with which the model suffers least."""

@@ -13,8 +13,9 @@ from polyquant.calibration.stages import calibration_stages
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
 from polyquant.formats.protocol import Context
-from polyquant.formats.steps import Piece, Step
+from polyquant.formats.steps import Piece, Step, shared_importance
 from polyquant.formats.trellis.config import mse_text
+from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.types import Action
@@ -49,14 +50,14 @@ class TrellisWorker:
 
     def takes(self, step: Step) -> bool:
         """True where codes change: what is copied or carried over as it lies needs no search."""
-        kept = step.action in (Action.COPY, Action.TRANSCODE) and step.map.row_order is None
+        kept = step.action in (Action.COPY, Action.TRANSCODE) and isinstance(step.map.op, Same)
         return isinstance(step.target, Trellis) and not kept
 
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
         """Codes of a whole weight. The error is always measured: the folder states it."""
         target, name = step.target, step.map.target
         assert isinstance(target, Trellis)
-        h, note = self._context.importance.get(name), ""
+        h, note = shared_importance(self._context.importance.get(name)), ""
         if self._hessians is not None:
             h, note = self._hessians.of(step.map.source)
         w = self._context.floats(step)

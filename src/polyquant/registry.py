@@ -1,11 +1,14 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here.
+`polyquant.formats`), so a new codec needs no change here. A codec names the search of its codes the same way (`Search`): layouts stand below
+searches and import none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, cast
@@ -13,7 +16,7 @@ from typing import Any, cast
 from polyquant.errors import UnknownNameError
 from polyquant.types import Codec
 
-__all__ = ["CODECS", "FORMATS", "codec", "format_module"]
+__all__ = ["CODECS", "FORMATS", "Search", "codec", "format_module"]
 
 
 def _family(module: str, names: str) -> dict[str, str]:
@@ -46,6 +49,27 @@ FORMATS: dict[str, str] = {
     "trellis-v3": "polyquant.formats.trellis",
     "hf": "polyquant.formats.huggingface",
 }
+
+
+@cache
+def _attribute(place: str) -> Callable[..., Any]:
+    module, attribute = place.split(":")
+    found: Callable[..., Any] = getattr(import_module(module), attribute)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A function by its place, "module:attribute", imported at its first call. Calls raise what it raises.
+
+    What a codec has in the field for its search where a module of `quantizers` finds the codes; a codec from elsewhere may put any callable there.
+    """
+
+    place: str
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """What the function gives."""
+        return _attribute(self.place)(*arguments, **options)
 
 
 def _entry_points(group: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from polyquant.codecs.tl import TL, Tile
+from polyquant.capabilities import Tile, Tiled
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.registry import FORMATS, format_module
 from polyquant.storage.source import Source, opened_files
@@ -95,7 +95,7 @@ def look(
 def with_tile(checkpoint: Checkpoint, tile: Tile) -> Checkpoint:
     """The same checkpoint with the tile configuration of its TL1 and TL2 tensors said."""
     weights = {
-        w.name: replace(w, codec=w.codec.configure(tile=tile)) if isinstance(w.codec, TL) else w
+        w.name: replace(w, codec=w.codec.with_tile(tile)) if isinstance(w.codec, Tiled) else w
         for w in checkpoint.values()
     }
     return replace(checkpoint, weights=weights)

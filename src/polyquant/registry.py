@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
+from polyquant.capabilities import Configurable
 from polyquant.errors import UnknownNameError
 from polyquant.types import Codec
 
@@ -97,10 +98,12 @@ def codec(name: str | Codec, **options: Any) -> Codec:
 
     Raises UnknownNameError with the nearest names; TypeError for an option the codec does not have.
     """
-    found: Any = _load(name.lower()) if isinstance(name, str) else name
-    if options and not hasattr(found, "configure"):
+    found: Codec = _load(name.lower()) if isinstance(name, str) else name
+    if not options:
+        return found
+    if not isinstance(found, Configurable):
         raise TypeError(f"codec '{found}' takes no options, found {', '.join(options)}")
-    return cast(Codec, found.configure(**options) if options else found)
+    return found.configure(**options)
 
 
 @cache

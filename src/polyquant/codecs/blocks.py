@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import Field
 from polyquant.codecs.arguments import column_weights, output, packed_rows, real, stored_bytes
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
 
-__all__ = ["BlockCodec", "Decode", "Encode", "Field", "RowSearch", "check_columns"]
+__all__ = ["BlockCodec", "Decode", "Encode", "RowSearch", "check_columns"]
 
 Decode = Callable[[U8], F32]
 """uint8 [n, type_size] -> float32 [n, block]"""
@@ -26,8 +27,6 @@ Encode = Callable[[F32, F32 | None], U8]
 """float32 [n, block], importance [n, block] or None -> uint8 [n, type_size]"""
 RowSearch = Callable[[F32, F32], U8]
 """Rows float32 [rows, K], importance [K] -> uint8 [n, type_size]: for searches that look at a whole row"""
-Field = tuple[int, int, int]
-"""A multi-byte number inside a block: (offset, item size, count). Big-endian files store these swapped."""
 
 _CHUNK = 1 << 22  # weights per step of a numpy reference: bounds its temporaries
 

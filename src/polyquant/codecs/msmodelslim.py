@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
-from polyquant.codecs.arguments import exact_part, output, real
+from polyquant.codecs.arguments import exact_part, output, part, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -127,6 +127,11 @@ class MsModelSlim:
     def row_sliced(self) -> bool:
         """True if every part has a row for each row of the weight."""
         return not (self.static or self.tensor or self.packing == "n")
+
+    @property
+    def decodes_rows(self) -> bool:
+        """True where codes lie one a byte: all parts but the codes are small."""
+        return not self.packing
 
     # ------------------------------------------------------------ layout
 
@@ -246,6 +251,12 @@ class MsModelSlim:
             with np.errstate(all="ignore"):
                 scale = _rows(activation.deq_scale / activation.scale, n)
         return Affine(self.bits, self.codes(found["weight"]), scale, offset, activation)
+
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Offsets of rows and of groups as they are stored, float32 [any]; zeros for static types without them."""
+        keys = [key for key in self.specs(shape) if key.startswith("weight_offset")]
+        stored = [np.asarray(part(parts, key), np.float32).ravel() for key in keys]
+        return np.concatenate([*stored, np.zeros(1, np.float32)])
 
     def codes(self, weight: I8) -> I8:
         """The part `weight` as int8 [N, K], one code a number."""

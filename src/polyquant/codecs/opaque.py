@@ -50,6 +50,11 @@ class OpaqueCodec:
         """Rows cannot be told apart."""
         return False
 
+    @property
+    def finding(self) -> str | None:
+        """What a validation says of such a tensor."""
+        return f"type {self.name} is unknown"
+
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """{"bytes": u8 [nbytes]}, whatever the shape."""
         return {"bytes": ArraySpec((self.nbytes,), np.dtype(np.uint8))}

@@ -145,6 +145,11 @@ class Trellis:
             return self.hadamard
         return (block_size(k), block_size(n)) if self.hadamard else (1, 1)
 
+    def trellis(self, shape: Shape) -> Trellis:
+        """Itself."""
+        del shape
+        return self
+
     def code(self, shape: Shape) -> TrellisCode:
         """What the codes of a weight of this shape mean."""
         return TrellisCode(self.bits, self.codebook, self.window_bits, self.tile_order, self.blocks(shape))
@@ -240,6 +245,10 @@ class Trellis:
             codes = np.zeros((*specs["indices"].shape[:2], ops.TILE), np.uint8)
             return TrellisCodes(self.code(shape), codes, empty["scales"], empty["su"], empty["sv"], table)
         return replace(self.search(self, target, importance=weights, hessian=h, book=book), table=table)
+
+    def quantize_for(self, w: ArrayLike, hessian: ArrayLike) -> TrellisCodes:
+        """Floats [N, K] to the codes of least error on inputs of this Hessian, [K, K]. Raises what `quantize` raises."""
+        return self.quantize(w, hessian=hessian)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` all are decoded, since the rotation mixes them."""

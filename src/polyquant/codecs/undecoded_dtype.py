@@ -28,6 +28,11 @@ class UndecodedDtype(OpaqueCodec):
         """undecoded.<dtype in lower case>."""
         return f"undecoded.{self.dtype.lower()}"
 
+    @property
+    def finding(self) -> None:
+        """None: one finding of the format says it for all."""
+        return None
+
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """The array as it is stored."""
         return codec(PLAIN[self.dtype]).specs(shape)

@@ -14,9 +14,8 @@ from typing import Any, cast
 
 from polyquant.architectures import translate
 from polyquant.calibration.stages import OWN_TEXT
+from polyquant.capabilities import Fitted, Tile, Tiled
 from polyquant.codecs.affine_forms import only_read
-from polyquant.codecs.msmodelslim import MsModelSlim
-from polyquant.codecs.tl import TL, Tile
 from polyquant.conversion.choose import action_of, choose
 from polyquant.conversion.steps import DEFAULT_NAME, MSMODELSLIM, TRELLIS, Plan
 from polyquant.errors import CodecError, PlanError
@@ -35,6 +34,7 @@ from polyquant.runtime.text import read_text
 from polyquant.types import (
     F32,
     Action,
+    Affine,
     Checkpoint,
     Kind,
     Layout,
@@ -229,10 +229,10 @@ def _step(
     weight = source[tensor.source]
     have = weight.codec
     target, why = choose(source, tensor, to, recipe, facts, ascend)
-    if tile is not None and isinstance(target, TL):
-        target = target.configure(tile=tile)
+    if tile is not None and isinstance(target, Tiled):
+        target = target.with_tile(tile)
     try:
-        if isinstance(target, TL):
+        if isinstance(target, Fitted):
             target.fit(tensor.shape)  # its tile must be known now, not when the work gets there
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
     except CodecError as problem:
@@ -267,7 +267,7 @@ def _refuse_lossy(steps: Sequence[Step], source: Checkpoint, *, requantize: bool
             expected="float source",
             found=f"{first.source} -> {first.target}",
             hint="convert without a codec keeps the codes; else start from the float model, or pass --requantize"
-            if isinstance(first.target, MsModelSlim)
+            if first.target.form is Affine
             else "start from the float model, or pass --requantize",
         )
 

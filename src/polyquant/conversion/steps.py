@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polyquant.calibration.stages import OWN_TEXT, TOKENS, WINDOWS
-from polyquant.codecs.tl import TL
+from polyquant.capabilities import Tiled
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Recipe
@@ -115,7 +115,7 @@ class Plan:
             h.update(os.fsencode(path.name) + f" {state[1:]}\n".encode())
         for s in self.steps:
             h.update(f"{s.map.source} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
-            h.update(f"{s.target.tile if isinstance(s.target, TL) else None}\n".encode())
+            h.update(f"{s.target.tile if isinstance(s.target, Tiled) else None}\n".encode())
         for f in self.layout.files:
             h.update(f"{f.name} {f.size}\n".encode())
             for offset, data in f.pieces:

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.calibration.hessians import Hessians
+from polyquant.capabilities import FitsInputs
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
-from polyquant.codecs.trellis import Trellis
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
 from polyquant.formats.steps import Piece, Step
@@ -122,7 +122,7 @@ def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = 
         if order is not None:
             codes = Ternary(codes.codes[order], codes.scale if codes.scale.size == 1 else codes.scale[order])
         yield Piece(target.pack(codes))
-    elif isinstance(target, Trellis):
+    elif isinstance(target, FitsInputs):
         yield _search(plan, step, weight, hessians)
     else:
         yield from _from_floats(plan, step, _floats(weight, step), measure=measure)
@@ -141,7 +141,7 @@ def _floats(weight: Weight, step: Step) -> F32:
 def _search(plan: Plan, step: Step, weight: Weight, hessians: Hessians | None) -> Piece:
     """Trellis codes of a weight. The error is always measured: the folder states it."""
     target = step.target
-    assert isinstance(target, Trellis)
+    assert isinstance(target, FitsInputs)
     name = step.map.target
     h, note = (plan.importance.get(name), "") if hessians is None else hessians.of(step.map.source)
     w = _floats(weight, step)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from polyquant.architectures.names import Family, to_hf_name
-from polyquant.codecs.opaque import OpaqueCodec
-from polyquant.codecs.opaque_dtype import OpaqueDtype
+from polyquant.capabilities import Opaque
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime.linear import Linear
@@ -63,7 +62,7 @@ class Tensors:
                 expected=list(shape),
                 found=list(found.shape),
             )
-        if isinstance(found.codec, OpaqueCodec | OpaqueDtype):
+        if isinstance(found.codec, Opaque):
             raise UnsupportedError(
                 f"stored as {found.codec.name}, which cannot be decoded", file=file, tensor=found.name
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyquant.capabilities import Swappable
 from polyquant.codecs.opaque import OpaqueCodec
 from polyquant.errors import InputError, PlanError, UnknownNameError
 from polyquant.formats.gguf.dialect import detect
@@ -145,7 +146,7 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
     why = "polyquant does not know this type"
     if meaning is not None and name is not None:
         codec = named_codec(name)
-        fields = getattr(codec, "fields", None)
+        fields = codec.fields if isinstance(codec, Swappable) else None
         if fields is not None or not foreign(header.order):
             swap = Swap(meaning.nbytes, fields) if foreign(header.order) and fields else None
             # Of whole-tensor types the codec may need what the file does not say (a tiling): the file's own size counts.

@@ -151,6 +151,8 @@ class MsModelSlim:
                 expected=f"multiples of {lines} x {columns}",
                 found=list(shape),
             )
+        if self.tensor and n == 0:
+            raise CodecError(f"{self.name} has one scale for the matrix, which needs a row", found=list(shape))
         scale, grid = FLOAT_TYPES[self.dtype], FLOAT_TYPES[self.grid or self.dtype]
         codes = {"": (n, k), "k": (n, k // 2), "n": (n // 2, k)}[self.packing]
         out = {"weight": ArraySpec(codes, _INT8)}
@@ -192,7 +194,7 @@ class MsModelSlim:
             out |= self._activation_parts(codes)
         if self.sums:
             w = affine.decode(codes.codes, codes.scale, codes.offset, np.empty((n, k), np.float32))
-            out["scale_bias"] = np.float32(8) * w.reshape(n, self.sums, -1).sum(2)
+            out["scale_bias"] = np.float32(8) * w.reshape(n, self.sums, k // self.sums).sum(2)
         with np.errstate(over="ignore"):
             return {key: np.ascontiguousarray(a, specs[key].dtype).reshape(specs[key].shape) for key, a in out.items()}
 

@@ -8,7 +8,7 @@ against what the codec does. Callers ask for a capability and never for the clas
 
     runs        Packed, OwnProduct, HoldsBias
     options     Configurable, Tiled, Fitted
-    bytes       Swappable, Opaque, CountsSymbols, DecodesRows
+    bytes       Swappable, Opaque, CountsSymbols, DecodesRows, WholeNumbers
     codes       WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
     searches    FitsInputs
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Configurable", "CountsSymbols", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "Opaque", "Ordered", "OwnProduct", "Packed",
-    "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets",
+    "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -139,6 +139,15 @@ class DecodesRows(Protocol):
     @property
     def decodes_rows(self) -> bool:
         """True if it does: then a caller can go row block by row block over parts that it holds."""
+
+
+@runtime_checkable
+class WholeNumbers(Protocol):
+    """Numbers of one dtype, unquantized, that may be whole."""
+
+    @property
+    def whole(self) -> bool:
+        """True for integers and booleans: no weights by themselves, but maybe the codes of a quantization that is not read."""
 
 
 # ---------------------------------------------------------------- codes

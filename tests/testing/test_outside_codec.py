@@ -1,5 +1,6 @@
 """A codec of another package, found by its entry point, does what a built-in one does, with a search of its own."""
 
+import subprocess
 import sys
 from importlib import import_module, metadata
 from pathlib import Path
@@ -81,3 +82,9 @@ def test_the_runtime_multiplies_it(outside, weight):
 def test_without_the_package_the_name_is_unknown():
     with pytest.raises(UnknownNameError):
         polyquant.codec("outside.rounded")
+
+
+def test_layouts_import_no_search():
+    said = "import sys, polyquant.registry as r; [r.codec(n) for n in r.CODECS]; print([m for m in sys.modules if 'quantizers' in m])"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

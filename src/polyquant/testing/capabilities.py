@@ -18,6 +18,7 @@ from polyquant.capabilities import (
     Swappable,
     Tiled,
     TrellisDialect,
+    WholeNumbers,
     WithBits,
     WithOffsets,
 )
@@ -41,6 +42,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     bias             never held where inputs are floats
     tile, fit        a tile that is given stays; what decodes fits
     fields           lie in their block side by side
+    whole            what is unpacked has such a dtype
     opaque           says why
     symbols          as many as weights
     rows             those of the whole
@@ -71,6 +73,8 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
         rows, k = as_matrix(shape)
         assert counts.dtype == np.uint64 and counts.shape == (4,) and int(counts.sum()) == rows * k, counts
         assert codec.zero_symbol in (0, 1, 2)
+    if isinstance(codec, WholeNumbers):
+        assert codec.form is Floats and codec.unpack(parts, shape).values.dtype.kind in ("iub" if codec.whole else "fV")
     if isinstance(codec, DecodesRows) and codec.decodes_rows:
         whole = codec.dequantize(parts, shape)
         np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])

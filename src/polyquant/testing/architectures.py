@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,12 @@ def tiny_hyper(record: Architecture) -> Hyper:
     rows = {key.name: key.default for key in record.hyper.keys}
     size, share = 32, rows.get("rotated", 1.0)
     rotated = int(size * share) if isinstance(share, float) else 0
+    own = [key for key in record.hyper.keys if key.name not in {f.name for f in fields(Hyper)}]
+    more = {key.name: 0.375 if key.real else max(2, key.low) if key.default is None else key.default for key in own}
     return Hyper(
         layers=2, context=128, hidden=64, feed_forward=96, heads=4, kv_heads=2, head_dim=size, rms_eps=1e-5, rope_theta=20000.0, vocab=40,
         rope={}, activation=str(rows.get("activation", "silu")), tied=False, rotated=rotated if rotated != size else 0,
+        more=more,
     )  # fmt: skip
 
 

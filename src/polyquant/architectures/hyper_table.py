@@ -95,10 +95,6 @@ class HyperTable:
     tied: bool | None = None
     windows: Windows = nowhere
 
-    def row(self, name: str) -> Key:
-        """The row of that name. Raises StopIteration."""
-        return next(k for k in self.keys if k.name == name)
-
     def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
         """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
         return replace(self, keys=tuple(replace(k, **rows.get(k.name, {})) for k in self.keys))

@@ -24,7 +24,16 @@ from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
 from polyquant.types import F32, Checkpoint, Severity, Shape
 
-__all__ = ["check_found", "check_hyper", "check_model", "check_names", "check_record", "check_wiring", "tiny_model"]
+__all__ = [
+    "check_found",
+    "check_hyper",
+    "check_model",
+    "check_names",
+    "check_record",
+    "check_wiring",
+    "tiny_hyper",
+    "tiny_model",
+]
 
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
 _TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]

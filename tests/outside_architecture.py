@@ -1,7 +1,7 @@
 """An architecture as an installed package would bring it: one record, and a kind of layer that polyquant does not have.
 
 Attention and feed-forward read the same input: y = x + s (attention(x) + feed_forward(x)), each behind its own norm; q, k and v in one matrix; s is
-a hyper-parameter of its own.
+a hyper-parameter of its own. The first layer is wider than the others.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ class Parallel(Layer):
     """Both parts beside each other."""
 
     runtime: ClassVar[str] = "outside_architecture:ParallelLayer"
+
+
+@dataclass(frozen=True, slots=True)
+class WideFirst(FeedForward):
+    """Twice as wide in the first layer."""
+
+    def shapes(self, hyper, index):
+        wide = hyper.feed_forward * (1 if index else 2)
+        return FeedForward.shapes(self, replace(hyper, feed_forward=wide), index)
 
 
 class ParallelLayer(SequentialLayer):
@@ -63,7 +72,7 @@ OUTSIDE = Architecture(
         keys=(*TABLE.keys, Key("residual_scale", ("residual_scale",), "residual_scale", default=0.7, real=True)),
         written={"partial_rotary_factor": 0.5},
     ),
-    layer=Parallel(Attention(fused=True), FeedForward()),
+    layer=Parallel(Attention(fused=True), WideFirst()),
     pairs=True,
     biases=(Bias(("attn_qkv",), "use_bias"),),
 )

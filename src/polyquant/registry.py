@@ -1,7 +1,7 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here. A codec names the search of its codes the same way (`Search`): layouts stand below
+`polyquant.formats`), so a new codec needs no change here; an entry point "word.*" is a function that reads all names of a family. A codec names the search of its codes the same way (`Search`): layouts stand below
 searches and import none.
 """
 
@@ -90,6 +90,9 @@ def _load(name: str) -> Any:
     plugins = _entry_points("polyquant.codecs")
     if name in plugins:
         return plugins[name].load()
+    whole_family = f"{name.partition('.')[0]}.*"
+    if whole_family in plugins:
+        return plugins[whole_family].load()(name)
     raise UnknownNameError("codec", name, [*CODECS, *plugins])
 
 

@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import UnsupportedError, printable
+from polyquant.errors import UnsupportedError, listed, printable
+from polyquant.operations import SAME, Operation
 
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
@@ -289,7 +290,8 @@ class Checkpoint(Mapping[str, Weight]):
     """An opened file or folder: a mapping from tensor name to Weight, in file order.
 
     metadata: GGUF key/values (decoded when asked for) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
-    files: the small files that travel along (tokenizer.json, ...), by base name. opened: the files that were read to open it, each with what
+    files: the small files that travel along (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and metadata, "hf" (Hugging
+    Face), "gguf" or one of its own. opened: the files that were read to open it, each with what
     tells whether it is still the same (storage.source.FileState). undecoded: why it can only be looked at; None where every weight decodes.
     """
 
@@ -301,6 +303,7 @@ class Checkpoint(Mapping[str, Weight]):
     files: Mapping[str, Path] = field(default_factory=dict)
     dialect: Evidence | None = None
     notes: tuple[str, ...] = ()
+    naming: str = "hf"
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     undecoded: Undecoded | None = None
 
@@ -399,7 +402,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor to be written."""
+    """A tensor that is to be written, or that others are made of."""
 
     name: str
     shape: Shape
@@ -408,19 +411,34 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """How one source tensor becomes one target tensor.
+    """How a target tensor of this shape comes to be: `op` of its sources; none of them for a constant.
 
-    row_order: int64 [rows] gather of source rows (target row i = source row row_order[i]), None for identity.
-    ternarize: the float source is a BitNet master weight: codes = round(w / mean|w|) clipped to -1..1, scale = mean|w|.
+    ternarize: the float sources are BitNet master weights: codes = round(w / mean|w|) clipped to -1..1, scale = mean|w|.
     keep_float: a tensor that runtimes want unquantized (norms, biases): written as float32 in GGUF.
     """
 
-    source: str
     target: str
+    sources: tuple[str, ...]
     shape: Shape
-    row_order: NDArray[np.int64] | None = None
+    op: Operation = SAME
     ternarize: bool = False
     keep_float: bool = False
+
+    @property
+    def source(self) -> str:
+        """The one source; "" for a constant. Raises UnsupportedError where there are several."""
+        if len(self.sources) > 1:
+            raise UnsupportedError(
+                "is made of several tensors, and this needs one: a recipe without calibration, smoothing and sensitivity does not",
+                tensor=self.target,
+                found=self.origin,
+            )
+        return self.sources[0] if self.sources else ""
+
+    @property
+    def origin(self) -> str:
+        """The sources for people: the first, "and N more"."""
+        return listed(self.sources, most=1)
 
     @property
     def is_vector(self) -> bool:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from golden import VECTORS
 from polyquant.architectures import translate
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError
+from polyquant.operations import Rows, Same
 from polyquant.types import Checkpoint, Kind
 
 MODELS = VECTORS / "models"
@@ -158,9 +159,9 @@ def test_rows_land_where_the_converter_puts_them():
     moved = 0
     for t in translate.to_gguf(source).tensors:
         rows = source[t.source].values
-        if t.row_order is not None:
+        if isinstance(t.op, Rows):
             moved += 1
-            rows = rows[t.row_order]
+            rows = rows[t.op.order]
         np.testing.assert_array_equal(rows.astype(truth[t.target].dtype), truth[t.target])
     assert moved == 4  # q and k of two layers
 
@@ -180,7 +181,7 @@ def test_ternarized_tensors_are_the_converters():
 def test_packed_bitnet_becomes_what_bitnet_cpp_writes():
     found = translate.to_gguf(folder(VECTORS / "bitnet_gguf/hf_packed_autobitlinear"))
     assert found.architecture == "bitnet-b1.58"
-    assert not any(t.ternarize or t.row_order is not None for t in found.tensors)
+    assert not any(t.ternarize or isinstance(t.op, Rows) for t in found.tensors)
     # Names and sizes as in tests/vectors/bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf, whose types gguf-py cannot read.
     raw = (VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf").read_bytes()
     for t in found.tensors:
@@ -197,12 +198,12 @@ def test_round_trip(model, file, options):
     source = folder(MODELS / model / "hf")
     there = translate.to_gguf(source, **options)
     again = translate.to_hf(back(there, source), dtype=source.config["dtype"])
-    orders = {t.target: t.row_order for t in there.tensors}
+    orders = {t.target: getattr(t.op, "order", None) for t in there.tensors}
     assert {t.target: t.shape for t in again.tensors} == {w.name: w.shape for w in source.values()}
     for t in again.tensors:
-        if t.row_order is not None:
-            np.testing.assert_array_equal(orders[t.source][t.row_order], np.arange(t.shape[0]))
-    assert sum(t.row_order is not None for t in again.tensors) == sum(o is not None for o in orders.values())
+        if isinstance(t.op, Rows):
+            np.testing.assert_array_equal(orders[t.source][t.op.order], np.arange(t.shape[0]))
+    assert sum(isinstance(t.op, Rows) for t in again.tensors) == sum(o is not None for o in orders.values())
     config = json.loads(again.files["config.json"])
     silent = {"attention_dropout", "initializer_range", "pretraining_tp", "transformers_version", "hidden_act"}
     for key, value in source.config.items():
@@ -224,7 +225,7 @@ def test_golden_gguf_to_hf():
     found = translate.to_hf(Checkpoint("gguf", Path("m.gguf"), weights, metadata=metadata))
     for t in found.tensors:
         rows = weights[t.source].values
-        rows = rows if t.row_order is None else rows[t.row_order]
+        rows = rows if isinstance(t.op, Same) else rows[t.op.order]
         np.testing.assert_array_equal(rows, source[t.target].values.astype(rows.dtype))
 
 
@@ -272,7 +273,7 @@ def test_qwen(kind, extra, bias, expected):
     assert found.architecture == kind
     assert expected <= set(by_name)
     assert all(by_name[n].keep_float for n in expected)
-    assert all(t.row_order is None for t in found.tensors)
+    assert all(isinstance(t.op, Same) for t in found.tensors)
     again = translate.to_hf(back(found, source))
     assert {t.target for t in again.tensors} == set(source)
     assert json.loads(again.files["config.json"])["architectures"] == [
@@ -282,7 +283,7 @@ def test_qwen(kind, extra, bias, expected):
 
 def test_llama_biases_are_permuted_like_their_rows():
     found = translate.to_gguf(decoder({"model_type": "mistral"}, bias=("q", "k")), with_tokenizer=False)
-    order = {t.target: t.row_order for t in found.tensors}
+    order = {t.target: getattr(t.op, "order", None) for t in found.tensors}
     assert found.architecture == "llama"
     # Four heads of 16: the first head's rows 0, 8, 1, 9, ...
     assert order["blk.0.attn_q.bias"][:4].tolist() == [0, 8, 1, 9]

@@ -19,10 +19,12 @@ from polyquant.architectures import translate
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
 from polyquant.formats.steps import Progress
-from polyquant.opening import open_checkpoint, with_tile
+from polyquant.opening import accepted, detect, open_checkpoint
+from polyquant.operations import SAME, Operation, Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_floats
-from polyquant.types import F32, Checkpoint, Ternary, Weight, as_matrix
+from polyquant.rows import float_rows, whole_floats
+from polyquant.types import F32, Checkpoint, Shape, Ternary, Weight, as_matrix
 
 __all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints"]
 
@@ -92,9 +94,23 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    weight: Weight
-    order: NDArray[np.int64] | None
-    ternarize: bool
+    """A tensor as one side has it: `op` of some of its weights."""
+
+    weights: tuple[Weight, ...]
+    shape: Shape
+    op: Operation = SAME
+    ternarize: bool = False
+
+    @property
+    def codec(self) -> str:
+        """For people: the codecs of all."""
+        return ", ".join(dict.fromkeys(str(w.codec) for w in self.weights))
+
+    @property
+    def ternary(self) -> bool:
+        """True if it is made of ternary codes, whose rows stay as they are."""
+        shapes = [w.shape for w in self.weights]
+        return all(w.codec.form is Ternary for w in self.weights) and self.op.keeps_rows(shapes)
 
 
 def compare(
@@ -113,10 +129,9 @@ def compare(
     ternary_layout and a_layout say how I2_S lies in b and in a, tile (BM, BK, bm) how TL1 and TL2 lie in either;
     repair and axes are those of a Trellis folder b. Raises InputError.
     """
-    left = open_checkpoint(a, ternary_layout=a_layout)
-    right = open_checkpoint(b, ternary_layout=ternary_layout, repair=repair, axes=axes)
-    if tile is not None:
-        left, right = with_tile(left, tile), with_tile(right, tile)
+    said = {"tile": tile}
+    left = open_checkpoint(a, ternary_layout=a_layout, **accepted(detect(a)[0], said))
+    right = open_checkpoint(b, ternary_layout=ternary_layout, repair=repair, axes=axes, **accepted(detect(b)[0], said))
     return compare_checkpoints(left, right, on_progress=on_progress)
 
 
@@ -128,11 +143,11 @@ def compare_checkpoints(
     common = [n for n in left if n in right]
     if not common:
         raise PlanError(f"no tensor of {b.path} is in {a.path}", hint="are these the same model?")
-    total = sum(math.prod(left[n].weight.shape) for n in common)
+    total = sum(math.prod(left[n].shape) for n in common)
     done, out = 0, []
     for name in common:
         out.append(_tensor(name, left[name], right[name]))
-        done += math.prod(left[name].weight.shape)
+        done += math.prod(left[name].shape)
         if on_progress is not None:
             on_progress(Progress(done, total, name, 0.0))
     return Comparison(
@@ -142,21 +157,21 @@ def compare_checkpoints(
 
 def _sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, _Side], dict[str, _Side]]:
     def plain(c: Checkpoint) -> dict[str, _Side]:
-        return {w.name: _Side(w, None, False) for w in c.values()}
+        return {w.name: _Side((w,), w.shape) for w in c.values()}
 
     def said_in_gguf(c: Checkpoint) -> dict[str, _Side]:
         maps = translate.to_gguf(c, with_tokenizer=False).tensors
-        return {t.target: _Side(c[t.source], t.row_order, t.ternarize) for t in maps}
+        return {t.target: _Side(tuple(c[n] for n in t.sources), t.shape, t.op, t.ternarize) for t in maps}
 
-    if a.format == b.format or ("msmodelslim" in (a.format, b.format) and "gguf" not in (a.format, b.format)):
-        return plain(a), plain(b)  # the names of the float model, also where config.json is missing
-    return (said_in_gguf(a) if a.format != "gguf" else plain(a)), (said_in_gguf(b) if b.format != "gguf" else plain(b))
+    if a.naming == b.naming:
+        return plain(a), plain(b)  # also where config.json is missing
+    return tuple(plain(c) if c.naming == "gguf" else said_in_gguf(c) for c in (a, b))  # type: ignore[return-value]
 
 
 def _tensor(name: str, a: _Side, b: _Side) -> TensorComparison:
-    shape = a.weight.shape
-    if shape != b.weight.shape:
-        raise PlanError("the two have different shapes", tensor=name, expected=list(shape), found=list(b.weight.shape))
+    shape = a.shape
+    if shape != b.shape:
+        raise PlanError("the two have different shapes", tensor=name, expected=list(shape), found=list(b.shape))
     equal = _equal_codes(a, b)
     rows, k = as_matrix(shape)
     step = max(1, _BLOCK // max(1, k))
@@ -165,43 +180,40 @@ def _tensor(name: str, a: _Side, b: _Side) -> TensorComparison:
     for start in range(0, rows, step):
         part = slice(start, min(rows, start + step))
         error += error_sums(_rows(a, whole_a, part), _rows(b, whole_b, part))
-    return TensorComparison(name, shape, str(a.weight.codec), str(b.weight.codec), error, equal, b.weight.nbytes)
+    nbytes = sum(w.nbytes for w in b.weights)
+    return TensorComparison(name, shape, a.codec, b.codec, error, equal, nbytes)
 
 
 def _whole(side: _Side) -> F32 | None:
-    """The dequantized tensor where it cannot be cut by rows; a BitNet master weight as its codes say."""
+    """The dequantized tensor [rows, K] where it cannot be cut by rows; a BitNet master weight as its codes say."""
     if side.ternarize:
-        return absmean_floats(side.weight)
-    if side.weight.codec.row_sliced:
+        w = side.op.reference([absmean_floats(w).reshape(w.shape) for w in side.weights])
+    elif all(w.codec.row_sliced for w in side.weights) and side.op.together([w.shape for w in side.weights]) == 1:
         return None
-    w = side.weight.codec.dequantize(side.weight.read(), side.weight.shape)
-    return w.reshape(as_matrix(side.weight.shape))
+    else:
+        w = whole_floats(side.weights, side.op)
+    return np.ascontiguousarray(w.reshape(as_matrix(side.shape)))
 
 
 def _rows(side: _Side, whole: F32 | None, part: slice) -> F32:
-    if side.order is not None and len(side.weight.shape) == 1:
-        return side.weight.dequantize()[None, side.order]
-    rows: slice | NDArray[np.int64] = part if side.order is None else side.order[part]
-    if whole is not None:
-        return np.ascontiguousarray(whole[rows])
-    k = as_matrix(side.weight.shape)[1]
-    if isinstance(rows, slice):
-        return side.weight.codec.dequantize(side.weight.read(rows), (part.stop - part.start, k))
-    low, high = int(rows.min()), int(rows.max()) + 1
-    return side.weight.codec.dequantize(side.weight.read(slice(low, high)), (high - low, k))[rows - low]
+    return float_rows(side.weights, side.op, part) if whole is None else whole[part]
 
 
 def _equal_codes(a: _Side, b: _Side) -> float | None:
     """Share of weights with equal codes: ternaries by code, equal codecs by their bytes; None where codes cannot be compared."""
-    shape = a.weight.shape
-    if a.weight.codec.form is Ternary and b.weight.codec.form is Ternary:
-        x: Ternary = a.weight.codec.unpack(a.weight.read(), shape)
-        y: Ternary = b.weight.codec.unpack(b.weight.read(), shape)
-        left = x.codes if a.order is None else x.codes[a.order]
-        right = y.codes if b.order is None else y.codes[b.order]
+    if a.ternary and b.ternary:
+        left, right = _codes(a), _codes(b)
         return float(np.mean(left == right)) if left.size else 1.0
-    if a.weight.codec.name == b.weight.codec.name and a.order is None and b.order is None:
-        mine, theirs = a.weight.read(), b.weight.read()
+    if isinstance(a.op, Same) and isinstance(b.op, Same) and a.weights[0].codec.name == b.weights[0].codec.name:
+        mine, theirs = a.weights[0].read(), b.weights[0].read()
         same = sum(int((x.view(np.uint8) == theirs[part].view(np.uint8)).sum()) for part, x in mine.items())
         return same / max(1, sum(x.nbytes for x in mine.values()))
     return None
+
+
+def _codes(side: _Side) -> NDArray[np.int8]:
+    """The ternary codes, int8 [rows, K]."""
+    found = [w.codec.unpack(w.read(), w.shape).codes for w in side.weights]
+    index, shapes = np.arange(as_matrix(side.shape)[0]), [w.shape for w in side.weights]
+    wanted = side.op.needs(index, shapes)
+    return np.asarray(side.op.make([c[r] for c, r in zip(found, wanted, strict=True)], index, shapes), np.int8)

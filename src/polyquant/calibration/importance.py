@@ -21,7 +21,10 @@ __all__ = ["load_importance"]
 
 
 def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
-    """GGUF tensor name -> float32 [K], positive. Raises InputError for another kind of file or broken numbers."""
+    """GGUF tensor name -> float32 [K], of a stack [experts, K]; positive. An expert that no token reached weighs its columns alike.
+
+    Raises InputError for another kind of file or broken numbers.
+    """
     checkpoint = open_checkpoint(path)
     names = [n.removesuffix(".in_sum2") for n in checkpoint if n.endswith(".in_sum2")]
     if checkpoint.format != "gguf" or not names:
@@ -39,6 +42,10 @@ def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
         counts = checkpoint[f"{name}.counts"].dequantize()
         if not (np.isfinite(total).all() and (total >= 0).all() and np.isfinite(counts).all()):
             raise InputError("importance is negative or not finite", file=path, tensor=name)
-        mean = (total.reshape(counts.size, -1) / np.maximum(counts.reshape(-1, 1), 1)).mean(axis=0)
-        out[name] = np.maximum(mean, np.float32(1e-20)).astype(np.float32)
+        if counts.size == 0 or total.size % counts.size:
+            raise InputError("importance of another number of experts", file=path, tensor=name, expected=list(counts.shape), found=list(total.shape))  # fmt: skip
+        mean = total.reshape(counts.size, -1) / np.maximum(counts.reshape(-1, 1), 1)  # [experts, K]
+        if counts.size > 1:
+            mean[counts.reshape(-1) == 0] = 1
+        out[name] = np.maximum(mean if counts.size > 1 else mean[0], np.float32(1e-20)).astype(np.float32)
     return out

@@ -2,36 +2,37 @@
 
 A step yields `Piece`s: parts of the rows from `start` on, ready to be written, with the error that was measured on the way. Memory holds one
 piece of a step that streams. A tensor that cannot be cut (I2_S, TL: one scale, one permutation; trellis codes: rotated as a whole) is held once.
+How the rows come from the sources is the operation's business (polyquant.operations, polyquant.rows).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.calibration.hessians import Hessians
-from polyquant.capabilities import FitsInputs
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
-from polyquant.formats.steps import Piece, Step
+from polyquant.formats.steps import Piece, Step, shared_importance
+from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
-from polyquant.quantizers.ldlq import quantize_trellis
-from polyquant.types import F32, Action, Affine, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
+from polyquant.rows import float_rows, stored_rows, whole_floats
+from polyquant.types import F32, Action, Affine, Checkpoint, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
 
-__all__ = ["blocks", "stream", "whole"]
+__all__ = ["blocks", "floats", "stream", "whole"]
 
 
 def blocks(step: Step) -> Iterator[slice | None]:
     """Row blocks of a step; one None where it cannot be cut."""
     rows, _ = as_matrix(step.map.shape)
-    reordered_vector = step.map.row_order is not None and len(step.map.shape) == 1  # one row as codecs see it
-    if not step.streams or step.map.ternarize or rows == 0 or reordered_vector:
+    remade_vector = not isinstance(step.map.op, Same) and len(step.map.shape) == 1  # one row as codecs see it
+    if not step.streams or step.map.ternarize or rows == 0 or remade_vector:
         yield None
         return
     for a in range(0, rows, step.block_rows):
@@ -41,43 +42,50 @@ def blocks(step: Step) -> Iterator[slice | None]:
 def stream(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
     """Rows [a, b) of the target, for a step that streams."""
     _, k = as_matrix(step.map.shape)
-    shape = (rows.stop - rows.start, k)
-    parts = _read_rows(plan.source[step.map.source], rows, step.map.row_order)
-    out, error = _convert(step, parts, shape, plan.importance.get(step.map.target), measure=measure)
-    return Piece(out, rows.start, shape[0], error)
-
-
-def _read_rows(weight: Weight, rows: slice, order: NDArray[np.int64] | None) -> Parts:
-    """Target rows by positioned reads; a permutation reads the span that its rows lie in."""
-    if order is None:
-        return weight.read(rows)
-    wanted = order[rows]
-    low, high = int(wanted.min()), int(wanted.max()) + 1
-    return {part: array[wanted - low] for part, array in weight.read(slice(low, high)).items()}
-
-
-def _convert(
-    step: Step, parts: Parts, shape: tuple[int, int], importance: NDArray[np.float32] | None, *, measure: bool
-) -> tuple[Parts, ErrorSums | None]:
-    """One row block from parts to parts, by the step's action."""
-    assert step.source is not None
-    source, target = step.source, step.target
+    weights, n = _weights(plan, step), rows.stop - rows.start
     if step.action is Action.COPY:
-        return parts, None
-    if step.action is Action.TRANSCODE and target.form is Ternary:
-        out, _ = transcode(parts, shape, source, target)
-        return out, None
-    if _keeps_codes(step):
-        return _recoded(step, parts, shape, None, measure=measure)
-    w = source.dequantize(parts, shape)
-    out = target.pack(Floats(w) if target.form is Floats else target.quantize(w, importance=importance))
-    return out, error_sums(w, target.dequantize(out, shape)) if measure else None
+        return Piece(stored_rows(weights, step.map.op, rows), rows.start, n)
+    if step.action is Action.TRANSCODE and step.target.form is not Floats:
+        out, error = _transcoded(step, stored_rows(weights, step.map.op, rows), (n, k), measure=measure)
+        return Piece(out, rows.start, n, error)
+    w = float_rows(weights, step.map.op, rows)
+    out = _packed(step, w, rows.start, plan.importance.get(step.map.target))
+    error = error_sums(w, step.target.dequantize(out, (n, k))) if measure else None
+    return Piece(out, rows.start, n, error)
+
+
+def _weights(plan: Plan, step: Step) -> list[Weight]:
+    return [plan.source[name] for name in step.map.sources]
+
+
+def _transcoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bool) -> tuple[Parts, ErrorSums | None]:
+    """Equal codes as parts of the target."""
+    assert step.source is not None
+    if step.target.form is Ternary and step.source.form is Ternary:
+        return transcode(parts, shape, step.source, step.target)[0], None
+    return _recoded(step, parts, shape, None, measure=measure)
+
+
+def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
+    """Rows [start, start + n) as parts of the target. importance: [K], or [experts, K] of a stack, whose matrices then are quantized one by one."""
+    target = step.target
+    if target.form is Floats:
+        return target.pack(Floats(w))
+    if importance is None or importance.ndim == 1 or not target.row_sliced or not len(w):
+        return target.pack(target.quantize(w, importance=shared_importance(importance)))
+    n = step.map.shape[-2]
+    cuts = [start, *range((start // n + 1) * n, start + len(w), n), start + len(w)]
+    found = [
+        target.pack(target.quantize(w[a - start : b - start], importance=importance[a // n])) for a, b in pairwise(cuts)
+    ]
+    return {part: np.concatenate([f[part] for f in found]) for part in found[0]} if len(found) > 1 else found[0]
 
 
 def _keeps_codes(step: Step) -> bool:
-    """True if codes on an affine grid move into another codec."""
+    """True if codes on an affine grid move: into another codec, or in another order."""
     assert step.source is not None
-    return step.action is Action.TRANSCODE and Affine in (step.source.form, step.target.form)
+    moved = step.action is Action.COPY and not isinstance(step.map.op, Same) and step.source.form is Affine
+    return moved or (step.action is Action.TRANSCODE and Affine in (step.source.form, step.target.form))
 
 
 def _recoded(
@@ -85,7 +93,7 @@ def _recoded(
 ) -> tuple[Parts, ErrorSums | None]:
     """The same codes as parts of the target. Its error is that of scales that were rounded."""
     assert step.source is not None
-    codes = affine_of(step.source, parts, shape)
+    codes = affine_of(step.source, parts, as_matrix(step.sources[0].shape) if order is not None else shape)
     assert codes is not None, step.source.name
     codes = codes if order is None else reordered(codes, order)
     out = recoded(codes, step.target)
@@ -103,52 +111,36 @@ def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> 
     return total
 
 
-def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = None) -> Iterator[Piece]:
-    """A tensor that is read whole. hessians: for trellis codes that are searched on inputs."""
-    weight = plan.source[step.map.source]
-    source, target, shape, order = weight.codec, step.target, step.map.shape, step.map.row_order
-    if step.action is Action.COPY and order is None:
+def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
+    """A tensor that is read whole."""
+    weights, op = _weights(plan, step), step.map.op
+    same, weight = isinstance(op, Same), weights[0]
+    source, target, shape = weight.codec, step.target, step.map.shape
+    if step.action is Action.COPY and same:
         yield Piece(weight.read())
     elif _keeps_codes(step):
+        order = None if same else op.needs(np.arange(as_matrix(shape)[0]), [weight.shape])[0]
         parts, error = _recoded(step, weight.read(), as_matrix(shape), order, measure=measure)
         yield Piece(parts, error=error)
-    elif source.form is Ternary and target.form is Ternary and order is None:
+    elif source.form is Ternary and target.form is Ternary and same:
         parts, change = transcode(weight.read(), shape, source, target)
         yield Piece(parts, note=str(change))
-    elif step.action is Action.TRANSCODE and target.form is TrellisCodes and order is None:
+    elif step.action is Action.TRANSCODE and target.form is TrellisCodes and same:
         yield Piece(target.pack(source.unpack(weight.read(), shape)))
-    elif target.form is Ternary:
-        codes = _ternary_codes(weight, step)
-        if order is not None:
-            codes = Ternary(codes.codes[order], codes.scale if codes.scale.size == 1 else codes.scale[order])
-        yield Piece(target.pack(codes))
-    elif isinstance(target, FitsInputs):
-        yield _search(plan, step, weight, hessians)
+    elif target.form is Ternary and (same or op.keeps_rows([w.shape for w in weights])):
+        yield Piece(target.pack(_joined_codes([_ternary_codes(w, step) for w in weights], weights, step)))
     else:
-        yield from _from_floats(plan, step, _floats(weight, step), measure=measure)
+        yield from _from_floats(plan, step, floats(plan.source, step), measure=measure)
 
 
-def _floats(weight: Weight, step: Step) -> F32:
-    """The whole weight [rows, K] in the order of the target."""
-    shape, order = step.map.shape, step.map.row_order
-    w = absmean_floats(weight) if step.map.ternarize else weight.codec.dequantize(weight.read(), shape)
-    w = w.reshape(as_matrix(shape))
-    if order is None:
-        return w
-    return w[:, order] if len(shape) == 1 else w[order]
-
-
-def _search(plan: Plan, step: Step, weight: Weight, hessians: Hessians | None) -> Piece:
-    """Trellis codes of a weight. The error is always measured: the folder states it."""
-    target = step.target
-    assert isinstance(target, FitsInputs)
-    name = step.map.target
-    h, note = (plan.importance.get(name), "") if hessians is None else hessians.of(step.map.source)
-    w = _floats(weight, step)
-    found = quantize_trellis(target, w, h)
-    parts = target.pack(found.codes)
-    notes = "; ".join(f"{name}: {n}" for n in (note, found.note) if n)
-    return Piece(parts, error=error_sums(w, target.dequantize(parts, step.map.shape)), note=notes)
+def floats(source: Checkpoint, step: Step) -> F32:
+    """The whole target of a step, float32 [rows, K]."""
+    weights = [source[name] for name in step.map.sources]
+    if step.map.ternarize:
+        w = step.map.op.reference([absmean_floats(w).reshape(w.shape) for w in weights])
+    else:
+        w = whole_floats(weights, step.map.op)
+    return w.reshape(as_matrix(step.map.shape))
 
 
 def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[Piece]:
@@ -157,7 +149,7 @@ def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[P
     size = step.block_rows if target.row_sliced else max(1, len(w))
     for a in range(0, max(1, len(w)), size):
         block = w[a : a + size]
-        parts = target.pack(Floats(block) if target.form is Floats else target.quantize(block, importance=importance))
+        parts = _packed(step, block, a, importance)
         error = error_sums(block, target.dequantize(parts, block.shape)) if measure else None
         yield Piece(parts, a, len(block), error)
 
@@ -188,3 +180,20 @@ def _ternary_codes(weight: Weight, step: Step) -> Ternary:
             )
         scale = max(scale, found)
     return Ternary(out, np.array([scale], np.float32))
+
+
+def _joined_codes(codes: Sequence[Ternary], weights: Sequence[Weight], step: Step) -> Ternary:
+    """The codes of the sources as the operation joins them; scales that differ become one for each row."""
+    op, shapes = step.map.op, [w.shape for w in weights]
+    if isinstance(op, Same):
+        return codes[0]
+    index = np.arange(as_matrix(step.map.shape)[0])
+    wanted = op.needs(index, shapes)
+    joined = op.make([c.codes[r] for c, r in zip(codes, wanted, strict=True)], index, shapes)
+    scales = [c.scale for c in codes]
+    if all(s.size == 1 and s.reshape(-1)[0] == scales[0].reshape(-1)[0] for s in scales):
+        return Ternary(joined, scales[0])
+    groups = max(s.shape[-1] for s in scales)
+    wide = [np.repeat(s.reshape(-1, s.shape[-1]), groups // s.shape[-1], axis=1) for s in scales]
+    rows = [np.broadcast_to(s, (len(c.codes), groups))[r] for s, c, r in zip(wide, codes, wanted, strict=True)]
+    return Ternary(joined, np.ascontiguousarray(op.make(rows, index, shapes)))

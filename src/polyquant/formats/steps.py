@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from polyquant.operations import Stack
 from polyquant.ops.metrics import ErrorSums
-from polyquant.types import Action, Codec, Parts, TensorMap, TrellisCodes, as_matrix
+from polyquant.types import F32, Action, Codec, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
-__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step"]
+__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes", "shared_importance"]
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
@@ -18,6 +19,7 @@ BLOCK_WEIGHTS = 1 << 20
 class Step:
     """One tensor. `source` is None for a constant that the translation brings, and for what a calibration finds.
 
+    It is the codec of all sources, of the first where they differ; `sources` says each one's.
     cut: whether row blocks of the target can be made apart, though maybe not read apart; None: as its codec says.
     """
 
@@ -28,6 +30,12 @@ class Step:
     why: str
     nbytes: int
     cut: bool | None = None
+    sources: tuple[TensorSpec, ...] = ()
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What is written."""
+        return TensorSpec(self.map.target, self.map.shape, self.target)
 
     @property
     def weights(self) -> int:
@@ -36,9 +44,18 @@ class Step:
 
     @property
     def streams(self) -> bool:
-        """True if the step can go row block by row block."""
+        """True if the step can go row block by row block. A stack can where its sources are read whole, one after the other."""
         cut = self.target.row_sliced if self.cut is None else self.cut
-        return self.source is not None and self.source.row_sliced and cut
+        if self.source is None or not cut:
+            return False
+        if self._by_rows:
+            return True
+        return isinstance(self.map.op, Stack) and self.action not in (Action.COPY, Action.TRANSCODE)
+
+    @property
+    def _by_rows(self) -> bool:
+        """True if every source is read by rows."""
+        return self.source is not None and all(c.row_sliced for c in (self.source, *(s.codec for s in self.sources)))
 
     @property
     def searches(self) -> bool:
@@ -54,8 +71,22 @@ class Step:
     @property
     def block_rows(self) -> int:
         """Rows per block of a streaming step."""
-        lines = self.target.granule[0]
+        lines = math.lcm(self.target.granule[0], self._together)
         return max(1, BLOCK_WEIGHTS // max(1, as_matrix(self.map.shape)[1] * lines)) * lines
+
+    @property
+    def _together(self) -> int:
+        """Target rows that are read together."""
+        if not self.sources:
+            return 1
+        shapes = [s.shape for s in self.sources]
+        return self.map.op.together(shapes) if self._by_rows else max(1, as_matrix(shapes[0])[0])
+
+
+def importance_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """The shapes that the importance of a tensor may have: [K], and [experts, K] of a stack."""
+    rows, k = as_matrix(shape)
+    return ((k,), (rows // max(1, shape[-2]), k)) if len(shape) > 2 else ((k,),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +108,8 @@ class Progress:
     total: int
     tensor: str
     seconds: float
+
+
+def shared_importance(importance: F32 | None) -> F32 | None:
+    """[K] of [K], or of a stack's [experts, K]: codes that mix the rows of all experts weigh them alike."""
+    return importance if importance is None or importance.ndim == 1 else importance.mean(axis=0)

@@ -1,1 +1,1 @@
-"""What polyquant's parts promise, as plain functions that assert: for the tests of this package and of packages that add codecs to it. Needs no pytest."""
+"""What polyquant's parts promise, as checks that built-in and outside packages share: each raises AssertionError. They need no test framework."""

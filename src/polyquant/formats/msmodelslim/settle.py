@@ -9,12 +9,13 @@ import numpy as np
 
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import PlanError
+from polyquant.formats.linears import is_linear
+from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import derived
 from polyquant.formats.msmodelslim.smooth import links
-from polyquant.formats.msmodelslim.target import bias_type, kept, module_of
+from polyquant.formats.plain_target import folder_warnings
 from polyquant.formats.steps import Step
-from polyquant.formats.trellis.target import folder_warnings, is_linear
 from polyquant.registry import codec
 from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap, Weight
 
@@ -62,7 +63,7 @@ def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
                 hint="leave out --calibration, or add --effort max, --smooth or --kv",
             )
         return
-    missing = [s.map.source for s in static if module_of(s.map.source) not in options.ranges]
+    missing = [s.map.source for s in static if module_of(s.map.source) not in options.input_ranges]
     if missing and options.ranges:
         raise PlanError(
             f"--ranges says nothing of {len(missing)} layers",
@@ -87,7 +88,7 @@ def _smoothing(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOp
     changed |= {f"{module_of(name)}.bias" for name in changed}
     return [
         replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
-        if s.map.source in changed
+        if changed & set(s.map.sources)
         else s
         for s in steps
     ]
@@ -103,7 +104,7 @@ def _derived(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOpti
     have = {s.map.target for s in steps}
     return [
         Step(
-            TensorMap(t.name, t.name, t.shape, keep_float=True),
+            TensorMap(t.name, (t.name,), t.shape, keep_float=True),
             None,
             t.codec,
             Action.COPY,
@@ -173,7 +174,7 @@ def _cut(target: Codec, options: MsModelSlimOptions) -> bool | None:
 def warnings(source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
     """What a consumer of the folder will stumble over: fused layers of two types, norms of two minds, a missing config.json."""
     out = []
-    twins = [s.map for s in steps if s.map.source != s.map.target == _once(s.map.source)]
+    twins = [m for s in steps if len((m := s.map).sources) == 1 and m.source != m.target == _once(m.source)]
     differing = [t.target for t in twins if t.target in source and not _equal(source[t.source], source[t.target])]
     if differing:
         out.append(

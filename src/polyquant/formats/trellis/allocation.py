@@ -11,9 +11,10 @@ import numpy as np
 from polyquant.calibration.sensitivity import PROBE_BITS, divergences
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import PlanError, UnsupportedError
-from polyquant.formats.trellis.target import TrellisOptions
+from polyquant.formats.trellis.options import TrellisOptions
 from polyquant.quantizers.allocate import Choice, allocate, distortion
 from polyquant.registry import codec
+from polyquant.rows import whole_floats
 from polyquant.types import Checkpoint, Codec, Shape
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def with_allocation(
         Choice(
             s.map.target,
             {b: _size(c, s.map.shape) for b, c in books.items()},
-            {b: damage[s.map.source] * distortion(b, options.codebook or "mul1") for b in books},
+            {b: damage[s.map.target] * distortion(b, options.codebook or "mul1") for b in books},
         )
         for s in open_steps
     ]
@@ -63,7 +64,7 @@ def with_allocation(
     for s in steps:
         if s.map.target in bits:
             chosen = books[bits[s.map.target]]
-            why = f"{what} {damage[s.map.source] * distortion(bits[s.map.target], options.codebook or 'mul1'):.3g}"
+            why = f"{what} {damage[s.map.target] * distortion(bits[s.map.target], options.codebook or 'mul1'):.3g}"
             out.append(replace(s, target=chosen, nbytes=_size(chosen, s.map.shape), why=why))
         else:
             out.append(s)
@@ -77,7 +78,7 @@ def _size(found: Codec, shape: Shape) -> int:
 def _damage(
     source: Checkpoint, steps: Sequence[Step], options: TrellisOptions, on_tensor: OnTensor | None
 ) -> tuple[Mapping[str, float], str, str]:
-    """Damage of each tensor for a distortion of 1, what it is, and how it was found."""
+    """Damage of each target tensor for a distortion of 1, what it is, and how it was found."""
     book = options.codebook or "mul1"
     if options.calibration is not None:
         wanted = {s.map.source: s.target for s in steps if isinstance(s.target, Trellis)}
@@ -92,15 +93,15 @@ def _damage(
             # What the decoder does not multiply with does no harm that was seen; the mean of the others is a guess on the safe side.
             mean = float(np.mean(list(found.values()))) if found else 1.0
             return (
-                {s.map.source: found.get(s.map.source, mean) / probe for s in steps}, "KL",
+                {s.map.target: found.get(s.map.source, mean) / probe for s in steps}, "KL",
                 f"allocated by the KL divergence that each weight does alone with {PROBE_BITS} bits, measured on the calibration text",
             )  # fmt: skip
     else:
         reason = "allocated by the error of the weights (with --calibration the harm to the model is measured)"
     energy = {}
     for i, s in enumerate(steps):
-        w = source[s.map.source].dequantize()
-        energy[s.map.source] = float(np.square(w, dtype=np.float64).sum())
+        w = whole_floats([source[name] for name in s.map.sources], s.map.op)
+        energy[s.map.target] = float(np.square(w, dtype=np.float64).sum())
         if on_tensor is not None:
-            on_tensor(i + 1, len(steps), s.map.source)
+            on_tensor(i + 1, len(steps), s.map.origin)
     return energy, "squared error", reason

@@ -1,9 +1,10 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here. Architectures are found by what files say of themselves: those of the group
-`polyquant.architectures` are asked where none of ours is meant. A codec names the search of its codes the same way (`Search`): layouts stand
-below searches and import none.
+`polyquant.formats`), so a new codec needs no change here; an entry point "word.*" is a function that reads all names of a family. Architectures are found
+by what files say of themselves: those of the group `polyquant.architectures` are asked where none of ours is meant.
+
+A codec names the search of its codes the same way (`Search`): layouts stand below searches and import none.
 """
 
 from __future__ import annotations
@@ -109,6 +110,9 @@ def _load(name: str) -> Any:
     plugins = _entry_points("polyquant.codecs")
     if name in plugins:
         return plugins[name].load()
+    whole_family = f"{name.partition('.')[0]}.*"
+    if whole_family in plugins:
+        return plugins[whole_family].load()(name)
     raise UnknownNameError("codec", name, [*CODECS, *plugins])
 
 

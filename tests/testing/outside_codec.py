@@ -1,15 +1,17 @@
 """A package from elsewhere with codecs: blocks of 16 bytes and a step, rounded or searched for, and the trellis with another search."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from polyquant.codecs.blocks import BlockCodec
 from polyquant.codecs.trellis import Trellis
+from polyquant.errors import UnknownNameError
 from polyquant.registry import Search
 from polyquant.types import TrellisCodes
 
-__all__ = ["ROUNDED", "SEARCHED", "TRELLIS", "nearest_step", "zeros"]
+__all__ = ["ROUNDED", "SEARCHED", "TRELLIS", "named", "nearest_step", "zeros"]
 
 
 def decode(b):
@@ -18,9 +20,9 @@ def decode(b):
     return (b[:, 4:].astype(np.float32) - 128) * step
 
 
-def rounded(w, importance):
-    """[n, 16] -> [n, 20]: the largest falls on 127."""
-    step = np.abs(w).max(1, keepdims=True) / np.float32(127)
+def rounded(w, importance, *, most=127):
+    """[n, 16] -> [n, 20]: the largest falls on `most`."""
+    step = np.abs(w).max(1, keepdims=True) / np.float32(most)
     codes = np.rint(np.divide(w, step, out=np.zeros_like(w), where=step != 0)) + 128
     return np.hstack([step.astype("<f4").view(np.uint8), codes.astype(np.uint8)])
 
@@ -49,3 +51,11 @@ def zeros(codec, w, *, importance, hessian, book):
 ROUNDED = BlockCodec("outside.rounded", -1, 16, 20, decode, rounded, fields=((0, 4, 1),))
 SEARCHED = BlockCodec("outside.searched", -1, 16, 20, decode, Search("outside_codec:nearest_step"), fields=((0, 4, 1),))
 TRELLIS = replace(Trellis(3), search=zeros)
+
+
+def named(name):
+    """family.B: B bits are used of each code."""
+    bits = name.partition(".")[2]
+    if bits not in ("3", "5"):
+        raise UnknownNameError("codec", name, ["family.3", "family.5"])
+    return BlockCodec(name, -1, 16, 20, decode, partial(rounded, most=2 ** (int(bits) - 1)), fields=((0, 4, 1),))

@@ -24,7 +24,7 @@ def outside(monkeypatch):
     monkeypatch.delitem(sys.modules, "outside_codec", raising=False)
     points = [
         metadata.EntryPoint(name, f"outside_codec:{attribute}", "polyquant.codecs")
-        for name, attribute in (("outside.rounded", "ROUNDED"), ("outside.searched", "SEARCHED"))
+        for name, attribute in (("outside.rounded", "ROUNDED"), ("outside.searched", "SEARCHED"), ("family.*", "named"))
     ]
     monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "polyquant.codecs" else [])
     registry._load.cache_clear()
@@ -79,6 +79,15 @@ def test_the_runtime_multiplies_it(outside, weight):
     assert linear.kernel == "dequantized"
 
 
+def test_a_family_whose_names_say_their_options(outside, weight):
+    codec = polyquant.codec("family.3")
+    assert codec.name == "family.3"
+    check_codec(codec, weight, error=0.05, weighted=True)
+    check_registered(codec)
+    with pytest.raises(UnknownNameError, match=r"family\.3"):
+        polyquant.codec("family.x")
+
+
 def test_without_the_package_the_name_is_unknown():
     with pytest.raises(UnknownNameError):
         polyquant.codec("outside.rounded")
@@ -86,5 +95,11 @@ def test_without_the_package_the_name_is_unknown():
 
 def test_layouts_import_no_search():
     said = "import sys, polyquant.registry as r; [r.codec(n) for n in r.CODECS]; print([m for m in sys.modules if 'quantizers' in m])"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_contract_needs_no_pytest():
+    said = "import sys, polyquant.testing.codecs; print([m for m in sys.modules if m.partition('.')[0] in ('pytest', 'hypothesis')])"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

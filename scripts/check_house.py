@@ -1,5 +1,5 @@
 """The house rules that no linter knows: sizes of files and functions, one importer of the extension module, one module that
-prints, no vague file names, and no random numbers that tests share.
+prints, no vague file names, no branch on a format's name or a codec's class outside its package, and no random numbers that tests share.
 
 Exit status 1 and one line per breach. Part of `make lint`.
 """
@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, TESTS = ROOT / "src" / "polyquant", ROOT / "tests"
 MAX_FILE, MAX_FUNCTION = 500, 80
 ROOMLESS = {"utils", "util", "helpers", "common", "misc", "manager"}
+ABOUT_ONE = {"codecs", "trellis", "msmodelslim", "integrations"}
+"""Packages that are about one format, or about codecs: the faces of two documents, and the Trellis plugin of transformers."""
 GENERATORS = {"default_rng", "Generator", "RandomState", "Random", "SeedSequence", "PCG64"}
 
 
@@ -25,8 +28,11 @@ def breaches(path: Path) -> Iterator[str]:
     if (lines := text.count("\n")) > MAX_FILE:
         yield f"{name}: {lines} lines, more than {MAX_FILE}"
     if ROOMLESS & {path.stem, *name.parts}:
-        yield f"{name}: a room without a name"
-    for node in ast.walk(ast.parse(text)):
+        yield f"{name}: a file name that says nothing"
+    tree = ast.parse(text)
+    for line, reason in names_a_format(name, tree):
+        yield f"{name}:{line}: {reason}"
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION:
@@ -42,6 +48,41 @@ def breaches(path: Path) -> Iterator[str]:
             modules = {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
             if "polyquant._native" in modules:
                 yield f"{name}:{node.lineno}: only ops/native.py imports the extension module"
+
+
+def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Branches on a format's name or on a codec's class outside of the packages that are about them: a new one would have to be added there."""
+    if name.parts[0] in ABOUT_ONE or (name.parts[0] == "formats" and len(name.parts) > 2):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            asked = any(isinstance(s, ast.Attribute) and s.attr == "format" for s in sides)
+            asked |= any(isinstance(s, ast.Name) and s.id in ("to", "format") for s in sides)
+            said = {c.value for s in sides for c in ast.walk(s) if isinstance(c, ast.Constant)}
+            if asked and any(isinstance(value, str) for value in said):
+                yield node.lineno, "branches on the name of a format: ask the format (formats/protocol.py)"
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "isinstance"
+            and len(node.args) == 2
+        ):
+            classes = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)} & codec_classes()
+            if classes:
+                yield (
+                    node.lineno,
+                    f"branches on the class {min(classes)} of a codec: ask for a capability (capabilities.py)",
+                )
+
+
+@cache
+def codec_classes() -> frozenset[str]:
+    """Public classes of the codec files."""
+    trees = (ast.parse(p.read_text(encoding="utf-8")) for p in (SOURCE / "codecs").glob("*.py"))
+    return frozenset(
+        n.name for t in trees for n in t.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")
+    )
 
 
 def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:

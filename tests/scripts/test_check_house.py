@@ -1,4 +1,4 @@
-"""The house rule that keeps tests independent of their order: it finds what they share, and nothing else."""
+"""Two house rules: tests share no random numbers, and only a format's own package branches on its name. They find that, and nothing else."""
 
 import ast
 import importlib.util
@@ -42,11 +42,15 @@ def test(seed, rng):
 """
 
 
-def found(text):
+def script():
     spec = importlib.util.spec_from_file_location("check_house", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return list(module.shared_randomness(ast.parse(text)))
+    return module
+
+
+def found(text):
+    return list(script().shared_randomness(ast.parse(text)))
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -56,3 +60,20 @@ def test_shared_randomness_is_found(name):
 
 def test_generators_of_a_test_are_its_own():
     assert found(SOUND) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["if checkpoint.format == 'gguf': pass", "x = to in ('gguf', 'hf')", "if 'hf' != plan.format: pass", "isinstance(w.codec, Trellis)", "isinstance(c, (Packed, MsModelSlim))"],
+)  # fmt: skip
+def test_branches_on_a_format_or_a_codec_are_found(line):
+    module = script()
+    tree = ast.parse(line)
+    assert list(module.names_a_format(Path("conversion/plan.py"), tree))
+    assert not list(module.names_a_format(Path("formats/trellis/target.py"), tree))
+    assert list(module.names_a_format(Path("formats/plain_target.py"), tree))
+
+
+@pytest.mark.parametrize("line", ["found.format == other.format", "isinstance(codec, Packed)", "version == 'gguf'"])
+def test_other_comparisons_are_none(line):
+    assert not list(script().names_a_format(Path("conversion/plan.py"), ast.parse(line)))

@@ -19,7 +19,7 @@ __all__ = ["architecture", "hyper_parameters", "names", "rounds_tokens"]
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     """Raises UnsupportedError for an architecture, a variant or a quantization that is not run."""
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         label = checkpoint.metadata.get("general.architecture")
         found = by_name(label)
     else:
@@ -52,16 +52,14 @@ _DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")  # the sam
 
 def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
     """The value of a key of the metadata or of the config, None where neither says it."""
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         return checkpoint.metadata.get(metadata_key)
     return next((checkpoint.config[k] for k in config_keys if checkpoint.config.get(k) is not None), None)
 
 
 def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     """A folder that names a quantization which none of its weights has: they may be codes without their scales. (What is not decoded does not open.)"""
-    if (
-        checkpoint.format == "msmodelslim"
-    ):  # its description says what the weights are, whatever config.json still says of its source
+    if checkpoint.describes_itself:
         return
     file = checkpoint.path / "config.json"
     decoded = any(only_read(w.codec) for w in checkpoint.values())
@@ -76,7 +74,7 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     if not said:
         return
     method = said.get("quant_method") if isinstance(said, Mapping) else said
-    if method not in _READ and not (method in _DECODED and decoded) and not checkpoint.format.startswith("trellis"):
+    if method not in _READ and not (method in _DECODED and decoded):
         raise UnsupportedError(
             f"config.json says quantization method '{method}', and no weight is quantized so",
             file=file,
@@ -89,7 +87,7 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
 def rounds_tokens(checkpoint: Checkpoint, architecture: Architecture) -> bool:
     """True where activations have one int8 scale a token: BitNet as it was trained. Some GGUF architectures have one a block."""
     ternary = architecture.ternary
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         return ternary is not None and ternary.tokens_in_gguf
     said = checkpoint.config.get("quantization_config")
     return ternary is not None or (isinstance(said, Mapping) and said.get("quant_method") == "bitnet")
@@ -97,10 +95,10 @@ def rounds_tokens(checkpoint: Checkpoint, architecture: Architecture) -> bool:
 
 def names(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, str]:
     """Decoder's name -> name in the checkpoint."""
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         return {name: name for name in checkpoint}
     found = {target: name for name in checkpoint if (target := architecture.names.to_gguf(name)) is not None}
-    if checkpoint.format == "msmodelslim":
+    if checkpoint.describes_itself:
         found |= {target: name for name in checkpoint if (target := grid_name(architecture, name)) is not None}
         found |= {target: name for name in checkpoint if (target := _twin_name(architecture, name)) is not None}
     return found
@@ -119,7 +117,7 @@ def hyper_parameters(checkpoint: Checkpoint, architecture: Architecture, names: 
     """Raises InputError for what cannot be right, UnsupportedError for RoPE scalings that are not run."""
     table = checkpoint.weights.get(names.get("token_embd.weight", ""))
     rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
-    if checkpoint.format != "gguf":
+    if checkpoint.naming != "gguf":
         file = checkpoint.path / "config.json"
         return architecture.hyper.read_config(checkpoint.config, vocab=rows, file=file)
     metadata, tied = checkpoint.metadata, "output.weight" not in names

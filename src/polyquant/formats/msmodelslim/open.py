@@ -52,7 +52,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     dialect, why = found.dialect
     return Checkpoint(
         "msmodelslim", path, ordered, metadata | {"types": types}, found.config or {}, side, Evidence(dialect, why),
-        tuple(_notes(found)),
+        tuple(_notes(found)), describes_itself=True,
     )  # fmt: skip
 
 

@@ -76,7 +76,9 @@ def plain_model(checkpoint: Checkpoint) -> Checkpoint:
         notes += _fold(checkpoint, record, weights, moved)
     order = [n for name in checkpoint for n in (name, f"{name.removesuffix('.weight')}.bias")]
     ordered = {n: weights[n] for n in dict.fromkeys(order) if n in weights}
-    return replace(checkpoint, format="hf", weights=ordered, metadata={}, notes=(*checkpoint.notes, *notes))
+    return replace(
+        checkpoint, format="hf", weights=ordered, metadata={}, notes=(*checkpoint.notes, *notes), describes_itself=False
+    )
 
 
 def _one_norm(checkpoint: Checkpoint, record: Architecture | None, weights: dict[str, Weight]) -> Iterator[str]:

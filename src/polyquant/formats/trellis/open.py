@@ -94,8 +94,9 @@ def open(
     told = {name: {"mse": note.mse} for name, note in found.metadata.notes.items() if note.mse is not None}
     metadata = {**found.files.metadata, "tensor_metadata": told, **(found.metadata.content or {})}
     return Checkpoint(
-        f"trellis-v{found.files.version}", path, ordered, metadata, found.config or {}, side, _dialect(chosen), notes
-    )
+        f"trellis-v{found.files.version}", path, ordered, metadata, found.config or {}, side, _dialect(chosen), notes,
+        describes_itself=True,
+    )  # fmt: skip
 
 
 def _file_order(found: Survey) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -258,3 +259,40 @@ def test_compare_makes_the_tensors_of_several(tmp_path, remade, monkeypatch):
         assert t.error.count == np.prod(t.shape)
         if measured[t.name] is not None:
             assert t.error.dd == pytest.approx(measured[t.name].dd, rel=1e-6)
+
+
+def trellis_source(folder, monkeypatch, made):
+    """A folder whose tensors are made of a GGUF's, by names of linear layers."""
+    path = source(folder, "f32")
+    monkeypatch.setattr(planning, "_translate", lambda found, *_: translation(found, made))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ((("e0", "e1"), Concat()), r"q_proj\.weight: is made of several tensors.*e0 and 1 more"),
+        ((("e0",), Transpose()), r"q_proj\.weight: is made of other columns .*found e0"),
+    ],
+)
+def test_calibration_needs_the_inputs_of_one_source(tmp_path, monkeypatch, made, message):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    path = trellis_source(tmp_path, monkeypatch, {name: made})
+    with pytest.raises(UnsupportedError, match=message):
+        pq.plan(path, "trellis-v3", bits=2, calibration="self")
+
+
+def test_trellis_codes_of_a_made_tensor(tmp_path, monkeypatch):
+    """Searched as those of the whole; the size of the original is that of its part."""
+    made = {
+        "model.layers.0.self_attn.q_proj.weight": MADE["q"],
+        "model.layers.0.mlp.up_proj.weight": (("e0", "e1"), Concat()),
+    }
+    path = trellis_source(tmp_path / "a", monkeypatch, made)
+    report = pq.convert(pq.plan(path, "trellis-v3", bits=4, effort="fast"), tmp_path / "out")
+    found = pq.open(tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "quantization_config.json").read_text())["tensor_metadata"]
+    for step in report.steps:
+        truth = expected(path, step.tensor, made)
+        assert error_sums(truth, found[step.tensor].dequantize()).snr > 17
+        assert said[step.tensor]["original_bytes"] == truth.nbytes

@@ -225,7 +225,7 @@ class _Run:
         """The steps in the order of the work: those that are searched on inputs as the calibration comes to them."""
         if self.plan.ascend is not None:
             return self._prepared(steps)
-        wanted = [s.map.source for s in steps if s.searches]
+        wanted = [s.inputs for s in steps if s.searches] if self.plan.calibration is not None else []
         if self.plan.calibration is None or not wanted:
             return steps
         self._show("calibration text")
@@ -238,7 +238,7 @@ class _Run:
                 hint="use --method trellis_viterbi, which needs no inputs",
             )
         self.hessians = hessians = Hessians(stages, wanted, self._calibrated)
-        return sorted(steps, key=lambda s: hessians.order(s.map.source) if s.searches else -1)
+        return sorted(steps, key=lambda s: hessians.order(s.inputs) if s.searches else -1)
 
     def _prepared(self, steps: list[Step]) -> list[Step]:
         """The same for an msModelSlim folder, after its calibration."""

@@ -87,6 +87,9 @@ def make_plan(
         chosen = replace(chosen, name=f"{chosen.name}, {how}")
         steps = _steps(source, translation, to, chosen, facts, tile, ascend)
     _refuse_lossy(steps, source, requantize=requantize)
+    for step in steps if trellis.calibrated else ():
+        if step.searches:
+            step.inputs  # noqa: B018  refuses what no calibration reaches
     if to == MSMODELSLIM:
         steps = ascend_settle.settled(source, steps, ascend)
     warnings = (*source.notes, *translation.warnings, *_mismatches(steps, importance))

@@ -152,7 +152,7 @@ def _search(plan: Plan, step: Step, weights: Sequence[Weight], hessians: Hessian
     target = step.target
     assert isinstance(target, Trellis)
     name = step.map.target
-    h, note = (_shared(plan.importance.get(name)), "") if hessians is None else hessians.of(step.map.source)
+    h, note = (_shared(plan.importance.get(name)), "") if hessians is None else hessians.of(step.inputs)
     w = _floats(weights, step)
     found = quantize_trellis(target, w, h)
     parts = target.pack(found.codes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from polyquant.errors import UnsupportedError
 from polyquant.operations import Stack
 from polyquant.ops.metrics import ErrorSums
 from polyquant.types import Action, Codec, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
@@ -36,6 +37,17 @@ class Step:
     def weights(self) -> int:
         """Number of weights."""
         return math.prod(self.map.shape)
+
+    @property
+    def inputs(self) -> str:
+        """The source tensor whose inputs are the target's, as calibration asks for them. Raises UnsupportedError where columns become others."""
+        if self.sources and not self.map.op.keeps_rows([s.shape for s in self.sources]):
+            raise UnsupportedError(
+                "is made of other columns than its source has: no calibration tells what they read",
+                tensor=self.map.target,
+                found=self.map.origin,
+            )
+        return self.map.source
 
     @property
     def streams(self) -> bool:

@@ -51,7 +51,7 @@ def prepared_of(plan: Plan, tick: Tick) -> Prepared | None:
     if plan.ascend is None or plan.ascend.calibration is None:
         return None
     targets = {
-        s.map.source: s.target for s in plan.steps if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
+        s.inputs: s.target for s in plan.steps if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
     }
     return prepare(plan.source, plan.ascend, targets, tick)
 
@@ -77,7 +77,7 @@ def _codes(plan: Plan, step: Step, start: int, stop: int, prepared: Prepared | N
     options, target = plan.ascend, step.target
     assert options is not None
     assert isinstance(target, MsModelSlim)
-    name = step.map.sources[0] if prepared is None and not target.static else step.map.source
+    name = step.map.sources[0] if prepared is None and not target.static else step.inputs
     inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
     bias = _bias(plan, step, prepared) if target.static else None
     if _as_stored(plan, step, prepared) and (direct := _direct(plan, step, start, stop, measure=measure)) is not None:

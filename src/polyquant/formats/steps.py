@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polyquant.errors import UnsupportedError
 from polyquant.operations import Stack
 from polyquant.ops.metrics import ErrorSums
-from polyquant.types import Action, Codec, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
+from polyquant.types import Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
 __all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes"]
 
@@ -56,7 +56,8 @@ class Step:
         if self.source is None or not cut:
             return False
         if self._by_rows:
-            return True
+            alike = len({s.codec.name for s in self.sources}) <= 1
+            return alike or self.target.form is Floats or self.action not in (Action.COPY, Action.TRANSCODE)
         return isinstance(self.map.op, Stack) and self.action not in (Action.COPY, Action.TRANSCODE)
 
     @property

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from polyquant.analysis.validate import CODES
-from polyquant.registry import FORMATS, format_module
+from polyquant.registry import formats
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 _HEAD = """# Findings
@@ -34,8 +34,8 @@ _GROUPS = {
 def page() -> str:
     """The whole page; fails if a code belongs to no group."""
     codes = dict(CODES)
-    for name in FORMATS:
-        codes |= format_module(name).CODES
+    for form in formats():
+        codes |= form.findings
     text = _HEAD
     for group, title in _GROUPS.items():
         text += f"\n## {title}\n\n| code | what was found |\n|---|---|\n"

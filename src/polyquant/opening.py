@@ -1,31 +1,32 @@
-"""Which format is this, and open it."""
+"""Which format is this, and open it. Built-in formats and those of installed packages are treated alike."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.registry import FORMATS, format_module
+from polyquant.options import build, given, options_of, refuse_unknown
+from polyquant.registry import formats
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence
 
-__all__ = ["detect", "look", "open_checkpoint", "with_tile"]
+if TYPE_CHECKING:
+    from polyquant.formats.protocol import Format
+
+__all__ = ["accepted", "detect", "look", "open_as", "open_checkpoint"]
 
 
-def detect(path: str | os.PathLike[str]) -> tuple[ModuleType, Evidence]:
-    """The module of the format and why. Raises InputError for what is missing or unknown; never judges by extension alone."""
+def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
+    """The format and why. Raises InputError for what is missing or unknown; never judges by extension alone."""
     where = Path(path)
     folder = os.path.isdir(where)  # noqa: PTH112 - False for a name that no file can have, which opening then says
     head = b"" if folder else _first_bytes(where)
-    for name in FORMATS:
-        module = format_module(name)
-        if (evidence := module.sniff(where)) is not None:
-            return module, evidence
+    for found in formats():
+        if (evidence := found.sniff(where)) is not None:
+            return found, evidence
     if head in (b"3IRT", b"TRI3"):
         raise UnsupportedError("a Trinity .tri file", file=where, hint="export it as GGUF with Trinity, then open that")
     if not folder:
@@ -48,54 +49,38 @@ def _first_bytes(path: Path) -> bytes:
     return head
 
 
-def open_checkpoint(
-    path: str | os.PathLike[str],
-    *,
-    ternary_layout: str | None = None,
-    dialect: str | None = None,
-    tile: Tile | None = None,
-    repair: bool = False,
-    axes: str | None = None,
-) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
     """`look`, for a checkpoint that is to be used. Raises UnsupportedError where weights are of a quantization scheme that is not decoded."""
-    found = look(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile, repair=repair, axes=axes)
+    found = look(path, **options)
     if found.undecoded is not None:
         raise found.undecoded.error()
     return found
 
 
-def look(
-    path: str | os.PathLike[str],
-    *,
-    ternary_layout: str | None = None,
-    dialect: str | None = None,
-    tile: Tile | None = None,
-    repair: bool = False,
-    axes: str | None = None,
-) -> Checkpoint:
-    """Open a GGUF file, a Trellis folder or a Hugging Face folder as a mapping from tensor name to Weight. Reads headers only.
+def look(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
+    """Open a file or folder of any format as a mapping from tensor name to Weight. Reads headers only.
 
-    Weights of a quantization scheme that is not decoded open as they are stored; their `dequantize` raises UnsupportedError.
-    ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"), dialect and tile (BM, BK, bm of TL1 and TL2 tensors) say what the
-    bytes of a GGUF file cannot tell; repair (what Metal Marlin's quantizer meant) and axes ("kn" or "nk") what those of a Trellis folder cannot. Raises InputError for broken input.
+    Weights of a quantization scheme that is not decoded open as they are stored; their `dequantize` raises UnsupportedError. options: what the
+    bytes cannot tell. GGUF: ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"), dialect, tile (BM, BK, bm of TL1 and TL2 tensors).
+    Trellis: repair (what Metal Marlin's quantizer meant), axes ("kn" or "nk"). Raises InputError for broken input, UnsupportedError for an option of another format.
     """
-    module, _ = detect(path)
-    chosen = {"ternary_layout": ternary_layout, "dialect": dialect}
-    options: dict[str, Any] = {k: v for k, v in chosen.items() if v is not None}
-    if (options or tile) and module.__name__ != "polyquant.formats.gguf":
-        raise UnsupportedError("layout, dialect and tile can be chosen for GGUF files only", file=path)
-    asked: dict[str, Any] = ({"repair": True} if repair else {}) | ({} if axes is None else {"axes": axes})
-    if asked and module.__name__ != "polyquant.formats.trellis":
-        raise UnsupportedError("repair and axes can be chosen for Trellis folders only", file=path)
+    found, _ = detect(path)
+    return open_as(found, path, options)
+
+
+def open_as(form: Format, path: str | os.PathLike[str], options: dict[str, Any]) -> Checkpoint:
+    """Open a path of a known format. Raises as `look`."""
+    own = options_of(form.open_options)
+    for name in given(options):
+        if name not in own:
+            having = [f.title for f in formats() if name in options_of(f.open_options)]
+            refuse_unknown([name], {n for f in formats() for n in options_of(f.open_options)}, "open")
+            raise UnsupportedError(f"{name} can be chosen for {' and '.join(having)} only", file=path)
     with opened_files() as opened:
-        found = replace(cast(Checkpoint, module.open(Path(path), **options, **asked)), opened=opened)
-    return found if tile is None else with_tile(found, tile)
+        return replace(form.open(Path(path), build(form.open_options, options)), opened=opened)
 
 
-def with_tile(checkpoint: Checkpoint, tile: Tile) -> Checkpoint:
-    """The same checkpoint with the tile configuration of its TL1 and TL2 tensors said."""
-    weights = {
-        w.name: replace(w, codec=w.codec.configure(tile=tile)) if isinstance(w.codec, TL) else w
-        for w in checkpoint.values()
-    }
-    return replace(checkpoint, weights=weights)
+def accepted(form: Format, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of the options that this format can be opened with."""
+    own = options_of(form.open_options)
+    return {name: value for name, value in options.items() if name in own}

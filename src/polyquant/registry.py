@@ -1,19 +1,26 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here.
+`polyquant.formats`), so a new codec needs no change here. Architectures are found by what files say of themselves: those of the group
+`polyquant.architectures` are asked where none of ours is meant.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from polyquant.errors import UnknownNameError
+from polyquant.errors import PolyquantError, UnknownNameError
 from polyquant.types import Codec
 
-__all__ = ["CODECS", "FORMATS", "codec", "format_module"]
+if TYPE_CHECKING:
+    from polyquant.architectures.record import Architecture
+    from polyquant.formats.protocol import Format
+
+__all__ = [
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "architectures", "codec", "format_named", "formats", "installed_architectures",
+]  # fmt: skip
 
 
 def _family(module: str, names: str) -> dict[str, str]:
@@ -41,10 +48,22 @@ _NAMED = (
 )
 """First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
 FORMATS: dict[str, str] = {
-    "msmodelslim": "polyquant.formats.msmodelslim",
-    "gguf": "polyquant.formats.gguf",
-    "trellis-v3": "polyquant.formats.trellis",
-    "hf": "polyquant.formats.huggingface",
+    "msmodelslim": "polyquant.formats.msmodelslim.format:MSMODELSLIM",
+    "gguf": "polyquant.formats.gguf.format:GGUF",
+    "trellis-v3": "polyquant.formats.trellis.format:TRELLIS",
+    "hf": "polyquant.formats.huggingface.format:HUGGINGFACE",
+}
+DEFAULT_TARGET = "hf"
+"""What a conversion writes where neither a name nor an option says."""
+ARCHITECTURES: dict[str, str] = {
+    "llama": "polyquant.architectures.llama:LLAMA",
+    "mistral": "polyquant.architectures.llama:MISTRAL",
+    "qwen2": "polyquant.architectures.qwen:QWEN2",
+    "qwen3": "polyquant.architectures.qwen:QWEN3",
+    "bitnet-b1.58": "polyquant.architectures.bitnet:BITNET_B158",
+    "bitnet-25": "polyquant.architectures.bitnet:BITNET_25",
+    "bitnet": "polyquant.architectures.bitnet:BITNET",
+    "chatglm": "polyquant.architectures.chatglm:CHATGLM",
 }
 
 
@@ -80,11 +99,44 @@ def codec(name: str | Codec, **options: Any) -> Codec:
 
 
 @cache
-def format_module(name: str) -> Any:
-    """The module that reads and writes a format. Raises UnknownNameError."""
-    if name in FORMATS:
-        return import_module(FORMATS[name])
-    plugins = _entry_points("polyquant.formats")
-    if name in plugins:
-        return plugins[name].load()
-    raise UnknownNameError("format", name, [*FORMATS, *plugins])
+def format_named(name: str) -> Format:
+    """The format of that name. Raises UnknownNameError."""
+    found = _formats()
+    if name not in found:
+        raise UnknownNameError("format", name, found)
+    return found[name]
+
+
+def formats() -> tuple[Format, ...]:
+    """All formats, those of installed packages too, in the order in which they are asked whether a path is theirs."""
+    return tuple(sorted(_formats().values(), key=lambda f: (-f.priority, f.name)))
+
+
+@cache
+def _formats() -> dict[str, Format]:
+    out: dict[str, Format] = {}
+    for place in FORMATS.values():
+        module, attribute = place.split(":")
+        found: Format = getattr(import_module(module), attribute)
+        out[found.name] = found
+    for name, entry in _entry_points("polyquant.formats").items():
+        if name in out:
+            raise PolyquantError(
+                f"the package '{entry.dist.name if entry.dist else entry.value}' registers a format that exists",
+                found=name,
+            )
+        out[name] = entry.load()
+    return out
+
+
+@cache
+def architectures() -> tuple[Architecture, ...]:
+    """Our own records."""
+    ours = [path.split(":") for path in ARCHITECTURES.values()]
+    return tuple(getattr(import_module(module), attribute) for module, attribute in ours)
+
+
+@cache
+def installed_architectures() -> tuple[Architecture, ...]:
+    """The records that installed packages bring; looking for them takes some milliseconds."""
+    return tuple(point.load() for point in _entry_points("polyquant.architectures").values())

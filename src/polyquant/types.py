@@ -290,7 +290,8 @@ class Checkpoint(Mapping[str, Weight]):
     """An opened file or folder: a mapping from tensor name to Weight, in file order.
 
     metadata: GGUF key/values (decoded when asked for) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
-    files: the small files that travel along (tokenizer.json, ...), by base name. opened: the files that were read to open it, each with what
+    files: the small files that travel along (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and metadata, "hf" (Hugging
+    Face), "gguf" or one of its own. opened: the files that were read to open it, each with what
     tells whether it is still the same (storage.source.FileState). undecoded: why it can only be looked at; None where every weight decodes.
     """
 
@@ -302,6 +303,7 @@ class Checkpoint(Mapping[str, Weight]):
     files: Mapping[str, Path] = field(default_factory=dict)
     dialect: Evidence | None = None
     notes: tuple[str, ...] = ()
+    naming: str = "hf"
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     undecoded: Undecoded | None = None
 

@@ -59,7 +59,7 @@ def test_hessians_are_those_of_the_inputs(stages):
     embeddings = np.concatenate([next(decoder.states(t, decoder.cache())).copy() for t in stages.windows])
     rms = np.sqrt(np.square(embeddings).mean(-1, keepdims=True) + decoder.hyper.rms_eps)
     last = np.concatenate([decoder.hidden(t, decoder.cache()) for t in stages.windows])
-    for name, x in ((Q, embeddings / rms * decoder.layers[0].attn_norm.weight), ("lm_head.weight", last)):
+    for name, x in ((Q, embeddings / rms * decoder.layers[0].attention.norm.weight), ("lm_head.weight", last)):
         found, why = hessians.of(name)
         assert not why
         np.testing.assert_allclose(found, x.T @ x / len(x), rtol=1e-3, atol=1e-4 * np.abs(found).max())

@@ -16,10 +16,10 @@ from polyquant.analysis.compare import compare_checkpoints
 from polyquant.architectures import translate
 from polyquant.conversion import plan as planning
 from polyquant.conversion import work
-from polyquant.conversion.choose import action_of, choose
 from polyquant.errors import InputError, PlanError, UnsupportedError
 from polyquant.formats import gguf, steps
-from polyquant.formats.msmodelslim.options import MsModelSlimOptions
+from polyquant.formats.actions import action_of
+from polyquant.formats.gguf.target import GGUFTarget
 from polyquant.formats.steps import Step
 from polyquant.operations import (
     SAME,
@@ -320,7 +320,9 @@ def test_codes_of_other_tools_move_into_one_stack(op, zeros, wanted):
     weights = [gptq_weight(f"e{i}", i, zero) for i, zero in enumerate(zeros)]
     held = Checkpoint("hf", Path("x"), {w.name: w for w in weights})
     made = TensorMap("experts", ("e0", "e1", "e2"), op.shape([w.shape for w in weights]), op)
-    target, why = choose(held, made, "gguf", Recipe("as the source"), Facts(), MsModelSlimOptions())
+    gguf_target = GGUFTarget()
+    chosen = gguf_target.choose(held, made, Recipe("as the source"), Facts(), gguf_target.options())
+    target, why = chosen.codec, chosen.why
     assert (target.name, why) == (wanted, "codes kept")
     action = action_of(weights, target, made)
     assert action is Action.TRANSCODE

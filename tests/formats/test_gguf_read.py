@@ -149,4 +149,5 @@ def test_sniff_goes_by_bytes_not_by_name(tmp_path):
 
 
 def test_registry_knows_the_format():
-    assert polyquant.registry.format_module("gguf") is gguf
+    form = polyquant.registry.format_named("gguf")
+    assert form in polyquant.registry.formats() and form.findings is gguf.CODES

@@ -34,23 +34,20 @@ def guarded(a: Any, slack: int = 0) -> np.ndarray:
     return out
 
 
-RNG = np.random.default_rng(5)
-
-
 def u8(*shape: int, most: int = 255) -> np.ndarray:
-    return guarded(RNG.integers(0, most + 1, shape).astype(np.uint8))
+    return guarded(np.random.default_rng(5).integers(0, most + 1, shape).astype(np.uint8))
 
 
 def i8(*shape: int, low: int = -1, high: int = 1) -> np.ndarray:
-    return guarded(RNG.integers(low, high + 1, shape).astype(np.int8))
+    return guarded(np.random.default_rng(5).integers(low, high + 1, shape).astype(np.int8))
 
 
 def f32(*shape: int) -> np.ndarray:
-    return guarded(RNG.standard_normal(shape).astype(np.float32))
+    return guarded(np.random.default_rng(5).standard_normal(shape).astype(np.float32))
 
 
 def i16(*shape: int) -> np.ndarray:
-    return guarded(RNG.integers(-32768, 32768, shape).astype(np.int16))
+    return guarded(np.random.default_rng(5).integers(-32768, 32768, shape).astype(np.int16))
 
 
 def whole(dtype: Any, *shape: int) -> np.ndarray:
@@ -82,7 +79,7 @@ def trellis_arguments(bits: int = 3, window: int = 8) -> tuple[Any, ...]:
     order = (j % 32 // 2 * 16 + j // 32 * 2 + j % 2).astype(np.uint8)
     return (
         u8(2 * 3 * 32 * bits), 32, 48, bits, window, "lut", i16((1 << window) + 1), f32(1 << window), 0.5, 0.25,
-        Maybe(guarded(order) if RNG.integers(2) else None), (32, 16), f32(1, 48), f32(32), f32(48), False,
+        Maybe(guarded(order) if np.random.default_rng(5).integers(2) else None), (32, 16), f32(1, 48), f32(32), f32(48), False,
     )  # fmt: skip
 
 
@@ -273,7 +270,7 @@ def arrays(a: np.ndarray) -> Iterator[Any]:
     with np.errstate(all="ignore"):
         for value in (0, 1e38, -1e38, np.nan, np.inf, -np.inf, 1e-42, 127, -128):
             yield guarded(np.full(a.shape, value).astype(a.dtype))
-    yield guarded(np.frombuffer(RNG.bytes(a.nbytes), a.dtype).reshape(a.shape))
+    yield guarded(np.frombuffer(np.random.default_rng(5).bytes(a.nbytes), a.dtype).reshape(a.shape))
 
 
 def others(value: Any) -> Iterator[Any]:

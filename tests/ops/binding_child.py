@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from binding_calls import (
     ANY,
-    RNG,
     SOUND,
     affine,
     f32,
@@ -116,7 +115,7 @@ def shown(x: Any) -> str:
 
 def exercise(name: str) -> Binding:
     """Nothing, the same odd thing as every argument, then the sound calls with one argument changed, then with two or three."""
-    b = Binding(name)
+    b, rng = Binding(name), np.random.default_rng(5)
     for value in (*ANY, *handles(), np.empty(0, np.float32), np.empty((0, 0), np.float32), np.ones((2, 2), np.float32)):
         for count in range(len(b.signature) + 3):
             b.call([value] * count)
@@ -133,8 +132,8 @@ def exercise(name: str) -> Binding:
                 b.call(arguments, refused=b.refused(i, kind, value))
         for _ in range(400 if len(kinds) > 1 else 0):
             arguments = plain(sound())
-            for i in RNG.choice(len(kinds), 2 if RNG.integers(2) else min(3, len(kinds)), replace=False):
-                arguments[i] = choices[i][RNG.integers(len(choices[i]))]
+            for i in rng.choice(len(kinds), 2 if rng.integers(2) else min(3, len(kinds)), replace=False):
+                arguments[i] = choices[i][rng.integers(len(choices[i]))]
             b.call(arguments)
     return b
 

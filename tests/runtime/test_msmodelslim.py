@@ -60,15 +60,18 @@ def test_a_bias_is_counted_once(tmp_path):
     """quant_bias holds it; the float tensor beside it is for runs without whole numbers."""
     path, ids = runnable("v0/fp16/w8a8", tmp_path), np.arange(3, 30)
     model = load(path)
-    assert any(b is not None and b.any() for b in model.decoder.layers[0].qkv.bias)
+    assert any(b is not None and b.any() for b in model.decoder.layers[0].attention.qkv.bias)
     exact = logits(source_of("v0/fp16/w8a8"), ids, activations="float")
     assert relative(logits(path, ids, activations="float"), exact) < 0.02
-    w = model.decoder.layers[0].qkv.weights[1]
+    w = model.decoder.layers[0].attention.qkv.weights[1]
     x = np.random.default_rng(0).standard_normal((5, 96)).astype(np.float32)
-    whole, floats = model.decoder.layers[0].qkv(x)[1], load(path, activations="float").decoder.layers[0].qkv(x)[1]
+    whole, floats = (
+        model.decoder.layers[0].attention.qkv(x)[1],
+        load(path, activations="float").decoder.layers[0].attention.qkv(x)[1],
+    )
     assert w.codec.static
     assert relative(whole, floats) < 0.1
-    assert relative(whole + model.decoder.layers[0].qkv.bias[1], floats) > 2 * relative(whole, floats)
+    assert relative(whole + model.decoder.layers[0].attention.qkv.bias[1], floats) > 2 * relative(whole, floats)
 
 
 def test_the_norm_of_quantized_layers_is_the_one_in_module(tmp_path):
@@ -115,7 +118,7 @@ def test_c8_is_used_where_the_folder_has_it(folder, tmp_path):
     model = load(path)
     turned = folder.startswith("v1")
     assert (model.decoder.cache_type == "c8") == turned
-    assert (model.decoder.layers[0].c8 is None) == turned
+    assert (model.decoder.layers[0].attention.c8 is None) == turned
     with_it, without = logits(path, ids), logits(path, ids, cache="f32")
     assert 1e-4 < relative(with_it, without) < 0.2
     assert load(path, activations="float").decoder.cache_type == "f32"

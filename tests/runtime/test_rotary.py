@@ -11,7 +11,7 @@ import pytest
 
 import polyquant as pq
 from golden import VECTORS, arrays
-from polyquant.architectures.hyper import from_config, from_metadata
+from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.rope import scaling_metadata
 from polyquant.errors import InputError, PolyquantError
 from polyquant.ops.decoder import rotate
@@ -28,7 +28,7 @@ METADATA = {
 
 
 def turns(**config):
-    return rotary(from_config({**CONFIG, **config}, vocab=4), interleaved=False)
+    return rotary(USUAL.read_config({**CONFIG, **config}, vocab=4), interleaved=False)
 
 
 def scaled(**rope):
@@ -55,7 +55,7 @@ def test_yarn_keeps_what_turns_often_and_stretches_what_turns_rarely():
 
 
 def test_half_a_head_rotates_in_pairs():
-    hyper = from_config({**CONFIG, "partial_rotary_factor": 0.5}, vocab=4)
+    hyper = USUAL.read_config({**CONFIG, "partial_rotary_factor": 0.5}, vocab=4)
     cos, sin = rotary(hyper, interleaved=True).angles(3, 1)
     assert cos.shape == (1, 4)
     x = np.arange(16, dtype=np.float32).reshape(1, 1, 16)
@@ -70,7 +70,7 @@ def test_gguf_says_the_same(kind):
     said = {"a.rope.scaling.type": kind, "a.rope.scaling.factor": 4.0, "a.rope.freq_base": 100.0}
     if kind == "yarn":
         said |= {"a.rope.scaling.original_context_length": 16, "a.rope.scaling.yarn_beta_slow": 0.5}
-    hyper = from_metadata({**METADATA, **said}, "a", vocab=4, tied=True)
+    hyper = USUAL.read_metadata({**METADATA, **said}, "a", vocab=4, tied=True)
     more = {"original_max_position_embeddings": 16, "beta_slow": 0.5} if kind == "yarn" else {}
     expected = scaled(rope_type=kind, factor=4.0, **more)
     found = rotary(hyper, interleaved=False)
@@ -79,7 +79,9 @@ def test_gguf_says_the_same(kind):
 
 
 def test_old_gguf_files_say_linear_in_one_key():
-    hyper = from_metadata({**METADATA, "a.rope.scale_linear": 4.0, "a.rope.freq_base": 100.0}, "a", vocab=4, tied=True)
+    hyper = USUAL.read_metadata(
+        {**METADATA, "a.rope.scale_linear": 4.0, "a.rope.freq_base": 100.0}, "a", vocab=4, tied=True
+    )
     expected = scaled(rope_type="linear", factor=4.0).frequencies
     np.testing.assert_array_equal(rotary(hyper, interleaved=False).frequencies, expected)
 
@@ -130,7 +132,7 @@ def test_parameters_that_cannot_be_right(name):
 
 
 def test_divisors_that_cannot_be_right():
-    hyper = from_config(CONFIG, vocab=4)
+    hyper = USUAL.read_config(CONFIG, vocab=4)
     for bad in (0.0, math.nan, -1.0):
         with pytest.raises(InputError):
             rotary(hyper, interleaved=False, divisors=np.full(8, bad, np.float32))
@@ -139,7 +141,7 @@ def test_divisors_that_cannot_be_right():
 def test_the_keys_of_yarn_that_gguf_lacks_are_named():
     def said(**more):
         rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **more}
-        return scaling_metadata(from_config({**CONFIG, "rope_parameters": rope}, vocab=4))
+        return scaling_metadata(USUAL.read_config({**CONFIG, "rope_parameters": rope}, vocab=4))
 
     keys, warning = said(mscale=0.7, truncate=False)
     assert keys["rope.scaling.factor"].value == 4.0

@@ -19,7 +19,7 @@ from polyquant.architectures import translate
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError
 from polyquant.formats.steps import Progress
-from polyquant.opening import open_checkpoint, with_tile
+from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.operations import SAME, Operation, Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_floats
@@ -129,10 +129,9 @@ def compare(
     ternary_layout and a_layout say how I2_S lies in b and in a, tile (BM, BK, bm) how TL1 and TL2 lie in either;
     repair and axes are those of a Trellis folder b. Raises InputError.
     """
-    left = open_checkpoint(a, ternary_layout=a_layout)
-    right = open_checkpoint(b, ternary_layout=ternary_layout, repair=repair, axes=axes)
-    if tile is not None:
-        left, right = with_tile(left, tile), with_tile(right, tile)
+    said = {"tile": tile}
+    left = open_checkpoint(a, ternary_layout=a_layout, **accepted(detect(a)[0], said))
+    right = open_checkpoint(b, ternary_layout=ternary_layout, repair=repair, axes=axes, **accepted(detect(b)[0], said))
     return compare_checkpoints(left, right, on_progress=on_progress)
 
 
@@ -164,9 +163,9 @@ def _sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, _Side], dict[str, _S
         maps = translate.to_gguf(c, with_tokenizer=False).tensors
         return {t.target: _Side(tuple(c[n] for n in t.sources), t.shape, t.op, t.ternarize) for t in maps}
 
-    if a.format == b.format or ("msmodelslim" in (a.format, b.format) and "gguf" not in (a.format, b.format)):
-        return plain(a), plain(b)  # the names of the float model, also where config.json is missing
-    return (said_in_gguf(a) if a.format != "gguf" else plain(a)), (said_in_gguf(b) if b.format != "gguf" else plain(b))
+    if a.naming == b.naming:
+        return plain(a), plain(b)  # also where config.json is missing
+    return tuple(plain(c) if c.naming == "gguf" else said_in_gguf(c) for c in (a, b))  # type: ignore[return-value]
 
 
 def _tensor(name: str, a: _Side, b: _Side) -> TensorComparison:

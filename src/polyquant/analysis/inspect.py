@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from polyquant.analysis.layer_table import LayerTable, layer_table
-from polyquant.opening import detect, look
+from polyquant.formats.protocol import SaysLayerTypes
+from polyquant.opening import detect, open_as
 from polyquant.types import Checkpoint, Weight
 
 __all__ = ["Group", "Inspection", "inspect"]
@@ -99,8 +100,8 @@ def inspect(
     path: str | os.PathLike[str], *, tensors: str | None = None, ternary_layout: str | None = None
 ) -> Inspection:
     """Look at a checkpoint. tensors: a glob that limits which are listed. Raises InputError."""
-    _, evidence = detect(path)
-    checkpoint = look(path, ternary_layout=ternary_layout)
+    form, evidence = detect(path)
+    checkpoint = open_as(form, path, {"ternary_layout": ternary_layout})
     chosen = tuple(w for w in checkpoint.values() if tensors is None or fnmatchcase(w.name, tensors))
     codecs: dict[str, int] = {}
     for w in chosen:
@@ -119,22 +120,16 @@ def inspect(
         tensors=chosen,
         metadata=checkpoint.metadata,
         notes=checkpoint.notes,
-        layers=_layers(checkpoint) if tensors is None else None,
+        layers=layer_table(form.layer_types(checkpoint))
+        if tensors is None and isinstance(form, SaysLayerTypes)
+        else None,
     )
-
-
-def _layers(checkpoint: Checkpoint) -> LayerTable | None:
-    """The types of an msModelSlim folder, by its description."""
-    types = checkpoint.metadata.get("types")
-    if checkpoint.format != "msmodelslim" or not isinstance(types, Mapping):
-        return None
-    return layer_table({n: str(types.get(n, "none")) for n, w in checkpoint.items() if len(w.shape) == 2})
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
     """What the file says it is; empty if it does not say."""
-    if checkpoint.format == "gguf":
-        return str(checkpoint.metadata.get("general.architecture", ""))
+    if isinstance(name := checkpoint.metadata.get("general.architecture"), str):
+        return name
     said = checkpoint.config.get("architectures")
     first = said[0] if isinstance(said, list) and said else checkpoint.config.get("model_type")
     return first if isinstance(first, str) else ""

@@ -117,7 +117,7 @@ def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerEr
         missed += float(np.square(z - y, dtype=np.float64).sum())
         added += float(np.square(y - x, dtype=np.float64).sum())
         states[i] = y
-    names = [w.name for linear in _linears(model.decoder.layers[index]).values() for w in linear.weights]
+    names = [w.name for place in model.decoder.layers[index].places for w in place.linear.weights]
     errors = dict(zip(names, (s.error for s in sums.values()), strict=True))
     return LayerErrors(index, errors, float(np.sqrt(missed / added)) if added else 0.0)
 
@@ -129,25 +129,21 @@ def _outputs(model: Model, index: int, x: F32) -> tuple[dict[str, F32], F32]:
         return seen, model.decoder.alone(index, x, model.decoder.cache()).copy()
 
 
-def _linears(layer: Layer) -> dict[str, Linear]:
-    return {key: value for key, value in vars(layer).items() if isinstance(value, Linear)}
-
-
 @contextmanager
 def _watched(layer: Layer, seen: dict[str, NDArray[np.float32]]) -> Iterator[None]:
     """Within the block `seen` is told what the layer's linears give."""
-    linears = _linears(layer)
+    linears = [(place, place.linear) for place in layer.places]
 
-    def watch(key: str, linear: Linear, x: F32) -> Sequence[F32]:
+    def watch(number: int, linear: Linear, x: F32) -> Sequence[F32]:
         y = linear(x)
-        seen.update({f"{key}.{i}": out.copy() for i, out in enumerate(y)})
+        seen.update({f"{number}.{i}": out.copy() for i, out in enumerate(y)})
         return y
 
-    for key, linear in linears.items():
-        setattr(layer, key, lambda x, key=key, linear=linear: watch(key, linear, x))
-        seen.update({f"{key}.{i}": np.empty((0, 0), np.float32) for i in range(len(linear.weights))})
+    for number, (place, linear) in enumerate(linears):
+        place.put(lambda x, number=number, linear=linear: watch(number, linear, x))
+        seen.update({f"{number}.{i}": np.empty((0, 0), np.float32) for i in range(len(linear.weights))})
     try:
         yield
     finally:
-        for key, linear in linears.items():
-            setattr(layer, key, linear)
+        for place, linear in linears:
+            place.put(linear)

@@ -19,9 +19,10 @@ from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
 from polyquant.codecs.undecoded_dtype import UndecodedDtype
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
+from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
-from polyquant.opening import detect, look, open_checkpoint
-from polyquant.registry import FORMATS, format_module
+from polyquant.opening import detect, open_as, open_checkpoint
+from polyquant.registry import formats
 from polyquant.types import Checkpoint, Finding, Severity, Weight, as_matrix
 
 __all__ = ["CODES", "MIN_SNR", "explain", "validate"]
@@ -63,14 +64,16 @@ def validate(
     Raises InputError only if the path is no checkpoint at all; a broken one gives findings of severity error. UnsupportedError or
     UnknownNameError for a target that cannot be checked.
     """
-    module, _ = detect(path)
-    if target is not None and not hasattr(module, "check_target"):
-        raise UnsupportedError("only msModelSlim folders have targets to be checked for", file=path, found=module.name)
-    findings: list[Finding] = list(module.check(Path(path)))
+    form, _ = detect(path)
+    findings: list[Finding] = []
     if target is not None:
-        findings += module.check_target(Path(path), target)
+        if not isinstance(form, ChecksConsumers):
+            having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers))
+            raise UnsupportedError(f"only {having} have targets to be checked for", file=path, found=form.name)
+        findings += form.check_consumer(Path(path), target)
+    findings = [*form.check(Path(path)), *findings]
     try:
-        checkpoint = look(path, ternary_layout=ternary_layout, tile=tile)
+        checkpoint = open_as(form, path, {"ternary_layout": ternary_layout, "tile": tile})
     except InputError:
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
@@ -91,8 +94,8 @@ def validate(
 def explain(code: str) -> str:
     """What a finding means, what breaks, what to do. Raises UnknownNameError with near codes."""
     known = dict(CODES)
-    for name in FORMATS:
-        known |= format_module(name).CODES
+    for form in formats():
+        known |= form.findings
     if code.upper() not in known:
         raise UnknownNameError("finding", code, [c.lower() for c in known])
     return known[code.upper()]

@@ -1,49 +1,52 @@
-"""BitNet b1.58: ternary linears, a norm before o_proj and one before down_proj.
+"""BitNet b1.58 (Ma et al. 2024; BitNet b1.58 2B4T, 2025): ternary linears, a norm before o_proj and one before down_proj.
 
 | GGUF architecture | who writes it | activation | from |
 |---|---|---|---|
 | bitnet-b1.58 | bitnet.cpp | squared ReLU | BitNetForCausalLM (the 2B-4T model) |
 | bitnet-25 | older bitnet.cpp | squared ReLU | read only |
-| bitnet | llama.cpp | SiLU, whatever hidden_act says | BitnetForCausalLM (the 1bitLLM models) |
+| bitnet | llama.cpp | SiLU, whatever hidden_act says | BitnetForCausalLM (the 1bitLLM models, which call themselves llama) |
 
-Rows of q and k keep their order. Runtimes want the embedding as F16; it is a matrix, so the recipe decides.
+h = x + O norm(attention(...));  y = h + D norm(relu(G norm(h))^2 * U norm(h))
+
+Activations of the linears are rounded to int8 per token: the model was trained so; llama.cpp's `bitnet` rounds them per block. Rows of q and k keep
+their order. Runtimes want the embedding as F16; it is a matrix, so the recipe decides.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from polyquant.architectures.names import ATTENTION, Family
+from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import Attention, FeedForward, Layer
+from polyquant.architectures.record import Architecture, Bias, Ternary
 from polyquant.gguf_values import f32, string
 
 __all__ = ["BITNET", "BITNET_25", "BITNET_B158"]
 
+_TABLE = USUAL.changed(rope_theta={"default": 500000.0})
 
-def _relu2(tensors: frozenset[str]) -> dict[str, Any]:
-    return {"hidden_act": "relu2", "attention_bias": False}
-
-
-def _silu(tensors: frozenset[str]) -> dict[str, Any]:
-    return {"hidden_act": "silu", "attention_bias": False}
-
-
-BITNET_B158 = Family(
-    architecture="bitnet-b1.58",
+BITNET_B158 = Architecture(
+    name="bitnet-b1.58",
     model_type="bitnet",
     class_name="BitNetForCausalLM",
-    blocks={**ATTENTION, "self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"},
-    also_read={"self_attn.inner_attn_ln": "attn_sub_norm", "mlp.ffn_layernorm": "ffn_sub_norm"},
-    ternary=True,
-    says_sizes=True,
-    default_theta=500000.0,
-    settings=_relu2,
+    reads=("bitnet",),
+    claims=("BitNetForCausalLM",),
+    names=NameTable(
+        {**LLAMA_NAMES, "self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"},
+        also_read={"self_attn.inner_attn_ln": "attn_sub_norm", "mlp.ffn_layernorm": "ffn_sub_norm"},
+    ),
+    hyper=_TABLE.changed(vocab={"write": "always"}, rotated={"write": "always"}, activation={"default": "relu2"}),
+    layer=Layer(Attention(sub_norm=True), FeedForward(sub_norm=True, activations=("relu2", "silu", "swish"))),
+    biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
+    ternary=Ternary(),
 )
-BITNET_25 = replace(BITNET_B158, architecture="bitnet-25")
+BITNET_25 = replace(BITNET_B158, name="bitnet-25", reads=(), claims=())
 BITNET = replace(
-    BITNET_B158,
-    architecture="bitnet",
-    says_sizes=False,
-    fixed={"rope.scaling.type": string("linear"), "rope.scaling.factor": f32(1.0)},
-    settings=_silu,
+    BITNET_25,
+    name="bitnet",
+    claims=("BitnetForCausalLM",),
+    hyper=replace(_TABLE, metadata={"rope.scaling.type": string("linear"), "rope.scaling.factor": f32(1.0)}),
+    ternary=Ternary(tokens_in_gguf=False),
 )

@@ -1,110 +1,74 @@
-"""ChatGLM2, ChatGLM3 and the first GLM-4 (model_type `chatglm`): q, k and v in one matrix, gate and up in another, pairs (2i, 2i + 1) of the
-first half of each head rotate. GGUF architecture `chatglm`; no row changes its place.
+"""ChatGLM2, ChatGLM3 and the first GLM-4 (model_type `chatglm`; Zeng et al. 2023, GLM-130B): q, k and v in one matrix with bias, gate and up in
+another, pairs (2i, 2i + 1) of the first half of each head rotate. GGUF architecture `chatglm`; no row changes its place.
 
-| config.json | usual key |
-|---|---|
-| num_layers | num_hidden_layers |
-| ffn_hidden_size | intermediate_size |
-| kv_channels | head_dim |
-| multi_query_group_num | num_key_value_heads |
-| layernorm_epsilon | rms_norm_eps |
-| seq_length | max_position_embeddings |
-| padded_vocab_size | vocab_size |
-| rope_ratio | rope_theta = 10000 rope_ratio |
+h = x + O attention(rope(q), rope(k), v), [q, k, v] = W norm(x) + b;  y = h + D (silu(gate) * up), [gate, up] = U norm(h)
 
-rope_ratio multiplies the base, as in ChatGLM3 and GLM-4 (ChatGLM2-6B-32k divides positions by it: its config.json cannot be told apart, and
+rope_ratio multiplies the base of 10000, as in ChatGLM3 and GLM-4 (ChatGLM2-6B-32k divides positions by it: its config.json cannot be told apart, and
 llama.cpp multiplies the base for it too).
 Source: configuration_chatglm.py and modeling_chatglm.py of THUDM/chatglm2-6b; llama.cpp's converter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from polyquant.architectures.names import Family
-from polyquant.errors import InputError, UnsupportedError
+from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import Attention, FeedForward, Layer
+from polyquant.architectures.record import Architecture, Bias
 
 __all__ = ["CHATGLM"]
 
-_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "ffn_hidden_size": "intermediate_size",
-    "kv_channels": "head_dim",
-    "multi_query_group_num": "num_key_value_heads",
-    "layernorm_epsilon": "rms_norm_eps",
-    "seq_length": "max_position_embeddings",
-    "padded_vocab_size": "vocab_size",
-}
-_THETA = 10000.0
-_FIXED = {
-    "rmsnorm": True,
-    "post_layer_norm": True,
-    "multi_query_attention": True,
-    "apply_residual_connection_post_layernorm": False,
-}
-"""What makes a config of this type this architecture; all are said by every published config.json."""
+_TABLE = USUAL.changed(
+    layers={"config": ("num_layers",)},
+    context={"config": ("seq_length",)},
+    feed_forward={"config": ("ffn_hidden_size",)},
+    kv_heads={"config": ("multi_query_group_num",)},
+    rope_theta={"config": ("rope_ratio",), "unit": 10000.0},
+    rms_eps={"config": ("layernorm_epsilon",)},
+    head_dim={"config": ("kv_channels",)},
+    vocab={"config": ("padded_vocab_size", "vocab_size")},
+    rotated={"default": 0.5},
+    activation={"config": ()},
+)
 
-
-def _reads(config: Mapping[str, Any], file: object) -> Mapping[str, Any]:
-    for key, value in _FIXED.items():
-        if config.get(key, value) is not value:
-            raise UnsupportedError(
-                f"a ChatGLM with {key} = {config[key]!r} is not known here", file=file, expected=value
-            )
-    ratio = config.get("rope_ratio", 1)
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float):
-        raise InputError("rope_ratio is no number", file=file, found=repr(ratio))
-    usual = {k: v for k, v in config.items() if k not in _KEYS}
-    return {
-        **usual,
-        **{_KEYS[k]: config[k] for k in _KEYS if k in config},
-        "rope_theta": _THETA * ratio,
-        "partial_rotary_factor": 0.5,
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-    }
-
-
-def _writes(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    ratio = config["rope_theta"] / _THETA
-    usual = {
-        k: v
-        for k, v in config.items()
-        if k in ("hidden_size", "num_attention_heads", "vocab_size", "tie_word_embeddings")
-    }
-    return {
-        **usual,
-        **{key: config[name] for key, name in _KEYS.items()},
-        **_FIXED,
-        "rope_ratio": int(ratio) if ratio == int(ratio) else ratio,
-        "original_rope": True,
-    }
-
-
-def _settings(tensors: frozenset[str]) -> dict[str, Any]:
-    return {"add_qkv_bias": "blk.0.attn_qkv.bias" in tensors, "add_bias_linear": "blk.0.ffn_up.bias" in tensors}
-
-
-CHATGLM = Family(
-    architecture="chatglm",
+CHATGLM = Architecture(
+    name="chatglm",
     model_type="chatglm",
     class_name="ChatGLMForConditionalGeneration",
-    blocks={
-        "input_layernorm": "attn_norm",
-        "self_attention.query_key_value": "attn_qkv",
-        "self_attention.dense": "attn_output",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.dense_h_to_4h": "ffn_up",
-        "mlp.dense_4h_to_h": "ffn_down",
-    },
+    reads=("chatglm",),
+    told_by=("padded_vocab_size",),  # the first ChatGLM is another architecture under the same name
+    names=NameTable(
+        {
+            "input_layernorm": "attn_norm",
+            "self_attention.query_key_value": "attn_qkv",
+            "self_attention.dense": "attn_output",
+            "post_attention_layernorm": "ffn_norm",
+            "mlp.dense_h_to_4h": "ffn_up",
+            "mlp.dense_4h_to_h": "ffn_down",
+        },
+        top={
+            "transformer.embedding.word_embeddings": "token_embd",
+            "transformer.encoder.final_layernorm": "output_norm",
+            "transformer.output_layer": "output",
+        },
+        prefix="transformer.encoder.layers.",
+    ),
+    hyper=replace(
+        _TABLE,
+        always={
+            "rmsnorm": True,
+            "post_layer_norm": True,
+            "multi_query_attention": True,
+            "apply_residual_connection_post_layernorm": False,
+        },
+        written={"original_rope": True},
+        tied=False,
+    ),
+    layer=Layer(Attention(fused=True), FeedForward(fused=True)),
     pairs=True,
-    settings=_settings,
-    top={
-        "transformer.embedding.word_embeddings": "token_embd",
-        "transformer.encoder.final_layernorm": "output_norm",
-        "transformer.output_layer": "output",
-    },
-    layers="transformer.encoder.layers.",
-    reads=_reads,
-    writes=_writes,
+    biases=(
+        Bias(("attn_qkv",), "add_qkv_bias"),
+        Bias(("ffn_up", "attn_qkv", "attn_output", "ffn_down"), "add_bias_linear"),
+    ),
 )

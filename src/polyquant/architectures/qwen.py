@@ -1,27 +1,34 @@
-"""Qwen2 (biases on q, k, v) and Qwen3 (a norm on every head of q and k). Rows keep their order."""
+"""Qwen2 (biases on q, k, v) and Qwen3 (a norm on every head of q and k). Rows keep their order; some layers may have sliding windows."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from polyquant.architectures.names import ATTENTION, Family
+from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import Attention, Layer
+from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.windows import where_asked
 
 __all__ = ["QWEN2", "QWEN3"]
 
-
-def _qwen2(tensors: frozenset[str]) -> dict[str, Any]:
-    return {"hidden_act": "silu", "use_sliding_window": False}
-
-
-def _qwen3(tensors: frozenset[str]) -> dict[str, Any]:
-    return {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": "blk.0.attn_q.bias" in tensors}
-
-
-QWEN2 = Family("qwen2", "qwen2", "Qwen2ForCausalLM", ATTENTION, settings=_qwen2)
-QWEN3 = Family(
-    "qwen3",
-    "qwen3",
-    "Qwen3ForCausalLM",
-    {**ATTENTION, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
-    settings=_qwen3,
+QWEN2 = Architecture(
+    name="qwen2",
+    model_type="qwen2",
+    class_name="Qwen2ForCausalLM",
+    reads=("qwen2",),
+    names=NameTable(LLAMA_NAMES),
+    hyper=replace(USUAL, windows=where_asked, written={"use_sliding_window": False}),
+    biases=(Bias(("attn_q", "attn_k", "attn_v")),),
+)
+QWEN3 = replace(
+    QWEN2,
+    name="qwen3",
+    model_type="qwen3",
+    class_name="Qwen3ForCausalLM",
+    reads=("qwen3",),
+    names=NameTable({**LLAMA_NAMES, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}),
+    layer=Layer(attention=Attention(head_norms=True)),
+    biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

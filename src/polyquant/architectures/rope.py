@@ -2,25 +2,104 @@
 
 linear, yarn: keys `{arch}.rope.scaling.*`. llama3: `rope_freqs.weight`, float32 [head / 2], the divisor of each frequency: 1 where the
 wavelength is short, `factor` where it is long, and between the two a blend that is linear in context / wavelength.
+
+transformers before 5 writes `rope_theta` and `rope_scaling`; from 5 on `rope_parameters`. Both are read, both are written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper import Hyper, real_number, whole_number
 from polyquant.errors import InputError
 from polyquant.gguf_values import f32, string, u32
 from polyquant.types import F32, Meta
 
-__all__ = ["FREQS", "llama3_factors", "recognise_llama3", "scaling_metadata"]
+__all__ = [
+    "FREQS",
+    "llama3_factors",
+    "of_config",
+    "of_metadata",
+    "parameters",
+    "recognise_llama3",
+    "rotated",
+    "scaling_metadata",
+    "shortest",
+]
 
 FREQS = "rope_freqs.weight"
 _WITHOUT_KEY = ("mscale", "mscale_all_dim", "truncate")
+
+
+def parameters(config: Mapping[str, Any], file: object) -> Mapping[str, Any]:
+    """The object of config.json that describes RoPE, {} if there is none. Raises InputError."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise InputError("rope_parameters is no object", file=file, found=rope)
+    full = rope.get("full_attention")
+    return full if isinstance(full, Mapping) else rope
+
+
+def of_config(config: Mapping[str, Any], rope: Mapping[str, Any], file: object) -> dict[str, Any]:
+    """Hyper.rope of a config.json whose `parameters` are `rope`. Raises InputError."""
+    kind = rope.get("rope_type", rope.get("type")) or "default"
+    if not isinstance(kind, str):
+        raise InputError("rope_type is no string", file=file, found=kind)
+    if kind == "default":
+        return {}
+    scaled = {k: v for k, v in rope.items() if k not in ("rope_theta", "type", "rope_type")}
+    # The context before scaling stands inside the object, at the top, or nowhere: then the trained context is meant.
+    original = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if kind in ("yarn", "llama3") and "original_max_position_embeddings" not in scaled and original is not None:
+        scaled["original_max_position_embeddings"] = original
+    for key, value in scaled.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            real_number(value, key, file=file)
+    return {"rope_type": kind, **scaled}
+
+
+def of_metadata(get: Callable[[str], Any]) -> dict[str, Any]:
+    """Hyper.rope of a GGUF file. get: the value of a key after the architecture's name, None if it is not there."""
+    scaling = get("rope.scaling.type") or "linear"  # files older than the key mean this
+    factor = shortest(get("rope.scaling.factor") or get("rope.scale_linear"))
+    if scaling not in ("linear", "yarn") or factor is None or factor == 1.0:
+        return {}
+    rope = {"rope_type": scaling, "factor": factor}
+    if scaling == "yarn":
+        more = {
+            "original_max_position_embeddings": get("rope.scaling.original_context_length"),
+            "extrapolation_factor": shortest(get("rope.scaling.yarn_ext_factor")),
+            "attention_factor": shortest(get("rope.scaling.yarn_attn_factor")),
+            "beta_fast": shortest(get("rope.scaling.yarn_beta_fast")),
+            "beta_slow": shortest(get("rope.scaling.yarn_beta_slow")),
+        }
+        rope |= {k: v for k, v in more.items() if v is not None}
+    return rope
+
+
+def rotated(value: Any, head: int, file: object, *, counted: bool) -> int:
+    """How many of the `head` numbers of a head turn: said as a count (GGUF), or as a share. Raises InputError."""
+    if counted:
+        found = whole_number(value, "rope.dimension_count", head, file=file)
+    else:
+        share = real_number(value, "partial_rotary_factor", file=file)
+        found = whole_number(int(head * share), "partial_rotary_factor times head_dim", head, file=file)
+    if found % 2:
+        raise InputError("an odd number of a head's numbers cannot be rotated", file=file, found=found)
+    return found
+
+
+def shortest(value: Any) -> Any:
+    """A float32 as the shortest decimal that gives it back: 1e-05, not 9.999999747378752e-06."""
+    if isinstance(value, float) and math.isfinite(value):
+        with np.errstate(over="ignore"):
+            single = np.float32(value)
+        return float(str(single)) if float(single) == value else value
+    return value
 
 
 def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.architectures import bitnet, chatglm, llama, qwen, rope
-from polyquant.architectures.hyper import Hyper, from_config, from_metadata, to_config
-from polyquant.architectures.names import Family, to_gguf_name, to_hf_name
+from polyquant.architectures import rope
+from polyquant.architectures.find import by_name, known, of_config
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError, PlanError, UnknownNameError, printable
-from polyquant.gguf_values import f32, string, u32
+from polyquant.gguf_values import string, u32
 from polyquant.operations import SAME, Rows
 from polyquant.storage import strict_json
 from polyquant.tokenizers import reading as tokenizer
@@ -30,22 +31,8 @@ from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.types import F32, Checkpoint, Meta, TensorMap, Translation
 
-__all__ = ["FAMILIES", "family_of", "float_config", "to_gguf", "to_hf"]
+__all__ = ["float_config", "to_gguf", "to_hf"]
 
-FAMILIES = {
-    f.architecture: f
-    for f in (llama.LLAMA, qwen.QWEN2, qwen.QWEN3, bitnet.BITNET_B158, bitnet.BITNET_25, bitnet.BITNET, chatglm.CHATGLM)
-}
-# The class decides before the model type: the 1bitLLM models call themselves llama.
-_BY_CLASS = {"BitnetForCausalLM": bitnet.BITNET, "BitNetForCausalLM": bitnet.BITNET_B158}
-_BY_TYPE = {
-    "llama": llama.LLAMA,
-    "mistral": llama.LLAMA,
-    "qwen2": qwen.QWEN2,
-    "qwen3": qwen.QWEN3,
-    "bitnet": bitnet.BITNET_B158,
-    "chatglm": chatglm.CHATGLM,
-}
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
 # Matrices that llama.cpp keeps in float32 whatever the recipe: its kernels take nothing else.
 _FLOAT_MATRICES = re.compile(r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|position_embd|token_types)\.weight")
@@ -64,21 +51,22 @@ def to_gguf(
     from the folder's. Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError, PlanError.
     """
     config = checkpoint.config
-    family = family_of(config)
+    family = of_config(config)
     if architecture is not None:
-        if architecture not in FAMILIES:
-            raise UnknownNameError("architecture", architecture, FAMILIES)
-        if family is not None and FAMILIES[architecture].model_type != family.model_type:
+        asked = by_name(architecture)
+        if asked is None:
+            raise UnknownNameError("architecture", architecture, known())
+        if family is not None and asked.name != family.name and asked.model_type != family.model_type:
             raise PlanError(
                 f"a model of type '{family.model_type}' cannot become architecture '{architecture}'",
                 file=checkpoint.path,
             )
-        family = FAMILIES[architecture]
+        family = asked
     warnings: list[str] = []
     dropped: dict[str, str] = {}
     constants: dict[str, F32] = {}
     hyper = None
-    label = family.architecture if family else str(config.get("model_type") or "unknown")
+    label = family.name if family else str(config.get("model_type") or "unknown")
     if family is None:
         warnings.append(
             f"architecture '{printable(label)}' is unknown: tensors keep their own names and no hyper-parameters are written; "
@@ -109,27 +97,15 @@ def to_gguf(
     )
 
 
-def family_of(config: Mapping[str, Any]) -> Family | None:
-    """The family of a config.json, None if it is not ours."""
-    classes = config.get("architectures")
-    for name in classes if isinstance(classes, list) else ():
-        if isinstance(name, str) and name in _BY_CLASS:
-            return _BY_CLASS[name]
-    kind = config.get("model_type")
-    if kind == "chatglm" and "padded_vocab_size" not in config:
-        return None  # the first ChatGLM is another architecture under the same name
-    return _BY_TYPE.get(kind) if isinstance(kind, str) else None
-
-
-def _hyper(checkpoint: Checkpoint, family: Family) -> Hyper:
-    embedding = next((w for w in checkpoint.values() if to_gguf_name(family, w.name) == "token_embd.weight"), None)
+def _hyper(checkpoint: Checkpoint, family: Architecture) -> Hyper:
+    embedding = next((w for w in checkpoint.values() if family.names.to_gguf(w.name) == "token_embd.weight"), None)
     rows = embedding.shape[0] if embedding is not None and embedding.shape else 0
     file = checkpoint.path / "config.json"
-    return from_config(family.reads(checkpoint.config, file), vocab=rows, default_theta=family.default_theta, file=file)
+    return family.hyper.read_config(checkpoint.config, vocab=rows, file=file)
 
 
 def _gguf_tensors(
-    checkpoint: Checkpoint, family: Family, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
+    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
 ) -> tuple[TensorMap, ...]:
     quantization = checkpoint.config.get("quantization_config")
     trained_ternary = isinstance(quantization, Mapping) and quantization.get("quant_method") == "bitnet"
@@ -139,7 +115,7 @@ def _gguf_tensors(
         if _COMPUTED.fullmatch(weight.name):
             dropped[weight.name] = "computed from the configuration, not a weight"
             continue
-        target = to_gguf_name(family, weight.name)
+        target = family.names.to_gguf(weight.name)
         if target is None:
             strange.append(weight.name)
         if target == "output.weight" and hyper.tied:
@@ -154,7 +130,9 @@ def _gguf_tensors(
                 found=out[target].origin,
             )
         stem = target.split(".")[2] if target.startswith("blk.") else ""
-        ternary = (family.ternary or trained_ternary) and stem in family.linears and target.endswith(".weight")
+        ternary = (
+            (family.ternary is not None or trained_ternary) and stem in family.linears and target.endswith(".weight")
+        )
         order = _row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path)
         out[target] = TensorMap(
             target,
@@ -166,14 +144,14 @@ def _gguf_tensors(
         )
     if strange:
         warnings.append(
-            f"{len(strange)} tensors are not part of architecture '{family.architecture}' and keep their names "
+            f"{len(strange)} tensors are not part of architecture '{family.name}' and keep their names "
             f"(first: {printable(strange[0])}); llama.cpp may refuse the file"
         )
     _complain_of_missing(set(out), family, hyper, warnings)
     return tuple(out.values())
 
 
-def _complain_of_missing(targets: set[str], family: Family, hyper: Hyper, warnings: list[str]) -> None:
+def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, warnings: list[str]) -> None:
     needed = ["token_embd.weight", "output_norm.weight"] + (["output.weight"] if hyper.tied is False else [])
     needed += [f"blk.{i}.{stem}.weight" for i in range(hyper.layers) for stem in sorted(family.linears)]
     if missing := [n for n in needed if n not in targets]:
@@ -181,19 +159,11 @@ def _complain_of_missing(targets: set[str], family: Family, hyper: Hyper, warnin
 
 
 def _row_order(
-    family: Family, hyper: Hyper, stem: str, shape: tuple[int, ...], name: str, file: object
+    family: Architecture, hyper: Hyper, stem: str, shape: tuple[int, ...], name: str, file: object
 ) -> NDArray[np.int64] | None:
-    """Gather [rows] that turns half-split rotation into interleaved: within each head, row 2i+j comes from row j*d/2 + i."""
-    if not family.interleaved or stem not in ("attn_q", "attn_k"):
-        return None
-    heads = hyper.heads if stem == "attn_q" else hyper.kv_heads
-    rows = heads * hyper.head_size
-    if not shape or shape[0] != rows:
-        raise InputError(
-            "rows do not fit the heads of the configuration", file=file, tensor=name, expected=rows, found=shape
-        )
-    order = np.arange(rows, dtype=np.int64).reshape(heads, 2, hyper.head_size // 2)
-    return np.ascontiguousarray(order.swapaxes(1, 2)).reshape(-1)
+    """Gather of source rows on the way to GGUF, None for identity."""
+    transform = family.transforms.get(stem)
+    return None if transform is None else transform.rows(hyper, shape, name, file)
 
 
 def _general(checkpoint: Checkpoint, architecture: str, name: str | None, parameters: int) -> dict[str, Meta]:
@@ -232,32 +202,14 @@ def _size_label(parameters: int) -> str:
     raise AssertionError("the last limit is zero")
 
 
-def _sizes(family: Family, hyper: Hyper, config: Mapping[str, Any], warnings: list[str]) -> dict[str, Meta]:
-    keys: dict[str, Meta] = {
-        "block_count": u32(hyper.layers),
-        "context_length": u32(hyper.context),
-        "embedding_length": u32(hyper.hidden),
-        "feed_forward_length": u32(hyper.feed_forward),
-        "attention.head_count": u32(hyper.heads),
-        "attention.head_count_kv": u32(hyper.kv_heads),
-    }
-    scaling, warning = rope.scaling_metadata(hyper)
-    keys |= scaling
+def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnings: list[str]) -> dict[str, Meta]:
+    keys, warning = family.hyper.to_metadata(hyper)
     if warning:
         warnings.append(warning)
-    keys["rope.freq_base"] = f32(hyper.rope_theta)
-    keys["attention.layer_norm_rms_epsilon"] = f32(hyper.rms_eps)
-    if hyper.head_dim:
-        keys |= {"attention.key_length": u32(hyper.head_dim), "attention.value_length": u32(hyper.head_dim)}
-    if family.says_sizes:
-        keys["vocab_size"] = u32(hyper.vocab)
-    if family.says_sizes or hyper.rotated:
-        keys["rope.dimension_count"] = u32(hyper.rotary_size)
-    keys |= {k: v for k, v in family.fixed.items() if k not in scaling}
     window = config.get("sliding_window")
     if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
         warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
-    return {f"{family.architecture}.{k}": v for k, v in keys.items()}
+    return {f"{family.name}.{k}": v for k, v in keys.items()}
 
 
 # ---------------------------------------------------------------- GGUF -> Hugging Face
@@ -276,7 +228,7 @@ def to_hf(
     label = metadata.get("general.architecture")
     if not isinstance(label, str):
         raise InputError("general.architecture is missing", file=checkpoint.path, hint="set it with `polyquant edit`")
-    family = FAMILIES.get(label)
+    family = by_name(label)
     warnings: list[str] = []
     dropped: dict[str, str] = {}
     words = vocabulary.from_metadata(metadata, file=checkpoint.path)
@@ -295,13 +247,13 @@ def to_hf(
             **_known(checkpoint, label),
         }
     else:
-        hyper = from_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
+        hyper = family.hyper.read_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
         tensors = _hf_tensors(checkpoint, family, hyper, dropped, warnings)
         config = {
             "architectures": [family.class_name],
             "model_type": family.model_type,
-            **family.writes(to_config(hyper)),
-            **family.settings(frozenset(checkpoint.weights)),
+            **family.hyper.to_config(hyper),
+            **family.bias_entries(frozenset(checkpoint.weights)),
         }
         _restore_rope(checkpoint, hyper, config, dropped, warnings)
     dtype = dtype or _dtype(checkpoint)
@@ -334,7 +286,7 @@ def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
 
 
 def _hf_tensors(
-    checkpoint: Checkpoint, family: Family, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
+    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
 ) -> tuple[TensorMap, ...]:
     out: list[TensorMap] = []
     strange: list[str] = []
@@ -342,7 +294,7 @@ def _hf_tensors(
     for weight in checkpoint.values():
         if weight.name == rope.FREQS:
             continue
-        target = to_hf_name(family, weight.name)
+        target = family.names.to_hf(weight.name)
         if target is None:
             strange.append(weight.name)
         if (target or weight.name) in seen:
@@ -363,7 +315,7 @@ def _hf_tensors(
         )
     if strange:
         warnings.append(
-            f"{len(strange)} tensors are not part of architecture '{family.architecture}' and keep their names "
+            f"{len(strange)} tensors are not part of architecture '{family.name}' and keep their names "
             f"(first: {printable(strange[0])})"
         )
     return tuple(out)

@@ -17,7 +17,10 @@ from polyquant.errors import InputError
 from polyquant.runtime.text import read_text
 from polyquant.storage import strict_json
 
-__all__ = ["Sample", "read_samples"]
+__all__ = ["OWN_TEXT", "Sample", "check_text", "read_samples"]
+
+OWN_TEXT = "self"
+"""In place of a file: text that the model writes."""
 
 Sample = str | Sequence[int]
 _TEXTS = ("text", "inputs_pretokenized")
@@ -50,3 +53,9 @@ def _sample(entry: Any, path: object) -> Sample:
     if not isinstance(found, list):
         raise InputError("no calibration sample", file=path, expected=_FORM, found=repr(entry)[:60])
     return strict_json.integers(found, "token ids", file=path)
+
+
+def check_text(text: str | None) -> None:
+    """InputError now for a calibration text that could not be read when the work gets there."""
+    if text is not None and text != OWN_TEXT:
+        read_text(text)

@@ -50,14 +50,15 @@ def divergences(
     hessians = Hessians(stages, wanted) if calibrated else None
     out: dict[str, float] = {}
     for index, layer in enumerate(model.decoder.layers):
-        for key, linear in [(k, v) for k, v in vars(layer).items() if isinstance(v, Linear)]:
+        for place in layer.places:
+            linear = place.linear
             for i, weight in enumerate(linear.weights):
                 if weight.name not in wanted:
                     continue
                 h = hessians.of(weight.name)[0] if hessians is not None else None
-                setattr(layer, key, _with_probe(linear, i, wanted[weight.name], h))
+                place.put(_with_probe(linear, i, wanted[weight.name], h))
                 out[weight.name] = probe.divergence(index)
-                setattr(layer, key, linear)
+                place.put(linear)
                 if on_tensor is not None:
                     on_tensor(len(out), len(wanted), weight.name)
         probe.advance(index)

@@ -10,15 +10,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Generic
+from typing import Generic, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick
-from polyquant.calibration.samples import read_samples
+from polyquant.calibration.samples import OWN_TEXT, read_samples
 from polyquant.calibration.statistics import CacheRanges
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.runtime.attention import Attention
 from polyquant.runtime.decoder import Decoder, Layer
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.linear import Linear
@@ -30,8 +31,6 @@ from polyquant.types import F32
 __all__ = ["OWN_TEXT", "TOKENS", "WINDOWS", "DecoderStages", "calibration_stages", "calibration_windows"]
 
 WINDOWS, TOKENS = 128, 512
-OWN_TEXT = "self"
-"""In place of a file: text that the model writes itself, at temperature 1."""
 
 Tokens = NDArray[np.int64]
 
@@ -42,7 +41,7 @@ class DecoderStages:
     def __init__(self, model: Model, windows: Sequence[Tokens]) -> None:
         self.model, self.windows = model, windows
         decoder = model.decoder
-        self._linears = [[v for v in vars(layer).values() if isinstance(v, Linear)] for layer in decoder.layers]
+        self._linears = [[place.linear for place in layer.places] for layer in decoder.layers]
         self._linears.append([decoder.head])
         self._states: list[F32] = []
 
@@ -98,14 +97,14 @@ class Tap(Generic[G]):
 @contextmanager
 def _tapped(layer: Layer, taps: Sequence[Tap[G]]) -> Iterator[None]:
     """Within the block the layer's linears are the taps."""
-    places = {key: tap for tap in taps for key, value in vars(layer).items() if value is tap.linear}
-    for key, tap in places.items():
-        setattr(layer, key, tap)
+    places = [(place, tap) for tap in taps for place in layer.places if place.linear is tap.linear]
+    for place, tap in places:
+        place.put(tap)
     try:
         yield
     finally:
-        for key, tap in places.items():
-            setattr(layer, key, tap.linear)
+        for place, tap in places:
+            place.put(tap.linear)
 
 
 @contextmanager
@@ -114,21 +113,20 @@ def _kept(layer: Layer, decoder: Decoder, ranges: CacheRanges | None) -> Iterato
     if ranges is None or not ranges.before:
         yield decoder.cache if ranges is None else lambda: _Watched(decoder, ranges)
         return
-    linear, hyper = vars(layer)["qkv"], decoder.hyper
-    wide = hyper.heads * hyper.head_size
-    cuts = (wide, wide + hyper.kv_heads * hyper.head_size)
+    place = next(place for place in layer.places if place.key == "qkv")
+    linear, split = place.linear, cast(Attention, place.part).split
 
     def told(x: F32) -> Sequence[F32]:
         out: Sequence[F32] = linear(x)
-        _, keys, values = np.split(np.concatenate(out, axis=1), cuts, axis=1)
+        _, keys, values = split(out)
         ranges.add(keys, values)
         return out
 
-    setattr(layer, "qkv", told)  # noqa: B010  a Layer promises no such name; those of our decoder have it
+    place.put(told)
     try:
         yield decoder.cache
     finally:
-        setattr(layer, "qkv", linear)  # noqa: B010
+        place.put(linear)
 
 
 class _Watched(KVCache):

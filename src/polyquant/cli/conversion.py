@@ -9,82 +9,57 @@ from typing import Any, TypeVar
 
 import click
 
-from polyquant.cli.ascend_options import ASCEND_OPTIONS
 from polyquant.cli.console import (
     as_json,
     decibel,
     json_option,
-    layout_option,
     paragraph,
     progress,
     size,
     table,
-    tile_option,
     watcher,
 )
+from polyquant.cli.option_flags import format_options
 from polyquant.cli.terminal import say, say_some
 from polyquant.codecs.trellis import Trellis
-from polyquant.conversion.convert import convert, guess_format, plan, smaller
+from polyquant.conversion.convert import convert, guess_format, plan, smaller, targets
 from polyquant.conversion.execute import Report, StepReport
 from polyquant.conversion.steps import Plan
 from polyquant.errors import listed, printable
 from polyquant.formats.existing import refuse_target
-from polyquant.formats.sizes import shard_bytes
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _TargetName(click.ParamType[str]):
+    """The name of a format that can be written, that of an installed package too."""
+
+    name = "FORMAT"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(form.name for form, _ in targets())}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = [form.name for form, _ in targets()]
+        if value not in names:
+            self.fail(f"'{printable(value)}' is not one of {', '.join(repr(n) for n in names)}.", param, ctx)
+        return str(value)
+
 
 _OPTIONS = (
     click.argument("src", type=click.Path()),
     click.argument("dst", type=click.Path()),
     click.option(
         "--to",
-        type=click.Choice(["gguf", "hf", "trellis-v3", "msmodelslim"]),
+        type=_TargetName(),
         help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; msmodelslim with its codecs; else hf]",
     ),
     click.option(
         "--codec",
         metavar="NAME",
         help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
-    ),
-    click.option(
-        "--bits",
-        type=click.IntRange(2, 8),
-        help="Trellis: bits of the matrices of linear layers. Embeddings, head, norms and routers stay float unless a rule names them.",
-    ),
-    click.option(
-        "--effort",
-        type=click.Choice(["fast", "default", "max"]),
-        help="Trellis: window of 12, 14 or 16 bits; each step takes four times as long and errs 1 to 3 percent less. msModelSlim: max searches, with --calibration.  [default: default]",
-    ),
-    click.option(
-        "--codebook",
-        type=click.Choice(["mul1", "mcg", "3inst", "grid"]),
-        help="Trellis: grid for programs that know no other (no window, no rotation).  [default: mul1]",
-    ),
-    click.option(
-        "--calibration",
-        metavar="FILE|self",
-        help="Trellis, msModelSlim: text on which the float model shows what its layers read; self: text that it writes.",
-    ),
-    click.option(
-        "--method",
-        type=click.Choice(["trellis_viterbi", "trellis_ldlq"]),
-        help="Trellis: least error of the weights, or of the layers' outputs on the calibration text.  [default: trellis_ldlq with --calibration]",
-    ),
-    click.option(
-        "--target-bpw",
-        type=click.FloatRange(2, 16),
-        metavar="X",
-        help="Trellis: in place of --bits: 2 to 8 bits for each weight, X in the mean with all scales, for the least harm.",
-    ),
-    *ASCEND_OPTIONS,
-    click.option(
-        "--repair", is_flag=True, help="Trellis of Metal Marlin: what its quantizer meant, not what its decoder reads."
-    ),
-    click.option(
-        "--axes", type=click.Choice(["kn", "nk"]), help="Trellis: how tiles lie, where a source does not show it."
     ),
     click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
     click.option(
@@ -96,16 +71,6 @@ _OPTIONS = (
     ),
     click.option("--importance", type=click.Path(), metavar="FILE", help="Importance matrix (imatrix in GGUF form)."),
     click.option("--requantize", is_flag=True, help="Allow quantizing what is quantized already (loses more)."),
-    click.option(
-        "--architecture", metavar="NAME", help="GGUF architecture to write where a model has two names (bitnet)."
-    ),
-    layout_option,
-    tile_option,
-    click.option(
-        "--shard-size",
-        metavar="SIZE",
-        help="Largest shard, e.g. 2GB; splits a GGUF too.  [default: 5GB for hf, 2GB for trellis-v3, 4GB for msmodelslim, one file for GGUF]",
-    ),
     click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
     click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
     click.option(
@@ -122,24 +87,23 @@ _OPTIONS = (
 
 
 def conversion_options(command: F) -> F:
-    """All options of a conversion."""
+    """All options of a conversion, those of the formats last."""
+    command = format_options(sources=True, targets=True)(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def run_conversion(
-    *, src: str, dst: str, to: str | None, rules: tuple[str, ...], shard_size: str | None, dry_run: bool, overwrite: bool, resume: Any,
+    *, src: str, dst: str, to: str | None, rules: tuple[str, ...], dry_run: bool, overwrite: bool, resume: Any,
     threads: int | None, no_measure: bool, style: str, shrink: bool = False, **options: Any,
 ) -> None:  # fmt: skip
     """Plan, print, and unless it is a dry run, do. shrink: make it smaller also if no option says how."""
     target = Path(dst)
     refuse_target(target, Path(src), overwrite=overwrite)
-    if shard_size is not None:
-        options["shard_bytes"] = shard_bytes(shard_size)
     to = to or guess_format(target, src, **options)
     if shrink:
-        options = dict(smaller(to, options))  # type: ignore[arg-type]
+        options = smaller(to, options)
     with progress("measuring", "tensors/s", 1) as tell:
         made = plan(src, to, rules=rules, on_tensor=tell, **options)
     if style == "human":

@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from polyquant.cli.conversion import conversion_options, run_conversion
+from polyquant.cli.option_flags import GroupedCommand
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="""\b
 Examples:
   polyquant convert hf-folder/ model.gguf               # same precision, GGUF

@@ -6,58 +6,24 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any
 
 from polyquant.calibration.importance import load_importance
-from polyquant.codecs.tl import Tile
 from polyquant.conversion.execute import Report, execute
 from polyquant.conversion.plan import make_plan
-from polyquant.conversion.steps import MSMODELSLIM, TRELLIS, Plan, with_name
-from polyquant.errors import PlanError
+from polyquant.conversion.steps import Plan, with_name
+from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target
-from polyquant.formats.msmodelslim.options import MsModelSlimOptions, Smooth
-from polyquant.formats.msmodelslim.plain_model import plain_model
-from polyquant.formats.msmodelslim.ranges import read_ranges
+from polyquant.formats.protocol import Format, OnTensor, Target
 from polyquant.formats.steps import Progress
-from polyquant.formats.trellis.target import Effort, Method, TrellisOptions
-from polyquant.opening import detect, open_checkpoint, with_tile
+from polyquant.opening import detect, open_as
+from polyquant.options import build, given, options_of, refuse_unknown
 from polyquant.recipes.recipe import Rule, parse_rule
+from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.storage.work_folder import Resume, held_bytes
 from polyquant.types import F32
 
-__all__ = ["PlanOptions", "convert", "guess_format", "plan", "quantize", "smaller"]
-
-DEFAULT_BITS = 4
-"""Of a Trellis folder when nobody says."""
-
-
-class PlanOptions(TypedDict, total=False):
-    """What can be asked of a plan; see `plan`."""
-
-    codec: str | None
-    recipe: str | None
-    rules: Sequence[Rule | str]
-    requantize: bool
-    importance: str | os.PathLike[str] | Mapping[str, F32] | None
-    architecture: str | None
-    ternary_layout: str | None
-    tile: Tile | None
-    shard_bytes: int | None
-    bits: int | None
-    effort: Effort | None
-    codebook: str | None
-    method: Method | None
-    calibration: str | os.PathLike[str] | None
-    target_bpw: float | None
-    repair: bool
-    axes: str | None
-    kv: str | None
-    smooth: Smooth | None
-    dialect: str | None
-    keep: Sequence[str]
-    keep_error: float | None
-    exact_tool: bool
-    ranges: str | os.PathLike[str] | Mapping[str, tuple[float, float]] | None
+__all__ = ["convert", "guess_format", "plan", "quantize", "smaller", "targets"]
 
 
 def plan(
@@ -69,74 +35,66 @@ def plan(
     rules: Sequence[Rule | str] = (),
     requantize: bool = False,
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
-    architecture: str | None = None,
-    ternary_layout: str | None = None,
-    tile: Tile | None = None,
-    shard_bytes: int | None = None,
-    bits: int | None = None,
-    effort: Effort | None = None,
-    codebook: str | None = None,
-    method: Method | None = None,
-    calibration: str | os.PathLike[str] | None = None,
-    target_bpw: float | None = None,
-    repair: bool = False,
-    axes: str | None = None,
-    kv: str | None = None,
-    smooth: Smooth | None = None,
-    dialect: str | None = None,
-    keep: Sequence[str] = (),
-    keep_error: float | None = None,
-    exact_tool: bool = False,
-    ranges: str | os.PathLike[str] | Mapping[str, tuple[float, float]] | None = None,
-    on_tensor: Callable[[int, int, str], None] | None = None,
+    on_tensor: OnTensor | None = None,
+    **options: Any,
 ) -> Plan:
     """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3", "msmodelslim"). Nothing is written.
 
     codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
-    tile: (BM, BK, bm) of TL1 and TL2 tensors, in the source or the target; known models need none.
-    importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K], of a stack also [experts, K].
-    bits, effort, codebook: of a Trellis folder's linear layers (embeddings, head, norms and routers stay float unless a rule names them); effort
-    "fast", "default", "max" is a window of 12, 14, 16 bits. Without bits, codec and recipe trellis codes are carried over as they are.
-    calibration: a UTF-8 text on which the float model shows what its layers read, or "self" for text that it writes; then codes are searched for
-    the least error of the layers' outputs (method "trellis_ldlq"), without it for that of the weights ("trellis_viterbi"). target_bpw: effective
-    bits per quantized weight, scales counted; each weight gets 2 to 8 bits so that the model suffers least. on_tensor: told of that measurement.
-    repair: weights of Metal Marlin as its quantizer meant them, not as its decoder reads them; axes: "kn" or "nk" of a Trellis source.
-    kv, smooth, dialect, keep, keep_error, exact_tool: of an msModelSlim folder, see MsModelSlimOptions; there effort is "default" or "max", calibration what static types,
-    kv, smooth and "max" look at. ranges: in place of it, linear layer -> (least, greatest) input, or a JSON file of them.
-    Raises InputError, PlanError, UnknownNameError, CodecError.
+    importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K], of a stack also [experts, K]. on_tensor: told of long measurements.
+    options: what the target takes (bits, effort, calibration, smooth, shard_bytes, ...: `polyquant convert --help` lists them by format), and
+    what the source's bytes cannot tell (ternary_layout, tile, repair, axes). None, False and empty stand for an option that is left out.
+    Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.
     """
-    said: dict[str, object] = {
-        "--kv": kv,
-        "--smooth": smooth,
-        "--dialect": dialect,
-        "--keep": keep,
-        "--keep-error": keep_error,
-        "--exact-tool": exact_tool,
-        "--ranges": ranges,
-    }
-    if to != MSMODELSLIM and (first := next((name for name, value in said.items() if value), None)) is not None:
-        raise PlanError(f"{first} is for msModelSlim folders", hint=f"add --to {MSMODELSLIM}")
-    slim = to == MSMODELSLIM
-    dialect = dialect or "v1"
-    text = None if calibration is None else str(calibration)
-    given = read_ranges(ranges, dialect) if isinstance(ranges, str | os.PathLike) else dict(ranges or {})
-    ascend = (
-        MsModelSlimOptions(kv, smooth, dialect, tuple(keep), exact_tool, effort, text, given, keep_error=keep_error)
-        if slim
-        else MsModelSlimOptions()
-    )
-    source = open_checkpoint(src, ternary_layout=ternary_layout, repair=repair, axes=axes)
-    if source.format == MSMODELSLIM != to:
-        source = plain_model(source)
-    if tile is not None and source.format == "gguf":
-        source = with_tile(source, tile)
+    refuse_unknown(options, _known(), "plan")
+    form = format_named(to)
+    target = _target(form)
+    _refuse_foreign(options, form, target)
+    found, _ = detect(src)
+    of_source = options_of(found.open_options)
+    said = {n: v for n, v in options.items() if n in of_source or n not in options_of(target.options)}
+    source = open_as(found, src, said)
+    if source.undecoded is not None:
+        raise source.undecoded.error()
+    if found.name != form.name:
+        plain = found.plain(source)
+        found = found if plain.format == source.format else format_named(plain.format)
+        source = plain
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(
-        source, to, codec=codec, recipe=recipe, rules=parsed, requantize=requantize, importance=weights,
-        architecture=architecture, tile=tile, shard_bytes=shard_bytes,
-        trellis=TrellisOptions(bits, None if slim else effort, codebook, method, None if slim else text, target_bpw), ascend=ascend, on_tensor=on_tensor,
+        source, found, form.name, target, build(target.options, options), codec=codec, recipe=recipe, rules=parsed, requantize=requantize,
+        importance=weights, on_tensor=on_tensor,
     )  # fmt: skip
+
+
+def targets() -> list[tuple[Format, Target]]:
+    """The formats that can be written, in the order in which they are asked whether options are theirs."""
+    return [(form, form.target) for form in formats() if form.target is not None]
+
+
+def _target(form: Format) -> Target:
+    if form.target is None:
+        names = ", ".join(f.name for f, _ in targets())
+        raise UnsupportedError(f"{form.title} can be read, not written", expected=names, found=form.name)
+    return form.target
+
+
+def _known() -> set[str]:
+    """Every option of every format."""
+    of_targets = {name for _, target in targets() for name in options_of(target.options)}
+    return of_targets | {name for form in formats() for name in options_of(form.open_options)}
+
+
+def _refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) -> None:
+    """PlanError for an option of other targets, unless it may be said of the source."""
+    of_sources = {name for f in formats() for name in options_of(f.open_options)}
+    for name in given(options):
+        if name in options_of(target.options) or name in of_sources:
+            continue
+        having = [(f, options_of(t.options)[name]) for f, t in targets() if name in options_of(t.options)]
+        titles = " and ".join(f.title for f, _ in having)
+        raise PlanError(f"{having[0][1].flag or name} is for {titles}", hint=f"add --to {having[-1][0].name}")
 
 
 def convert(
@@ -149,7 +107,7 @@ def convert(
     threads: int | None = None,
     measure: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
-    **options: Unpack[PlanOptions],
+    **options: Any,
 ) -> Report:
     """Convert `src` (a path, or a Plan made before) into `dst`, which appears only when whole.
 
@@ -179,7 +137,7 @@ def quantize(
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
-    **options: Unpack[PlanOptions],
+    **options: Any,
 ) -> Report:
     """`convert` for the case that the point is to make it smaller: unless told otherwise the recipe q4_k_m, 4 bits for a Trellis folder, w8a16 for msModelSlim."""
     to = to or guess_format(Path(dst), src, **options)
@@ -189,33 +147,26 @@ def quantize(
     )  # fmt: skip
 
 
-def smaller(to: str, options: PlanOptions) -> PlanOptions:
-    """The options of `quantize`, with its default where they do not say how small."""
+def smaller(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `quantize`, with the target's default where they do not say how small."""
     if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
-        return options
-    default: PlanOptions = (
-        {"bits": DEFAULT_BITS} if to == TRELLIS else {"codec": "w8a16"} if to == MSMODELSLIM else {"recipe": "q4_k_m"}
-    )
-    return {**options, **default}
+        return dict(options)
+    return {**options, **_target(format_named(to)).smaller}
 
 
-def guess_format(dst: Path, src: str | os.PathLike[str], **options: Unpack[PlanOptions]) -> str:
-    """GGUF for a name that ends in .gguf; an msModelSlim or Trellis folder for options that only such a one has, and from one; else a Hugging Face folder."""
-    if dst.suffix.lower() == ".gguf":
-        return "gguf"
-    if (options.get("codec") or "").startswith(("w8a", "w4a")) or any(
-        options.get(key) for key in ("kv", "smooth", "dialect", "keep", "keep_error", "exact_tool", "ranges")
-    ):
-        return MSMODELSLIM
-    said = (options.get("codec") or "").startswith("trellis.") or any(
-        options.get(key) is not None for key in ("bits", "target_bpw", "method", "calibration")
-    )
-    if said:
-        return TRELLIS
-    if options.get("codec") or options.get("recipe"):
-        return "hf"
-    found, evidence = detect(src)
-    return TRELLIS if evidence.name.startswith("trellis") else MSMODELSLIM if found.name == MSMODELSLIM else "hf"
+def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
+    """By the target's name (.gguf), then by options that only one format has, then by the source's format; else a Hugging Face folder."""
+    asked = given(options)
+    for form, target in targets():
+        if target.suffix and dst.suffix.lower() == target.suffix:
+            return form.name
+    for form, target in targets():
+        if target.claims(asked):
+            return form.name
+    if asked.keys() & {"codec", "recipe"}:
+        return DEFAULT_TARGET
+    found, _ = detect(src)
+    return found.name if found.target is not None and not found.target.suffix else DEFAULT_TARGET
 
 
 def check_disk(made: Plan, dst: Path) -> None:

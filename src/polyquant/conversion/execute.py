@@ -10,25 +10,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from polyquant.calibration.hessians import Hessians
-from polyquant.calibration.stages import calibration_stages
 from polyquant.conversion import work
 from polyquant.conversion.steps import Plan
-from polyquant.errors import CodecError, InputError, UnsupportedError
+from polyquant.errors import CodecError, InputError
 from polyquant.formats.existing import refuse_target, replaceable
-from polyquant.formats.msmodelslim import work as ascend_work
-from polyquant.formats.msmodelslim.prepare import Prepared
+from polyquant.formats.protocol import Context
 from polyquant.formats.steps import Piece, Progress, Step
-from polyquant.formats.trellis.config import mse_text
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.source import refuse_changed
@@ -174,8 +171,16 @@ class _Run:
         self.done_weights = 0
         self.started = time.monotonic()
         self.stop = threading.Event()
-        self.hessians: Hessians | None = None
-        self.prepared: Prepared | None = None
+        self.worker = plan.target.worker(
+            Context(
+                plan.source,
+                plan.steps,
+                plan.options,
+                plan.importance,
+                partial(work.floats, plan.source),
+                self._calibrated,
+            )
+        )
 
     def _work(self, step: Step, weights: int) -> int:
         """What so many weights of a step count towards the progress, so that the time that is left can be told from it."""
@@ -222,32 +227,8 @@ class _Run:
         return [reports[s.map.target] for s in self.plan.steps]
 
     def _ordered(self, steps: list[Step]) -> list[Step]:
-        """The steps in the order of the work: those that are searched on inputs as the calibration comes to them."""
-        if self.plan.ascend is not None:
-            return self._prepared(steps)
-        wanted = [s.inputs for s in steps if s.searches] if self.plan.calibration is not None else []
-        if self.plan.calibration is None or not wanted:
-            return steps
-        self._show("calibration text")
-        stages = calibration_stages(self.plan.source.path, self.plan.calibration)
-        if not any(set(wanted) & set(names) for names in stages.names):
-            raise UnsupportedError(
-                "calibration reaches none of the weights that are quantized",
-                file=self.plan.source.path,
-                expected=f"inputs of {wanted[0]}",
-                hint="use --method trellis_viterbi, which needs no inputs",
-            )
-        self.hessians = hessians = Hessians(stages, wanted, self._calibrated)
-        return sorted(steps, key=lambda s: hessians.order(s.inputs) if s.searches else -1)
-
-    def _prepared(self, steps: list[Step]) -> list[Step]:
-        """The same for an msModelSlim folder, after its calibration."""
-        if not steps:
-            return steps
-        self.prepared = prepared = ascend_work.prepared_of(self.plan, self._calibrated)
-        if prepared is None:
-            return steps
-        return sorted(steps, key=lambda s: prepared.order(s.map.source) if s.alone else -1)
+        """The steps in the order of the work; calibration runs here."""
+        return steps if self.worker is None else self.worker.order(steps)
 
     def _calibrated(self, share: float) -> None:
         """The model has come so far through the calibration text."""
@@ -308,19 +289,18 @@ class _Run:
                 found=problem.found,
                 hint=problem.hint,
             ) from None
-        if error is not None and (name, "mse") in self.plan.layout.slots:
+        if error is not None and self.worker is not None and (stated := self.worker.stated(step, error)):
             self._refuse_infinite(step, error)
-            text = mse_text(error.dd / max(1, error.count))
-            staging.write(name, "mse", 0, np.frombuffer(text, np.uint8))
+            for part, array in stated.items():
+                staging.write(name, part, 0, array)
         return error, note
 
-    def _pieces(self, step: Step, rows: slice | None) -> Iterator[Piece]:
-        if ascend_work.takes(self.plan, step, self.prepared):
-            yield from ascend_work.pieces(self.plan, step, rows, self.prepared, measure=self.measure)
-        elif rows is not None:
-            yield work.stream(self.plan, step, rows, measure=self.measure)
-        else:
-            yield from work.whole(self.plan, step, measure=self.measure, hessians=self.hessians)
+    def _pieces(self, step: Step, rows: slice | None) -> Iterable[Piece]:
+        if self.worker is not None and self.worker.takes(step):
+            return self.worker.pieces(step, rows, measure=self.measure)
+        if rows is not None:
+            return [work.stream(self.plan, step, rows, measure=self.measure)]
+        return work.whole(self.plan, step, measure=self.measure)
 
 
 def _write(staging: Staging, tensor: str, piece: Piece) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from polyquant.calibration.stages import OWN_TEXT, TOKENS, WINDOWS
-from polyquant.codecs.tl import TL
-from polyquant.formats.msmodelslim.options import MsModelSlimOptions
+from polyquant.calibration.samples import OWN_TEXT
+from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.formats.protocol import Target
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Recipe
 from polyquant.runtime.text import read_text
@@ -28,13 +30,7 @@ from polyquant.types import (
     as_matrix,
 )
 
-__all__ = ["DEFAULT_NAME", "MSMODELSLIM", "TRELLIS", "Plan", "with_name"]
-
-TRELLIS = "trellis-v3"
-MSMODELSLIM = "msmodelslim"
-
-DEFAULT_NAME = "model.gguf"
-"""Of a plan that does not know its target yet."""
+__all__ = ["Plan", "with_name"]
 
 TRELLIS_BYTES = 36
 """Working memory of a search for trellis codes or of their decoding, per weight of the one tensor that is in work."""
@@ -45,13 +41,14 @@ HESSIAN_BYTES = 44
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion, ready to run. method: how the codes of a Trellis target are searched; calibration: with the inputs that this text gives.
-
-    ascend: of an msModelSlim target, with its own calibration.
+    """A conversion, ready to run. target: of the format; options: an instance of its class of options; method: how codes are searched; text: what the
+    model reads to show what its layers read, a file or OWN_TEXT.
     """
 
     source: Checkpoint
     format: str
+    target: Target
+    options: Any
     recipe: Recipe
     translation: Translation
     steps: tuple[Step, ...]
@@ -59,8 +56,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     importance: Mapping[str, F32] = field(default_factory=dict)
     method: str | None = None
-    calibration: str | None = None
-    ascend: MsModelSlimOptions | None = None
+    text: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -96,11 +92,6 @@ class Plan:
         return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * min(inputs, default=0)
 
     @property
-    def text(self) -> str | None:
-        """What the model reads to show what its layers read: a UTF-8 file, or OWN_TEXT."""
-        return self.calibration if self.ascend is None else self.ascend.calibration
-
-    @property
     def actions(self) -> Counter[Action]:
         """How many tensors each action takes."""
         return Counter(s.action for s in self.steps)
@@ -116,15 +107,13 @@ class Plan:
         for s in self.steps:
             h.update(f"{s.map.sources} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
             h.update(s.map.op.identity)
-            h.update(f"{s.target.tile if isinstance(s.target, TL) else None}\n".encode())
         for f in self.layout.files:
             h.update(f"{f.name} {f.size}\n".encode())
             for offset, data in f.pieces:
                 h.update(f"{offset} ".encode() + data)
         for name, values in sorted(self.importance.items()):
             h.update(name.encode() + values.tobytes())
-        if self.ascend is not None:
-            h.update(repr(self.ascend).encode())
+        h.update(repr(self.options).encode())
         if (text := self.text) is not None:
             h.update(text.encode())
             h.update(b"" if text == OWN_TEXT else read_text(text).encode())
@@ -136,13 +125,16 @@ def _files(root: Path) -> list[Path]:
     return [p for top in sorted(root.iterdir()) for p in ([top, *sorted(top.iterdir())] if top.is_dir() else [top])]
 
 
+_MEMBER = re.compile(r".*?(?=-\d{5}-of-\d{5}\.)")
+"""What stands before the number of a member of a split model."""
+
+
 def with_name(plan: Plan, path: Path) -> Plan:
     """The same plan under the target's own name: a file, or the members of a split model NAME-00001-of-0000N.gguf."""
     if plan.layout.folder:
         return plan
-    old, new = Path(DEFAULT_NAME).stem, path.name.removesuffix(".gguf")
-    single = len(plan.layout.files) == 1
-    names = {f.name: path.name if single else new + f.name.removeprefix(old) for f in plan.layout.files}
+    new, single = path.name.removesuffix(plan.target.suffix), len(plan.layout.files) == 1
+    names = {f.name: path.name if single else new + _MEMBER.sub("", f.name, count=1) for f in plan.layout.files}
     slots = {key: replace(slot, file=names[slot.file]) for key, slot in plan.layout.slots.items()}
     files = tuple(replace(f, name=names[f.name]) for f in plan.layout.files)
     return replace(plan, layout=Layout(files, slots, False))

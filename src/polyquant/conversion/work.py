@@ -12,22 +12,31 @@ from itertools import pairwise
 
 import numpy as np
 
-from polyquant.calibration.hessians import Hessians
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
-from polyquant.codecs.trellis import Trellis
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError
-from polyquant.formats.steps import Piece, Step
+from polyquant.formats.steps import Piece, Step, shared_importance
 from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
-from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.rows import float_rows, stored_rows, whole_floats
-from polyquant.types import F32, Action, Affine, Codec, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
+from polyquant.types import (
+    F32,
+    Action,
+    Affine,
+    Checkpoint,
+    Codec,
+    Floats,
+    Parts,
+    Ternary,
+    TrellisCodes,
+    Weight,
+    as_matrix,
+)
 
-__all__ = ["blocks", "stream", "whole"]
+__all__ = ["blocks", "floats", "stream", "whole"]
 
 
 def blocks(step: Step) -> Iterator[slice | None]:
@@ -74,7 +83,7 @@ def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
     if target.form is Floats:
         return target.pack(Floats(w))
     if importance is None or importance.ndim == 1 or not target.row_sliced or not len(w):
-        return target.pack(target.quantize(w, importance=_shared(importance)))
+        return target.pack(target.quantize(w, importance=shared_importance(importance)))
     n = step.map.shape[-2]
     cuts = [start, *range((start // n + 1) * n, start + len(w), n), start + len(w)]
     found = [
@@ -129,8 +138,8 @@ def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> 
     return total
 
 
-def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = None) -> Iterator[Piece]:
-    """A tensor that is read whole. hessians: for trellis codes that are searched on inputs."""
+def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
+    """A tensor that is read whole."""
     weights, op = _weights(plan, step), step.map.op
     same, weight = isinstance(op, Same), weights[0]
     source, target, shape = weight.codec, step.target, step.map.shape
@@ -145,37 +154,18 @@ def whole(plan: Plan, step: Step, *, measure: bool, hessians: Hessians | None = 
         yield Piece(target.pack(source.unpack(weight.read(), shape)))
     elif target.form is Ternary and (same or op.keeps_rows([w.shape for w in weights])):
         yield Piece(target.pack(_joined_codes([_ternary_codes(w, step) for w in weights], weights, step)))
-    elif isinstance(target, Trellis):
-        yield _search(plan, step, weights, hessians)
     else:
-        yield from _from_floats(plan, step, _floats(weights, step), measure=measure)
+        yield from _from_floats(plan, step, floats(plan.source, step), measure=measure)
 
 
-def _floats(weights: Sequence[Weight], step: Step) -> F32:
-    """The whole target [rows, K] as floats."""
+def floats(source: Checkpoint, step: Step) -> F32:
+    """The whole target of a step, float32 [rows, K]."""
+    weights = [source[name] for name in step.map.sources]
     if step.map.ternarize:
         w = step.map.op.reference([absmean_floats(w).reshape(w.shape) for w in weights])
     else:
         w = whole_floats(weights, step.map.op)
     return w.reshape(as_matrix(step.map.shape))
-
-
-def _search(plan: Plan, step: Step, weights: Sequence[Weight], hessians: Hessians | None) -> Piece:
-    """Trellis codes of a weight. The error is always measured: the folder states it."""
-    target = step.target
-    assert isinstance(target, Trellis)
-    name = step.map.target
-    h, note = (_shared(plan.importance.get(name)), "") if hessians is None else hessians.of(step.inputs)
-    w = _floats(weights, step)
-    found = quantize_trellis(target, w, h)
-    parts = target.pack(found.codes)
-    notes = "; ".join(f"{name}: {n}" for n in (note, found.note) if n)
-    return Piece(parts, error=error_sums(w, target.dequantize(parts, step.map.shape)), note=notes)
-
-
-def _shared(importance: F32 | None) -> F32 | None:
-    """[K] of [K], or of a stack's [experts, K]: codes that mix the rows of all experts weigh them alike."""
-    return importance if importance is None or importance.ndim == 1 else importance.mean(axis=0)
 
 
 def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[Piece]:

@@ -53,8 +53,8 @@ def replaceable(target: Path) -> tuple[str, ...]:
     if stat.S_ISDIR(mode) and not names:
         return ()
     try:
-        module, _ = detect(target)
-        own = set(module.own_files(target, names)) if names else set()
+        form, _ = detect(target)
+        own = form.own_files(target, names) if names else set()
     except PolyquantError as e:
         if not isinstance(e, InputError) and names:
             raise

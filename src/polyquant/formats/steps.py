@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from polyquant.errors import UnsupportedError
 from polyquant.operations import Stack
 from polyquant.ops.metrics import ErrorSums
-from polyquant.types import Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
+from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
-__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes"]
+__all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes", "shared_importance"]
 
 BLOCK_WEIGHTS = 1 << 20
 """Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
@@ -32,6 +32,11 @@ class Step:
     nbytes: int
     cut: bool | None = None
     sources: tuple[TensorSpec, ...] = ()
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What is written."""
+        return TensorSpec(self.map.target, self.map.shape, self.target)
 
     @property
     def weights(self) -> int:
@@ -116,3 +121,8 @@ class Progress:
     total: int
     tensor: str
     seconds: float
+
+
+def shared_importance(importance: F32 | None) -> F32 | None:
+    """[K] of [K], or of a stack's [experts, K]: codes that mix the rows of all experts weigh them alike."""
+    return importance if importance is None or importance.ndim == 1 else importance.mean(axis=0)

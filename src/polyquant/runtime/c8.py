@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.names import Family, to_gguf_name
+from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError
 from polyquant.ops.decoder import on_grid
 from polyquant.runtime.tensors import Tensors
@@ -44,13 +44,13 @@ class C8:
         return on_grid(k, parts[0], parts[1]), on_grid(v, parts[2], parts[3])
 
 
-def grid_name(family: Family, name: str) -> str | None:
+def grid_name(architecture: Architecture, name: str) -> str | None:
     """The decoder's name of a stored scale or offset of the cache, e.g. "blk.0.attn_k.kv_cache_scale"; None for other tensors."""
     found = _STORED.fullmatch(name)
     if found is None:
         return None
     stem = found["owner"] + (found["fused"] or f".{found['which']}_proj")
-    known = to_gguf_name(family, f"{stem}.weight")
+    known = architecture.names.to_gguf(f"{stem}.weight")
     if known is None:
         return None
     return f"{known.removesuffix('.weight').replace('attn_qkv', 'attn_' + found['which'])}.{found['part']}"

@@ -15,6 +15,7 @@ from polyquant.runtime.kv_cache import CacheType, KVCache
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Rotary
+from polyquant.runtime.site import Place
 from polyquant.runtime.step import Step
 from polyquant.types import F32, Weight
 
@@ -22,13 +23,17 @@ __all__ = ["Decoder", "Layer"]
 
 
 class Layer(Protocol):
-    """A decoder layer: x [T, hidden] -> [T, hidden].
+    """A decoder layer: x [T, hidden] -> [T, hidden]. places: of its linear layers, in the order of the computation.
 
     recordable: for one token it does nothing to activations but run the operations of ops/decoder.py and Linear and take views of their
     outputs, and what it runs does not depend on them or on the position: see runtime/step.py.
     """
 
     recordable: bool
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """See above."""
 
     def __call__(self, x: F32, cos: F32, sin: F32, rotary: Rotary, cache: KVCache) -> F32:
         """cos, sin [T, R] of the positions of the T tokens."""

@@ -1,4 +1,4 @@
-"""What a checkpoint is, before a tensor is looked at: its family, the decoder's names for its tensors, its hyper-parameters, and how its linears
+"""What a checkpoint is, before a tensor is looked at: its architecture, the decoder's names for its tensors, its hyper-parameters, and how its linears
 were trained. What is not run is refused here by its name."""
 
 from __future__ import annotations
@@ -6,47 +6,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from polyquant.architectures.hyper import Hyper, from_config, from_metadata
-from polyquant.architectures.names import Family, to_gguf_name
-from polyquant.architectures.translate import FAMILIES, family_of
+from polyquant.architectures.find import by_name, known, of_config
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.record import Architecture
 from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.c8 import grid_name
 from polyquant.types import Checkpoint
 
-__all__ = ["family", "gates_with_silu", "hyper_parameters", "names", "rounds_tokens"]
-
-_SILU = ("silu", "swish")
+__all__ = ["architecture", "hyper_parameters", "names", "rounds_tokens"]
 
 
-def family(checkpoint: Checkpoint) -> Family:
+def architecture(checkpoint: Checkpoint) -> Architecture:
     """Raises UnsupportedError for an architecture, a variant or a quantization that is not run."""
     if checkpoint.format == "gguf":
         label = checkpoint.metadata.get("general.architecture")
-        found = FAMILIES.get(label) if isinstance(label, str) else None
+        found = by_name(label)
     else:
         if not checkpoint.config:
             raise InputError(
                 "nothing says what these tensors mean", file=checkpoint.path, expected="a folder with config.json"
             )
         label = checkpoint.config.get("model_type") or checkpoint.config.get("architectures")
-        found = family_of(checkpoint.config)
+        found = of_config(checkpoint.config)
     if found is None:
         raise UnsupportedError(
             f"architecture '{label}' is not run here" if label else "no architecture is named",
             file=checkpoint.path,
-            hint=f"known: {', '.join(FAMILIES)}; its weights still convert: polyquant convert",
+            hint=f"known: {', '.join(known())}; its weights still convert: polyquant convert",
         )
-    if experts := _said(checkpoint, f"{found.architecture}.expert_count", "num_local_experts", "num_experts"):
+    if experts := _said(checkpoint, f"{found.name}.expert_count", "num_local_experts", "num_experts"):
         raise UnsupportedError(
             "a mixture of experts is not run here",
             file=checkpoint.path,
             found=f"{experts} experts",
             hint="its weights still convert: polyquant convert",
         )
-    act = _said(checkpoint, "", "hidden_act")
-    if act is not None and act not in _SILU and not (found.ternary and act == "relu2"):
-        raise UnsupportedError(f"activation '{act}' is not run in this architecture", file=checkpoint.path)
     _refuse_foreign_scales(checkpoint)
     return found
 
@@ -91,55 +86,47 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
         raise UnsupportedError("BitNet linears with a norm of their own (use_rms_norm) are not run", file=file)
 
 
-def rounds_tokens(checkpoint: Checkpoint, family: Family) -> bool:
-    """True where activations have one int8 scale a token: BitNet as it was trained. llama.cpp's `bitnet` files have one a block."""
+def rounds_tokens(checkpoint: Checkpoint, architecture: Architecture) -> bool:
+    """True where activations have one int8 scale a token: BitNet as it was trained. Some GGUF architectures have one a block."""
+    ternary = architecture.ternary
     if checkpoint.format == "gguf":
-        return family.ternary and family.architecture != "bitnet"
+        return ternary is not None and ternary.tokens_in_gguf
     said = checkpoint.config.get("quantization_config")
-    return family.ternary or (isinstance(said, Mapping) and said.get("quant_method") == "bitnet")
+    return ternary is not None or (isinstance(said, Mapping) and said.get("quant_method") == "bitnet")
 
 
-def gates_with_silu(checkpoint: Checkpoint, family: Family) -> bool:
-    """BitNet's gate: llama.cpp's `bitnet` graph takes SiLU whatever hidden_act says; a folder says it."""
-    older = family.architecture == "bitnet"
-    if checkpoint.format == "gguf":
-        return older
-    return checkpoint.config.get("hidden_act", "silu" if older else "relu2") in _SILU
-
-
-def names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
+def names(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, str]:
     """Decoder's name -> name in the checkpoint."""
     if checkpoint.format == "gguf":
         return {name: name for name in checkpoint}
-    found = {target: name for name in checkpoint if (target := to_gguf_name(family, name)) is not None}
+    found = {target: name for name in checkpoint if (target := architecture.names.to_gguf(name)) is not None}
     if checkpoint.format == "msmodelslim":
-        found |= {target: name for name in checkpoint if (target := grid_name(family, name)) is not None}
-        found |= {target: name for name in checkpoint if (target := _twin_name(family, name)) is not None}
+        found |= {target: name for name in checkpoint if (target := grid_name(architecture, name)) is not None}
+        found |= {target: name for name in checkpoint if (target := _twin_name(architecture, name)) is not None}
     return found
 
 
-def _twin_name(family: Family, name: str) -> str | None:
+def _twin_name(architecture: Architecture, name: str) -> str | None:
     """The decoder's name of `norm.module.weight`; None for other tensors."""
     stem, _, suffix = name.rpartition(".")
     if not stem.endswith(".module"):
         return None
-    known = to_gguf_name(family, f"{stem.removesuffix('.module')}.{suffix}")
+    known = architecture.names.to_gguf(f"{stem.removesuffix('.module')}.{suffix}")
     return None if known is None else f"{known.removesuffix(f'.{suffix}')}.module.{suffix}"
 
 
-def hyper_parameters(checkpoint: Checkpoint, family: Family, names: Mapping[str, str]) -> Hyper:
+def hyper_parameters(checkpoint: Checkpoint, architecture: Architecture, names: Mapping[str, str]) -> Hyper:
     """Raises InputError for what cannot be right, UnsupportedError for RoPE scalings that are not run."""
     table = checkpoint.weights.get(names.get("token_embd.weight", ""))
     rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
     if checkpoint.format != "gguf":
         file = checkpoint.path / "config.json"
-        config = family.reads(checkpoint.config, file)
-        return from_config(config, vocab=rows, default_theta=family.default_theta, file=file)
+        return architecture.hyper.read_config(checkpoint.config, vocab=rows, file=file)
     metadata, tied = checkpoint.metadata, "output.weight" not in names
-    scaling = metadata.get(f"{family.architecture}.rope.scaling.type")
+    scaling = metadata.get(f"{architecture.name}.rope.scaling.type")
     if scaling not in (None, "none", "linear", "yarn"):
         raise UnsupportedError(f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn")
-    hyper = from_metadata(metadata, family.architecture, vocab=rows, tied=tied, file=checkpoint.path)
+    hyper = architecture.hyper.read_metadata(metadata, architecture.name, vocab=rows, tied=tied, file=checkpoint.path)
     tokens = metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Sized) and not isinstance(tokens, str) and len(tokens) > hyper.vocab:
         raise InputError(

@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.names import Family
+from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope import FREQS
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError
@@ -14,15 +14,14 @@ from polyquant.opening import open_checkpoint
 from polyquant.ops import native
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime import identity
-from polyquant.runtime.bitnet import BitNetLayer
 from polyquant.runtime.c8 import C8, read_c8
-from polyquant.runtime.chatglm import ChatGLMLayer
-from polyquant.runtime.decoder import Decoder, Layer
+from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.kv_cache import CacheType
-from polyquant.runtime.llama import LlamaLayer
+from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
 from polyquant.runtime.norm import read_norm
 from polyquant.runtime.rotary import rotary
+from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import Floats
 
@@ -58,21 +57,21 @@ def load(
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
         raise InputError("threads is out of range", expected=f"1 to {_MAX_THREADS}", found=threads)
     checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile)
-    family = identity.family(checkpoint)
-    names = identity.names(checkpoint, family)
-    hyper = identity.hyper_parameters(checkpoint, family, names)
+    architecture = identity.architecture(checkpoint)
+    names = identity.names(checkpoint, architecture)
+    hyper = identity.hyper_parameters(checkpoint, architecture, names)
     if context is not None and not 1 <= context <= hyper.context:
         raise InputError(
             "context is out of range", file=checkpoint.path, expected=f"1 to {hyper.context} tokens", found=context
         )
     if threads is not None:
         native.set_threads(threads)
-    token = identity.rounds_tokens(checkpoint, family)
+    token = identity.rounds_tokens(checkpoint, architecture)
     rounding: Rounding = "none" if activations == "float" else "token" if token else "block"
-    tensors = Tensors(checkpoint, names, family, rounding, masters=token and checkpoint.format == "hf")
+    tensors = Tensors(checkpoint, names, architecture, rounding, masters=token and checkpoint.format == "hf")
     exact = activations == "float" or all(w.codec.form is Floats for w in checkpoint.values())
-    decoder = build(tensors, family, hyper, cache, exact=exact)
-    return Model(tensors.noted(), family, decoder, context=context)
+    decoder = build(tensors, architecture, hyper, cache, exact=exact)
+    return Model(tensors.noted(), architecture, decoder, context=context)
 
 
 def _one_of(what: str, found: object, known: tuple[str | None, ...]) -> None:
@@ -81,7 +80,7 @@ def _one_of(what: str, found: object, known: tuple[str | None, ...]) -> None:
 
 
 def build(
-    tensors: Tensors, family: Family, hyper: Hyper, cache: CacheType | None = None, *, exact: bool = True
+    tensors: Tensors, architecture: Architecture, hyper: Hyper, cache: CacheType | None = None, *, exact: bool = True
 ) -> Decoder:
     """The decoder of an architecture. Raises InputError for missing and misshapen tensors, and for a cache that the checkpoint does not have."""
     checkpoint = tensors.checkpoint
@@ -95,15 +94,9 @@ def build(
     embedding = tensors.weight("token_embd.weight", (hyper.vocab, hyper.hidden))
     c8 = _c8(tensors, hyper, cache, exact=exact)
     before = c8 if c8 is not None and not c8.turned else None
-    layers: list[Layer] = []
-    for i in range(hyper.layers):
-        if family.ternary:
-            layers.append(BitNetLayer(tensors, hyper, i, silu=identity.gates_with_silu(checkpoint, family)))
-        elif family.architecture == "chatglm":
-            layers.append(ChatGLMLayer(tensors, hyper, i, before))
-        else:
-            layers.append(LlamaLayer(tensors, hyper, i, before))
-    interleaved = family.pairs or (family.interleaved and checkpoint.format == "gguf")
+    made = computes(architecture.layer)
+    layers = [made(architecture.layer, Site(tensors, architecture, hyper, i, before)) for i in range(hyper.layers)]
+    interleaved = architecture.rotates_pairs(gguf=checkpoint.format == "gguf")
     divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
     return Decoder(
         hyper,

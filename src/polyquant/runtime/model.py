@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.architectures.names import Family
+from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
@@ -26,8 +26,10 @@ _CHUNK = 512  # tokens that go through the layers at a time
 class Model:
     """A checkpoint with its decoder."""
 
-    def __init__(self, checkpoint: Checkpoint, family: Family, decoder: Decoder, *, context: int | None = None) -> None:
-        self.checkpoint, self.family, self.decoder = checkpoint, family, decoder
+    def __init__(
+        self, checkpoint: Checkpoint, architecture: Architecture, decoder: Decoder, *, context: int | None = None
+    ) -> None:
+        self.checkpoint, self.architecture, self.decoder = checkpoint, architecture, decoder
         self._context = decoder.hyper.context if context is None else context
 
     @property

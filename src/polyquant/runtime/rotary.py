@@ -1,6 +1,6 @@
 """Rotary positions of a model: the frequencies after scaling, and the angles of a run of positions.
 
-linear: every frequency divided by `factor`. llama3: long wavelengths divided, see models/rope.py. yarn (Peng et al. 2023): a ramp
+linear: every frequency divided by `factor`. llama3: long wavelengths divided, see architectures/rope.py. yarn (Peng et al. 2023): a ramp
 between the two by how often a pair turns within the original context, and an amplitude 0.1 ln(factor) + 1 on cos and sin.
 """
 

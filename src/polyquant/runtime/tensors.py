@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from polyquant.architectures.names import Family, to_hf_name
+from polyquant.architectures.record import Architecture
 from polyquant.codecs.opaque import OpaqueCodec
 from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
@@ -38,7 +38,7 @@ class Tensors:
 
     checkpoint: Checkpoint
     names: dict[str, str]
-    family: Family
+    architecture: Architecture
     rounding: Rounding
     masters: bool = False
     used: set[str] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Tensors:
         """The tensor of that name. Raises InputError if it is missing or has another shape, UnsupportedError if it cannot be decoded."""
         file = self.checkpoint.path
         if name not in self.names:
-            shown = name if self.checkpoint.format == "gguf" else to_hf_name(self.family, name) or name
+            shown = name if self.checkpoint.format == "gguf" else self.architecture.names.to_hf(name) or name
             raise InputError("a tensor that the decoder needs is missing", file=file, tensor=shown)
         self.used.add(name)
         found = self.checkpoint[self.names[name]]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from polyquant.conversion.convert import PlanOptions, plan, quantize
+from polyquant.conversion.convert import plan, quantize
 from polyquant.conversion.execute import Report
-from polyquant.conversion.steps import TRELLIS, Plan
+from polyquant.conversion.steps import Plan
 from polyquant.formats.sizes import DEFAULT_SHARD_SIZE, shard_bytes
 from polyquant.formats.steps import Progress
+from polyquant.formats.trellis.format import TRELLIS
 from polyquant.storage.staging import Resume
 
 __all__ = ["DEFAULT_BITS", "TrellisQuantizer"]
@@ -27,7 +28,7 @@ _SAYS_HOW_SMALL = ("bits", "codec", "recipe", "target_bpw")
 class TrellisQuantizer:
     """What to quantize and how; `save` does it, and can be called again for another shard size."""
 
-    def __init__(self, model_path: str | os.PathLike[str], **options: Unpack[PlanOptions]) -> None:
+    def __init__(self, model_path: str | os.PathLike[str], **options: Any) -> None:
         """model_path: a Hugging Face folder or whatever else `polyquant.open` opens. options: those of `polyquant.plan`, e.g. bits (3 where
         nothing says how small) or target_bpw, effort "fast", "default" or "max", method "trellis_viterbi" or "trellis_ldlq", calibration (a text
         file), rules=["lm_head=trellis.6"].
@@ -36,11 +37,11 @@ class TrellisQuantizer:
         chosen: Any = dict(options)
         if not any(chosen.get(key) is not None for key in _SAYS_HOW_SMALL):
             chosen["bits"] = DEFAULT_BITS
-        self.options: PlanOptions = chosen
+        self.options: dict[str, Any] = chosen
 
     def plan(self) -> Plan:
         """Every step and byte, before any work. Raises InputError, PlanError, UnknownNameError, CodecError."""
-        return plan(self.model_path, TRELLIS, **self.options)
+        return plan(self.model_path, TRELLIS.name, **self.options)
 
     def save(
         self,
@@ -57,7 +58,7 @@ class TrellisQuantizer:
         shard_size: the most bytes of a shard, a number or "2GB". Returns the report with the error of each tensor. Raises what `plan` raises, and
         OSError.
         """
-        options: PlanOptions = {**self.options, "shard_bytes": shard_bytes(shard_size)}
+        options: dict[str, Any] = {**self.options, "shard_bytes": shard_bytes(shard_size)}
         return quantize(
-            self.model_path, output_path, to=TRELLIS, resume=resume, overwrite=overwrite, threads=threads, on_progress=on_progress, **options
+            self.model_path, output_path, to=TRELLIS.name, resume=resume, overwrite=overwrite, threads=threads, on_progress=on_progress, **options
         )  # fmt: skip

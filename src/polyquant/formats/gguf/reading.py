@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from polyquant.codecs.opaque import OpaqueCodec
+from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import InputError, PlanError, UnknownNameError
 from polyquant.formats.gguf.dialect import detect
 from polyquant.formats.gguf.header import Header, Metadata, read_header
+from polyquant.formats.gguf.options import LAYOUTS
 from polyquant.formats.gguf.place import Placed, place
 from polyquant.registry import codec as named_codec
 from polyquant.storage import limits
 from polyquant.storage.source import FileArray, Source, Swap, foreign
 from polyquant.types import ArraySpec, Checkpoint, Evidence, Kind, Weight
 
-__all__ = ["LAYOUTS", "members", "open_gguf", "sniff", "split_number"]
-
-LAYOUTS = ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s")
-"""What type 36 can mean: only the user knows which (x86 unless said)."""
+__all__ = ["LAYOUTS", "members", "open_gguf", "sniff", "split_number", "with_tile"]
 
 _MEMBER = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 
@@ -125,7 +125,9 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
         raise InputError(
             "the members of this split model lack tensors", file=path, expected=expected, found=len(weights)
         )
-    return Checkpoint("gguf", Path(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes))
+    return Checkpoint(
+        "gguf", Path(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
+    )
 
 
 def _unknown(weights: dict[str, Weight]) -> list[str]:
@@ -154,3 +156,12 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
         why = f"{name} has no big-endian form"
     opaque = OpaqueCodec(info.type_id, placed.nbytes, why)
     return Weight(info.name, shape, opaque, {"bytes": FileArray(source, offset, opaque.specs(shape)["bytes"])})
+
+
+def with_tile(checkpoint: Checkpoint, tile: Tile) -> Checkpoint:
+    """The same checkpoint with the tile configuration of its TL1 and TL2 tensors said."""
+    weights = {
+        w.name: replace(w, codec=w.codec.configure(tile=tile)) if isinstance(w.codec, TL) else w
+        for w in checkpoint.values()
+    }
+    return replace(checkpoint, weights=weights)

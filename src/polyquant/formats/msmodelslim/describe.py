@@ -19,9 +19,8 @@ from typing import Any
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.types import TensorSpec
 
-__all__ = ["DIALECTS", "FLOAT", "description", "model_order", "model_type"]
+__all__ = ["FLOAT", "description", "model_order", "model_type"]
 
-DIALECTS = ("v1", "ascendv1", "v0")
 FLOAT = "FLOAT"
 VERSION = "1.0.0"
 

@@ -21,7 +21,8 @@ from polyquant.codecs.dtypes import BY_NUMPY, WORDS
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.errors import PlanError
-from polyquant.formats.msmodelslim.describe import DIALECTS, description, model_order, model_type
+from polyquant.formats.msmodelslim.describe import description, model_order, model_type
+from polyquant.formats.msmodelslim.options import DIALECTS
 from polyquant.storage import strict_json
 from polyquant.storage.folder import base_name
 from polyquant.storage.safetensors import header_bytes

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from polyquant.errors import PlanError
-from polyquant.formats.msmodelslim.describe import DIALECTS
+from polyquant.formats.sizes import shard_bytes as parse_size
+from polyquant.options import option
 
-__all__ = ["AUTO", "MsModelSlimOptions", "Smooth"]
+__all__ = ["AUTO", "DIALECTS", "MsModelSlimOptions", "Ranges", "Smooth"]
+
+DIALECTS = ("v1", "ascendv1", "v0")
 
 Smooth = Literal["m1", "m4", "shift"]
+Ranges = Mapping[str, tuple[float, float]]
+"""Linear layer -> (least, greatest) input."""
 _CACHES = ("c8", "c8.asym")
 _SMOOTH = ("m1", "m4", "shift")
 AUTO = "auto"
@@ -28,16 +35,56 @@ class MsModelSlimOptions:
     or "f32", what the model computes in: the plan fills it in from config.json.
     """
 
-    kv: str | None = None
-    smooth: Smooth | None = None
-    dialect: str = "v1"
-    keep: tuple[str, ...] = ()
-    exact_tool: bool = False
-    effort: str | None = None
-    calibration: str | None = None
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    kv: str | None = option(
+        choices=_CACHES, help="Scales for a cache of int8, with offsets or without; needs --calibration."
+    )
+    smooth: Smooth | None = option(
+        choices=_SMOOTH,
+        help="SmoothQuant: move activation outliers into the weights, with exponent 0.5, with 0.9 between more layers, or with inputs centred too; "
+        "needs --calibration.",
+    )
+    dialect: str = option(
+        "v1",
+        choices=DIALECTS,
+        shown="v1",
+        help="Files as msModelSlim's current command line writes them, or one of its two older forms.",
+    )
+    keep: tuple[str, ...] = option(
+        (),
+        multiple=True,
+        metavar="GLOB|auto",
+        help="Linear layers that stay float; repeatable. auto: as few as keep the model within --keep-error; needs --calibration.",
+    )
+    exact_tool: bool = option(
+        False, type=bool, help="The tool's integers bit for bit, computed in the model's type; its error is larger."
+    )
+    effort: str | None = option(choices=("default", "max"), shown="default", help="max searches, with --calibration.")
+    calibration: str | None = option(
+        metavar="FILE|self", help="Text on which the float model shows what its layers read; self: text that it writes."
+    )
+    ranges: Ranges | str | os.PathLike[str] | None = option(
+        type=Path,
+        metavar="FILE",
+        help="w8a8 without a calibration: JSON {linear layer: [least, greatest input]}, or the tool's calib_stats.json.",
+    )
+    keep_error: float | None = option(
+        type=float,
+        low=0,
+        low_open=True,
+        metavar="X",
+        shown="0.01",
+        help="Limit of --keep auto: mean KL divergence of the next token, in nats.",
+    )
+    shard_bytes: int | None = option(
+        help="Largest shard, e.g. 2GB.", flag="--shard-size", metavar="SIZE", parse=parse_size, shown="4GB"
+    )
     dtype: str = "bf16"
-    keep_error: float | None = None
+
+    @property
+    def input_ranges(self) -> Ranges:
+        """The ranges, read. Only after `for_model`."""
+        assert self.ranges is None or isinstance(self.ranges, Mapping)
+        return self.ranges or {}
 
     def refuse(self) -> None:
         """Raises PlanError for options that do not go together."""

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.architectures.names import Family, to_gguf_name
-from polyquant.architectures.translate import family_of
+from polyquant.architectures.find import of_config
+from polyquant.architectures.record import Architecture
 from polyquant.codecs.affine_forms import floats_of
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import UnsupportedError
@@ -27,11 +27,6 @@ from polyquant.types import F32, ArraySpec, Checkpoint, Floats, Weight
 
 __all__ = ["plain_model"]
 
-_BEHIND = {
-    "attn_norm": ("attn_q", "attn_k", "attn_v", "attn_qkv"),
-    "ffn_norm": ("ffn_gate", "ffn_up"),
-}
-"""Norm of a layer -> the linear layers that read its output."""
 _CACHE = (".kv_cache_scale", ".kv_cache_offset")
 _TWIN = (".module.weight", ".module.bias")
 
@@ -61,15 +56,15 @@ def plain_model(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises UnsupportedError for a norm that its layers do not agree on, and for a shift that cannot be folded.
     """
-    family, weights, notes = family_of(checkpoint.config), dict(checkpoint.weights), []
+    record, weights, notes = of_config(checkpoint.config), dict(checkpoint.weights), []
     if cache := [weights.pop(n) for n in checkpoint if n.endswith(_CACHE)]:
         notes.append(f"{len(cache)} scales and offsets of an int8 cache are dropped: the target computes its own")
-    notes += _one_norm(checkpoint, family, weights)
-    notes += _recover_biases(checkpoint, family, weights)
+    notes += _one_norm(checkpoint, record, weights)
+    notes += _recover_biases(checkpoint, record, weights)
     shifts = {}
     for name in [n for n in weights if n.endswith(".bias") and _is_norm(n.removesuffix(".bias"), weights)]:
         values = _floats(weights[name])
-        if family is not None or not values.any():
+        if record is not None or not values.any():
             shifts[name] = values
             del weights[name]
         else:
@@ -77,24 +72,24 @@ def plain_model(checkpoint: Checkpoint) -> Checkpoint:
     if empty := sum(not b.any() for b in shifts.values()):
         notes.append(f"{empty} biases of norms are zero: dropped")
     moved = {name: b for name, b in shifts.items() if b.any()}
-    if moved and family is not None:
-        notes += _fold(checkpoint, family, weights, moved)
+    if moved and record is not None:
+        notes += _fold(checkpoint, record, weights, moved)
     order = [n for name in checkpoint for n in (name, f"{name.removesuffix('.weight')}.bias")]
     ordered = {n: weights[n] for n in dict.fromkeys(order) if n in weights}
     return replace(checkpoint, format="hf", weights=ordered, metadata={}, notes=(*checkpoint.notes, *notes))
 
 
-def _one_norm(checkpoint: Checkpoint, family: Family | None, weights: dict[str, Weight]) -> Iterator[str]:
+def _one_norm(checkpoint: Checkpoint, record: Architecture | None, weights: dict[str, Weight]) -> Iterator[str]:
     """Leave one of the two copies of a norm, and yield what was dropped. Raises UnsupportedError where float layers need the one, quantized ones the other."""
-    by_role = _by_role(family, weights)
+    by_role = _by_role(record, weights)
     twins = [n for n in weights if n.endswith(_TWIN)]
     for name in twins:
         module, last = name.rsplit(".module.", 1)
         first, second = weights.get(f"{module}.{last}"), weights.pop(name)
         if first is not None and np.array_equal(_floats(first), _floats(second)):
             continue
-        role = (to_gguf_name(family, f"{module}.weight") or "") if family is not None else ""
-        behind = [weights[by_role[f"{r}.weight"]].codec.form is Floats for r in _layers_behind(role, by_role)]
+        role = (record.names.to_gguf(f"{module}.weight") or "") if record is not None else ""
+        behind = [weights[by_role[f"{r}.weight"]].codec.form is Floats for r in _layers_behind(record, role, by_role)]
         if first is not None and behind and all(behind):
             continue  # layers that stayed float read the norm as it was
         if first is not None and any(behind):
@@ -109,13 +104,13 @@ def _one_norm(checkpoint: Checkpoint, family: Family | None, weights: dict[str, 
         yield f"{len(twins)} tensors norm.module.* say a norm twice: dropped"
 
 
-def _recover_biases(checkpoint: Checkpoint, family: Family | None, weights: dict[str, Weight]) -> Iterator[str]:
+def _recover_biases(checkpoint: Checkpoint, record: Architecture | None, weights: dict[str, Weight]) -> Iterator[str]:
     """Static layers whose architecture has a bias and whose file has it in quant_bias only: bias = (quant_bias + input_offset * sum of codes) * deq_scale."""
     found = []
-    for role, name in _by_role(family, weights).items():
+    for role, name in _by_role(record, weights).items():
         weight, bias, stem = weights[name], name.removesuffix(".weight") + ".bias", role.split(".")[-2]
         static = isinstance(weight.codec, MsModelSlim) and weight.codec.static
-        if family is None or not static or bias in weights or not _has_bias(checkpoint.config, family, stem):
+        if record is None or not static or bias in weights or not record.has_bias(checkpoint.config, stem):
             continue
         codes = weight.codec.unpack(weight.read(), weight.shape)
         grid = codes.activation
@@ -143,13 +138,13 @@ def _floats(weight: Weight) -> F32:
 
 
 def _fold(
-    checkpoint: Checkpoint, family: Family, weights: dict[str, Weight], shifts: Mapping[str, F32]
+    checkpoint: Checkpoint, record: Architecture, weights: dict[str, Weight], shifts: Mapping[str, F32]
 ) -> Iterator[str]:
     """Give every layer behind a shifted norm its bias, and yield what was dropped. Raises UnsupportedError."""
-    by_role = _by_role(family, weights)
+    by_role = _by_role(record, weights)
     dropped: list[tuple[float, float, str]] = []
     for name, shift in shifts.items():
-        behind = _layers_behind(to_gguf_name(family, name) or "", by_role)
+        behind = _layers_behind(record, record.names.to_gguf(name) or "", by_role)
         if not behind:
             raise UnsupportedError(
                 "this norm has a shift that no linear layer behind it can take",
@@ -162,7 +157,7 @@ def _fold(
             moved = (_floats(weights[linear]) @ shift).astype(np.float32)  # [N]
             bias = linear.removesuffix(".weight") + ".bias"
             total = moved + _floats(weights[bias]) if bias in weights else moved
-            if _has_bias(checkpoint.config, family, stem):
+            if record.has_bias(checkpoint.config, stem):
                 weights[bias] = _held(bias, total, checkpoint)
             else:
                 weights.pop(bias, None)
@@ -176,24 +171,15 @@ def _fold(
         )
 
 
-def _by_role(family: Family | None, weights: Mapping[str, Weight]) -> dict[str, str]:
+def _by_role(record: Architecture | None, weights: Mapping[str, Weight]) -> dict[str, str]:
     """Role "blk.0.attn_q.weight" -> name; none of an architecture that is not known."""
-    if family is None:
+    if record is None:
         return {}
-    return {role: name for name in weights if (role := to_gguf_name(family, name)) is not None}
+    return {role: name for name in weights if (role := record.names.to_gguf(name)) is not None}
 
 
-def _layers_behind(norm: str, by_role: Mapping[str, str]) -> list[str]:
+def _layers_behind(record: Architecture | None, norm: str, by_role: Mapping[str, str]) -> list[str]:
     """Roles "blk.0.attn_q" of the layers that read the norm with role "blk.0.attn_norm.weight"."""
     block, _, stem = norm.rpartition(".")[0].rpartition(".")
-    return [f"{block}.{s}" for s in _BEHIND.get(stem, ()) if f"{block}.{s}.weight" in by_role]
-
-
-def _has_bias(config: Mapping[str, Any], family: Family, stem: str) -> bool:
-    """True if a linear layer of this architecture has a bias."""
-    inputs = stem in _BEHIND["attn_norm"]
-    if family.architecture == "qwen2":
-        return inputs
-    if family.architecture == "chatglm":
-        return bool(config.get("add_bias_linear") or (inputs and config.get("add_qkv_bias")))
-    return bool(config.get("attention_bias" if inputs else "mlp_bias"))
+    readers = () if record is None else record.behind(stem)
+    return [f"{block}.{s}" for s in readers if f"{block}.{s}.weight" in by_role]

@@ -93,8 +93,8 @@ def _caches(source: Checkpoint, names: Collection[str]) -> list[Cache]:
             keys = name.removesuffix(".weight")
             out.append(Cache(keys, f"{keys[: -len('k_proj')]}v_proj", source[name].shape[0]))
         elif name.endswith(_FUSED) and name in source:
-            fused, family = name.removesuffix(".weight"), identity.family(source)
-            hyper = identity.hyper_parameters(source, family, identity.names(source, family))
+            fused, record = name.removesuffix(".weight"), identity.architecture(source)
+            hyper = identity.hyper_parameters(source, record, identity.names(source, record))
             out.append(Cache(f"{fused}.k_proj", f"{fused}.v_proj", hyper.kv_heads * hyper.head_size))
     if not out and names is source:
         raise UnsupportedError(

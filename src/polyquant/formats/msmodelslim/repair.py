@@ -79,9 +79,9 @@ def repair(
     """
     source, target = Path(src), Path(dst)
     refuse_target(target, source, overwrite=overwrite)
-    module, _ = detect(source)
-    if module.name != msmodelslim.name:
-        raise UnsupportedError("only msModelSlim folders can be repaired", file=source, found=module.name)
+    form, _ = detect(source)
+    if form.name != msmodelslim.name:
+        raise UnsupportedError("only msModelSlim folders can be repaired", file=source, found=form.name)
     findings = list(msmodelslim.check(source))
     _refuse(f for f in findings if f.severity is Severity.ERROR and f.code not in _MENDED)
     if dialect is None and not any(f.severity is not Severity.NOTE and f.code in _MENDED for f in findings):

@@ -113,25 +113,22 @@ class _Rounder:
 
     def __init__(self, model: Model, targets: Mapping[str, MsModelSlim], prepared: Prepared | None) -> None:
         self._model, self._targets, self._prepared = model, targets, prepared
-        self._places = [
-            [(key, v) for key, v in vars(layer).items() if isinstance(v, Linear)] for layer in model.decoder.layers
-        ]
+        self._places = [[(place, place.linear) for place in layer.places] for layer in model.decoder.layers]
         self.names = [[w.name for _, v in found for w in v.weights if w.name in targets] for found in self._places]
 
     @contextmanager
     def rounded(self, names: set[str]) -> Iterator[None]:
         """Within the block these weights are rounded, and the inputs that they read."""
         changed = []
-        for layer, found in zip(self._model.decoder.layers, self._places, strict=True):
-            for key, linear in found:
-                if names & {w.name for w in linear.weights}:
-                    changed.append((layer, key, linear))
-                    setattr(layer, key, _Rounded(linear, [self._multiplier(w, names) for w in linear.weights]))
+        for place, linear in (found for layer in self._places for found in layer):
+            if names & {w.name for w in linear.weights}:
+                changed.append((place, linear))
+                place.put(_Rounded(linear, [self._multiplier(w, names) for w in linear.weights]))
         try:
             yield
         finally:
-            for layer, key, linear in changed:
-                setattr(layer, key, linear)
+            for place, linear in changed:
+                place.put(linear)
 
     def _multiplier(self, weight: Weight, names: set[str]) -> _Multiplier | None:
         if weight.name not in names:

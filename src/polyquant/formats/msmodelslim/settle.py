@@ -9,12 +9,13 @@ import numpy as np
 
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import PlanError
+from polyquant.formats.linears import is_linear
+from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import derived
 from polyquant.formats.msmodelslim.smooth import links
-from polyquant.formats.msmodelslim.target import bias_type, kept, module_of
+from polyquant.formats.plain_target import folder_warnings
 from polyquant.formats.steps import Step
-from polyquant.formats.trellis.target import folder_warnings, is_linear
 from polyquant.registry import codec
 from polyquant.types import Action, Checkpoint, Codec, Floats, Shape, TensorMap, Weight
 
@@ -62,7 +63,7 @@ def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
                 hint="leave out --calibration, or add --effort max, --smooth or --kv",
             )
         return
-    missing = [s.map.source for s in static if module_of(s.map.source) not in options.ranges]
+    missing = [s.map.source for s in static if module_of(s.map.source) not in options.input_ranges]
     if missing and options.ranges:
         raise PlanError(
             f"--ranges says nothing of {len(missing)} layers",

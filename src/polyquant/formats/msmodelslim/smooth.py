@@ -3,7 +3,7 @@
     m1, shift   input norm -> q, k, v; norm after attention -> gate, up
     m4          these, and v -> o, up -> down: rows of the first are divided by what columns of the second are multiplied with
 
-Known for Llama and its relatives and for ChatGLM2, whose q, k, v and whose gate and up are one matrix each.
+Who feeds whom is said by the architecture's record. Ternary weights have no columns to scale: models trained so are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.parts import Feed
 from polyquant.calibration.statistics import InputRanges
 from polyquant.errors import UnsupportedError
 from polyquant.quantizers.smooth import ALPHA, shared_by_heads, smoothing_scale
@@ -21,16 +23,6 @@ from polyquant.types import F32, Checkpoint, Codec, Floats, Weight, as_matrix
 
 __all__ = ["Link", "Smoothing", "floats", "last_norm", "links", "rows_of"]
 
-_NORMS = (
-    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
-    ("input_layernorm", ("self_attention.query_key_value",)),
-    ("post_attention_layernorm", ("mlp.dense_h_to_4h",)),
-)
-_VALUES = (("self_attn.v_proj", "self_attn.o_proj"), ("self_attention.query_key_value", "self_attention.dense"))
-_GATED = (("mlp.up_proj", "mlp.down_proj"), ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"))
-_KNOWN = frozenset({"llama", "qwen2", "qwen3", "chatglm"})
-_LAST = ("model.norm.weight", "transformer.encoder.final_layernorm.weight")
 _CHUNK = 1 << 22  # weights that are dequantized at a time
 
 
@@ -54,29 +46,23 @@ class Link:
 
 def links(source: Checkpoint, method: str) -> list[Link]:
     """What a method smooths, layer by layer. Raises UnsupportedError for a model whose structure is not known."""
-    family = identity.family(source)
-    if source.format == "gguf" or family.architecture not in _KNOWN:
+    record = identity.architecture(source)
+    if source.format == "gguf" or record.ternary is not None:
         raise UnsupportedError(
-            f"smoothing does not know which norm feeds which layer in '{family.architecture}' ({source.format})",
+            f"smoothing does not know which norm feeds which layer in '{record.name}' ({source.format})",
             file=source.path,
             hint="leave out --smooth",
         )
-    hyper = identity.hyper_parameters(source, family, identity.names(source, family))
+    names = identity.names(source, record)
+    hyper = identity.hyper_parameters(source, record, names)
+    feeds = (*record.feeds("norm"), *(record.feeds("values", "product") if method == "m4" else ()))
+    blocks = dict.fromkeys(r.removesuffix("attn_norm.weight") for r in names if r.endswith(".attn_norm.weight"))
     out = []
-    for prefix in dict.fromkeys(
-        n.rpartition("input_layernorm.weight")[0] for n in source if n.endswith(".input_layernorm.weight")
-    ):
-        at = [_named(prefix, norm, readers) for norm, readers in _NORMS]
-        out += [Link(f, r) for f, r in at if _all(source, f, *r)]
-        if method != "m4":
-            continue
-        for feeder, reader in (_named(prefix, f, (r,)) for f, r in _VALUES):
-            if _all(source, feeder, *reader):
-                rows = hyper.kv_heads * hyper.head_size
-                out.append(Link(feeder, reader, source[feeder].shape[0] - rows, (hyper.kv_heads, hyper.head_size)))
-        for feeder, reader in (_named(prefix, f, (r,)) for f, r in _GATED):
-            if _all(source, feeder, *reader):
-                out.append(Link(feeder, reader, source[feeder].shape[0] - source[reader[0]].shape[1]))
+    for block in blocks:
+        for feed in feeds:
+            stems = [f"{block}{stem}.weight" for stem in (feed.source, *feed.readers)]
+            if all(stem in names for stem in stems):
+                out.append(_link(source, feed, [names[stem] for stem in stems], hyper))
     if not out:
         raise UnsupportedError(
             "smoothing finds no norms before its linear layers", file=source.path, hint="leave out --smooth"
@@ -84,17 +70,21 @@ def links(source: Checkpoint, method: str) -> list[Link]:
     return out
 
 
+def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper) -> Link:
+    """names: of the feeder and of its readers."""
+    feeder, readers = names[0], tuple(names[1:])
+    if feed.kind == "norm":
+        return Link(feeder, readers)
+    rows = source[feeder].shape[0]
+    if feed.kind == "values":
+        return Link(feeder, readers, rows - hyper.value_width, (hyper.kv_heads, hyper.head_size))
+    return Link(feeder, readers, rows - source[readers[0]].shape[1])
+
+
 def last_norm(source: Checkpoint) -> str | None:
     """The weight of the norm before the output head."""
-    return next((name for name in _LAST if name in source), None)
-
-
-def _named(prefix: str, feeder: str, readers: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    return f"{prefix}{feeder}.weight", tuple(f"{prefix}{r}.weight" for r in readers)
-
-
-def _all(source: Checkpoint, *names: str) -> bool:
-    return all(name in source for name in names)
+    record = identity.architecture(source)
+    return identity.names(source, record).get("output_norm.weight")
 
 
 def rows_of(weight: Weight) -> list[slice]:

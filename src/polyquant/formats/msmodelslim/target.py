@@ -1,159 +1,105 @@
-"""What becomes of each tensor of an msModelSlim folder: which are quantized, with which codec, and what a dialect has besides the source's tensors."""
+"""Writing an msModelSlim folder."""
 
 from __future__ import annotations
 
-from collections import Counter
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
-from polyquant.codecs.affine_forms import exact_msmodelslim
-from polyquant.codecs.msmodelslim import TYPES, MsModelSlim
+from polyquant.calibration.samples import check_text
+from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import PlanError
-from polyquant.formats.msmodelslim.describe import FLOAT
-from polyquant.formats.msmodelslim.options import MsModelSlimOptions
-from polyquant.formats.trellis.target import is_linear
-from polyquant.recipes.recipe import Facts, Recipe
-from polyquant.registry import codec
-from polyquant.storage import strict_json
-from polyquant.types import Affine, Checkpoint, Codec, Floats, TensorMap, Translation
+from polyquant.formats.actions import common
+from polyquant.formats.msmodelslim import choices, settle
+from polyquant.formats.msmodelslim.keep import with_proposal
+from polyquant.formats.msmodelslim.layout import lay_out
+from polyquant.formats.msmodelslim.options import AUTO, MsModelSlimOptions
+from polyquant.formats.msmodelslim.ranges import read_ranges
+from polyquant.formats.msmodelslim.work import MsModelSlimWorker
+from polyquant.formats.plain_target import PlainTarget, require_form
+from polyquant.formats.protocol import Choice, Context, Planning, Worker
+from polyquant.formats.steps import Step
+from polyquant.recipes.recipe import Facts, Recipe, Rule
+from polyquant.types import F32, Affine, Checkpoint, Floats, Layout, TensorMap, Translation
 
-__all__ = ["MsModelSlimOptions", "bias_type", "choose", "completed", "for_model", "kept", "layout_options", "module_of", "ranges_of", "recipe_of"]  # fmt: skip
-
-_DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
-_ONE_SUM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-"""Linears of W4A8_DYNAMIC with one scale_bias a row; those that read what is spread over devices have 16."""
-
-
-def recipe_of(chosen: Recipe, options: MsModelSlimOptions) -> Recipe:
-    """The recipe, if such a folder can hold it. Raises PlanError."""
-    options.refuse()
-    if chosen.base is not None and codec(chosen.base).form not in (Affine, Floats):
-        raise PlanError(
-            f"an msModelSlim folder cannot hold {chosen.base}", hint="choose --codec w8a16, w8a8, w8a8.dynamic, ..."
-        )
-    return chosen
+__all__ = ["MsModelSlimTarget"]
 
 
-def for_model(source: Checkpoint, options: MsModelSlimOptions, translation: Translation) -> MsModelSlimOptions:
-    """The options with the type that the model computes in: as config.json says, else that of most of its floats.
+class MsModelSlimTarget(PlainTarget):
+    """Linear layers as int8 and int4 codes, in one of three dialects."""
 
-    Raises PlanError for a model that computes in none of the three.
-    """
-    config: Mapping[str, Any] = {}
-    if "config.json" in translation.files:
-        config = strict_json.typed(
-            strict_json.parse(translation.files["config.json"], file="config.json"), dict, "config.json"
-        )
-    inner = config.get("text_config")
-    places = (config, inner if isinstance(inner, dict) else {})
-    said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), None)
-    if said is None:
-        return replace(options, dtype=_most(source))
-    if said.removeprefix("torch.") not in _DTYPES:
-        raise PlanError(
-            "the model computes in a type that msModelSlim does not know",
-            file="config.json",
-            expected="float16, bfloat16 or float32",
-            found=said,
-        )
-    return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
+    options = MsModelSlimOptions
+    smaller: Mapping[str, Any] = MappingProxyType({"codec": "w8a16"})
 
+    def claims(self, asked: Mapping[str, Any]) -> bool:
+        """Its codecs, and options that no other target has."""
+        alone = {"kv", "smooth", "dialect", "keep", "keep_error", "exact_tool", "ranges"}
+        return str(asked.get("codec", "")).startswith(("w8a", "w4a")) or bool(asked.keys() & alone)
 
-def _most(source: Checkpoint) -> str:
-    """Which of the three float types most weights have; bfloat16 if none has one."""
-    found: Counter[str] = Counter()
-    for w in source.values():
-        if w.codec.name in _DTYPES.values():
-            found[w.codec.name] += w.nbytes
-    return found.most_common(1)[0][0] if found else "bf16"
+    def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: MsModelSlimOptions, *, named: bool) -> Recipe:
+        """Affine codes and floats only."""
+        options.refuse()
+        require_form(chosen, (Affine, Floats), "an msModelSlim folder", "choose --codec w8a16, w8a8, w8a8.dynamic, ...")
+        return chosen.with_rules(rules)
 
+    def refuse(self, options: MsModelSlimOptions, importance: Mapping[str, F32] | None) -> None:
+        """No codec of it takes an importance matrix."""
+        if importance:
+            raise PlanError("no msModelSlim codec weighs its columns", hint="--calibration FILE --effort max does more")
+        check_text(options.calibration)
 
-def bias_type(options: MsModelSlimOptions) -> str:
-    """Codec of the float biases of quantized layers: float32 in v1, the model's type elsewhere."""
-    return "f32" if options.dialect == "v1" else options.dtype
+    def for_model(
+        self, source: Checkpoint, translation: Translation, options: MsModelSlimOptions
+    ) -> MsModelSlimOptions:
+        """The ranges, read, and the type that the model computes in."""
+        if isinstance(options.ranges, str | os.PathLike):
+            options = replace(options, ranges=read_ranges(options.ranges, options.dialect))
+        return choices.with_dtype(source, options, translation)
 
+    def choose(
+        self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: MsModelSlimOptions
+    ) -> Choice:
+        """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep."""
+        have = common([source[n] for n in tensor.sources])
+        if self.unquantized(have):
+            return Choice(have, "not a float: kept")
+        if tensor.is_vector:
+            return super().choose(source, tensor, recipe, facts, options)
+        return choices.choose(have, tensor, recipe, facts, options)
 
-def module_of(name: str) -> str:
-    """Linear layer of a weight: X.weight -> X."""
-    return name.removesuffix(".weight")
+    def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
+        """With --keep auto some layers stay float; biases, norms and cache scales as the dialect has them."""
+        steps = planning.steps()
+        if AUTO in planning.options.keep:
+            options, how = with_proposal(planning.source, steps, planning.options, planning.on_tensor)
+            planning = planning.but(options=options, named=f"{planning.recipe.name}, {how}")
+            steps = planning.steps()
+        lossy = next((s for s in steps if s.action.value == "requantize"), None)
+        if lossy is not None and isinstance(lossy.target, MsModelSlim):
+            planning.refuse_lossy(
+                steps,
+                "convert without a codec keeps the codes; else start from the float model, or pass --requantize",
+            )
+        planning.refuse_lossy(steps)
+        return planning, settle.settled(planning.source, steps, planning.options)
 
+    def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
+        """Shards, index, description and config.json of the dialect."""
+        options = choices.layout_options(planning.source, planning.options)
+        if planning.options.shard_bytes is not None:
+            options["shard_bytes"] = planning.options.shard_bytes
+        return lay_out([s.spec for s in steps], planning.translation.files, **options)
 
-# ------------------------------------------------------------ which codec
+    def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
+        """Fused layers of two types, norms that differ, a missing config.json."""
+        return settle.warnings(planning.source, planning.translation.files, steps)
 
+    def text(self, steps: Sequence[Step], options: MsModelSlimOptions) -> str | None:
+        """For ranges, smoothing, caches and searches."""
+        return options.calibration
 
-def choose(
-    have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options: MsModelSlimOptions
-) -> tuple[Codec, str]:
-    """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep; the rest stays what it is."""
-    names, shape = (tensor.target, *tensor.sources), tensor.shape
-    linear = is_linear(tensor.target, shape)
-    if linear and (glob := kept(tensor.target, options.keep)) is not None:
-        return _float(have, options), f"--keep {glob}"
-    rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
-    wanted = (
-        codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
-    )
-    why = f"rule {rule.match}" if rule is not None else ""
-    if isinstance(wanted, MsModelSlim):
-        return completed(wanted, tensor.target, options), why
-    if wanted is not None and (rule is not None or have.form is not Floats):
-        return wanted, why
-    if (exact := exact_msmodelslim(have, shape)) is not None and (linear or isinstance(have, MsModelSlim)):
-        return completed(exact, tensor.target, options), "codes kept"
-    return _float(have, options), "float" if have.form is Floats else "decoded to floats"
-
-
-def kept(name: str, globs: Sequence[str]) -> str | None:
-    """The first glob that names a weight or its layer."""
-    return next((g for g in globs if fnmatchcase(name, g) or fnmatchcase(module_of(name), g)), None)
-
-
-def _float(have: Codec, options: MsModelSlimOptions) -> Codec:
-    return have if have.form is Floats else codec(options.dtype)
-
-
-def completed(wanted: MsModelSlim, name: str, options: MsModelSlimOptions) -> MsModelSlim:
-    """The codec with what its dialect and the model's type ask for. Raises PlanError for a type that the dialect has no place for.
-
-    Scales: float32 in v1 and per group, else in the model's type. Static types: deq_scale as int64 unless the model is bfloat16. 4 bits: a code a byte in v0.
-    """
-    v1, four = options.dialect == "v1", wanted.bits == 4
-    packing = "" if options.dialect == "v0" or not four else "k" if wanted.kind == "w4a16" and not wanted.group else "n"
-    small = wanted.kind == "w4a8.dynamic"
-    if small and options.dialect == "v0":
-        raise PlanError("the v0 dialect has no W4A8_DYNAMIC", tensor=name, hint="add --dialect ascendv1, or v1")
-    return wanted.configure(
-        dtype="f32" if v1 or wanted.group or small else options.dtype,
-        grid="",
-        flat=False,
-        wide=wanted.static and options.dtype != "bf16",
-        scales=wanted.kind == "w8a8.mix" or (wanted.kind == "w8a8" and not v1),
-        packing=packing,
-        second=small and bool(wanted.group),
-        sums=(wanted.sums or _sums(name)) if small else 0,
-    )
-
-
-def _sums(name: str) -> int:
-    return (
-        16
-        if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM)
-        else 1
-    )
-
-
-def ranges_of(options: MsModelSlimOptions, weight: str) -> tuple[float, float] | None:
-    """What --ranges says of a weight's inputs."""
-    return options.ranges.get(module_of(weight))
-
-
-def layout_options(source: Checkpoint, options: MsModelSlimOptions) -> dict[str, Any]:
-    """What laying out the folder needs to know besides the tensors."""
-    out: dict[str, Any] = {"dialect": options.dialect}
-    if source.format == "msmodelslim":
-        types = source.metadata.get("types", {})
-        strange = {name: word for name, word in types.items() if word not in (FLOAT, "C8", *TYPES.values())}
-        out |= {"words": strange, "carried": {key: value for key, value in source.metadata.items() if key != "types"}}
-    return out
+    def worker(self, context: Context) -> Worker | None:
+        """Makes codes, with what a calibration found."""
+        return MsModelSlimWorker(context)

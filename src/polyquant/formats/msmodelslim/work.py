@@ -6,19 +6,20 @@ Rows of a weight are made apart wherever each has a grid of its own, so that mem
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from polyquant.calibration.hessians import Tick
 from polyquant.codecs.dtypes import NUMPY, WORDS
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.codecs.plain import PlainCodec
+from polyquant.formats.msmodelslim.choices import bias_type, module_of, ranges_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import Prepared, prepare
-from polyquant.formats.msmodelslim.target import bias_type, module_of, ranges_of
+from polyquant.formats.protocol import Context
 from polyquant.formats.steps import Piece, Step
 from polyquant.operations import Same
 from polyquant.ops.affine import quantize_stored
@@ -27,66 +28,79 @@ from polyquant.quantizers.affine import input_side, quantize_linear
 from polyquant.rows import float_rows
 from polyquant.types import F32, Action, Affine, Floats, Parts, as_matrix
 
-if TYPE_CHECKING:
-    from polyquant.conversion.steps import Plan
-
-__all__ = ["pieces", "prepared_of", "takes"]
+__all__ = ["MsModelSlimWorker"]
 
 _room = threading.local()
 _ONE = frozenset({"input_scale", "input_offset"})
 """Parts that are the same for every row."""
 
 
-def takes(plan: Plan, step: Step, prepared: Prepared | None) -> bool:
-    """True if the step is this module's work, not that of any other conversion."""
-    if plan.ascend is None:
-        return False
-    if isinstance(step.target, MsModelSlim) and step.action in (Action.QUANTIZE, Action.REQUANTIZE):
-        return True
-    return prepared is not None and any(n in prepared.values or prepared.changes(n) for n in step.map.sources)
+class MsModelSlimWorker:
+    """A Worker (formats.protocol)."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._prepared: Prepared | None = None
+
+    def order(self, steps: Sequence[Step]) -> list[Step]:
+        """With a calibration text: as the calibration comes to the layers."""
+        options = self._context.options
+        if not steps or options.calibration is None:
+            return list(steps)
+        targets = {
+            s.inputs: s.target
+            for s in self._context.steps
+            if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
+        }
+        self._prepared = prepared = prepare(self._context.source, options, targets, self._context.tick)
+        return sorted(steps, key=lambda s: prepared.order(s.map.source) if s.alone else -1)
+
+    def takes(self, step: Step) -> bool:
+        """True for codes that are made, and for what the calibration adds or changes."""
+        if isinstance(step.target, MsModelSlim) and step.action in (Action.QUANTIZE, Action.REQUANTIZE):
+            return True
+        prepared = self._prepared
+        return prepared is not None and any(n in prepared.values or prepared.changes(n) for n in step.map.sources)
+
+    def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
+        """The tensor, or rows [a, b) of it. Raises CodecError."""
+        n, _ = as_matrix(step.map.shape)
+        start, stop = (0, n) if rows is None else (rows.start, rows.stop)
+        if isinstance(step.target, MsModelSlim):
+            yield _codes(self._context, step, start, stop, self._prepared, measure=measure)
+            return
+        prepared = self._prepared
+        assert prepared is not None
+        values = prepared.values.get(step.map.source)
+        if values is None:
+            floats = _floats(self._context, step, start, stop)
+            w = prepared.weight(step.map.source, floats, slice(start, stop))
+        else:
+            w = np.asarray(values, np.float32).reshape(as_matrix(step.map.shape))[start:stop]
+        yield Piece(step.target.pack(Floats(w)), start, stop - start)
+
+    def stated(self, step: Step, error: ErrorSums) -> Mapping[str, NDArray[Any]]:
+        """No file of the folder says an error."""
+        return {}
 
 
-def prepared_of(plan: Plan, tick: Tick) -> Prepared | None:
-    """What the calibration finds for the plan's steps; None if there is no calibration text. Raises InputError, UnsupportedError."""
-    if plan.ascend is None or plan.ascend.calibration is None:
-        return None
-    targets = {
-        s.inputs: s.target for s in plan.steps if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
-    }
-    return prepare(plan.source, plan.ascend, targets, tick)
-
-
-def pieces(plan: Plan, step: Step, rows: slice | None, prepared: Prepared | None, *, measure: bool) -> Iterator[Piece]:
-    """The tensor, or rows [a, b) of it. Raises CodecError."""
-    n, _ = as_matrix(step.map.shape)
-    start, stop = (0, n) if rows is None else (rows.start, rows.stop)
-    if isinstance(step.target, MsModelSlim):
-        yield _codes(plan, step, start, stop, prepared, measure=measure)
-        return
-    assert prepared is not None
-    values = prepared.values.get(step.map.source)
-    if values is None:
-        w = prepared.weight(step.map.source, _floats(plan, step, start, stop), slice(start, stop))
-    else:
-        w = np.asarray(values, np.float32).reshape(as_matrix(step.map.shape))[start:stop]
-    yield Piece(step.target.pack(Floats(w)), start, stop - start)
-
-
-def _codes(plan: Plan, step: Step, start: int, stop: int, prepared: Prepared | None, *, measure: bool) -> Piece:
+def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepared | None, *, measure: bool) -> Piece:
     """Rows of a linear layer's weight as codes, smoothed before."""
-    options, target = plan.ascend, step.target
-    assert options is not None
+    options, target = context.options, step.target
     assert isinstance(target, MsModelSlim)
     name = step.map.sources[0] if prepared is None and not target.static else step.inputs
     inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
-    bias = _bias(plan, step, prepared) if target.static else None
-    if _as_stored(plan, step, prepared) and (direct := _direct(plan, step, start, stop, measure=measure)) is not None:
+    bias = _bias(context, step, prepared) if target.static else None
+    if (
+        _as_stored(context, step, prepared)
+        and (direct := _direct(context, step, start, stop, measure=measure)) is not None
+    ):
         plain, error = direct
         if target.static and inputs is not None:
             side = input_side(target, plain, inputs, None if bias is None else bias[start:stop])
             plain = replace(plain, activation=side)
         return _piece(target.pack(plain), start, stop, error)
-    w = _floats(plan, step, start, stop)
+    w = _floats(context, step, start, stop)
     if prepared is not None:
         w = prepared.weight(name, w, slice(start, stop))
     found = quantize_linear(
@@ -110,12 +124,11 @@ def _piece(parts: Parts, start: int, stop: int, error: ErrorSums | None) -> Piec
     return Piece(parts, start, stop - start, error)
 
 
-def _as_stored(plan: Plan, step: Step, prepared: Prepared | None) -> bool:
+def _as_stored(context: Context, step: Step, prepared: Prepared | None) -> bool:
     """True if the codes are those of the floats that lie in the file, each row on the tightest grid, with float32 scales."""
-    options, target, name = plan.ascend, step.target, step.map.sources[0]
-    assert options is not None
+    options, target, name = context.options, step.target, step.map.sources[0]
     assert isinstance(target, MsModelSlim)
-    source = plan.source[name].codec
+    source = context.source[name].codec
     return (
         isinstance(source, PlainCodec)
         and source.name in ("f32", "f16", "bf16")
@@ -129,9 +142,11 @@ def _as_stored(plan: Plan, step: Step, prepared: Prepared | None) -> bool:
     )
 
 
-def _direct(plan: Plan, step: Step, start: int, stop: int, *, measure: bool) -> tuple[Affine, ErrorSums | None] | None:
+def _direct(
+    context: Context, step: Step, start: int, stop: int, *, measure: bool
+) -> tuple[Affine, ErrorSums | None] | None:
     """Codes of rows as they lie in the file, and their error, row by row in the processor's cache; None without native kernels, and for NaN."""
-    weight, target = plan.source[step.map.source], step.target
+    weight, target = context.source[step.map.source], step.target
     assert isinstance(target, MsModelSlim)
     shape = stop - start, as_matrix(step.map.shape)[1]
     found = quantize_stored(
@@ -141,9 +156,9 @@ def _direct(plan: Plan, step: Step, start: int, stop: int, *, measure: bool) -> 
     return None if found is None else (Affine(target.bits, *found[:3]), found[3])
 
 
-def _floats(plan: Plan, step: Step, start: int, stop: int) -> F32:
+def _floats(context: Context, step: Step, start: int, stop: int) -> F32:
     """Rows of the source's weight, in the order of the target."""
-    weights = [plan.source[name] for name in step.map.sources]
+    weights = [context.source[name] for name in step.map.sources]
     if not (isinstance(step.map.op, Same) and weights[0].codec.row_sliced):
         return float_rows(weights, step.map.op, slice(start, stop))
     shape = stop - start, as_matrix(step.map.shape)[1]
@@ -160,19 +175,18 @@ def _scratch(use: str, shape: tuple[int, int]) -> F32:
     return held[:size].reshape(shape)
 
 
-def _bias(plan: Plan, step: Step, prepared: Prepared | None) -> F32 | None:
+def _bias(context: Context, step: Step, prepared: Prepared | None) -> F32 | None:
     """What the layer adds to its outputs, float32 [N], as the file says it: quant_bias must follow from that. None if it has no bias."""
-    assert plan.ascend is not None
     if prepared is not None:
         values = prepared.bias(step.map.source)
     else:
-        found = plan.source.weights.get(f"{module_of(step.map.source)}.bias")
+        found = context.source.weights.get(f"{module_of(step.map.source)}.bias")
         values = None if found is None else found.codec.dequantize(found.read(), found.shape)
         if values is not None:
             values = step.map.op.reference([values])
     if values is None:
         return None
-    stored = bias_type(plan.ascend)
+    stored = bias_type(context.options)
     return values.astype(NUMPY[WORDS[stored]]).astype(np.float32)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from polyquant.calibration.sensitivity import PROBE_BITS, divergences
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import PlanError, UnsupportedError
-from polyquant.formats.trellis.target import TrellisOptions
+from polyquant.formats.trellis.options import TrellisOptions
 from polyquant.quantizers.allocate import Choice, allocate, distortion
 from polyquant.registry import codec
 from polyquant.rows import whole_floats

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyquant.codecs.trellis import Trellis
+from polyquant.formats.trellis.options import METHODS
 from polyquant.types import TensorSpec, TrellisCode
 
 __all__ = [
@@ -40,7 +41,6 @@ FILE = "quantization_config.json"
 WITHOUT_PLUGIN = "this is a Trellis model: import polyquant.hf first (pip install 'polyquant[transformers]')"
 """What config.json of a Trellis folder has as `transformers_weights`. transformers that does not know a quantization method would fill the model with
 random numbers; but a name of weights that is no name of a file it refuses, with this text. The plugin takes it out before transformers looks."""
-METHODS = ("trellis_viterbi", "trellis_ldlq")
 MSE_BYTES = 14
 """Length of every `mse` as text: 1.23456789e-04."""
 

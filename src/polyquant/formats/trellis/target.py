@@ -4,99 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
+from polyquant.calibration.samples import check_text
 from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
 from polyquant.errors import PlanError
+from polyquant.formats.actions import common
+from polyquant.formats.linears import is_linear
+from polyquant.formats.plain_target import PlainTarget, folder_warnings
+from polyquant.formats.protocol import Choice, Context, Planning, Worker
 from polyquant.formats.steps import Step
-from polyquant.formats.trellis.config import METHODS, Origin
+from polyquant.formats.trellis.config import Origin
+from polyquant.formats.trellis.layout import lay_out
+from polyquant.formats.trellis.options import METHODS, TrellisOptions
 from polyquant.recipes.recipe import Facts, Recipe, Rule, uniform
 from polyquant.registry import codec
-from polyquant.types import Action, Blocks, Checkpoint, Codec, Floats, Shape, TensorMap, TrellisCodes, Weight
+from polyquant.types import (
+    F32,
+    Action,
+    Blocks,
+    Checkpoint,
+    Codec,
+    Floats,
+    Layout,
+    Shape,
+    TensorMap,
+    TrellisCodes,
+    Weight,
+)
 
-__all__ = ["EFFORT", "Effort", "Method", "TrellisOptions", "choose", "is_linear", "keep", "layout_options", "method_of", "origin", "recipe_of", "warnings"]  # fmt: skip
+__all__ = ["TrellisTarget", "keep", "method_of", "origin"]
 
-Effort = Literal["fast", "default", "max"]
-Method = Literal["trellis_viterbi", "trellis_ldlq"]
-EFFORT: dict[str, int] = {"fast": 12, "default": 14, "max": 16}
-"""Window of the code in bits: each two more take four times the time, and lower the error by 1 to 3 percent."""
-
-_FLOAT_PARTS = ("embed", "embd", "router")
-_FLOAT_MODULES = frozenset({
-    "wte", "wpe", "lm_head", "output_layer", "embed_out", "score", "classifier", "gate", "shared_expert_gate",
-    "ffn_gate_inp", "ffn_gate_inp_shexp",
-})  # fmt: skip
 _BYTES = {"float32": ("f32", 4), "float16": ("f16", 2), "bfloat16": ("bf16", 2)}
 
 
-@dataclass(frozen=True, slots=True)
-class TrellisOptions:
-    """bits: of each quantized weight; effort: the window (EFFORT); codebook: "mul1", "mcg", "3inst" or "grid", which has no window.
-
-    method: how codes are searched, by default with calibration where there is a text; calibration: a UTF-8 file, or "self" for text that the model
-    writes; target_bpw: effective bits per quantized weight, in place of `bits`: then each tensor gets its own.
-    """
-
-    bits: int | None = None
-    effort: Effort | None = None
-    codebook: str | None = None
-    method: Method | None = None
-    calibration: str | None = None
-    target_bpw: float | None = None
-
-    @property
-    def sizes(self) -> str | None:
-        """The first option that says which codes, as the command line calls it; None if all are left out."""
-        said = {
-            "--bits": self.bits,
-            "--target-bpw": self.target_bpw,
-            "--effort": self.effort,
-            "--codebook": self.codebook,
-        }
-        return next((name for name, value in said.items() if value is not None), None)
-
-    @property
-    def given(self) -> str | None:
-        """The first option that says something."""
-        said = {"--method": self.method, "--calibration": self.calibration}
-        return self.sizes or next((name for name, value in said.items() if value is not None), None)
-
-    @property
-    def calibrated(self) -> bool:
-        """True if codes are searched with Hessians."""
-        return self.calibration is not None and self.method != "trellis_viterbi"
-
-    def refuse(self) -> None:
-        """Raises PlanError for options that do not go together."""
-        if self.method not in (None, *METHODS):
-            raise PlanError("no such method", expected=" or ".join(METHODS), found=self.method)
-        if self.method == "trellis_ldlq" and self.calibration is None:
-            raise PlanError(
-                "trellis_ldlq needs to see the inputs of each layer",
-                hint="add --calibration FILE, or --calibration self for text that the model writes",
-            )
-        if self.method == "trellis_viterbi" and self.calibration is not None and self.target_bpw is None:
-            raise PlanError("trellis_viterbi reads no calibration text", hint="leave out --method, or --calibration")
-        if self.target_bpw is not None and self.bits is not None:
-            raise PlanError("--bits and --target-bpw say how small twice", hint="leave out one of them")
-        if self.target_bpw is not None and not 2 <= self.target_bpw <= 16:
-            raise PlanError("no such size", expected="2 to 9 bits per weight", found=self.target_bpw)
-
-    def codec_name(self, bits: int) -> str:
-        """The codec for a number of bits. Raises PlanError for options that do not go together, and for bits that it has not."""
-        if not 2 <= bits <= 8:
-            raise PlanError("no such width", expected="2 to 8 bits", found=bits)
-        book = self.codebook or "mul1"
-        if book == "grid":
-            if self.effort is not None:
-                raise PlanError("the codebook 'grid' has no window", hint="leave out --effort, or --codebook grid")
-            return codec("trellis.3", codebook="grid", bits=bits, window_bits=bits).name
-        return codec("trellis.3", codebook=book, bits=bits, window_bits=EFFORT[self.effort or "default"]).name
-
-
-def recipe_of(chosen: Recipe, options: TrellisOptions, rules: Sequence[Rule], *, named: bool) -> Recipe:
+def _recipe(chosen: Recipe, options: TrellisOptions, rules: Sequence[Rule], *, named: bool) -> Recipe:
     """The recipe for a Trellis target. named: --codec or --recipe gave `chosen`; else bits do, or the source's own codes are kept.
 
     A rule that says `trellis.K` and no more takes window and codebook from the options. Raises PlanError.
@@ -122,35 +67,25 @@ def _with_window(rule: Rule, options: TrellisOptions) -> Rule:
     return replace(rule, codec=options.codec_name(int(bits))) if bits.isdecimal() and bits != rule.codec else rule
 
 
-def is_linear(name: str, shape: Shape) -> bool:
-    """True for the matrix of a linear layer inside the network: no embedding, output head, norm, bias or router."""
-    *path, last = name.split(".")
-    if len(shape) != 2 or last != "weight" or not path:
-        return False
-    if any(word in part for part in path for word in _FLOAT_PARTS) or path == ["output"]:
-        return False
-    return path[-1] not in _FLOAT_MODULES and "norm" not in path[-1]
-
-
-def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> tuple[Codec, str]:
+def _choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> Choice:
     """Rules may name any matrix; the recipe's own codec is for linear layers; the rest stays what it is."""
     names, shape = (tensor.target, *tensor.sources), tensor.shape
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
     if rule is not None:
-        return codec(rule.codec), f"rule {rule.match}"
+        return Choice(codec(rule.codec), f"rule {rule.match}")
     if recipe.base is None or not is_linear(tensor.target, shape):
         return keep(have, shape)
     wanted = codec(recipe.base)
-    return (wanted, "") if wanted.form is TrellisCodes else keep(have, shape)
+    return Choice(wanted, "") if wanted.form is TrellisCodes else keep(have, shape)
 
 
-def keep(have: Codec, shape: Shape) -> tuple[Codec, str]:
+def keep(have: Codec, shape: Shape) -> Choice:
     """For a tensor that no rule quantizes: its trellis codes, its float type, or the floats that it stands for."""
     if have.form is TrellisCodes:
-        return exact_trellis(have, shape), "codes kept"
+        return Choice(exact_trellis(have, shape), "codes kept")
     if have.form is Floats:
-        return have, "float"
-    return codec("bf16" if have.form is Blocks else "f32"), "decoded to floats"
+        return Choice(have, "float")
+    return Choice(codec("bf16" if have.form is Blocks else "f32"), "decoded to floats")
 
 
 def origin(source: Checkpoint, weight: Weight, action: Action, count: int | None = None) -> Origin:
@@ -196,7 +131,7 @@ def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool
     return "trellis_ldlq" if calibrated or carried else "trellis_viterbi"
 
 
-def layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOptions) -> dict[str, Any]:
+def _layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOptions) -> dict[str, Any]:
     """What laying out a Trellis folder needs to know besides the tensors."""
     quantized = [s for s in steps if isinstance(s.target, Trellis)]
     origins = {s.map.target: origin(source, source[s.map.sources[0]], s.action, s.weights) for s in quantized}
@@ -204,7 +139,7 @@ def layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOp
     return {"origins": origins, "method": method, "target_bits": options.bits}
 
 
-def warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
+def _warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
     """What a reader of the folder should know: errors that nobody states, tensors that stay float, a missing config.json."""
     out = []
     carried = [s.map.sources[0] for s in steps if isinstance(s.target, Trellis) and not s.searches]
@@ -216,10 +151,77 @@ def warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) 
     return (*out, *folder_warnings(files, steps))
 
 
-def folder_warnings(files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
-    """What any quantized folder may lack: codes of stacked experts, a config.json."""
-    stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
-    out = [f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})"] if stacks else []
-    if "config.json" not in files:
-        out.append("the source has no config.json: put one beside the weights, or nothing can run this folder")
-    return tuple(out)
+class TrellisTarget(PlainTarget):
+    """Matrices of linear layers as trellis codes, the rest as floats."""
+
+    options = TrellisOptions
+    smaller: Mapping[str, Any] = MappingProxyType({"bits": 4})
+
+    def claims(self, asked: Mapping[str, Any]) -> bool:
+        """Bits, methods and texts; a codec of the family."""
+        return str(asked.get("codec", "")).startswith("trellis.") or bool(
+            asked.keys() & {"bits", "target_bpw", "method", "calibration"}
+        )
+
+    def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: TrellisOptions, *, named: bool) -> Recipe:
+        """Bits, effort and codebook become a codec of every linear layer."""
+        return _recipe(chosen, options, rules, named=named)
+
+    def refuse(self, options: TrellisOptions, importance: Mapping[str, F32] | None) -> None:
+        """Hessians and an importance matrix say the same."""
+        if options.calibrated and importance:
+            raise PlanError(
+                "an importance matrix is the diagonal of what calibration finds", hint="leave out --importance"
+            )
+        check_text(options.calibration)
+
+    def choose(
+        self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: TrellisOptions
+    ) -> Choice:
+        """Rules may name any matrix; the recipe's own codec is for linear layers."""
+        weights, names = [source[n] for n in tensor.sources], (tensor.target, *tensor.sources)
+        have = common(weights)
+        if recipe.choose(names, facts)[0] is None and (decoded := self.decoded(source, weights, tensor)) is not None:
+            return decoded
+        if self.unquantized(have):
+            return Choice(have, "not a float: kept")
+        return _choose(have, tensor, recipe, facts)
+
+    def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
+        """With --target-bpw each weight gets the bits with which the model suffers least."""
+        planning, steps = super().prepare(planning)
+        for step in steps if planning.options.calibrated else ():
+            if step.searches:
+                step.inputs  # noqa: B018  refuses what no calibration reaches
+        if planning.options.target_bpw is not None:
+            from polyquant.formats.trellis.allocation import with_allocation
+
+            steps, how = with_allocation(planning.source, steps, planning.options, planning.on_tensor)
+            planning = planning.but(named=how)
+        return planning, steps
+
+    def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
+        """Shards, index, quantization_config.json with a slot for each error."""
+        options = _layout_options(planning.source, steps, planning.options)
+        if planning.options.shard_bytes is not None:
+            options["shard_bytes"] = planning.options.shard_bytes
+        return lay_out([s.spec for s in steps], planning.translation.files, **options)
+
+    def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
+        """Errors that nobody states, tensors that stay float, a missing config.json."""
+        return _warnings(planning.source, planning.translation.files, steps)
+
+    def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
+        """quantization_method."""
+        actions = [s.action for s in steps if isinstance(s.target, Trellis)]
+        return method_of(planning.source, actions, calibrated=planning.options.calibrated)
+
+    def text(self, steps: Sequence[Step], options: TrellisOptions) -> str | None:
+        """For Hessians, if codes are searched."""
+        return options.calibration if options.calibrated and any(s.searches for s in steps) else None
+
+    def worker(self, context: Context) -> Worker | None:
+        """Searches codes."""
+        from polyquant.formats.trellis.work import TrellisWorker
+
+        return TrellisWorker(context, self.text(context.steps, context.options))

@@ -1,0 +1,48 @@
+"""Which architecture a file is of: by the name in GGUF, or by what config.json says.
+
+Our own records come first, so that installing a package changes nothing about models that polyquant knew before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyquant import registry
+from polyquant.architectures.record import Architecture
+
+__all__ = ["by_name", "known", "of_config"]
+
+
+def known() -> dict[str, Architecture]:
+    """general.architecture -> the record that a GGUF file of that name is read with."""
+    return _by_name((*registry.architectures(), *registry.installed_architectures()))
+
+
+def by_name(name: object) -> Architecture | None:
+    """The architecture of a GGUF file, None if it is not ours and no installed package's."""
+    if not isinstance(name, str):
+        return None
+    return _by_name(registry.architectures()).get(name) or _by_name(registry.installed_architectures()).get(name)
+
+
+def of_config(config: Mapping[str, Any]) -> Architecture | None:
+    """The architecture of a config.json, None if it is not ours and no installed package's. Its class decides before its model type."""
+    return _of_config(registry.architectures(), config) or _of_config(registry.installed_architectures(), config)
+
+
+def _by_name(records: Sequence[Architecture]) -> dict[str, Architecture]:
+    """Of records with one name the first."""
+    out: dict[str, Architecture] = {}
+    for record in records:
+        out.setdefault(record.name, record)
+    return out
+
+
+def _of_config(records: Sequence[Architecture], config: Mapping[str, Any]) -> Architecture | None:
+    classes = config.get("architectures")
+    for name in classes if isinstance(classes, list) else ():
+        if found := next((r for r in records if name in r.claims), None):
+            return found
+    kind = config.get("model_type")
+    return next((r for r in records if kind in r.reads and all(key in config for key in r.told_by)), None)

@@ -1,0 +1,232 @@
+"""Where hyper-parameters stand: one row for each, with its key in config.json, its key in GGUF, its type and its default.
+
+| here | config.json | GGUF `{architecture}.` | seed's aliases in GGUF |
+|---|---|---|---|
+| layers | num_hidden_layers | block_count | n_layers, num_hidden_layers |
+| context | max_position_embeddings | context_length | max_position_embeddings |
+| hidden | hidden_size | embedding_length | n_embd, hidden_size |
+| feed_forward | intermediate_size | feed_forward_length | intermediate_size |
+| heads | num_attention_heads | attention.head_count | n_heads, num_attention_heads |
+| kv_heads | num_key_value_heads | attention.head_count_kv | n_kv_heads, num_key_value_heads |
+| rope_theta | rope_theta, or inside rope_parameters | rope.freq_base | rope_theta |
+| rms_eps | rms_norm_eps | attention.layer_norm_rms_epsilon | rms_norm_eps |
+| head_dim | head_dim | attention.key_length | head_dim |
+| vocab | vocab_size | vocab_size, or rows of the embedding | vocab_size |
+| rotated | partial_rotary_factor, a share | rope.dimension_count, a count | |
+| activation | hidden_act | said by the architecture | |
+
+Rows are written in this order, as llama.cpp's converter does. An architecture whose spelling differs has a table of its own, made from USUAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from polyquant.architectures import rope
+from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, Hyper, real_number, whole_number
+from polyquant.architectures.windows import Windows, nowhere
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.gguf_values import f32, u32
+from polyquant.types import Meta
+
+__all__ = ["USUAL", "HyperTable", "Key"]
+
+Writing: TypeAlias = Literal["always", "where set", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One hyper-parameter, a field of Hyper.
+
+    config: keys of config.json; the first that is said is read, all are written; () where it has none. gguf: the key after the architecture's name, None where GGUF
+    has none; also: further keys that get the same value; aliases: what other writers call it. default: where nobody says it: a value,
+    another row's name, or None if it must be said. high, low: bounds of a count. real: a number with a fraction. unit: config.json counts in
+    it. write: into GGUF; "where set": unless the field is 0.
+    """
+
+    name: str
+    config: tuple[str, ...]
+    gguf: str | None = None
+    also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    default: float | str | None = None
+    high: int = MAX_SIZE
+    low: int = 1
+    real: bool = False
+    unit: float = 1.0
+    write: Writing = "always"
+
+
+_ROWS = (
+    Key("layers", ("num_hidden_layers",), "block_count", aliases=("n_layers", "num_hidden_layers"), high=MAX_LAYERS),
+    Key("context", ("max_position_embeddings",), "context_length", aliases=("max_position_embeddings",), default=2048, high=MAX_CONTEXT),
+    Key("hidden", ("hidden_size",), "embedding_length", aliases=("n_embd", "hidden_size")),
+    Key("feed_forward", ("intermediate_size",), "feed_forward_length", aliases=("intermediate_size",)),
+    Key("heads", ("num_attention_heads",), "attention.head_count", aliases=("n_heads", "num_attention_heads")),
+    Key("kv_heads", ("num_key_value_heads",), "attention.head_count_kv", aliases=("n_kv_heads", "num_key_value_heads"), default="heads"),
+    Key("rope_theta", ("rope_theta",), "rope.freq_base", aliases=("rope_theta",), default=10000.0, real=True),
+    Key("rms_eps", ("rms_norm_eps",), "attention.layer_norm_rms_epsilon", aliases=("rms_norm_eps",), default=1e-6, real=True),
+    Key("head_dim", ("head_dim",), "attention.key_length", ("attention.value_length",), ("head_dim",), default=0, low=0, write="where set"),
+    Key("vocab", ("vocab_size",), "vocab_size", aliases=("vocab_size",), write="never"),
+    Key("rotated", ("partial_rotary_factor",), "rope.dimension_count", default=1.0, real=True, write="where set"),
+    Key("activation", ("hidden_act",), default="silu"),
+)  # fmt: skip
+
+_SILENT = {"rope_theta": 10000.0, "rotated": 1.0}
+"""What llama.cpp takes where a GGUF file does not say it, in every architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class HyperTable:
+    """The rows of an architecture, and what else its headers say.
+
+    always: entries of config.json that this architecture has: another value there is another architecture; they are written too. written:
+    entries that are only written. metadata: keys of GGUF that it always has. tied: what a config.json that does not say it means. windows:
+    reads sliding windows.
+    """
+
+    keys: tuple[Key, ...] = _ROWS
+    always: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Meta] = field(default_factory=dict)
+    tied: bool | None = None
+    windows: Windows = nowhere
+
+    def row(self, name: str) -> Key:
+        """The row of a field of Hyper. Raises KeyError."""
+        return next(k for k in self.keys if k.name == name)
+
+    def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
+        """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
+        return replace(self, keys=tuple(replace(k, **rows.get(k.name, {})) for k in self.keys))
+
+    # ------------------------------------------------------------ reading
+
+    def read_config(self, config: Mapping[str, Any], *, vocab: int = 0, file: object = None) -> Hyper:
+        """Hyper-parameters of a config.json. vocab: rows of the embedding, used if the file says nothing. Raises InputError; UnsupportedError
+        for a variant that is another architecture."""
+        for entry, needed in self.always.items():
+            said = config.get(entry, needed)
+            if said != needed or isinstance(said, bool) != isinstance(needed, bool):
+                raise UnsupportedError(f"a model with {entry} = {said!r} is not known here", file=file, expected=needed)
+        scaling = rope.parameters(config, file)
+        found: dict[str, Any] = {}
+        for key in self.keys:
+            value = next((config[k] for k in key.config if config.get(k) is not None), None)
+            if value is None and key.config[:1] in (("rope_theta",), ("partial_rotary_factor",)):
+                value = scaling.get(key.config[0])  # transformers 5 has them inside
+            if value is not None and key.unit != 1:
+                value = real_number(value, key.config[0], file=file) * key.unit
+            found[key.name] = value
+        if found["vocab"] is None:
+            found["vocab"] = vocab
+        head = config.get("tie_word_embeddings")
+        tied = head if isinstance(head, bool) else self.tied
+        hyper = self._checked(found, rope.of_config(config, scaling, file), tied, file)
+        return replace(hyper, windows=self.windows(config, hyper.layers, file))
+
+    def read_metadata(
+        self, metadata: Mapping[str, Any], architecture: str, *, vocab: int, tied: bool, file: object = None
+    ) -> Hyper:
+        """Hyper-parameters of a GGUF file. vocab: rows of the embedding. Raises InputError."""
+
+        def get(key: str, *aliases: str) -> Any:
+            for name in (key, *aliases):
+                for full in (f"{architecture}.{name}", name):
+                    if full in metadata:
+                        return _one(metadata[full])
+            return None
+
+        found = {k.name: get(k.gguf, *k.aliases) for k in self.keys if k.gguf is not None}
+        found |= {k.name: rope.shortest(found[k.name]) for k in self.keys if k.real and k.name in found}
+        counted = found["rotated"] is not None
+        found = {**found, "vocab": found["vocab"] or vocab}
+        for name, value in _SILENT.items():
+            found[name] = value if found[name] is None else found[name]
+        return self._checked(found, rope.of_metadata(get), tied, file, counted=counted)
+
+    def _checked(
+        self,
+        found: Mapping[str, Any],
+        scaling: Mapping[str, Any],
+        tied: bool | None,
+        file: object,
+        *,
+        counted: bool = False,
+    ) -> Hyper:
+        """Hyper from raw values by field; None where the source is silent. counted: `rotated` is a count, not a share of a head."""
+        values: dict[Any, Any] = {}
+        leading = {key.default for key in self.keys}  # rows that another one takes its default from
+        for key in sorted(self.keys, key=lambda key: key.name not in leading):
+            value, what = found.get(key.name), key.config[0] if key.config else key.name
+            if value is None:
+                value = values.get(key.default, key.default)
+            if value is None:
+                raise InputError("the configuration is incomplete", file=file, expected=what)
+            if isinstance(key.default, str) and key.default not in values:
+                if not isinstance(value, str):
+                    raise InputError(f"{what} is no string", file=file, found=value)
+            elif key.real:
+                value = value if counted and key.name == "rotated" else real_number(value, what, file=file)
+            else:
+                value = whole_number(value, what, key.high, file=file, low=key.low)
+            values[key.name] = value
+        heads, kv_heads, hidden = values["heads"], values["kv_heads"], values["hidden"]
+        if heads % kv_heads:
+            raise InputError(
+                "key/value heads do not divide the heads", file=file, expected=f"a divisor of {heads}", found=kv_heads
+            )
+        if not values["head_dim"] and hidden % heads:
+            expected = f"a divisor of {hidden}"
+            raise InputError("heads do not divide hidden_size", file=file, expected=expected, found=heads)
+        if not values["rope_theta"]:
+            raise InputError("rope_theta cannot be right", file=file, expected="a positive number", found=0.0)
+        head = values["head_dim"] or hidden // heads
+        rotated = rope.rotated(values["rotated"], head, file, counted=counted)
+        return Hyper(**{**values, "rotated": rotated if rotated != head else 0, "rope": scaling, "tied": tied})
+
+    # ------------------------------------------------------------ writing
+
+    def to_config(self, hyper: Hyper) -> dict[str, Any]:
+        """The part of config.json that the hyper-parameters fill, in both spellings of transformers."""
+        out: dict[str, Any] = {}
+        for key in self.keys:
+            value = hyper.head_size if key.name == "head_dim" else getattr(hyper, key.name)
+            if key.unit != 1:
+                value = value / key.unit
+                value = int(value) if value == int(value) else value
+            if key.name != "rotated":
+                out |= dict.fromkeys(key.config, value)
+        if "rope_theta" in out:
+            out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
+            out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}
+        if hyper.tied is not None:
+            out["tie_word_embeddings"] = hyper.tied
+        return out | dict(self.always) | dict(self.written)
+
+    def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
+        """(GGUF keys after the architecture's name, warning about what they cannot say). Raises InputError."""
+        scaling, warning = rope.scaling_metadata(hyper)
+        out: dict[str, Meta] = {}
+        for key in self.keys:
+            if key.name == "rope_theta":
+                out |= scaling
+            if key.gguf is None or key.write == "never" or (key.write == "where set" and not getattr(hyper, key.name)):
+                continue
+            value = hyper.rotary_size if key.name == "rotated" else getattr(hyper, key.name)
+            number = f32(value) if key.real and key.name != "rotated" else u32(value)
+            out |= dict.fromkeys((key.gguf, *key.also), number)
+        return out | {k: v for k, v in self.metadata.items() if k not in scaling}, warning
+
+
+USUAL = HyperTable()
+"""Llama's spelling, which most share."""
+
+
+def _one(value: Any) -> Any:
+    """Some architectures store one value a layer; where all are equal it is that one."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and all(v == value[0] for v in value):
+        return value[0]
+    return value

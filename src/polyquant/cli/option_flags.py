@@ -1,0 +1,115 @@
+"""Command-line flags of what formats say they take (polyquant.options): written once, beside the format, grouped in `--help` by its title."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from polyquant.options import Option, options_of
+from polyquant.registry import formats
+
+__all__ = ["GroupedCommand", "format_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_GENERAL = "Options"
+
+
+class _Parsed(click.ParamType[Any]):
+    """A value that the option's own function reads; what it refuses is one line of ours, not a usage error."""
+
+    def __init__(self, option: Option) -> None:
+        self._option = option
+        self.name = option.metavar or "value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        assert self._option.parse is not None
+        return self._option.parse(value)
+
+
+class _FormatOption(click.Option):
+    """An option that knows which formats take it."""
+
+    def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists the options of each format under its title."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Sections in the order in which their first option stands."""
+        groups: dict[str, list[tuple[str, str]]] = {_GENERAL: []}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                groups.setdefault(getattr(param, "group", _GENERAL), []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def format_options(*, sources: bool, targets: bool) -> Callable[[F], F]:
+    """Adds a flag for every option of reading (sources) and writing (targets) a format, those of installed packages too."""
+
+    def add(command: F) -> F:
+        for flag in reversed(_flags(sources=sources, targets=targets)):
+            command = flag(command)
+        return command
+
+    return add
+
+
+def _flags(*, sources: bool, targets: bool) -> list[Callable[[Any], Any]]:
+    taking: dict[str, list[tuple[str, Option]]] = {}
+    for form in sorted(formats(), key=lambda f: f.priority):
+        target = form.target
+        classes = [form.open_options] if sources else []
+        classes += [target.options] if targets and target is not None else []
+        for cls in classes:
+            for name, option in options_of(cls).items():
+                if option.flag and all(title != form.title for title, _ in taking.get(name, ())):
+                    taking.setdefault(name, []).append((form.title, option))
+    single = [item for item in taking.items() if len(item[1]) == 1]
+    shared = [item for item in taking.items() if len(item[1]) > 1]
+    return [_flag(name, found) for name, found in (*shared, *single)]
+
+
+def _flag(name: str, found: Sequence[tuple[str, Option]]) -> Callable[[Any], Any]:
+    """One flag. Formats that share it must agree on everything but words and choices."""
+    title, first = found[0]
+    shared = len(found) > 1
+    texts = [f"{title}: {_text(option)}" if shared else _text(option) for title, option in found]
+    choices = tuple(dict.fromkeys(c for _, option in found for c in option.choices))
+    group = "Options of several formats" if shared else title
+    return click.option(
+        first.flag, name, cls=_FormatOption, group=group, help=" ".join(texts), metavar=first.metavar,
+        **_kind(first, choices),
+    )  # fmt: skip
+
+
+def _text(option: Option) -> str:
+    return f"{option.help}  [default: {option.default}]" if option.default else option.help
+
+
+def _kind(option: Option, choices: Sequence[str]) -> dict[str, Any]:
+    """What click should make of the text."""
+    if option.type is bool:
+        return {"is_flag": True}
+    if option.parse is not None:
+        return {"type": _Parsed(option), "multiple": option.multiple}
+    if choices:
+        return {"type": click.Choice(choices), "multiple": option.multiple}
+    if option.type is int:
+        return {"type": click.IntRange(_int(option.low), _int(option.high))}
+    if option.type is float:
+        return {"type": click.FloatRange(option.low, option.high, min_open=option.low_open)}
+    return {"type": click.Path() if option.type is Path else str, "multiple": option.multiple}
+
+
+def _int(bound: float | None) -> int | None:
+    return None if bound is None else int(bound)

@@ -1,0 +1,57 @@
+"""What a step does to its sources, and whether their rows survive it as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyquant.codecs import affine_forms
+from polyquant.codecs.trellis_forms import same_codes
+from polyquant.operations import Same
+from polyquant.registry import codec
+from polyquant.types import Action, Affine, Blocks, Codec, Floats, TensorMap, TrellisCodes, Weight
+
+__all__ = ["action_of", "common", "survives"]
+
+
+def common(weights: Sequence[Weight]) -> Codec:
+    """The codec of all sources; where they differ the widest float type of floats, else the first quantized one."""
+    codecs = {w.codec.name: w.codec for w in weights}
+    if len(codecs) == 1 or all(c.form is Floats for c in codecs.values()):
+        return codec("f32") if len(codecs) > 1 else weights[0].codec
+    return next(c for c in codecs.values() if c.form is not Floats)
+
+
+def survives(weights: Sequence[Weight], tensor: TensorMap) -> bool:
+    """True if the target's rows are rows of its sources as they are stored. A vector of numbers that only change places counts as such."""
+    op, shapes = tensor.op, [w.shape for w in weights]
+    if isinstance(op, Same):
+        return True
+    forms = {w.codec.form for w in weights}
+    if forms == {Floats} and len(tensor.shape) < 2 and op.moves:
+        return True
+    return TrellisCodes not in forms and op.keeps_rows(shapes)  # those are rotated as a whole
+
+
+def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Action:
+    """What a step does to its sources."""
+    if tensor.ternarize:
+        return Action.QUANTIZE
+    if survives(weights, tensor):
+        apart = len(weights) == 1 or target.form is not Affine or target.row_sliced
+        if apart and all(w.codec.name == target.name for w in weights):
+            return Action.COPY
+        if all(_same_codes(w, target, tensor) for w in weights):
+            return Action.TRANSCODE
+    if all(w.codec.form is Floats for w in weights):
+        return Action.TRANSCODE if target.form is Floats else Action.QUANTIZE
+    return Action.DEQUANTIZE if target.form is Floats else Action.REQUANTIZE
+
+
+def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
+    """True if the target holds the codes as they are."""
+    have = weight.codec
+    if Affine in (have.form, target.form):
+        return (len(tensor.sources) == 1 or target.row_sliced) and affine_forms.same_codes(weight, target)
+    if have.form is target.form and have.form not in (Blocks, TrellisCodes):
+        return True
+    return same_codes(have, target, tensor.shape)

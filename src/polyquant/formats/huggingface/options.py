@@ -1,0 +1,19 @@
+"""What can be asked of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyquant.formats.sizes import shard_bytes as parse_size
+from polyquant.options import option
+
+__all__ = ["HuggingFaceOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceOptions:
+    """Of a folder to be written."""
+
+    shard_bytes: int | None = option(
+        help="Largest shard, e.g. 2GB.", flag="--shard-size", metavar="SIZE", parse=parse_size, shown="5GB"
+    )

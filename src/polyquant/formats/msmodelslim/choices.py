@@ -1,0 +1,148 @@
+"""What becomes of each tensor of an msModelSlim folder: which are quantized, with which codec, and what a dialect has besides the source's tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from polyquant.codecs.affine_forms import exact_msmodelslim
+from polyquant.codecs.msmodelslim import TYPES, MsModelSlim
+from polyquant.errors import PlanError
+from polyquant.formats.linears import is_linear
+from polyquant.formats.msmodelslim.describe import FLOAT
+from polyquant.formats.msmodelslim.options import MsModelSlimOptions
+from polyquant.formats.protocol import Choice
+from polyquant.recipes.recipe import Facts, Recipe
+from polyquant.registry import codec
+from polyquant.storage import strict_json
+from polyquant.types import Checkpoint, Codec, Floats, TensorMap, Translation
+
+__all__ = ["bias_type", "choose", "completed", "kept", "layout_options", "module_of", "ranges_of", "with_dtype"]
+
+_DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
+_ONE_SUM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Linears of W4A8_DYNAMIC with one scale_bias a row; those that read what is spread over devices have 16."""
+
+
+def with_dtype(source: Checkpoint, options: MsModelSlimOptions, translation: Translation) -> MsModelSlimOptions:
+    """The options with the type that the model computes in: as config.json says, else that of most of its floats.
+
+    Raises PlanError for a model that computes in none of the three.
+    """
+    config: Mapping[str, Any] = {}
+    if "config.json" in translation.files:
+        config = strict_json.typed(
+            strict_json.parse(translation.files["config.json"], file="config.json"), dict, "config.json"
+        )
+    inner = config.get("text_config")
+    places = (config, inner if isinstance(inner, dict) else {})
+    said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), None)
+    if said is None:
+        return replace(options, dtype=_most(source))
+    if said.removeprefix("torch.") not in _DTYPES:
+        raise PlanError(
+            "the model computes in a type that msModelSlim does not know",
+            file="config.json",
+            expected="float16, bfloat16 or float32",
+            found=said,
+        )
+    return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
+
+
+def _most(source: Checkpoint) -> str:
+    """Which of the three float types most weights have; bfloat16 if none has one."""
+    found: Counter[str] = Counter()
+    for w in source.values():
+        if w.codec.name in _DTYPES.values():
+            found[w.codec.name] += w.nbytes
+    return found.most_common(1)[0][0] if found else "bf16"
+
+
+def bias_type(options: MsModelSlimOptions) -> str:
+    """Codec of the float biases of quantized layers: float32 in v1, the model's type elsewhere."""
+    return "f32" if options.dialect == "v1" else options.dtype
+
+
+def module_of(name: str) -> str:
+    """Linear layer of a weight: X.weight -> X."""
+    return name.removesuffix(".weight")
+
+
+# ------------------------------------------------------------ which codec
+
+
+def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options: MsModelSlimOptions) -> Choice:
+    """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep; the rest stays what it is."""
+    names, shape = (tensor.target, tensor.source), tensor.shape
+    linear = is_linear(tensor.target, shape)
+    if linear and (glob := kept(tensor.target, options.keep)) is not None:
+        return Choice(_float(have, options), f"--keep {glob}")
+    rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
+    wanted = (
+        codec(rule.codec) if rule is not None else codec(recipe.base) if recipe.base is not None and linear else None
+    )
+    why = f"rule {rule.match}" if rule is not None else ""
+    if isinstance(wanted, MsModelSlim):
+        return Choice(completed(wanted, tensor.target, options), why)
+    if wanted is not None and (rule is not None or have.form is not Floats):
+        return Choice(wanted, why)
+    if (exact := exact_msmodelslim(have, shape)) is not None and (linear or isinstance(have, MsModelSlim)):
+        return Choice(completed(exact, tensor.target, options), "codes kept")
+    return Choice(_float(have, options), "float" if have.form is Floats else "decoded to floats")
+
+
+def kept(name: str, globs: Sequence[str]) -> str | None:
+    """The first glob that names a weight or its layer."""
+    return next((g for g in globs if fnmatchcase(name, g) or fnmatchcase(module_of(name), g)), None)
+
+
+def _float(have: Codec, options: MsModelSlimOptions) -> Codec:
+    return have if have.form is Floats else codec(options.dtype)
+
+
+def completed(wanted: MsModelSlim, name: str, options: MsModelSlimOptions) -> MsModelSlim:
+    """The codec with what its dialect and the model's type ask for. Raises PlanError for a type that the dialect has no place for.
+
+    Scales: float32 in v1 and per group, else in the model's type. Static types: deq_scale as int64 unless the model is bfloat16. 4 bits: a code a byte in v0.
+    """
+    v1, four = options.dialect == "v1", wanted.bits == 4
+    packing = "" if options.dialect == "v0" or not four else "k" if wanted.kind == "w4a16" and not wanted.group else "n"
+    small = wanted.kind == "w4a8.dynamic"
+    if small and options.dialect == "v0":
+        raise PlanError("the v0 dialect has no W4A8_DYNAMIC", tensor=name, hint="add --dialect ascendv1, or v1")
+    return wanted.configure(
+        dtype="f32" if v1 or wanted.group or small else options.dtype,
+        grid="",
+        flat=False,
+        wide=wanted.static and options.dtype != "bf16",
+        scales=wanted.kind == "w8a8.mix" or (wanted.kind == "w8a8" and not v1),
+        packing=packing,
+        second=small and bool(wanted.group),
+        sums=(wanted.sums or _sums(name)) if small else 0,
+    )
+
+
+def _sums(name: str) -> int:
+    return (
+        16
+        if any(word in name for word in ("down_proj", "o_proj")) and not any(word in name for word in _ONE_SUM)
+        else 1
+    )
+
+
+def ranges_of(options: MsModelSlimOptions, weight: str) -> tuple[float, float] | None:
+    """What --ranges says of a weight's inputs."""
+    return options.input_ranges.get(module_of(weight))
+
+
+def layout_options(source: Checkpoint, options: MsModelSlimOptions) -> dict[str, Any]:
+    """What laying out the folder needs to know besides the tensors."""
+    out: dict[str, Any] = {"dialect": options.dialect}
+    if source.format == "msmodelslim":
+        types = source.metadata.get("types", {})
+        strange = {name: word for name, word in types.items() if word not in (FLOAT, "C8", *TYPES.values())}
+        out |= {"words": strange, "carried": {key: value for key, value in source.metadata.items() if key != "types"}}
+    return out

@@ -1,0 +1,169 @@
+"""A target that holds what recipes choose, tensor by tensor: the base of the built-in targets, and enough for most formats.
+
+A tensor gets, in this order: its own codec if it is no float; of vectors the type that the target wants; the codec that the recipe names,
+or a substitute with smaller blocks; without a recipe the source's codec, or the nearest that loses least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from polyquant.architectures import translate
+from polyquant.codecs import affine_forms
+from polyquant.codecs.trellis_forms import floats_of
+from polyquant.errors import PlanError
+from polyquant.formats.actions import common, survives
+from polyquant.formats.protocol import Choice, Context, Planning, Worker
+from polyquant.formats.steps import Step
+from polyquant.options import NoOptions
+from polyquant.recipes.recipe import FALLBACK, Facts, Recipe, Rule
+from polyquant.registry import codec
+from polyquant.types import (
+    F32,
+    Blocks,
+    Checkpoint,
+    Codec,
+    Floats,
+    Shape,
+    TensorMap,
+    Translation,
+    TrellisCodes,
+    Weight,
+    as_matrix,
+)
+
+__all__ = ["PlainTarget", "folder_warnings", "require_form"]
+
+TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+"""What config.json calls the type of the matrices."""
+
+
+class PlainTarget:
+    """Target (formats.protocol) for everything but `lay_out`: a subclass adds that, and changes what it does differently."""
+
+    options: type = NoOptions
+    naming = "hf"
+    suffix = ""
+    smaller: Mapping[str, Any] = MappingProxyType({"recipe": "q4_k_m"})
+
+    def claims(self, asked: Mapping[str, Any]) -> bool:
+        """No option is this target's alone."""
+        return False
+
+    def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: Any, *, named: bool) -> Recipe:
+        """Any recipe."""
+        return chosen.with_rules(rules)
+
+    def refuse(self, options: Any, importance: Mapping[str, F32] | None) -> None:
+        """All options go together."""
+
+    def for_model(self, source: Checkpoint, translation: Translation, options: Any) -> Any:
+        """Nothing follows from the model."""
+        return options
+
+    def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
+        """From GGUF to Hugging Face's names."""
+        return translate.to_hf(source, dtype=TORCH_NAMES.get(recipe.base or ""))
+
+    def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
+        """See the module. Weights of other tools' quantized folders that no recipe changes are decoded, or keep their codes."""
+        weights, names = [source[n] for n in tensor.sources], (tensor.target, *tensor.sources)
+        have, (name, why) = common(weights), recipe.choose(names, facts)
+        if name is None and (decoded := self.decoded(source, weights, tensor)) is not None:
+            return decoded
+        if self.unquantized(have):
+            return Choice(have, "not a float: kept")
+        if tensor.is_vector:
+            exact = next((r for r in recipe.rules if r.match in names), None)
+            return Choice(codec(exact.codec), f"rule {exact.match}") if exact else Choice(self.vector(have), "vector")
+        return self.kept(have, tensor) if name is None else self.fitting(name, tensor, why)
+
+    @staticmethod
+    def unquantized(have: Codec) -> bool:
+        """True for integers, masks, and types that only the file's program knows: they are copied."""
+        return (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml.")
+
+    def decoded(self, source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
+        """Without a recipe: floats for codes of another tool that this target does not hold, and for quantized weights that cannot keep their codes
+        since their rows change or their codecs differ. None for all others.
+        """
+        if all(affine_forms.only_read(w.codec) for w in weights):
+            return self.held(weights, tensor) or Choice(
+                codec(affine_forms.floats_of(source.config)), "decoded to floats"
+            )
+        have, alike = common(weights), len({w.codec.name for w in weights}) == 1
+        if have.form is Floats or (alike and survives(weights, tensor)):
+            return None
+        if tensor.is_vector:
+            return Choice(self.vector(have), "vector")
+        return self.floats(have, weights[0].shape)
+
+    def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
+        """A codec of this target that holds another tool's codes as they are; None if there is none."""
+        return None
+
+    @staticmethod
+    def floats(have: Codec, shape: Shape) -> Choice:
+        """The float type that quantized weights are decoded to."""
+        if have.form is TrellisCodes:
+            return Choice(codec(floats_of(have, shape)), "decoded to floats")
+        return Choice(codec("bf16" if have.form is Blocks else "f32"), "decoded to floats")
+
+    def vector(self, have: Codec) -> Codec:
+        """For norms and biases, which are not worth quantizing."""
+        return codec("f32") if have.form is not Floats else have
+
+    def kept(self, have: Codec, tensor: TensorMap) -> Choice:
+        """Without a recipe: the source's own floats, or those that its codes stand for."""
+        return Choice(have, "kept") if have.form is Floats else self.floats(have, tensor.shape)
+
+    @staticmethod
+    def fitting(name: str, tensor: TensorMap, why: str) -> Choice:
+        """The codec, or its substitute where the rows are no multiple of its block."""
+        _, k = as_matrix(tensor.shape)
+        found = codec(name)
+        if k % found.granule[1] == 0:
+            return Choice(found, why)
+        substitute = codec(FALLBACK.get(name, "f16"))
+        if k % substitute.granule[1]:
+            substitute = codec("f16")
+        return Choice(substitute, f"{name} needs K % {found.granule[1]} == 0")
+
+    def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
+        """Nothing needs the model's data."""
+        steps = planning.steps()
+        planning.refuse_lossy(steps)
+        return planning, steps
+
+    def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
+        """Nothing to say."""
+        return ()
+
+    def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
+        """Codes are rounded, not searched."""
+        return None
+
+    def text(self, steps: Sequence[Step], options: Any) -> str | None:
+        """No text is read."""
+        return None
+
+    def worker(self, context: Context) -> Worker | None:
+        """Every step is a plain conversion."""
+        return None
+
+
+def folder_warnings(files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
+    """What any quantized folder may lack: codes of stacked experts, a config.json."""
+    stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
+    out = [f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})"] if stacks else []
+    if "config.json" not in files:
+        out.append("the source has no config.json: put one beside the weights, or nothing can run this folder")
+    return tuple(out)
+
+
+def require_form(chosen: Recipe, forms: Collection[type], title: str, hint: str) -> None:
+    """PlanError if a target cannot hold the codec that the recipe has for every matrix."""
+    if chosen.base is not None and codec(chosen.base).form not in forms:
+        raise PlanError(f"{title} cannot hold {chosen.base}", hint=hint)

@@ -1,0 +1,63 @@
+"""Where a part of a layer gets its tensors: by their stems, with the shapes and the wiring that the architecture's record says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.record import Architecture
+from polyquant.runtime.c8 import C8
+from polyquant.runtime.linear import Linear
+from polyquant.runtime.norm import Norm, read_norm
+from polyquant.runtime.tensors import Tensors
+from polyquant.types import F32
+
+__all__ = ["Place", "Site"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Layer `index` of a decoder that is being built. c8: levels for what goes into the cache, None where it takes floats."""
+
+    tensors: Tensors
+    architecture: Architecture
+    hyper: Hyper
+    index: int
+    c8: C8 | None
+
+    def norm(self, stem: str) -> Norm:
+        """The norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
+        (size,) = self.architecture.layer.shapes(self.hyper)[stem]
+        readers = [self._name(reader) for reader in self.architecture.behind(stem)]
+        return read_norm(self.tensors, self._name(stem), size, self.hyper.rms_eps, readers)
+
+    def vector(self, stem: str) -> F32:
+        """The weight of that stem, float32 [n]. Raises InputError."""
+        (size,) = self.architecture.layer.shapes(self.hyper)[stem]
+        return self.tensors.vector(f"{self._name(stem)}.weight", size)
+
+    def linear(self, *stems: str) -> Linear:
+        """Matrices that read the same. Raises InputError."""
+        shapes = self.architecture.layer.shapes(self.hyper)
+        return self.tensors.linear(shapes[stems[0]][1], [(self._name(stem), shapes[stem][0]) for stem in stems])
+
+    def _name(self, stem: str) -> str:
+        return f"blk.{self.index}.{stem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part keeps a linear: its attribute `key`. Calibration puts something else there for a while."""
+
+    part: object
+    key: str
+
+    @property
+    def linear(self) -> Any:
+        """What is there."""
+        return getattr(self.part, self.key)
+
+    def put(self, linear: object) -> None:
+        """Put a callable there that takes what the linear takes and gives what it gives."""
+        setattr(self.part, self.key, linear)

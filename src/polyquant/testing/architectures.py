@@ -1,0 +1,181 @@
+"""What every architecture's record must keep: `check_record` of its tables, `check_model` of a tiny model with random weights.
+
+A package that brings a record calls both from its own tests, with the record and an empty folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from polyquant.analysis.validate import validate
+from polyquant.architectures.find import by_name, of_config
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.record import Architecture
+from polyquant.calibration.stages import calibration_stages
+from polyquant.conversion.convert import convert
+from polyquant.opening import open_checkpoint
+from polyquant.runtime.load import load
+from polyquant.types import F32, Checkpoint, Severity, Shape
+
+__all__ = ["check_found", "check_hyper", "check_model", "check_names", "check_record", "check_wiring", "tiny_model"]
+
+_STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
+_TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def check_record(record: Architecture) -> None:
+    """All that a record says by itself."""
+    check_names(record)
+    check_wiring(record)
+    check_hyper(record)
+    check_found(record)
+
+
+def check_names(record: Architecture) -> None:
+    """Every tensor has a name on both sides, and gets from each to the other and back."""
+    names, prefix = record.names, record.names.prefix
+    assert set(record.layer.shapes(tiny_hyper(record))) == set(names.layer.values()), (
+        "stems without a Hugging Face name"
+    )
+    assert {"token_embd", "output_norm", "output"} == set(names.top.values()), "the three tensors outside the layers"
+    assert set(names.also_read.values()) <= set(names.layer.values()), "another name of nothing"
+    for table, theirs, ours in ((names.top, "", ""), (names.layer, f"{prefix}7.", "blk.7.")):
+        assert len(set(table.values())) == len(table), "two names for one tensor: the second belongs to also_read"
+        for hf, gguf in table.items():
+            for suffix in ("weight", "bias"):
+                assert names.to_gguf(f"{theirs}{hf}.{suffix}") == f"{ours}{gguf}.{suffix}"
+                assert names.to_hf(f"{ours}{gguf}.{suffix}") == f"{theirs}{hf}.{suffix}"
+    for hf, gguf in names.also_read.items():
+        assert names.to_gguf(f"{prefix}0.{hf}.weight") == f"blk.0.{gguf}.weight"
+    assert names.to_gguf(f"{prefix}0.no.such.weight") is None and names.to_hf("blk.0.no_such.weight") is None
+
+
+def check_wiring(record: Architecture) -> None:
+    """Feeds, transforms and biases speak of tensors that the layer has; every matrix reads from one place, as wide as it gives."""
+    shapes = record.layer.shapes(tiny_hyper(record))
+    readers = [stem for feed in record.layer.feeds for stem in feed.readers]
+    assert sorted(readers) == sorted(stem for stem, shape in shapes.items() if len(shape) == 2), "who reads what"
+    for feed in record.layer.feeds:
+        assert feed.source in shapes and feed.readers, f"a feed from {feed.source}"
+        assert (len(shapes[feed.source]) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
+        if feed.kind == "norm":
+            assert record.behind(feed.source) == feed.readers
+            assert {shapes[r][1] for r in feed.readers} == {shapes[feed.source][0]}, f"widths behind {feed.source}"
+    assert record.linears == set(readers)
+    assert set(record.transforms) <= set(shapes), "a transform of a tensor that is not there"
+    assert {stem for bias in record.biases for stem in bias.stems} <= record.linears, "a bias without a linear layer"
+
+
+def check_hyper(record: Architecture) -> None:
+    """The hyper-parameters come back from config.json and from GGUF metadata."""
+    hyper, table = tiny_hyper(record), record.hyper
+    assert len({key.name for key in table.keys}) == len(table.keys), "two rows for one hyper-parameter"
+    assert replace(table.read_config(table.to_config(hyper)), windows=()) == hyper
+    metadata, warning = table.to_metadata(hyper)
+    said = {f"{record.name}.{key}": meta.value for key, meta in metadata.items()}
+    assert table.read_metadata(said, record.name, vocab=hyper.vocab, tied=False) == hyper
+    assert warning is None
+
+
+def check_found(record: Architecture) -> None:
+    """Files of this architecture lead to its record."""
+    found = by_name(record.name)
+    assert found is not None and found.name == record.name, "no entry point, and not in registry.ARCHITECTURES"
+    for said in _ways_to_say(record):
+        assert of_config({**record.hyper.to_config(tiny_hyper(record)), **said}) is record, said
+
+
+def check_model(record: Architecture, folder: Path, *, seed: int = 0) -> None:
+    """A tiny model goes to GGUF and back with equal tensors, computes the same finite logits everywhere, passes `validate`, and its layers can be
+    calibrated. folder: an empty one to work in."""
+    source = tiny_model(record, folder / "hf", seed=seed)
+    gguf, back = folder / "model.gguf", folder / "back"
+    convert(source, gguf, to="gguf", codec="f32", architecture=record.name)
+    convert(gguf, back, to="hf", codec="f32")
+    _same_tensors(open_checkpoint(source), open_checkpoint(back))
+    found = by_name(record.name)
+    assert found is not None and open_checkpoint(back).config["architectures"] == [found.class_name]
+    logits = [load(path, activations="float").logits(_TOKENS) for path in (source, gguf, back)]
+    assert all(np.isfinite(x).all() and np.ptp(x) > 0 for x in logits)
+    for other in logits[1:]:
+        np.testing.assert_allclose(other, logits[0], rtol=0, atol=1e-4)
+    assert np.isfinite(load(gguf).logits(_TOKENS)).all()
+    for path in (source, gguf, back):
+        assert not [f for f in validate(path) if f.severity is Severity.ERROR]
+    _calibrates(record, source, folder / "samples.json")
+
+
+def tiny_hyper(record: Architecture) -> Hyper:
+    """Two layers of 64, four heads of 32, two of keys and values, 40 tokens."""
+    rows = {key.name: key.default for key in record.hyper.keys}
+    size, share = 32, rows.get("rotated", 1.0)
+    rotated = int(size * share) if isinstance(share, float) else 0
+    return Hyper(
+        layers=2, context=128, hidden=64, feed_forward=96, heads=4, kv_heads=2, head_dim=size, rms_eps=1e-5, rope_theta=20000.0, vocab=40,
+        rope={}, activation=str(rows.get("activation", "silu")), tied=False, rotated=rotated if rotated != size else 0,
+    )  # fmt: skip
+
+
+def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
+    """A Hugging Face folder of the architecture with random float32 weights; linear layers of ternary architectures hold two values."""
+    rng, hyper = np.random.default_rng(seed), tiny_hyper(record)
+    tensors: dict[str, F32] = {}
+    for stem, shape in _tensors(record, hyper):
+        values = rng.standard_normal(shape, np.float32) * np.float32(0.2)
+        if record.ternary is not None and stem.rpartition(".")[2] in record.linears:
+            values = np.where(values < 0, np.float32(-_STEP), np.float32(_STEP))
+        name = record.names.to_hf(f"{stem}.weight")
+        assert name is not None, stem
+        tensors[name] = values + np.float32(1) if len(shape) == 1 else values
+        if any(stem.rpartition(".")[2] in bias.stems for bias in record.biases):
+            tensors[f"{name.removesuffix('.weight')}.bias"] = rng.standard_normal(shape[0], np.float32)
+    said = next(iter(_ways_to_say(record)), {"model_type": record.model_type, "architectures": [record.class_name]})
+    biased = {bias.key: True for bias in record.biases if bias.key is not None}
+    config = {**record.hyper.to_config(hyper), **biased, **said, "torch_dtype": "float32"}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _ways_to_say(record: Architecture) -> Iterator[dict[str, Any]]:
+    """What config.json may say to mean this architecture."""
+    for name in record.claims:
+        yield {"model_type": record.model_type, "architectures": [name]}
+    for kind in record.reads:
+        yield {"model_type": kind, "architectures": [record.class_name]}
+
+
+def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
+    """GGUF name without suffix, shape of the weight."""
+    yield "token_embd", (hyper.vocab, hyper.hidden)
+    for index in range(hyper.layers):
+        for stem, shape in record.layer.shapes(hyper).items():
+            yield f"blk.{index}.{stem}", shape
+    yield "output_norm", (hyper.hidden,)
+    yield "output", (hyper.vocab, hyper.hidden)
+
+
+def _same_tensors(a: Checkpoint, b: Checkpoint) -> None:
+    assert set(a) == set(b), set(a) ^ set(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name].dequantize(), b[name].dequantize(), err_msg=name)
+
+
+def _calibrates(record: Architecture, source: Path, samples: Path) -> None:
+    """Every linear of every layer sees inputs."""
+    rng, hyper = np.random.default_rng(1), tiny_hyper(record)
+    samples.write_text(json.dumps(rng.integers(0, hyper.vocab, (4, 32)).tolist()), encoding="utf-8")
+    stages = calibration_stages(source, samples)
+    wanted = {record.names.to_hf(f"blk.{i}.{s}.weight") for i in range(hyper.layers) for s in record.linears}
+    assert wanted <= {name for names in stages.names for name in names}
+    for index, names in enumerate(stages.names):
+        seen = stages.run(index, frozenset(names), lambda _: None)
+        assert set(seen) == set(names)

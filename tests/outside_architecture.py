@@ -1,0 +1,58 @@
+"""An architecture as an installed package would bring it: one record, and a kind of layer that polyquant does not have.
+
+Attention and feed-forward read the same input: y = x + attention(x) + feed_forward(x), each behind its own norm; q, k and v in one matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import Attention, FeedForward, Layer
+from polyquant.architectures.record import Architecture, Bias
+from polyquant.ops.decoder import add
+from polyquant.runtime.layer import SequentialLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel(Layer):
+    """Both parts beside each other."""
+
+    runtime: ClassVar[str] = "outside_architecture:ParallelLayer"
+
+
+class ParallelLayer(SequentialLayer):
+    """As the record says."""
+
+    def __call__(self, x, cos, sin, rotary, cache):
+        return add(add(x, self.attention(x, cos, sin, rotary, cache)), self.feed_forward(x))
+
+
+OUTSIDE = Architecture(
+    name="outside",
+    model_type="outside_model",
+    class_name="OutsideForCausalLM",
+    reads=("outside_model",),
+    names=NameTable(
+        {
+            "ln_1": "attn_norm",
+            "attention.query_key_value": "attn_qkv",
+            "attention.dense": "attn_output",
+            "ln_2": "ffn_norm",
+            "mlp.w_gate": "ffn_gate",
+            "mlp.w_up": "ffn_up",
+            "mlp.w_down": "ffn_down",
+        },
+        top={"decoder.embed": "token_embd", "decoder.ln_f": "output_norm", "head": "output"},
+        prefix="decoder.blocks.",
+    ),
+    hyper=replace(
+        USUAL.changed(layers={"config": ("n_layer",)}, hidden={"config": ("n_embd",)}, rotated={"default": 0.5}),
+        written={"partial_rotary_factor": 0.5},
+    ),
+    layer=Parallel(Attention(fused=True), FeedForward()),
+    pairs=True,
+    biases=(Bias(("attn_qkv",), "use_bias"),),
+)

@@ -13,9 +13,9 @@ import polyquant
 from measure import Row, Section, in_turn
 from polyquant.codecs.arguments import output
 from polyquant.codecs.trellis import Trellis
-from polyquant.codecs.trellis_search import Coder, with_feedback
 from polyquant.ops import native, trellis
 from polyquant.ops.matmul import Group
+from polyquant.quantizers.trellis_search import Coder, with_feedback
 
 SIDE = 4096
 AVX512 = "512" in native.instruction_set()

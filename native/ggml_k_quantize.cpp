@@ -1,4 +1,4 @@
-// K types, encoding: the search of src/polyquant/codecs/ggml_k_search.py, operation for operation, so that bytes are equal.
+// K types, encoding: the search of src/polyquant/quantizers/k_search.py, operation for operation, so that bytes are equal.
 // One tile holds one super-block of 16 sub-blocks or two of 8.
 #include <algorithm>
 #include <cmath>

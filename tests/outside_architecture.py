@@ -1,6 +1,7 @@
 """An architecture as an installed package would bring it: one record, and a kind of layer that polyquant does not have.
 
-Attention and feed-forward read the same input: y = x + attention(x) + feed_forward(x), each behind its own norm; q, k and v in one matrix.
+Attention and feed-forward read the same input: y = x + s (attention(x) + feed_forward(x)), each behind its own norm; q, k and v in one matrix; s is
+a hyper-parameter of its own. The first layer is wider than the others.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from polyquant.architectures.hyper_table import USUAL
+import numpy as np
+
+from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
@@ -23,13 +26,29 @@ class Parallel(Layer):
     runtime: ClassVar[str] = "outside_architecture:ParallelLayer"
 
 
+@dataclass(frozen=True, slots=True)
+class WideFirst(FeedForward):
+    """Twice as wide in the first layer."""
+
+    def shapes(self, hyper, index):
+        wide = hyper.feed_forward * (1 if index else 2)
+        return FeedForward.shapes(self, replace(hyper, feed_forward=wide), index)
+
+
 class ParallelLayer(SequentialLayer):
-    """As the record says."""
+    """As the record says. numpy scales the sum, so a step of it cannot be recorded."""
+
+    recordable = False
+
+    def __init__(self, layer, site):
+        super().__init__(layer, site)
+        self.scale = np.float32(site.hyper.more["residual_scale"])
 
     def __call__(self, x, cos, sin, rotary, cache):
-        return add(add(x, self.attention(x, cos, sin, rotary, cache)), self.feed_forward(x))
+        return x + self.scale * add(self.attention(x, cos, sin, rotary, cache), self.feed_forward(x))
 
 
+TABLE = USUAL.changed(layers={"config": ("n_layer",)}, hidden={"config": ("n_embd",)}, rotated={"default": 0.5})
 OUTSIDE = Architecture(
     name="outside",
     model_type="outside_model",
@@ -49,10 +68,11 @@ OUTSIDE = Architecture(
         prefix="decoder.blocks.",
     ),
     hyper=replace(
-        USUAL.changed(layers={"config": ("n_layer",)}, hidden={"config": ("n_embd",)}, rotated={"default": 0.5}),
+        TABLE,
+        keys=(*TABLE.keys, Key("residual_scale", ("residual_scale",), "residual_scale", default=0.7, real=True)),
         written={"partial_rotary_factor": 0.5},
     ),
-    layer=Parallel(Attention(fused=True), FeedForward()),
+    layer=Parallel(Attention(fused=True), WideFirst()),
     pairs=True,
     biases=(Bias(("attn_qkv",), "use_bias"),),
 )

@@ -1,16 +1,21 @@
 """Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
 
 A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here. Architectures are found by what files say of themselves: those of the group
-`polyquant.architectures` are asked where none of ours is meant.
+`polyquant.formats`), so a new codec needs no change here; an entry point "word.*" is a function that reads all names of a family. Architectures are found
+by what files say of themselves: those of the group `polyquant.architectures` are asked where none of ours is meant.
+
+A codec names the search of its codes the same way (`Search`): layouts stand below searches and import none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from polyquant.capabilities import Configurable
 from polyquant.errors import PolyquantError, UnknownNameError
 from polyquant.types import Codec
 
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from polyquant.formats.protocol import Format
 
 __all__ = [
-    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "architectures", "codec", "format_named", "formats", "installed_architectures",
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures",
 ]  # fmt: skip
 
 
@@ -67,6 +72,27 @@ ARCHITECTURES: dict[str, str] = {
 }
 
 
+@cache
+def _attribute(place: str) -> Callable[..., Any]:
+    module, attribute = place.split(":")
+    found: Callable[..., Any] = getattr(import_module(module), attribute)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A function by its place, "module:attribute", imported at its first call. Calls raise what it raises.
+
+    What a codec has in the field for its search where a module of `quantizers` finds the codes; a codec from elsewhere may put any callable there.
+    """
+
+    place: str
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """What the function gives."""
+        return _attribute(self.place)(*arguments, **options)
+
+
 def _entry_points(group: str) -> dict[str, Any]:
     from importlib.metadata import entry_points
 
@@ -84,6 +110,9 @@ def _load(name: str) -> Any:
     plugins = _entry_points("polyquant.codecs")
     if name in plugins:
         return plugins[name].load()
+    whole_family = f"{name.partition('.')[0]}.*"
+    if whole_family in plugins:
+        return plugins[whole_family].load()(name)
     raise UnknownNameError("codec", name, [*CODECS, *plugins])
 
 
@@ -92,10 +121,12 @@ def codec(name: str | Codec, **options: Any) -> Codec:
 
     Raises UnknownNameError with the nearest names; TypeError for an option the codec does not have.
     """
-    found: Any = _load(name.lower()) if isinstance(name, str) else name
-    if options and not hasattr(found, "configure"):
+    found: Codec = _load(name.lower()) if isinstance(name, str) else name
+    if not options:
+        return found
+    if not isinstance(found, Configurable):
         raise TypeError(f"codec '{found}' takes no options, found {', '.join(options)}")
-    return cast(Codec, found.configure(**options) if options else found)
+    return found.configure(**options)
 
 
 @cache

@@ -145,7 +145,7 @@ class ArraySpec:
 
 @runtime_checkable
 class Codec(Protocol):
-    """Two halves: math (quantize: floats <-> codes) and layout (pack: codes <-> parts)."""
+    """Two halves: math (quantize: floats <-> codes) and layout (pack: codes <-> parts). What else a codec can do: capabilities.py."""
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from polyquant.architectures.llama import LLAMA, MISTRAL
 from polyquant.architectures.parts import Feed
 from polyquant.architectures.qwen import QWEN2, QWEN3
 from polyquant.architectures.record import Bias
-from polyquant.errors import PolyquantError, UnknownNameError
+from polyquant.errors import InputError, PolyquantError, UnknownNameError, UnsupportedError
 from polyquant.testing.architectures import (
     check_found,
     check_hyper,
@@ -26,6 +26,7 @@ from polyquant.testing.architectures import (
     check_names,
     check_record,
     check_wiring,
+    tiny_hyper,
     tiny_model,
 )
 from polyquant.types import Severity
@@ -128,7 +129,7 @@ BROKEN = {
     ),
     "a bias of a norm": (check_wiring, replace(LLAMA, biases=(Bias(("attn_norm",)),))),
     "a transform of nothing": (check_wiring, replace(LLAMA, transforms={"attn_qkv": LLAMA.transforms["attn_q"]})),
-    "a row twice": (check_hyper, replace(LLAMA, hyper=replace(USUAL, keys=(*USUAL.keys, USUAL.row("heads"))))),
+    "a row twice": (check_hyper, replace(LLAMA, hyper=replace(USUAL, keys=(*USUAL.keys, USUAL.keys[0])))),
     "a key that is not written": (check_hyper, replace(LLAMA, hyper=USUAL.changed(head_dim={"write": "never"}))),
     "no entry point": (check_found, OUTSIDE),
     "another's model type": (check_found, replace(QWEN3, reads=("qwen2",))),
@@ -140,6 +141,25 @@ def test_a_broken_record_fails(name):
     check, record = BROKEN[name]
     with pytest.raises(AssertionError):
         check(record)
+
+
+def test_a_variant_that_config_json_tells_is_refused():
+    table = known()["chatglm"].hyper
+    said = table.to_config(tiny_hyper(known()["chatglm"]))
+    assert said["apply_residual_connection_post_layernorm"] is False and said["rope_ratio"] == 2
+    for wrong in ({"rmsnorm": False}, {"apply_residual_connection_post_layernorm": 0}):
+        with pytest.raises(UnsupportedError):
+            table.read_config({**said, **wrong})
+    for wrong in ({"rope_ratio": "2"}, {"hidden_size": None}, {"num_layers": 2.5}):
+        with pytest.raises(InputError):
+            table.read_config({**said, **wrong})
+
+
+def test_an_activation_has_a_name():
+    said = USUAL.to_config(tiny_hyper(LLAMA))
+    assert USUAL.read_config({**said, "hidden_act": "gelu"}).activation == "gelu"
+    with pytest.raises(InputError, match="hidden_act"):
+        USUAL.read_config({**said, "hidden_act": 5})
 
 
 def test_feeds_of_the_records():

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import polyquant
-from contract import check_dequantize, check_quantize_bytes, check_same_engines, check_sizes
 from golden import arrays, cases
+from polyquant.testing.codecs import check_dequantize, check_quantize_bytes, check_same_engines, check_sizes
 
 NAMES = ["mxfp4", "nvfp4"]
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import polyquant
-from contract import check_dequantize, check_sizes, same_floats
 from golden import arrays, cases
 from polyquant.codecs.iq_codebooks import CODEBOOKS, FILE, SIGNS, codebook
 from polyquant.errors import UnsupportedError
 from polyquant.ops import native
+from polyquant.testing.codecs import check_dequantize, check_sizes, same_floats
 
 GRID = ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"]
 WRITTEN = ["iq4_nl", "iq4_xs"]

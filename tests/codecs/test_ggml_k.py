@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import polyquant
-from contract import check_dequantize, check_quantize_bytes, check_sizes, same_floats
 from golden import arrays, cases
 from polyquant.ops import native
+from polyquant.testing.codecs import check_dequantize, check_quantize_bytes, check_sizes, same_floats
 
 NAMES = ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k"]
 SEARCHED = NAMES[:5]

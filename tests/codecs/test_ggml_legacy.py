@@ -4,10 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polyquant
-from contract import check_dequantize, check_quantize_bytes, check_same_engines, check_sizes, weighted_error
 from golden import arrays, cases
 from polyquant.errors import CodecError
 from polyquant.ops import native
+from polyquant.testing.codecs import (
+    check_dequantize,
+    check_quantize_bytes,
+    check_same_engines,
+    check_sizes,
+    weighted_error,
+)
 
 NAMES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1", "q1_0", "q2_0"]
 SEARCHED = ["q4_0", "q4_1", "q5_0", "q5_1"]

@@ -4,7 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polyquant
-from contract import (
+from golden import arrays, cases
+from polyquant.errors import CodecError
+from polyquant.ops import native
+from polyquant.testing.codecs import (
     awkward_floats,
     check_dequantize,
     check_quantize_bytes,
@@ -12,9 +15,6 @@ from contract import (
     check_sizes,
     same_floats,
 )
-from golden import arrays, cases
-from polyquant.errors import CodecError
-from polyquant.ops import native
 from polyquant.types import Ternary
 
 NAMES = ["tq1_0", "tq2_0"]

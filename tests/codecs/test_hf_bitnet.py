@@ -4,8 +4,8 @@ import pytest
 
 import polyquant
 from bitnet_gguf import gguf_tensors, hf_parts
-from contract import same_floats
 from polyquant.errors import CodecError
+from polyquant.testing.codecs import same_floats
 from polyquant.types import Ternary
 
 NAMES = ["hf_bitnet.autobitlinear", "hf_bitnet.bitlinear"]

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polyquant
-from contract import same_floats
 from golden import VECTORS, arrays
 from polyquant.codecs.i2_s import likely_zero_symbol, symbol_histogram
 from polyquant.errors import CodecError
+from polyquant.testing.codecs import same_floats
 from polyquant.types import Ternary
 
 LAYOUTS = {"x86_128": "i2_s.x86", "x86_1x4": "i2_s.x4", "arm_64": "i2_s.arm"}

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from contract import same_floats
 from golden import VECTORS
 from polyquant import codec
 from polyquant.codecs.trellis import numbers
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import hadamard_reference
+from polyquant.testing.codecs import same_floats
 
 TRELLIS = VECTORS / "trellis"
 FOLDERS = ("v2_cuda", "v2_exl3", "v2_odd")

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import polyquant
-from contract import same_floats
 from msmodelslim_vectors import FOLDERS, LAYERS, ROOT, forward, relative, source_of
 from polyquant.codecs.msmodelslim import TYPES, MsModelSlim
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import int8
 from polyquant.ops.matmul import Group
+from polyquant.testing.codecs import same_floats
 from polyquant.types import Affine
 
 RUN = [f for f in FOLDERS if any(f"{name}.x" in forward(f) for name in LAYERS)]

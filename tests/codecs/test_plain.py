@@ -5,9 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polyquant
-from contract import check_dequantize, check_quantize_bytes, check_same_engines, check_sizes, same_floats
 from golden import arrays, cases
 from polyquant.errors import CodecError
+from polyquant.testing.codecs import (
+    check_dequantize,
+    check_quantize_bytes,
+    check_same_engines,
+    check_sizes,
+    same_floats,
+)
 from polyquant.types import Floats
 
 DTYPES = {

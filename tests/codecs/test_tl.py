@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 import polyquant
 from bitnet_gguf import gguf_tensors
-from contract import same_floats
 from golden import VECTORS, arrays
 from polyquant.codecs.tl import TILES
 from polyquant.errors import CodecError
 from polyquant.ops import native
+from polyquant.testing.codecs import same_floats
 from polyquant.types import Ternary
 
 FILES = sorted(p.name for p in (VECTORS / "tl1_tl2").glob("*.npz"))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import polyquant
 from bitnet_gguf import gguf_tensors, hf_parts
-from contract import same_floats
 from golden import arrays
 from polyquant.codecs.transcode import ScaleFate, transcode
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.ops import native
+from polyquant.testing.codecs import same_floats
 from polyquant.types import Ternary
 
 NAMES = [

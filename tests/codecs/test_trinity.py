@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import polyquant
-from contract import check_dequantize
 from golden import arrays
 from polyquant.errors import CodecError
+from polyquant.testing.codecs import check_dequantize
 from polyquant.types import Ternary
 
 CODEC = polyquant.codec("trinity.tq2_0")

@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from polyquant.analysis.compare import compare_checkpoints
-from polyquant.codecs.i2_s import I2S
-from polyquant.codecs.msmodelslim import MsModelSlim
+from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
-from polyquant.codecs.undecoded_dtype import UndecodedDtype
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
 from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
@@ -113,16 +111,15 @@ def _promises(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _tensor_laws(weight: Weight) -> Iterator[Finding]:
     """Finite numbers, legal symbols, a plausible symbol order."""
     name = weight.name
-    if weight.codec.name.startswith("ggml."):
-        yield Finding("TEN006", Severity.WARNING, f"type {weight.codec} is unknown", name)
+    if isinstance(weight.codec, Opaque):
+        if weight.codec.finding is not None:
+            yield Finding("TEN006", Severity.WARNING, weight.codec.finding, name)
         return
-    if isinstance(weight.codec, UndecodedDtype):  # one finding of the format says it for all
-        return
-    if isinstance(weight.codec, I2S):
+    if isinstance(weight.codec, CountsSymbols):
         yield from _symbols(weight, weight.codec)
     rows, k = as_matrix(weight.shape)
     codec, whole = weight.codec, None
-    by_rows = codec.row_sliced or (isinstance(codec, MsModelSlim) and not codec.packing)
+    by_rows = codec.row_sliced or (isinstance(codec, DecodesRows) and codec.decodes_rows)
     step = max(1, (1 << 20) // max(1, k)) if by_rows else max(1, rows)
     bad, largest = 0, 0.0
     try:
@@ -148,17 +145,19 @@ def _tensor_laws(weight: Weight) -> Iterator[Finding]:
         yield Finding("TEN004", Severity.WARNING, "every weight is zero", name)
 
 
-def _symbols(weight: Weight, codec: I2S) -> Iterator[Finding]:
+def _symbols(weight: Weight, codec: CountsSymbols) -> Iterator[Finding]:
     counts = codec.symbol_histogram(weight.read(), weight.shape)
     if counts[3]:
         yield Finding(
             "TEN002", Severity.ERROR, f"{int(counts[3]):,} symbols are 3, which stands for nothing", weight.name
         )
     zero = likely_zero_symbol(counts)
-    expected = 0 if codec.name == "trinity.i2_s" else 1
-    if zero is not None and zero != expected:
+    if zero is not None and zero != codec.zero_symbol:
         yield Finding(
-            "TEN003", Severity.ERROR, f"symbol {zero} looks like zero, {codec} has it as {expected}", weight.name
+            "TEN003",
+            Severity.ERROR,
+            f"symbol {zero} looks like zero, {codec} has it as {codec.zero_symbol}",
+            weight.name,
         )
 
 

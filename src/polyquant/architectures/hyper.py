@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyquant.errors import InputError
@@ -23,7 +23,7 @@ class Hyper:
     head_dim: 0 if the source does not say it (then hidden / heads). rotated: numbers of a head that turn, 0 for all. rope: the parameters
     of a scaled RoPE as config.json names them (`rope_type`, `factor`, ...), empty for plain RoPE. activation: of the feed-forward part, as
     config.json names it. tied: None if the source does not say. windows: for each layer how many of the last positions it attends to, 0
-    for all; empty if no layer has a window.
+    for all; empty if no layer has a window. more: what only some architectures have, by the name of its row in their table.
     """
 
     layers: int
@@ -41,6 +41,11 @@ class Hyper:
     tied: bool | None = None
     rotated: int = 0
     windows: tuple[int, ...] = ()
+    more: Mapping[str, int | float | str] = field(default_factory=dict)
+
+    def value(self, name: str) -> Any:
+        """A field, or one of `more`. Raises AttributeError."""
+        return self.more[name] if name in self.more else getattr(self, name)
 
     @property
     def rotary_size(self) -> int:

@@ -21,7 +21,7 @@ Rows are written in this order, as llama.cpp's converter does. An architecture w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from polyquant.architectures import rope
@@ -38,7 +38,7 @@ Writing: TypeAlias = Literal["always", "where set", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One hyper-parameter, a field of Hyper.
+    """One hyper-parameter: a field of Hyper, or one of Hyper.more.
 
     config: keys of config.json; the first that is said is read, all are written; () where it has none. gguf: the key after the architecture's name, None where GGUF
     has none; also: further keys that get the same value; aliases: what other writers call it. default: where nobody says it: a value,
@@ -74,6 +74,7 @@ _ROWS = (
     Key("activation", ("hidden_act",), default="silu"),
 )  # fmt: skip
 
+_FIELDS = frozenset(f.name for f in fields(Hyper))
 _SILENT = {"rope_theta": 10000.0, "rotated": 1.0}
 """What llama.cpp takes where a GGUF file does not say it, in every architecture."""
 
@@ -93,10 +94,6 @@ class HyperTable:
     metadata: Mapping[str, Meta] = field(default_factory=dict)
     tied: bool | None = None
     windows: Windows = nowhere
-
-    def row(self, name: str) -> Key:
-        """The row of a field of Hyper. Raises KeyError."""
-        return next(k for k in self.keys if k.name == name)
 
     def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
         """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
@@ -185,7 +182,9 @@ class HyperTable:
             raise InputError("rope_theta cannot be right", file=file, expected="a positive number", found=0.0)
         head = values["head_dim"] or hidden // heads
         rotated = rope.rotated(values["rotated"], head, file, counted=counted)
-        return Hyper(**{**values, "rotated": rotated if rotated != head else 0, "rope": scaling, "tied": tied})
+        values |= {"rotated": rotated if rotated != head else 0, "rope": scaling, "tied": tied}
+        more = {name: values.pop(name) for name in list(values) if name not in _FIELDS}
+        return Hyper(**values, more=more)
 
     # ------------------------------------------------------------ writing
 
@@ -193,7 +192,7 @@ class HyperTable:
         """The part of config.json that the hyper-parameters fill, in both spellings of transformers."""
         out: dict[str, Any] = {}
         for key in self.keys:
-            value = hyper.head_size if key.name == "head_dim" else getattr(hyper, key.name)
+            value = hyper.head_size if key.name == "head_dim" else hyper.value(key.name)
             if key.unit != 1:
                 value = value / key.unit
                 value = int(value) if value == int(value) else value
@@ -213,9 +212,9 @@ class HyperTable:
         for key in self.keys:
             if key.name == "rope_theta":
                 out |= scaling
-            if key.gguf is None or key.write == "never" or (key.write == "where set" and not getattr(hyper, key.name)):
+            if key.gguf is None or key.write == "never" or (key.write == "where set" and not hyper.value(key.name)):
                 continue
-            value = hyper.rotary_size if key.name == "rotated" else getattr(hyper, key.name)
+            value = hyper.rotary_size if key.name == "rotated" else hyper.value(key.name)
             number = f32(value) if key.real and key.name != "rotated" else u32(value)
             out |= dict.fromkeys((key.gguf, *key.also), number)
         return out | {k: v for k, v in self.metadata.items() if k not in scaling}, warning

@@ -40,8 +40,8 @@ class Part(Protocol):
     def feeds(self) -> Sequence[Feed]:
         """Every linear of the part among the readers of exactly one."""
 
-    def shapes(self, hyper: Hyper) -> Mapping[str, Shape]:
-        """Stem -> shape of its weight, in the order of the computation."""
+    def shapes(self, hyper: Hyper, index: int) -> Mapping[str, Shape]:
+        """Stem -> shape of its weight in layer `index`, in the order of the computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Attention:
         )
         return Feed("attn_norm", self.inputs, "norm"), last
 
-    def shapes(self, hyper: Hyper) -> dict[str, Shape]:
+    def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See Part."""
         wide, kv = hyper.query_width, hyper.value_width
         rows = (wide + 2 * kv,) if self.fused else (wide, kv, kv)
@@ -110,7 +110,7 @@ class FeedForward:
         )
         return Feed("ffn_norm", self.inputs, "norm"), last
 
-    def shapes(self, hyper: Hyper) -> dict[str, Shape]:
+    def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See Part."""
         wide = hyper.feed_forward
         rows = (2 * wide,) if self.fused else (wide, wide)
@@ -139,6 +139,6 @@ class Layer:
         """Of all parts."""
         return tuple(feed for part in self.parts for feed in part.feeds)
 
-    def shapes(self, hyper: Hyper) -> dict[str, Shape]:
+    def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """Of all parts."""
-        return {stem: shape for part in self.parts for stem, shape in part.shapes(hyper).items()}
+        return {stem: shape for part in self.parts for stem, shape in part.shapes(hyper, index).items()}

@@ -153,7 +153,9 @@ def _gguf_tensors(
 
 def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, warnings: list[str]) -> None:
     needed = ["token_embd.weight", "output_norm.weight"] + (["output.weight"] if hyper.tied is False else [])
-    needed += [f"blk.{i}.{stem}.weight" for i in range(hyper.layers) for stem in sorted(family.linears)]
+    for i in range(hyper.layers):
+        stems = family.linears & family.layer.shapes(hyper, i).keys()
+        needed += [f"blk.{i}.{stem}.weight" for stem in sorted(stems)]
     if missing := [n for n in needed if n not in targets]:
         warnings.append(f"{len(missing)} tensors that the configuration promises are not there (first: {missing[0]})")
 

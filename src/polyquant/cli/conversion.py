@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from polyquant.capabilities import FitsInputs, WithBits
 from polyquant.cli.console import (
     as_json,
     decibel,
@@ -21,7 +22,6 @@ from polyquant.cli.console import (
 )
 from polyquant.cli.option_flags import format_options
 from polyquant.cli.terminal import say, say_some
-from polyquant.codecs.trellis import Trellis
 from polyquant.conversion.convert import convert, guess_format, plan, smaller, targets
 from polyquant.conversion.execute import Report, StepReport
 from polyquant.conversion.steps import Plan
@@ -197,7 +197,7 @@ def print_allocation(made: Plan) -> None:
     """Bits of the quantized weights: a line for each layer, a column for each of its matrices."""
     bits: dict[str, dict[str, str]] = {}
     for s in made.steps:
-        if isinstance(s.target, Trellis):
+        if isinstance(s.target, FitsInputs) and isinstance(s.target, WithBits):
             layer, _, rest = re.sub(r"(\d+)\.", r"\1 ", s.map.target, count=1).partition(" ")
             column = rest.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") if rest else "weight"
             bits.setdefault(layer, {})[column] = str(s.target.bits)

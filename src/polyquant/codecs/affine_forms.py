@@ -1,6 +1,6 @@
 """Codecs whose numbers are whole numbers on even levels, held against each other: which of them hold the same codes, so that a weight moves unchanged.
 
-    Ascend, GPTQ, AWQ, compressed-tensors, ChatGLM     codes, scales and offsets of rows or groups
+    msModelSlim, GPTQ, AWQ, compressed-tensors, ChatGLM     codes, scales and offsets of rows or groups
     q8_0, q5_0   8 bits, groups of 32                   q4_0   4 bits, groups of 32; code - 8
     ternaries    -1, 0, +1 and one scale, or one for each 256 or 32 columns
 
@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.affine_reader import AffineReader
+from polyquant.capabilities import Grouped, Ordered, WithOffsets
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.codecs.fp8 import FP8
-from polyquant.codecs.gptq import GPTQ
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
 from polyquant.types import F32, I8, U8, Affine, Blocks, Codec, Parts, Shape, Ternary, Weight, as_matrix
@@ -110,29 +109,21 @@ def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
     if isinstance(codec, MsModelSlim):
         return codec
     bits, group = 8, 0
-    if len(shape) != 2 or getattr(codec, "ordered", False):
+    if len(shape) != 2 or (isinstance(codec, Ordered) and codec.ordered):
         return None
     if isinstance(codec, CompressedTensors) and codec.dynamic and codec.bits == 8 and not (codec.group or codec.zeros):
         return MsModelSlim("w8a8.dynamic")
-    if isinstance(codec, AffineReader) and not isinstance(
-        codec, ChatGLMInt
-    ):  # ChatGLM's 4 bits lie in 8 in what the tool writes
-        bits, group = _of_reader(codec)
+    if codec.form is Affine and isinstance(codec, Grouped):
+        bits, group = (8 if codec.bits == 8 else 4), codec.group
     elif codec.form is Ternary:
         group = _TERNARY_GROUPS.get(codec.name, 0)
     elif codec.name in _BLOCKS:
         bits, group = _BLOCKS[codec.name], _BLOCK
-    elif not isinstance(codec, ChatGLMInt):
+    elif not isinstance(codec, ChatGLMInt):  # whose 4 bits lie in 8 in what the tool writes
         return None
     if group and shape[1] % group:
         return None
     return MsModelSlim(f"w{bits}a16", 0 if group == shape[1] else group)
-
-
-def _of_reader(codec: AffineReader) -> tuple[int, int]:
-    """(bits of its codes as ours, columns of a scale)."""
-    bits = codec.bits if isinstance(codec, GPTQ | CompressedTensors) else 4
-    return (8 if bits == 8 else 4), int(getattr(codec, "group", 0))
 
 
 def same_codes(weight: Weight, target: Codec) -> bool:
@@ -176,10 +167,9 @@ def blocks_of(weight: Weight) -> str | None:
 
 def _offsets(weight: Weight) -> NDArray[Any]:
     """What is subtracted from codes, in any shape: 0 for none."""
-    if isinstance(weight.codec, AffineReader):
+    if isinstance(weight.codec, WithOffsets):
         return weight.codec.offsets(weight.parts, weight.shape)
-    stored = [np.asarray(weight.parts[p], np.float32).ravel() for p in weight.arrays if p.startswith("weight_offset")]
-    return np.concatenate([*stored, np.zeros(1, np.float32)])
+    return np.zeros(1, np.float32)
 
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:

@@ -47,6 +47,11 @@ class AWQ(AffineReader):
             ["awq.4", *([f"g{self.group}"] if self.group else []), *([self.dtype] if self.dtype != "f16" else [])]
         )
 
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4
+
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """Sizes of the parts of a weight [N, K]. Raises CodecError where words or groups do not divide it."""
         groups = group_count(self.name, shape, self.group)

@@ -1,7 +1,7 @@
 """BlockCodec: what all ggml types share. A row of K weights is K / block blocks of type_size bytes, side by side.
 
 The one part is `blocks`, uint8 [rows, K / block * type_size]. Each type brings two numpy references, from whole blocks to
-whole blocks; the native twins are found by name.
+whole blocks: what decodes, and what encodes, which may be the name of a search in `quantizers`. The native twins are found by name.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import Field
 from polyquant.codecs.arguments import column_weights, output, packed_rows, real, stored_bytes
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
 
-__all__ = ["BlockCodec", "Decode", "Encode", "Field", "Search", "check_columns"]
+__all__ = ["BlockCodec", "Decode", "Encode", "RowSearch", "check_columns"]
 
 Decode = Callable[[U8], F32]
 """uint8 [n, type_size] -> float32 [n, block]"""
 Encode = Callable[[F32, F32 | None], U8]
 """float32 [n, block], importance [n, block] or None -> uint8 [n, type_size]"""
-Search = Callable[[F32, F32], U8]
+RowSearch = Callable[[F32, F32], U8]
 """Rows float32 [rows, K], importance [K] -> uint8 [n, type_size]: for searches that look at a whole row"""
-Field = tuple[int, int, int]
-"""A multi-byte number inside a block: (offset, item size, count). Big-endian files store these swapped."""
 
 _CHUNK = 1 << 22  # weights per step of a numpy reference: bounds its temporaries
 
@@ -46,7 +45,11 @@ def check_columns(name: str, shape: Shape, block: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BlockCodec:
-    """A ggml type. type_id: its number in GGUF files of llama.cpp."""
+    """A ggml type. type_id: its number in GGUF files of llama.cpp.
+
+    encode: the rounding of its reference, or where codes are searched for, the search (registry.Search names one of `quantizers`); None: only read.
+    search: another for rows under an importance vector.
+    """
 
     name: str
     type_id: int
@@ -55,7 +58,7 @@ class BlockCodec:
     decode: Decode
     encode: Encode | None = None
     fields: tuple[Field, ...] = ()
-    search: Search | None = None
+    search: RowSearch | None = None
 
     def __str__(self) -> str:
         return self.name

@@ -11,7 +11,7 @@ from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.registry import codec
 from polyquant.types import Codec
 
-__all__ = ["BY_NUMPY", "NUMPY", "PLAIN", "WORDS", "codec_of"]
+__all__ = ["BY_NUMPY", "NUMPY", "PLAIN", "WORDS", "codec_of", "word_of"]
 
 PLAIN = {
     "F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16", "I8": "i8",
@@ -31,3 +31,8 @@ def codec_of(dtype: str, nbytes: int) -> Codec:
     if dtype in PLAIN:
         return codec(PLAIN[dtype])
     return OpaqueDtype(type_id=-1, nbytes=nbytes, dtype=dtype)
+
+
+def word_of(codec: Codec) -> str | None:
+    """The safetensors dtype of a codec whose one part is stored as an array of that dtype, opaque ones too; None for any other codec."""
+    return codec.dtype if isinstance(codec, OpaqueDtype) else WORDS.get(codec.name)

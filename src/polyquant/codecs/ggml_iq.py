@@ -14,10 +14,7 @@
                                                                                                     w = d (s - 32) * LEVELS[code]
     (byte 0 at the left, bit 0 first)
 
-The IQ1, IQ2 and IQ3 types are read only. IQ4_NL and IQ4_XS are written with our own search for the least squared error, weighted by
-importance: the scale of 32 weights starts where the largest magnitude meets one of a dozen places beside the outer levels, of both
-signs; each start is followed by the least-squares scale of its codes, and the best of them once more. IQ4_XS then tries five ways to
-share one d among 8 scales. ggml weights the squares by w^2 and tries one sign only: its plain error is 2 to 4 % larger.
+The IQ1, IQ2 and IQ3 types are read only. IQ4_NL and IQ4_XS are written with our own search (quantizers/iq4_search.py).
 
 A scale s serves 32 weights, in IQ2_XS, IQ2_S and IQ1_M 16. Grids and the signs of 7 bits: iq_codebooks.py. The shift bit set means
 -1/8. IQ1_M's d is the four nibbles of its scale words put together, lowest first. Products are rounded in the order ggml takes:
@@ -36,15 +33,12 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.blocks import BlockCodec
 from polyquant.codecs.iq_codebooks import SIGNS, codebook
+from polyquant.registry import Search
 from polyquant.types import F32, I8, U8
 
 Words: TypeAlias = NDArray[np.integer[Any]]
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_BETWEEN = (LEVELS[1:].astype(np.float32) + LEVELS[:-1]) / 2  # [15] a value above the k-th takes a code above k
-_STARTS = np.array([-142, -134, -126, -118, -110, -102, 92, 100, 108, 116, 124, 132], np.float32)
-_SHARES = np.array([-32, -31, -30, -29, -28], np.float32)  # what the largest of 8 scales becomes
-_HALF_MAX = np.float32(65504)
 _HALF, _QUARTER, _EIGHTH = np.float32(0.5), np.float32(0.25), np.float32(0.125)
 
 
@@ -155,85 +149,27 @@ def decode_iq4_xs(b: U8) -> F32:
     return _scaled(scale, LEVELS[codes])
 
 
-def _tree(x: NDArray[Any]) -> NDArray[Any]:
-    """[..., 2^k] -> [..., 1]; halves added to halves, the order in which the native twin adds."""
-    while (half := x.shape[-1] // 2) > 0:
-        x = x[..., :half] + x[..., half:]
-    return x
-
-
-def _inverse(x: F32) -> F32:
-    """1 / x, and 0 for 0."""
-    return np.where(x != 0, np.float32(1) / np.where(x != 0, x, np.float32(1)), np.float32(0))
-
-
-def _largest(x: F32) -> F32:
-    """[n, m] -> [n, 1] the first of largest magnitude, with its sign"""
-    out: F32 = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
-    return out
-
-
-def _fit(y: F32, weight: F32, inverse: F32 | np.float32) -> tuple[F32, F32]:
-    """The least-squares scale of the codes that `inverse` gives, and how much of the square sum it explains. [n, 32] -> [n, 1] each"""
-    v = LEVELS.astype(np.float32)[np.searchsorted(_BETWEEN, y * inverse)]
-    wv = weight * v
-    a, b = _tree(wv * y), _tree(wv * v)
-    scale = (a / np.where(b > 0, b, np.float32(1))).astype(np.float32)
-    return scale, a * scale
-
-
-def _best_scales(x: F32, weight: F32) -> F32:
-    """[n, 32] -> [n, 1] float32, 0 for a block of zeros"""
-    top = _largest(x)
-    y = (x / np.where(top != 0, top, np.float32(1))).astype(np.float32)
-    best, most = np.zeros_like(top), np.zeros_like(top)  # [n, 1]
-    for start in _STARTS:
-        scale, gain = _fit(y, weight, start)
-        better = gain > most
-        best, most = np.where(better, scale, best), np.where(better, gain, most)
-    return _fit(y, weight, _inverse(best))[0] * top
-
-
-def _to_half(d: F32) -> NDArray[np.float16]:
-    """Rounded to what is stored; the largest half instead of infinity."""
-    return np.clip(d, -_HALF_MAX, _HALF_MAX).astype(np.float16)
-
-
 def _nibbles(codes: NDArray[np.intp]) -> U8:
     """[..., 32] -> [..., 16]"""
     return (codes[..., :16] | codes[..., 16:] << 4).astype(np.uint8)
 
 
-@np.errstate(all="ignore")
-def encode_iq4_nl(w: F32, importance: F32 | None) -> U8:
-    """[n, 32] -> [n, 18]"""
-    d = _to_half(_best_scales(w, np.ones_like(w) if importance is None else importance))
-    codes = np.searchsorted(_BETWEEN, w * _inverse(d.astype(np.float32)))
+def pack_iq4_nl(d: NDArray[np.float16], codes: NDArray[np.intp]) -> U8:
+    """d [n, 1], codes [n, 32] -> [n, 18]"""
     return np.concatenate([d.view(np.uint8), _nibbles(codes)], axis=1)
 
 
-@np.errstate(all="ignore")
-def encode_iq4_xs(w: F32, importance: F32 | None) -> U8:
-    """[n, 256] -> [n, 136]"""
-    x = w.reshape(-1, 8, 32)
-    weight = np.ones_like(x) if importance is None else importance.reshape(x.shape)
-    scales = _best_scales(x.reshape(-1, 32), weight.reshape(-1, 32)).reshape(-1, 8)
-    best, least = np.empty((len(x), 136), np.uint8), np.full(len(x), np.inf)
-    for share in _SHARES:
-        d = _to_half(_largest(scales) / share)  # [n, 1]
-        wide = d.astype(np.float32)
-        s = np.fmax(np.fmin(np.rint(scales * _inverse(wide)), np.float32(31)), np.float32(-32))  # [n, 8]
-        step = (wide * s)[:, :, None]
-        codes = np.searchsorted(_BETWEEN, x * _inverse(step))  # [n, 8, 32]
-        off = x.astype(np.float64) - step * LEVELS.astype(np.float32)[codes]
-        error = _tree(_tree(weight * off * off)[:, :, 0])[:, 0]  # [n]
-        stored = (s + 32).astype(np.uint8)
-        high = np.bitwise_or.reduce((stored >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
-        low = (stored[:, ::2] & 15) | (stored[:, 1::2] & 15) << 4
-        block = [d.view(np.uint8), high[:, None].view(np.uint8), low, _nibbles(codes).reshape(len(x), 128)]
-        better = (error < least) | (share == _SHARES[0])
-        best[better], least[better] = np.concatenate(block, axis=1)[better], error[better]
-    return best
+def pack_iq4_xs(d: NDArray[np.float16], s: F32, codes: NDArray[np.intp]) -> U8:
+    """d [n, 1], whole scales -32 to 31 [n, 8], codes [n, 8, 32] -> [n, 136]"""
+    stored = (s + 32).astype(np.uint8)
+    high = np.bitwise_or.reduce((stored >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
+    low = (stored[:, ::2] & 15) | (stored[:, 1::2] & 15) << 4
+    block = [d.view(np.uint8), high[:, None].view(np.uint8), low, _nibbles(codes).reshape(len(s), 128)]
+    return np.concatenate(block, axis=1)
+
+
+def _search(name: str) -> Search:
+    return Search(f"polyquant.quantizers.iq4_search:{name}")
 
 
 IQ1_S = BlockCodec("iq1_s", 19, 256, 50, decode_iq1_s, fields=((0, 2, 1), (34, 2, 8)))
@@ -243,5 +179,5 @@ IQ2_XS = BlockCodec("iq2_xs", 17, 256, 74, decode_iq2_xs, fields=((0, 2, 33),))
 IQ2_S = BlockCodec("iq2_s", 22, 256, 82, decode_iq2_s, fields=((0, 2, 1),))
 IQ3_XXS = BlockCodec("iq3_xxs", 18, 256, 98, decode_iq3_xxs, fields=((0, 2, 1),))
 IQ3_S = BlockCodec("iq3_s", 21, 256, 110, decode_iq3_s, fields=((0, 2, 1),))
-IQ4_NL = BlockCodec("iq4_nl", 20, 32, 18, decode_iq4_nl, encode_iq4_nl, fields=((0, 2, 1),))
-IQ4_XS = BlockCodec("iq4_xs", 23, 256, 136, decode_iq4_xs, encode_iq4_xs, fields=((0, 2, 2),))
+IQ4_NL = BlockCodec("iq4_nl", 20, 32, 18, decode_iq4_nl, _search("iq4_nl"), fields=((0, 2, 1),))
+IQ4_XS = BlockCodec("iq4_xs", 23, 256, 136, decode_iq4_xs, _search("iq4_xs"), fields=((0, 2, 2),))

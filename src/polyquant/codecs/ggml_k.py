@@ -21,7 +21,7 @@ llama.cpp 0c1e570.
 
 Where encoders differ: super-scales may be negative, d in ggml's Q3_K, Q6_K and Q8_K too, in ours also d and dmin of Q2_K, Q4_K and
 Q5_K blocks that lie above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2) and without importance by |w|, w^2 or
-their like; ours minimises the plain squared error, times importance where given.
+their like; ours (quantizers/k_search.py) minimises the plain squared error, times importance where given.
 """
 
 from __future__ import annotations
@@ -31,19 +31,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs import ggml_k_search as search
 from polyquant.codecs.blocks import BlockCodec
-from polyquant.types import F32, U8
+from polyquant.registry import Search
+from polyquant.types import F32, I8, U8
 
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 _NIBBLES = np.array([0, 4], np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
-
-_Q2 = search.Grid(width=16, lo=0, hi=3, subs=15, second=13)
-_Q3 = search.Grid(width=16, lo=-4, hi=3, subs=32, second=24)
-_Q4 = search.Grid(width=32, lo=0, hi=15, subs=63, second=55)
-_Q5 = search.Grid(width=32, lo=0, hi=31, subs=63, second=55)
-_Q6 = search.Grid(width=16, lo=-32, hi=31, subs=128, second=122, window=6)
 
 
 def _half(x: U8) -> F32:
@@ -138,36 +132,31 @@ def pack_scale_min(sub: U8, minimum: U8) -> U8:
     return np.hstack([a | b >> 4 << 6, m | n >> 4 << 6, b & 15 | (n & 15) << 4])
 
 
-def encode_q2_k(w: F32, importance: F32 | None) -> U8:
-    """[n, 256] -> [n, 84]"""
-    d, dmin, sub, minimum, q = search.affine(w, importance, _Q2)
+def pack_q2_k(d: F32, dmin: F32, sub: U8, minimum: U8, q: U8) -> U8:
+    """Super-scales [n, 1], integers [n, 16], codes [n, 256] -> [n, 84]"""
     return np.hstack([sub | minimum << 4, _join(q, 32, _PAIRS), _fp16(d), _fp16(dmin)])
 
 
-def encode_q3_k(w: F32, importance: F32 | None) -> U8:
-    """[n, 256] -> [n, 110]"""
-    d, signed, q = search.symmetric(w, importance, _Q3)
+def pack_q3_k(d: F32, signed: I8, q: U8) -> U8:
+    """Super-scale [n, 1], sub-scales [n, 16], codes + 4 [n, 256] -> [n, 110]"""
     sub = (signed + np.int8(32)).view(np.uint8)
     packed = [_join(sub & 15, 8, _NIBBLES), _join(sub >> 4, 4, _PAIRS)]
     return np.hstack([_join(q >> 2, 32, _BITS), _join(q & 3, 32, _PAIRS), *packed, _fp16(d)])
 
 
-def encode_q4_k(w: F32, importance: F32 | None) -> U8:
-    """[n, 256] -> [n, 144]"""
-    d, dmin, sub, minimum, q = search.affine(w, importance, _Q4)
+def pack_q4_k(d: F32, dmin: F32, sub: U8, minimum: U8, q: U8) -> U8:
+    """Super-scales [n, 1], integers [n, 8], codes [n, 256] -> [n, 144]"""
     return np.hstack([_fp16(d), _fp16(dmin), pack_scale_min(sub, minimum), _join(q, 32, _NIBBLES)])
 
 
-def encode_q5_k(w: F32, importance: F32 | None) -> U8:
-    """[n, 256] -> [n, 176]"""
-    d, dmin, sub, minimum, q = search.affine(w, importance, _Q5)
+def pack_q5_k(d: F32, dmin: F32, sub: U8, minimum: U8, q: U8) -> U8:
+    """Super-scales [n, 1], integers [n, 8], codes [n, 256] -> [n, 176]"""
     codes = [_join(q >> 4, 32, _BITS), _join(q & 15, 32, _NIBBLES)]
     return np.hstack([_fp16(d), _fp16(dmin), pack_scale_min(sub, minimum), *codes])
 
 
-def encode_q6_k(w: F32, importance: F32 | None) -> U8:
-    """[n, 256] -> [n, 210]"""
-    d, sub, q = search.symmetric(w, importance, _Q6)
+def pack_q6_k(d: F32, sub: I8, q: U8) -> U8:
+    """Super-scale [n, 1], sub-scales [n, 16], codes + 32 [n, 256] -> [n, 210]"""
     return np.hstack([_join(q & 15, 64, _NIBBLES), _join(q >> 4, 32, _PAIRS), sub.view(np.uint8), _fp16(d)])
 
 
@@ -184,9 +173,13 @@ def encode_q8_k(w: F32, importance: F32 | None) -> U8:
     return np.hstack([d.view(np.uint8), q.view(np.uint8), sums.view(np.uint8)])
 
 
-Q2_K = BlockCodec("q2_k", 10, 256, 84, decode_q2_k, encode_q2_k, fields=((80, 2, 2),))
-Q3_K = BlockCodec("q3_k", 11, 256, 110, decode_q3_k, encode_q3_k, fields=((108, 2, 1),))
-Q4_K = BlockCodec("q4_k", 12, 256, 144, decode_q4_k, encode_q4_k, fields=((0, 2, 2),))
-Q5_K = BlockCodec("q5_k", 13, 256, 176, decode_q5_k, encode_q5_k, fields=((0, 2, 2),))
-Q6_K = BlockCodec("q6_k", 14, 256, 210, decode_q6_k, encode_q6_k, fields=((208, 2, 1),))
+def _search(name: str) -> Search:
+    return Search(f"polyquant.quantizers.k_search:{name}")
+
+
+Q2_K = BlockCodec("q2_k", 10, 256, 84, decode_q2_k, _search("q2_k"), fields=((80, 2, 2),))
+Q3_K = BlockCodec("q3_k", 11, 256, 110, decode_q3_k, _search("q3_k"), fields=((108, 2, 1),))
+Q4_K = BlockCodec("q4_k", 12, 256, 144, decode_q4_k, _search("q4_k"), fields=((0, 2, 2),))
+Q5_K = BlockCodec("q5_k", 13, 256, 176, decode_q5_k, _search("q5_k"), fields=((0, 2, 2),))
+Q6_K = BlockCodec("q6_k", 14, 256, 210, decode_q6_k, _search("q6_k"), fields=((208, 2, 1),))
 Q8_K = BlockCodec("q8_k", 15, 256, 292, decode_q8_k, encode_q8_k, fields=((0, 4, 1), (260, 2, 16)))

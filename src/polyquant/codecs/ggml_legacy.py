@@ -14,7 +14,7 @@ Low nibble of qs[j] = weight j, high nibble = weight j + 16; bit j of qh = bit 4
 lowest bits up. d is rounded to fp16 only when stored; codes come from the unrounded 1/d. Q4_0 and Q5_0 map the first weight of
 greatest magnitude to code 0, so d carries the opposite sign and a block of zeros stores d = -0.
 
-With an importance vector ggml's quantizer searches Q4_0, Q4_1, Q5_0, Q5_1 (twin: native/weighted_search.hpp); the other types ignore it.
+With an importance vector ggml's quantizer searches Q4_0, Q4_1, Q5_0, Q5_1 (quantizers/legacy_search.py); the other types ignore it.
 Where 1/d is no finite number ggml's C code is undefined; here such a block stores codes of zero.
 Source: ggml-quants.c of llama.cpp 0c1e570. Disagreement: a fork (PrismML) writes Q2_0 with blocks of 128; that is not this codec.
 """
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.blocks import BlockCodec
 from polyquant.ops.rounding import clamp, from_half, half_away, inverse, sequential_sum, to_half
+from polyquant.registry import Search
 from polyquant.types import F32, U8
 
 __all__ = ["Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1"]
@@ -44,8 +45,8 @@ def _codes(b: U8, fifth: bool) -> NDArray[np.int32]:
     return q
 
 
-def _fields(q: U8, fifth: bool) -> U8:
-    """Codes [n, 32] -> [n, (4 +) 16]"""
+def fields_of(q: U8, fifth: bool) -> U8:
+    """Codes [n, 32] -> their bytes in a block, [n, (4 +) 16]; fifth: of 5 bits."""
     qs = q[:, :16] & np.uint8(15) | q[:, 16:] << np.uint8(4)
     if not fifth:
         return qs
@@ -53,7 +54,7 @@ def _fields(q: U8, fifth: bool) -> U8:
     return np.concatenate([qh.astype("<u4").view(np.uint8), qs], axis=1)
 
 
-def _first_min(w: F32) -> F32:
+def first_min(w: F32) -> F32:
     """[n, 32] -> [n, 1]: of equal zeros the first, for its sign is stored."""
     return np.take_along_axis(w, w.argmin(axis=1)[:, None], axis=1)
 
@@ -74,72 +75,17 @@ def _encode_symmetric(w: F32, importance: F32 | None, *, fifth: bool) -> U8:
     extreme = np.take_along_axis(w, np.abs(w).argmax(axis=1)[:, None], axis=1)
     d = np.where(extreme == 0, np.float32(0), extreme) * np.float32(-1 / half)  # [n, 1]
     q = clamp(w * inverse(d) + np.float32(half + 0.5), 0, 2 * half - 1).astype(np.uint8)
-    return np.concatenate([to_half(d), _fields(q, fifth)], axis=1)
+    return np.concatenate([to_half(d), fields_of(q, fifth)], axis=1)
 
 
 def _encode_affine(w: F32, importance: F32 | None, *, fifth: bool) -> U8:
     """[n, 32] -> [n, 20 or 24], importance aside."""
     levels = 31 if fifth else 15
-    m = _first_min(w)
+    m = first_min(w)
     d = (w.max(axis=1, keepdims=True) - m) / np.float32(levels)
     d = np.where(d == 0, np.float32(0), d)
     q = clamp((w - m) * inverse(d) + np.float32(0.5), 0, levels).astype(np.uint8)
-    return np.concatenate([to_half(d), to_half(m), _fields(q, fifth)], axis=1)
-
-
-# ---------------------------------------------------------------- searches under importance
-
-
-def _blocks_of_rows(w: F32, importance: F32) -> tuple[F32, F32]:
-    """Rows [rows, K], importance [K] -> blocks [n, 32] and their weights importance * sqrt(mean square of the row + x^2)."""
-    square = sequential_sum(w * w) / np.float32(w.shape[1])  # [rows, 1]
-    return w.reshape(-1, 32), (importance * np.sqrt(square + w * w)).reshape(-1, 32)
-
-
-def _search_symmetric(rows: F32, importance: F32, *, fifth: bool) -> U8:
-    """Among 19 scales around extreme / -n the one whose best fit leaves the least weighted error."""
-    n = 16 if fifth else 8
-    x, w = _blocks_of_rows(rows, importance)
-    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
-    pick = scale = best = np.zeros_like(extreme)
-    for shift in (0, *range(-9, 0), *range(1, 10)):
-        trial = -(np.float32(n) + np.float32(0.1) * np.float32(shift)) / extreme
-        q = clamp(np.rint(trial * x), -n, n - 1)
-        xl, ll = sequential_sum(w * x * q), sequential_sum(w * q * q)
-        better = (ll > 0) & (xl * xl > best * ll) if shift else np.ones_like(ll, bool)
-        fit = np.where(ll != 0, xl / ll, np.float32(0))
-        pick, scale = np.where(better, trial, pick), np.where(better, fit, scale)
-        best = np.where(better, fit * xl, best)
-    zero = np.abs(extreme) < np.float32(1e-15)
-    q = np.where(zero, np.float32(0), clamp(np.rint(pick * x), -n, n - 1) + np.float32(n))
-    return np.concatenate([to_half(np.where(zero, np.float32(0), scale)), _fields(q.astype(np.uint8), fifth)], axis=1)
-
-
-def _search_affine(rows: F32, importance: F32, *, fifth: bool) -> U8:
-    """Among 38 steps the one whose least-squares scale and minimum (at most 0) leave the least weighted error."""
-    n = 31 if fifth else 15
-    x, w = _blocks_of_rows(rows, importance)
-    low, high = _first_min(x), x.max(axis=1, keepdims=True)
-    low = np.where(low > 0, np.float32(0), low)
-    flat = high <= low
-    sum_w, sum_x = sequential_sum(w), sequential_sum(w * x)
-    step = np.float32(n) / (high - low)
-    q, scale = np.rint(clamp(step * (x - low), 0, n)), np.float32(1) / step
-    best = sequential_sum(w * np.square(scale * q + low - x))
-    for trial in range(37):
-        step = (np.float32(-0.9) + np.float32(0.05) * np.float32(trial) + np.float32(n)) / (high - low)
-        t = np.rint(clamp(step * (x - low), 0, n))
-        sum_l, sum_ll, sum_xl = sequential_sum(w * t), sequential_sum(w * t * t), sequential_sum(w * t * x)
-        det = sum_w * sum_ll - sum_l * sum_l
-        base = (sum_ll * sum_x - sum_l * sum_xl) / det
-        fit = np.where(base > 0, sum_xl / sum_ll, (sum_w * sum_xl - sum_x * sum_l) / det)
-        base = np.where(base > 0, np.float32(0), base)
-        error = sequential_sum(w * np.square(fit * t + base - x))
-        better = (det > 0) & (error < best)
-        q, scale, low = np.where(better, t, q), np.where(better, fit, scale), np.where(better, base, low)
-        best = np.where(better, error, best)
-    q, scale = np.where(flat, np.float32(0), q), np.where(flat, np.float32(0), scale)
-    return np.concatenate([to_half(scale), to_half(low), _fields(q.astype(np.uint8), fifth)], axis=1)
+    return np.concatenate([to_half(d), to_half(m), fields_of(q, fifth)], axis=1)
 
 
 # ---------------------------------------------------------------- 8, 1 and 2 bits
@@ -199,9 +145,9 @@ def encode_q2_0(w: F32, importance: F32 | None) -> U8:
 def _nibbles(name: str, type_id: int, type_size: int, *, affine: bool, fifth: bool) -> BlockCodec:
     high = ((4 if affine else 2, 4, 1),) if fifth else ()
     decode, encode, search = (
-        (_decode_affine, _encode_affine, _search_affine)
+        (_decode_affine, _encode_affine, Search("polyquant.quantizers.legacy_search:affine"))
         if affine
-        else (_decode_symmetric, _encode_symmetric, _search_symmetric)
+        else (_decode_symmetric, _encode_symmetric, Search("polyquant.quantizers.legacy_search:symmetric"))
     )
     return BlockCodec(
         name, type_id, 32, type_size, partial(decode, fifth=fifth), partial(encode, fifth=fifth),

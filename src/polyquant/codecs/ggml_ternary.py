@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import Field
 from polyquant.codecs.arguments import packed_rows, real
-from polyquant.codecs.blocks import BlockCodec, Field, check_columns
+from polyquant.codecs.blocks import BlockCodec, check_columns
 from polyquant.errors import CodecError
 from polyquant.ops import native
 from polyquant.ops.rounding import clamp, from_half, half_away, inverse, to_half

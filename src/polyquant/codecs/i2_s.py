@@ -199,6 +199,11 @@ class I2S:
         payload, scale = self.payload(parts, shape), float(self.scale(parts, shape)[0])
         return matmul.packed(self.name, payload, rows, k, scale=scale, lane_step=0 if self.width else 1)
 
+    @property
+    def zero_symbol(self) -> int:
+        """Which symbol means zero: 0 in Trinity's order, else 1."""
+        return 0 if self.trinity else 1
+
     def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
         """How often the symbols 0..3 stand in the payload, without Trinity's padding: uint64 [4]."""
         payload = self.payload(parts, shape)

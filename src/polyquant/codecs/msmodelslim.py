@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
-from polyquant.codecs.arguments import exact_part, output, real
+from polyquant.codecs.arguments import exact_part, output, part, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -128,6 +128,11 @@ class MsModelSlim:
         """True if every part has a row for each row of the weight."""
         return not (self.static or self.tensor or self.packing == "n")
 
+    @property
+    def decodes_rows(self) -> bool:
+        """True where codes lie one a byte: all parts but the codes are small."""
+        return not self.packing
+
     # ------------------------------------------------------------ layout
 
     def groups(self, shape: Shape) -> int:
@@ -146,6 +151,8 @@ class MsModelSlim:
                 expected=f"multiples of {lines} x {columns}",
                 found=list(shape),
             )
+        if self.tensor and n == 0:
+            raise CodecError(f"{self.name} has one scale for the matrix, which needs a row", found=list(shape))
         scale, grid = FLOAT_TYPES[self.dtype], FLOAT_TYPES[self.grid or self.dtype]
         codes = {"": (n, k), "k": (n, k // 2), "n": (n // 2, k)}[self.packing]
         out = {"weight": ArraySpec(codes, _INT8)}
@@ -187,7 +194,7 @@ class MsModelSlim:
             out |= self._activation_parts(codes)
         if self.sums:
             w = affine.decode(codes.codes, codes.scale, codes.offset, np.empty((n, k), np.float32))
-            out["scale_bias"] = np.float32(8) * w.reshape(n, self.sums, -1).sum(2)
+            out["scale_bias"] = np.float32(8) * w.reshape(n, self.sums, k // self.sums).sum(2)
         with np.errstate(over="ignore"):
             return {key: np.ascontiguousarray(a, specs[key].dtype).reshape(specs[key].shape) for key, a in out.items()}
 
@@ -246,6 +253,12 @@ class MsModelSlim:
             with np.errstate(all="ignore"):
                 scale = _rows(activation.deq_scale / activation.scale, n)
         return Affine(self.bits, self.codes(found["weight"]), scale, offset, activation)
+
+    def offsets(self, parts: Parts, shape: Shape) -> F32:
+        """Offsets of rows and of groups as they are stored, float32 [any]; zeros for static types without them."""
+        keys = [key for key in self.specs(shape) if key.startswith("weight_offset")]
+        stored = [np.asarray(part(parts, key), np.float32).ravel() for key in keys]
+        return np.concatenate([*stored, np.zeros(1, np.float32)])
 
     def codes(self, weight: I8) -> I8:
         """The part `weight` as int8 [N, K], one code a number."""

@@ -8,7 +8,7 @@ One instance per tensor, since only the file knows the size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -21,11 +21,12 @@ __all__ = ["OpaqueCodec"]
 
 @dataclass(frozen=True, slots=True)
 class OpaqueCodec:
-    """The bytes of one tensor of an unknown GGUF type. why: what is known about the type, for people."""
+    """The bytes of one tensor of an unknown GGUF type. why: what is known about the type, for people. part: its name."""
 
     type_id: int
     nbytes: int
     why: str = "polyquant does not know this type"
+    part: ClassVar[str] = "bytes"
 
     def __str__(self) -> str:
         return self.name
@@ -50,9 +51,14 @@ class OpaqueCodec:
         """Rows cannot be told apart."""
         return False
 
+    @property
+    def finding(self) -> str | None:
+        """What a validation says of such a tensor."""
+        return f"type {self.name} is unknown"
+
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """{"bytes": u8 [nbytes]}, whatever the shape."""
-        return {"bytes": ArraySpec((self.nbytes,), np.dtype(np.uint8))}
+        """{part: u8 [nbytes]}, whatever the shape."""
+        return {self.part: ArraySpec((self.nbytes,), np.dtype(np.uint8))}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
         """Raises UnsupportedError."""
@@ -62,14 +68,14 @@ class OpaqueCodec:
         """The bytes as they came. Raises CodecError for codes of another type or size."""
         if codes.codec != self.name or codes.blocks.nbytes != self.nbytes:
             raise CodecError("bytes of another type cannot be packed", expected=self.name, found=codes.codec)
-        return {"bytes": codes.blocks}
+        return {self.part: codes.blocks}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
         """The bytes as they came. Raises CodecError if their number is wrong."""
-        found = part(parts, "bytes")
+        found = part(parts, self.part)
         if found.dtype != np.uint8 or found.nbytes != self.nbytes:
             raise CodecError(f"bytes of {self.name} do not fit", expected=self.nbytes, found=found.nbytes)
-        return Blocks(self.name, found.reshape(-1))
+        return Blocks(self.name, found.reshape(self.specs(shape)[self.part].shape))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> NoReturn:
         """Raises UnsupportedError naming the type number."""

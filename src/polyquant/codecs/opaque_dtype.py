@@ -26,6 +26,11 @@ class OpaqueDtype(OpaqueCodec):
         """safetensors.<dtype in lower case>."""
         return f"safetensors.{self.dtype.lower()}"
 
+    @property
+    def finding(self) -> str:
+        """What a validation says of such a tensor."""
+        return f"safetensors dtype {self.dtype} cannot be decoded; it can be copied into another HF folder as it is"
+
     def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
         """Raises UnsupportedError."""
         raise UnsupportedError(f"safetensors dtype {self.dtype} cannot be written", hint="choose another codec")

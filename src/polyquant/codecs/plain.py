@@ -71,6 +71,11 @@ class PlainCodec:
         return _extended(self.kind) if self.kind in _EXTENDED else np.dtype(self.kind)
 
     @property
+    def whole(self) -> bool:
+        """True for integers and booleans."""
+        return self.dtype.kind in "iub"
+
+    @property
     def block(self) -> int:
         """Each number stands alone."""
         return 1
@@ -139,7 +144,7 @@ class PlainCodec:
         """By numpy's own conversion."""
         with np.errstate(all="ignore"):
             out[...] = values.reshape(-1)
-        if self.dtype.kind in "iub" and not np.array_equal(out, values.reshape(-1)):
+        if self.whole and not np.array_equal(out, values.reshape(-1)):
             raise CodecError(
                 f"{self.name} cannot hold these {values.dtype} values exactly", hint="choose a float codec, e.g. f32"
             )

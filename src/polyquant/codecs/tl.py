@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import Tile
 from polyquant.codecs.arguments import output, stored_bytes
 from polyquant.codecs.ternary import check_codes, count_bytes, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
@@ -32,9 +33,6 @@ from polyquant.ops import native
 from polyquant.types import F32, I8, U8, ArraySpec, Parts, Shape, Ternary, as_matrix
 
 __all__ = ["TILES", "TL", "TL1", "TL2", "Tile"]
-
-Tile = tuple[int, int, int]
-"""(BM, BK, bm) of bitnet.cpp's kernel_config.ini (there: bm, bk, bmm)."""
 
 TILES: dict[tuple[int, int], tuple[Tile, Tile]] = {
     # bitnet_b1_58-large
@@ -183,6 +181,10 @@ class TL:
         if tile is not None and (len(tile) != 3 or min(tile) < 1):
             raise CodecError("tile is (BM, BK, bm), three positive numbers", found=tile)
         return replace(self, tile=None if tile is None else (int(tile[0]), int(tile[1]), int(tile[2])), lossy=lossy)
+
+    def with_tile(self, tile: Tile) -> TL:
+        """The same with another tile. Raises CodecError for what is no tile."""
+        return self.configure(tile=tile, lossy=self.lossy)
 
     def payload_bytes(self, shape: Shape) -> int:
         """Bytes before the padding, from the shape alone: bitnet.cpp's arithmetic. Raises CodecError."""

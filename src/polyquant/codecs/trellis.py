@@ -19,34 +19,42 @@ half precision: the decoder of Metal Marlin. Sources: QTIP (arXiv 2406.11235), E
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs import trellis_search as search
 from polyquant.codecs.arguments import column_weights, exact_part, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
+from polyquant.registry import Search
 from polyquant.types import F32, ArraySpec, Parts, Shape, TrellisCode, TrellisCodes, as_matrix
 
 __all__ = [
-    "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "from_tiles", "numbers", "restore", "trellis_named",
+    "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "TrellisSearch", "from_tiles", "numbers", "restore", "trellis_named",
 ]  # fmt: skip
 
-_DAMPING = 0.025  # share of the mean that is added to each input's importance
 GROUP = 128
 """Inputs that share a scale where nothing is rotated."""
+
+
+class TrellisSearch(Protocol):
+    """What finds the codes and scales of a weight."""
+
+    def __call__(
+        self, codec: Trellis, w: F32, *, importance: F32 | None, hessian: F32 | None, book: F32
+    ) -> TrellisCodes:
+        """w: finite, [N, K], N at least 1. importance: [K]; hessian: [K, K]; book: the codebook, float32 [2 ** window_bits]. Codes without a table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trellis:
     """hadamard: True for the largest blocks that fit each axis, False for none, or the two block sizes (along K, along N).
 
-    groups: rows of `scales`; None for 1 where rotated, else one for each 128 inputs.
+    groups: rows of `scales`; None for 1 where rotated, else one for each 128 inputs. search: what finds codes; the bytes mean the same for any.
     """
 
     bits: int
@@ -55,6 +63,7 @@ class Trellis:
     hadamard: bool | tuple[int, int] = True
     groups: int | None = None
     tile_order: str = "row_major"
+    search: TrellisSearch = field(default=Search("polyquant.quantizers.trellis_search:quantize"), repr=False)
 
     def __str__(self) -> str:
         return self.name
@@ -96,7 +105,7 @@ class Trellis:
         return False
 
     def configure(self, **options: Any) -> Trellis:
-        """codebook, window_bits, hadamard, groups, tile_order. The codebook "grid" has window_bits = bits and is not rotated unless asked for.
+        """codebook, window_bits, hadamard, groups, tile_order, search. The codebook "grid" has window_bits = bits and is not rotated unless asked for.
 
         Raises TypeError for an option it does not have, CodecError for a value that makes no codec.
         """
@@ -135,6 +144,11 @@ class Trellis:
                 raise CodecError("Hadamard blocks do not divide the weight", expected=self.hadamard, found=list(shape))
             return self.hadamard
         return (block_size(k), block_size(n)) if self.hadamard else (1, 1)
+
+    def trellis(self, shape: Shape) -> Trellis:
+        """Itself."""
+        del shape
+        return self
 
     def code(self, shape: Shape) -> TrellisCode:
         """What the codes of a weight of this shape mean."""
@@ -209,7 +223,7 @@ class Trellis:
     ) -> TrellisCodes:
         """Floats [N, K] to the codes and scales of least error: of the weight, or of what it gives for inputs of this Hessian (mean of x x^T, [K, K]).
 
-        importance: float32 [K], the Hessian's diagonal where no more is known; 2.5 % of its mean are added. table: float32 [2 ** window_bits], the codebook "lut".
+        importance: float32 [K], the Hessian's diagonal where no more is known. table: float32 [2 ** window_bits], the codebook "lut".
         Raises CodecError for what is no matrix of finite numbers, numpy.linalg.LinAlgError for a Hessian that is not positive definite.
         """
         target = np.ascontiguousarray(real(self.name, w), np.float32)
@@ -221,12 +235,8 @@ class Trellis:
         if (table is None) != (self.codebook != "lut"):
             raise CodecError("the codebook 'lut' needs a table, and no other does", found=self.codebook)
         book = ops.codebook(self.codebook, self.window_bits) if table is None else np.asarray(table, np.float32)
-        blocks, (n, k) = self.blocks(shape), shape
+        n, k = shape
         weights = column_weights(importance, k)
-        if weights is not None and hessian is None and weights.any():
-            hessian = np.diag(
-                weights + np.float32(_DAMPING) * weights.mean()
-            )  # an input that was never active still counts
         h = None if hessian is None else np.asarray(hessian, np.float32)
         if h is not None and h.shape != (k, k):
             raise CodecError("the Hessian is not this weight's", expected=[k, k], found=list(h.shape))
@@ -234,10 +244,11 @@ class Trellis:
             empty = {key: np.zeros(spec.shape, np.float32) for key, spec in specs.items() if key != "indices"}
             codes = np.zeros((*specs["indices"].shape[:2], ops.TILE), np.uint8)
             return TrellisCodes(self.code(shape), codes, empty["scales"], empty["su"], empty["sv"], table)
-        turn = search.Rotation(_signs(k, blocks[0], 0), _signs(n, blocks[1], 1), blocks)
-        coder = search.Coder(self.bits, self.window_bits, self.tile_order, book)
-        found = search.search(target, h, turn, coder, specs["scales"].shape[0])
-        return TrellisCodes(self.code(shape), found.codes, found.scales, found.su, found.sv, table)
+        return replace(self.search(self, target, importance=weights, hessian=h, book=book), table=table)
+
+    def quantize_for(self, w: ArrayLike, hessian: ArrayLike) -> TrellisCodes:
+        """Floats [N, K] to the codes of least error on inputs of this Hessian, [K, K]. Raises what `quantize` raises."""
+        return self.quantize(w, hessian=hessian)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """Parts to float32 [N, K]; of `rows` all are decoded, since the rotation mixes them."""
@@ -300,14 +311,6 @@ class Trellis:
         inner = found * codes.scales[np.arange(shape[1]) // span]
         rounded = matmul.round_activations(hadamard(x * codes.su, blocks[0]), "wide")
         return np.asarray(hadamard(rounded @ inner, blocks[1]) * codes.sv, np.float32)
-
-
-def _signs(length: int, block: int, axis: int) -> F32:
-    """Random signs of an axis that is rotated, always the same for a length; ones for an axis that is not."""
-    if block == 1:
-        return np.ones(length, np.float32)
-    bits = np.random.Generator(np.random.PCG64([length, axis])).integers(0, 2, length, np.int8)
-    return (1 - 2 * bits).astype(np.float32)
 
 
 def from_tiles(tiles: NDArray[Any], shape: tuple[int, int], tile_order: str) -> NDArray[Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
-
+from polyquant.capabilities import TrellisDialect
 from polyquant.codecs.exl3 import EXL3
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError
@@ -12,16 +11,11 @@ from polyquant.types import Codec, Shape, TrellisCodes
 __all__ = ["as_exl3", "exact_trellis", "floats_of", "same_codes"]
 
 
-class _Dialect(Protocol):
-    """A codec of trellis codes in another container."""
-
-    def trellis(self, shape: Shape) -> Trellis:
-        """The codec `Trellis` that holds the same codes exactly."""
-
-
 def exact_trellis(codec: Codec, shape: Shape) -> Trellis:
-    """The codec `Trellis` that holds a weight of another codec of trellis codes without changing one."""
-    return codec if isinstance(codec, Trellis) else cast(_Dialect, codec).trellis(shape)
+    """The codec `Trellis` that holds a weight of another codec of trellis codes without changing one. Raises CodecError where there is none."""
+    if not isinstance(codec, TrellisDialect):
+        raise CodecError("no codec of Trellis v3 holds these codes", expected="trellis codes", found=codec.name)
+    return codec.trellis(shape)
 
 
 def as_exl3(codec: Codec, shape: Shape) -> Codec | None:

@@ -6,7 +6,7 @@ undecoded.<dtype>   [as the header says it]   e.g. undecoded.u32: words of packe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from polyquant.codecs.dtypes import PLAIN
 from polyquant.codecs.opaque import OpaqueCodec
@@ -22,11 +22,17 @@ class UndecodedDtype(OpaqueCodec):
     """One such tensor. dtype: its name in the safetensors header, one of PLAIN; why: the scheme."""
 
     dtype: str = "U8"
+    part: ClassVar[str] = "blocks"
 
     @property
     def name(self) -> str:
         """undecoded.<dtype in lower case>."""
         return f"undecoded.{self.dtype.lower()}"
+
+    @property
+    def finding(self) -> None:
+        """None: one finding of the format says it for all."""
+        return None
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """The array as it is stored."""

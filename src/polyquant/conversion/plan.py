@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from polyquant.capabilities import Fitted
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
@@ -91,6 +92,8 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
     _refuse_shapes(source, weights, tensor)
     try:
         target, why = choose()
+        if isinstance(target, Fitted):
+            target.fit(tensor.shape)  # its options must be known now, not when the work gets there
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
     except CodecError as problem:
         raise PlanError(

@@ -41,14 +41,14 @@ def min_max_grid(w: F32, groups: int, bits: int, *, symmetric: bool) -> tuple[F3
 
 def encode(w: F32, scale: F32, offset: F32, bits: int, *, symmetric: bool) -> I8:
     """w [rows, K] -> codes int8 [rows, K] on the grid scale, offset [rows, G]."""
-    rows, k = w.shape
+    (rows, k), groups = w.shape, scale.shape[1]
     codes = np.empty((rows, k), np.int8)
     if (lib := native.lib()) is not None:
         lib.affine_encode(np.ascontiguousarray(w), scale, offset, codes, bits, symmetric)
         return codes
     high = 2 ** (bits - 1) - 1
     with np.errstate(all="ignore"):
-        found = np.rint(w.reshape(rows, scale.shape[1], -1) / scale[:, :, None] + offset[:, :, None])
+        found = np.rint(w.reshape(rows, groups, k // groups) / scale[:, :, None] + offset[:, :, None])
         codes[:] = np.clip(np.nan_to_num(found), -high if symmetric else -high - 1, high).reshape(rows, k)
     return codes
 
@@ -58,8 +58,8 @@ def decode(codes: I8, scale: F32, offset: F32, out: F32) -> F32:
     if (lib := native.lib()) is not None:
         lib.affine_decode(codes, scale, offset, out)
         return out
-    rows = len(codes)
-    grouped = codes.reshape(rows, scale.shape[1], -1).astype(np.float32)
+    (rows, k), groups = codes.shape, scale.shape[1]
+    grouped = codes.reshape(rows, groups, k // groups).astype(np.float32)
     with np.errstate(all="ignore"):
         out.reshape(grouped.shape)[...] = (grouped - offset[:, :, None]) * scale[:, :, None]
     return out

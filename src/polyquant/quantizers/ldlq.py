@@ -1,4 +1,4 @@
-"""A weight to trellis codes of least error on the inputs it was seen with: damping of the Hessian, and what to do where it is no use.
+"""A weight to codes of least error on the inputs it was seen with: damping of the Hessian, and what to do where it is no use.
 
 H = mean of x x^T + damping * mean(diag) * I. The damping makes a Hessian of few inputs definite, and stands for those not seen.
 Source: Frantar et al. 2023 (arXiv 2210.17323), Chee et al. 2023 (arXiv 2307.13304); the figures are QTIP's.
@@ -7,11 +7,12 @@ Source: Frantar et al. 2023 (arXiv 2210.17323), Chee et al. 2023 (arXiv 2307.133
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from polyquant.codecs.trellis import Trellis
-from polyquant.types import F32, TrellisCodes
+from polyquant.capabilities import FitsInputs
+from polyquant.types import F32
 
 __all__ = ["DAMPING", "Quantized", "quantize_trellis"]
 
@@ -21,13 +22,13 @@ DAMPING = (0.025, 0.1, 0.4)
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Codes, and what to say about them: empty where all went as planned."""
+    """Codes of the codec's form, and what to say about them: empty where all went as planned."""
 
-    codes: TrellisCodes
+    codes: Any
     note: str = ""
 
 
-def quantize_trellis(codec: Trellis, w: F32, hessian: F32 | None) -> Quantized:
+def quantize_trellis(codec: FitsInputs, w: F32, hessian: F32 | None) -> Quantized:
     """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; its diagonal [K]; or None: least error of the weight itself.
 
     A Hessian that holds no numbers or that no damping makes positive definite is left aside, and the note says so. Raises CodecError.
@@ -42,7 +43,7 @@ def quantize_trellis(codec: Trellis, w: F32, hessian: F32 | None) -> Quantized:
         damped = h.astype(np.float32)
         damped[np.diag_indices(len(damped))] += np.float32(damping * mean)
         try:
-            codes = codec.quantize(w, hessian=damped)
+            codes = codec.quantize_for(w, damped)
         except np.linalg.LinAlgError:
             continue
         return Quantized(codes, "" if damping == DAMPING[0] else f"Hessian damped by {damping}")

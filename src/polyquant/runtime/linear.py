@@ -1,6 +1,6 @@
 """y = x W^T + b with W as it lies in the file.
 
-A codec that has a method `packed(parts, shape)` brings its own kernel (ops/matmul.py). Ternary weights and trellis codes without one are packed
+A codec that is `Packed` (capabilities.py) brings its own kernel (ops/matmul.py). Ternary weights and trellis codes without one are packed
 anew in memory, which loses nothing. Any other codec is dequantized some rows at a time: correct, and slow; `Linear.kernel` says which.
 Weights that share an input (q, k, v; gate and up) are one Linear, so that the input is rounded once and the threads meet once.
 """
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from polyquant.capabilities import HoldsBias, OwnProduct, Packed, TrellisDialect
 from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
 from polyquant.ops.decoder import add_bias
@@ -32,6 +33,7 @@ class Linear:
             rounding = "wide"
         self.weights, self.bias, self.rounding = tuple(weights), tuple(bias), rounding
         self._has_bias = any(b is not None for b in bias)
+        self._holders = [w.codec if isinstance(w.codec, HoldsBias) else None for w in self.weights]
         self._groups = _groups(self.weights)
 
     @property
@@ -46,16 +48,10 @@ class Linear:
         else:
             y = [_reference(w, x, self.rounding) for w in self.weights]
         if self._has_bias:
-            for out, bias, w in zip(y, self.bias, self.weights, strict=True):
-                if bias is not None and not _holds_bias(w, len(x), self.rounding):
+            for out, bias, holder in zip(y, self.bias, self._holders, strict=True):
+                if bias is not None and (holder is None or not holder.holds_bias(len(x), self.rounding)):
                     add_bias(out, bias)
         return y
-
-
-def _holds_bias(weight: Weight, tokens: int, rounding: Rounding) -> bool:
-    """True for integer sums with the bias in them: adding it would count it twice."""
-    asked = getattr(weight.codec, "holds_bias", None)
-    return asked is not None and bool(asked(tokens, rounding))
 
 
 def _groups(weights: Sequence[Weight]) -> list[Group]:
@@ -73,21 +69,19 @@ def _groups(weights: Sequence[Weight]) -> list[Group]:
 def _handle(weight: Weight) -> Any | None:
     if not native.available():
         return None
-    bring = getattr(weight.codec, "packed", None)
-    found = bring(weight.parts, weight.shape) if bring is not None else None
-    if found is None and weight.codec.form is Ternary:
-        found = repacked(weight.codec.unpack(weight.parts, weight.shape))
-    if found is None and hasattr(weight.codec, "trellis"):  # another layout of trellis codes: arranged anew in memory
-        codec = weight.codec.trellis(weight.shape)
-        found = codec.packed(codec.pack(weight.codec.unpack(weight.parts, weight.shape)), weight.shape)
+    codec, shape = weight.codec, weight.shape
+    found = codec.packed(weight.parts, shape) if isinstance(codec, Packed) else None
+    if found is None and codec.form is Ternary:
+        found = repacked(codec.unpack(weight.parts, shape))
+    if found is None and isinstance(codec, TrellisDialect) and (own := codec.trellis(shape)) is not weight.codec:
+        found = own.packed(own.pack(codec.unpack(weight.parts, shape)), shape)  # arranged anew in memory
     return found
 
 
 def _reference(weight: Weight, x: F32, rounding: Rounding) -> F32:
     """x [T, K] times one weight [N, K], some rows dequantized at a time; codecs that round another input than x know how."""
-    multiply = getattr(weight.codec, "multiply", None)
-    if multiply is not None:
-        return np.asarray(multiply(weight.parts, weight.shape, x, rounding), np.float32)
+    if isinstance(weight.codec, OwnProduct):
+        return np.asarray(weight.codec.multiply(weight.parts, weight.shape, x, rounding), np.float32)
     x = x if weight.codec.form is Floats else round_activations(x, rounding)
     rows, k = weight.shape
     y = np.empty((len(x), rows), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from polyquant.runtime.c8 import C8
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm, read_norm
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import F32
+from polyquant.types import F32, Shape
 
 __all__ = ["Place", "Site"]
 
@@ -28,19 +29,23 @@ class Site:
 
     def norm(self, stem: str) -> Norm:
         """The norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
-        (size,) = self.architecture.layer.shapes(self.hyper)[stem]
+        (size,) = self._shapes[stem]
         readers = [self._name(reader) for reader in self.architecture.behind(stem)]
         return read_norm(self.tensors, self._name(stem), size, self.hyper.rms_eps, readers)
 
     def vector(self, stem: str) -> F32:
         """The weight of that stem, float32 [n]. Raises InputError."""
-        (size,) = self.architecture.layer.shapes(self.hyper)[stem]
+        (size,) = self._shapes[stem]
         return self.tensors.vector(f"{self._name(stem)}.weight", size)
 
     def linear(self, *stems: str) -> Linear:
         """Matrices that read the same. Raises InputError."""
-        shapes = self.architecture.layer.shapes(self.hyper)
+        shapes = self._shapes
         return self.tensors.linear(shapes[stems[0]][1], [(self._name(stem), shapes[stem][0]) for stem in stems])
+
+    @property
+    def _shapes(self) -> Mapping[str, Shape]:
+        return self.architecture.layer.shapes(self.hyper, self.index)
 
     def _name(self, stem: str) -> str:
         return f"blk.{self.index}.{stem}"

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from polyquant.architectures.record import Architecture
-from polyquant.codecs.opaque import OpaqueCodec
-from polyquant.codecs.opaque_dtype import OpaqueDtype
+from polyquant.capabilities import Opaque, WholeNumbers
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime.linear import Linear
@@ -25,7 +24,6 @@ __all__ = ["Tensors"]
 _COMPUTED = re.compile(
     r".*(rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias|norm\.module\.(weight|bias))"
 )  # what others say too
-_REAL = frozenset({"f32", "f16", "bf16", "f64", "f8_e4m3", "f8_e5m2"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +61,11 @@ class Tensors:
                 expected=list(shape),
                 found=list(found.shape),
             )
-        if isinstance(found.codec, OpaqueCodec | OpaqueDtype):
+        if isinstance(found.codec, Opaque):
             raise UnsupportedError(
                 f"stored as {found.codec.name}, which cannot be decoded", file=file, tensor=found.name
             )
-        if found.codec.form is Floats and found.codec.name not in _REAL:
+        if isinstance(found.codec, WholeNumbers) and found.codec.whole:
             raise UnsupportedError(
                 f"whole numbers ({found.codec.name}) are no weights by themselves",
                 file=file,

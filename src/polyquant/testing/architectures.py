@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,16 @@ from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
 from polyquant.types import F32, Checkpoint, Severity, Shape
 
-__all__ = ["check_found", "check_hyper", "check_model", "check_names", "check_record", "check_wiring", "tiny_model"]
+__all__ = [
+    "check_found",
+    "check_hyper",
+    "check_model",
+    "check_names",
+    "check_record",
+    "check_wiring",
+    "tiny_hyper",
+    "tiny_model",
+]
 
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
 _TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -41,9 +50,7 @@ def check_record(record: Architecture) -> None:
 def check_names(record: Architecture) -> None:
     """Every tensor has a name on both sides, and gets from each to the other and back."""
     names, prefix = record.names, record.names.prefix
-    assert set(record.layer.shapes(tiny_hyper(record))) == set(names.layer.values()), (
-        "stems without a Hugging Face name"
-    )
+    assert set(_shapes(record)) == set(names.layer.values()), "stems without a Hugging Face name, or names of nothing"
     assert {"token_embd", "output_norm", "output"} == set(names.top.values()), "the three tensors outside the layers"
     assert set(names.also_read.values()) <= set(names.layer.values()), "another name of nothing"
     for table, theirs, ours in ((names.top, "", ""), (names.layer, f"{prefix}7.", "blk.7.")):
@@ -59,7 +66,7 @@ def check_names(record: Architecture) -> None:
 
 def check_wiring(record: Architecture) -> None:
     """Feeds, transforms and biases speak of tensors that the layer has; every matrix reads from one place, as wide as it gives."""
-    shapes = record.layer.shapes(tiny_hyper(record))
+    shapes = _shapes(record)
     readers = [stem for feed in record.layer.feeds for stem in feed.readers]
     assert sorted(readers) == sorted(stem for stem, shape in shapes.items() if len(shape) == 2), "who reads what"
     for feed in record.layer.feeds:
@@ -67,7 +74,10 @@ def check_wiring(record: Architecture) -> None:
         assert (len(shapes[feed.source]) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
         if feed.kind == "norm":
             assert record.behind(feed.source) == feed.readers
-            assert {shapes[r][1] for r in feed.readers} == {shapes[feed.source][0]}, f"widths behind {feed.source}"
+            for index in range(tiny_hyper(record).layers):
+                here = record.layer.shapes(tiny_hyper(record), index)
+                widths = {here[r][1] for r in feed.readers if r in here}
+                assert widths <= set(here.get(feed.source, ())), f"widths behind {feed.source}"
     assert record.linears == set(readers)
     assert set(record.transforms) <= set(shapes), "a transform of a tensor that is not there"
     assert {stem for bias in record.biases for stem in bias.stems} <= record.linears, "a bias without a linear layer"
@@ -117,9 +127,12 @@ def tiny_hyper(record: Architecture) -> Hyper:
     rows = {key.name: key.default for key in record.hyper.keys}
     size, share = 32, rows.get("rotated", 1.0)
     rotated = int(size * share) if isinstance(share, float) else 0
+    own = [key for key in record.hyper.keys if key.name not in {f.name for f in fields(Hyper)}]
+    more = {key.name: 0.375 if key.real else max(2, key.low) if key.default is None else key.default for key in own}
     return Hyper(
         layers=2, context=128, hidden=64, feed_forward=96, heads=4, kv_heads=2, head_dim=size, rms_eps=1e-5, rope_theta=20000.0, vocab=40,
         rope={}, activation=str(rows.get("activation", "silu")), tied=False, rotated=rotated if rotated != size else 0,
+        more=more,
     )  # fmt: skip
 
 
@@ -153,11 +166,17 @@ def _ways_to_say(record: Architecture) -> Iterator[dict[str, Any]]:
         yield {"model_type": kind, "architectures": [record.class_name]}
 
 
+def _shapes(record: Architecture) -> dict[str, Shape]:
+    """Stem -> shape in the last layer that has it."""
+    hyper = tiny_hyper(record)
+    return {k: v for index in range(hyper.layers) for k, v in record.layer.shapes(hyper, index).items()}
+
+
 def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
     """GGUF name without suffix, shape of the weight."""
     yield "token_embd", (hyper.vocab, hyper.hidden)
     for index in range(hyper.layers):
-        for stem, shape in record.layer.shapes(hyper).items():
+        for stem, shape in record.layer.shapes(hyper, index).items():
             yield f"blk.{index}.{stem}", shape
     yield "output_norm", (hyper.hidden,)
     yield "output", (hyper.vocab, hyper.hidden)
@@ -174,7 +193,11 @@ def _calibrates(record: Architecture, source: Path, samples: Path) -> None:
     rng, hyper = np.random.default_rng(1), tiny_hyper(record)
     samples.write_text(json.dumps(rng.integers(0, hyper.vocab, (4, 32)).tolist()), encoding="utf-8")
     stages = calibration_stages(source, samples)
-    wanted = {record.names.to_hf(f"blk.{i}.{s}.weight") for i in range(hyper.layers) for s in record.linears}
+    wanted = {
+        record.names.to_hf(f"blk.{i}.{s}.weight")
+        for i in range(hyper.layers)
+        for s in record.linears & record.layer.shapes(hyper, i).keys()
+    }
     assert wanted <= {name for names in stages.names for name in names}
     for index, names in enumerate(stages.names):
         seen = stages.run(index, frozenset(names), lambda _: None)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import WithBits
 from polyquant.codecs.trellis import Trellis
 from polyquant.codecs.trellis_forms import exact_trellis
 from polyquant.errors import InputError, UnknownNameError, UnsupportedError
@@ -89,11 +90,10 @@ def as_trellis(weight: Weight, *, file: object = None) -> TrellisWeight:
         raise UnsupportedError("not a trellis weight", tensor=weight.name, found=codec.name)
     n, k = weight.shape
     parts: Mapping[str, NDArray[Any]] = weight.read()
-    if not isinstance(codec, Trellis):
-        parts = exact_trellis(codec, weight.shape).pack(codec.unpack(parts, weight.shape))
-        codec = exact_trellis(codec, weight.shape)
+    if (exact := exact_trellis(codec, weight.shape)) is not codec:
+        parts = exact.pack(codec.unpack(parts, weight.shape))
     require_finite(weight.name, parts, file)
-    return TrellisWeight(weight.name, (n, k), codec, **parts)
+    return TrellisWeight(weight.name, (n, k), exact, **parts)
 
 
 class TrellisModelLoader:
@@ -191,7 +191,7 @@ class TrellisModelLoader:
     def quantization(self) -> Mapping[str, int]:
         """Bits of each quantized weight by name."""
         weights = [w for w in self.checkpoint.values() if w.codec.form is TrellisCodes]
-        return MappingProxyType({w.name: int(getattr(w.codec, "bits", 0)) for w in weights})
+        return MappingProxyType({w.name: w.codec.bits if isinstance(w.codec, WithBits) else 0 for w in weights})
 
     def get_quantization_info(self) -> dict[str, Any]:
         """format, average_bits_per_weight (every stored byte of the quantized weights counted), layers, weights, and codecs: name -> number of weights."""

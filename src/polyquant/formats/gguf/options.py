@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyquant.codecs.tl import Tile
+from polyquant.capabilities import Tile
 from polyquant.errors import PlanError
 from polyquant.formats.sizes import shard_bytes as parse_size
 from polyquant.options import option

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from polyquant.capabilities import Swappable, Tile, Tiled
 from polyquant.codecs.opaque import OpaqueCodec
-from polyquant.codecs.tl import TL, Tile
 from polyquant.errors import InputError, PlanError, UnknownNameError
 from polyquant.formats.gguf.dialect import detect
 from polyquant.formats.gguf.header import Header, Metadata, read_header
@@ -147,7 +147,7 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
     why = "polyquant does not know this type"
     if meaning is not None and name is not None:
         codec = named_codec(name)
-        fields = getattr(codec, "fields", None)
+        fields = codec.fields if isinstance(codec, Swappable) else None
         if fields is not None or not foreign(header.order):
             swap = Swap(meaning.nbytes, fields) if foreign(header.order) and fields else None
             # Of whole-tensor types the codec may need what the file does not say (a tiling): the file's own size counts.
@@ -161,7 +161,7 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
 def with_tile(checkpoint: Checkpoint, tile: Tile) -> Checkpoint:
     """The same checkpoint with the tile configuration of its TL1 and TL2 tensors said."""
     weights = {
-        w.name: replace(w, codec=w.codec.configure(tile=tile)) if isinstance(w.codec, TL) else w
+        w.name: replace(w, codec=w.codec.with_tile(tile)) if isinstance(w.codec, Tiled) else w
         for w in checkpoint.values()
     }
     return replace(checkpoint, weights=weights)

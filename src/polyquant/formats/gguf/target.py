@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyquant.architectures import translate
+from polyquant.capabilities import Tiled
 from polyquant.codecs import affine_forms
-from polyquant.codecs.tl import TL
 from polyquant.errors import PlanError
 from polyquant.formats.actions import survives
 from polyquant.formats.gguf.layout import lay_out
@@ -44,12 +44,10 @@ class GGUFTarget(PlainTarget):
         return translate.to_gguf(source, architecture=options.architecture)
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
-        """As any target; the tile of TL1 and TL2 must be known now, not when the work gets there. Raises CodecError."""
+        """As any target, with the tile of TL1 and TL2. Raises CodecError."""
         chosen, why = super().choose(source, tensor, recipe, facts, options)
-        if isinstance(chosen, TL):
-            if options.tile is not None:
-                chosen = chosen.configure(tile=options.tile)
-            chosen.fit(tensor.shape)
+        if options.tile is not None and isinstance(chosen, Tiled):
+            chosen = chosen.with_tile(options.tile)
         return Choice(chosen, why)
 
     def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:

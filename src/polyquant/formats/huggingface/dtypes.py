@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyquant.codecs.dtypes import BY_NUMPY, WORDS
+from polyquant.codecs.dtypes import BY_NUMPY, word_of
 from polyquant.codecs.exl3 import EXL3
-from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.errors import PlanError
 from polyquant.formats.huggingface.exl3 import stored_names
 from polyquant.registry import codec
@@ -31,10 +30,8 @@ def bitnet_codec(config: Mapping[str, Any]) -> Codec | None:
 
 def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, str, str, Shape]]:
     """(part, name in the file, dtype, shape in the file) of one weight. Raises PlanError for codecs that have no place here."""
-    if isinstance(target, OpaqueDtype):
-        return [("bytes", name, target.dtype, shape)]
-    if target.name in WORDS:
-        return [("blocks", name, WORDS[target.name], shape)]
+    if (dtype := word_of(target)) is not None:
+        return [(part, name, dtype, shape) for part in target.specs(shape)]
     if isinstance(target, EXL3):
         return stored_names(name, shape, target)
     if not target.name.startswith(PACKED):

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from polyquant.codecs.dtypes import BY_NUMPY, WORDS
-from polyquant.codecs.opaque_dtype import OpaqueDtype
+from polyquant.codecs.dtypes import BY_NUMPY, word_of
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import PlanError
 from polyquant.formats.trellis.config import (
@@ -101,10 +100,9 @@ def _stored(tensor: TensorSpec) -> Iterator[_Stored]:
     if isinstance(codec, Trellis):
         for part, spec in specs.items():
             yield _Stored((tensor.name, part), spec, f"{tensor.name}.{part}", BY_NUMPY[spec.dtype], spec.shape)
-    elif isinstance(codec, OpaqueDtype):
-        yield _Stored((tensor.name, "bytes"), specs["bytes"], tensor.name, codec.dtype, tensor.shape)
-    elif codec.name in WORDS:
-        yield _Stored((tensor.name, "blocks"), specs["blocks"], tensor.name, WORDS[codec.name], tensor.shape)
+    elif (dtype := word_of(codec)) is not None:
+        for part, spec in specs.items():
+            yield _Stored((tensor.name, part), spec, tensor.name, dtype, tensor.shape)
     else:
         raise PlanError(
             f"a Trellis folder cannot hold {codec}",

@@ -10,7 +10,7 @@ importance * (w - decoded w)^2, importance 1 where none is given. Two steps, bot
 Blocks that are exact but for the rounding of their super-scales (one-hot, constant, ternary rows) try more anchors. Affine blocks that
 lie mostly above zero are encoded negated, both super-scales negative, since a minimum can only reach below zero.
 
-native/ggml_k_quantize.cpp does the same operations in the same order, in float32 without fused multiply-add: bytes are equal.
+What the integers are packed into: codecs/ggml_k.py. native/ggml_k_quantize.cpp does the same operations in the same order, in float32 without fused multiply-add: bytes are equal.
 Sums therefore run in index order, and a comparison that NaN would fail has the same outcome in both.
 """
 
@@ -23,9 +23,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.ggml_k import pack_q2_k, pack_q3_k, pack_q4_k, pack_q5_k, pack_q6_k
 from polyquant.types import F32, I8, U8
 
-__all__ = ["Grid", "affine", "symmetric"]
+__all__ = ["Grid", "affine", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "symmetric"]
 
 _f = np.float32
 _MAGIC = _f(12582912)  # 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
@@ -311,3 +312,37 @@ def symmetric(w: F32, importance: F32 | None, grid: Grid) -> tuple[F32, I8, U8]:
 def _as_bytes(q: F32) -> U8:
     """[W, n, S] -> uint8 [n, 256]"""
     return q.transpose(1, 2, 0).reshape(q.shape[1], -1).astype(np.uint8)
+
+
+# ---------------------------------------------------------------- one function a type: what its codec calls
+
+_Q2 = Grid(width=16, lo=0, hi=3, subs=15, second=13)
+_Q3 = Grid(width=16, lo=-4, hi=3, subs=32, second=24)
+_Q4 = Grid(width=32, lo=0, hi=15, subs=63, second=55)
+_Q5 = Grid(width=32, lo=0, hi=31, subs=63, second=55)
+_Q6 = Grid(width=16, lo=-32, hi=31, subs=128, second=122, window=6)
+
+
+def q2_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 84]"""
+    return pack_q2_k(*affine(w, importance, _Q2))
+
+
+def q3_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 110]"""
+    return pack_q3_k(*symmetric(w, importance, _Q3))
+
+
+def q4_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 144]"""
+    return pack_q4_k(*affine(w, importance, _Q4))
+
+
+def q5_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 176]"""
+    return pack_q5_k(*affine(w, importance, _Q5))
+
+
+def q6_k(w: F32, importance: F32 | None) -> U8:
+    """[n, 256] -> [n, 210]"""
+    return pack_q6_k(*symmetric(w, importance, _Q6))

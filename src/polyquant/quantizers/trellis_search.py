@@ -16,17 +16,19 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.codecs.trellis import Trellis
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import hadamard
 from polyquant.ops.linalg import block_ldl
-from polyquant.types import F32, U8
+from polyquant.types import F32, U8, TrellisCodes
 
 __all__ = [
-    "Coder", "Found", "Rotation", "best_inputs", "best_outputs", "best_scales", "first_scales", "search", "with_feedback",
+    "Coder", "Found", "Rotation", "best_inputs", "best_outputs", "best_scales", "first_scales", "quantize", "search", "with_feedback",
 ]  # fmt: skip
 
 F64: TypeAlias = NDArray[np.float64]
 
+_DAMPING = 0.025  # share of the mean that is added to each input's importance
 _SIDE = 16
 _SPAN = 128
 """Inputs whose feedback from all that stand behind them is one matrix product."""
@@ -118,6 +120,32 @@ class Found:
     scales: F32
     su: F32
     sv: F32
+
+
+def quantize(codec: Trellis, w: F32, *, importance: F32 | None, hessian: F32 | None, book: F32) -> TrellisCodes:
+    """A finite weight [N, K] -> codes and scales of least error: what a codec calls (codecs.trellis.TrellisSearch).
+
+    importance: float32 [K], the Hessian's diagonal where no more is known; 2.5 % of its mean are added. hessian: mean of x x^T, [K, K]. book: float32
+    [2 ** window_bits]. Raises numpy.linalg.LinAlgError for a Hessian that is not positive definite.
+    """
+    n, k = w.shape
+    blocks = codec.blocks((n, k))
+    if importance is not None and hessian is None and importance.any():
+        hessian = np.diag(
+            importance + np.float32(_DAMPING) * importance.mean()
+        )  # an input that was never active still counts
+    turn = Rotation(_signs(k, blocks[0], 0), _signs(n, blocks[1], 1), blocks)
+    coder = Coder(codec.bits, codec.window_bits, codec.tile_order, book)
+    found = search(w, hessian, turn, coder, codec.group_count((n, k)))
+    return TrellisCodes(codec.code((n, k)), found.codes, found.scales, found.su, found.sv)
+
+
+def _signs(length: int, block: int, axis: int) -> F32:
+    """Random signs of an axis that is rotated, always the same for a length; ones for an axis that is not."""
+    if block == 1:
+        return np.ones(length, np.float32)
+    bits = np.random.Generator(np.random.PCG64([length, axis])).integers(0, 2, length, np.int8)
+    return (1 - 2 * bits).astype(np.float32)
 
 
 def search(w: F32, h: F32 | None, turn: Rotation, coder: Coder, groups: int) -> Found:

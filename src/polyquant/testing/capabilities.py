@@ -1,0 +1,146 @@
+"""Whether a codec can do what it claims (polyquant.capabilities): each claim held against what the codec decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polyquant.capabilities import (
+    CountsSymbols,
+    DecodesRows,
+    FitsInputs,
+    Fitted,
+    Grouped,
+    HoldsBias,
+    Opaque,
+    Ordered,
+    OwnProduct,
+    Packed,
+    Swappable,
+    Tiled,
+    TrellisDialect,
+    WholeNumbers,
+    WithBits,
+    WithOffsets,
+)
+from polyquant.errors import CodecError
+from polyquant.ops import native
+from polyquant.ops.matmul import Group, Rounding, round_activations
+from polyquant.testing.refusals import refused
+from polyquant.types import F32, Affine, Codec, Floats, Parts, Shape, Ternary, as_matrix
+
+__all__ = ["check_capabilities"]
+
+_TOKENS = 3
+_BOUND = 2e-4
+"""Of a product in float32, over the largest of its numbers."""
+
+
+def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None = None) -> None:
+    """Every claim on a weight: `parts` of `shape`. w: the weight in floats, for codecs that search. Raises AssertionError.
+
+    packed, product  equal to x W^T but for the rounding of float32, and to each other however inputs are rounded
+    bias             never held where inputs are floats
+    tile, fit        a tile that is given stays; what decodes fits
+    fields           lie in their block side by side
+    whole            what is unpacked has such a dtype
+    opaque           says why
+    symbols          as many as weights
+    rows             those of the whole
+    bits, groups, offsets   those of the unpacked codes
+    trellis          the codec that is named has the same numbers
+    inputs           codes for a Hessian have the codec's form and sizes
+    """
+    if isinstance(codec, Opaque):
+        assert codec.why and (codec.finding is None or codec.finding)
+        return
+    if len(shape) == 2 and min(shape):
+        _check_products(codec, parts, shape)
+    if isinstance(codec, HoldsBias):
+        for tokens in (1, 1000):
+            assert isinstance(codec.holds_bias(tokens, "block"), bool)
+            assert codec.holds_bias(tokens, "none") is False, "inputs that stay floats meet no bias"
+    if isinstance(codec, Tiled):
+        assert codec.tile is None or codec.with_tile(codec.tile).name == codec.name
+        found = codec.with_tile((256, 128, 32))
+        assert isinstance(found, Tiled) and found.tile == (256, 128, 32)
+        refused(lambda: codec.with_tile((0, 0, 0)), CodecError)
+    if isinstance(codec, Fitted):
+        codec.fit(shape)
+    if isinstance(codec, Swappable):
+        _check_fields(codec, codec)
+    if isinstance(codec, CountsSymbols):
+        counts = codec.symbol_histogram(parts, shape)
+        rows, k = as_matrix(shape)
+        assert counts.dtype == np.uint64 and counts.shape == (4,) and int(counts.sum()) == rows * k, counts
+        assert codec.zero_symbol in (0, 1, 2)
+    if isinstance(codec, WholeNumbers):
+        assert codec.form is Floats and codec.unpack(parts, shape).values.dtype.kind in ("iub" if codec.whole else "fV")
+    if isinstance(codec, DecodesRows) and codec.decodes_rows:
+        whole = codec.dequantize(parts, shape)
+        np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])
+    _check_codes(codec, parts, shape)
+    if isinstance(codec, FitsInputs) and w is not None:
+        _check_inputs(codec, w)
+
+
+def _check_products(codec: Codec, parts: Parts, shape: Shape) -> None:
+    weight = codec.dequantize(parts, shape)
+    if not np.isfinite(weight).all():  # random bytes of a type that only reads
+        return
+    x = np.random.default_rng(3).standard_normal((_TOKENS, shape[1])).astype(np.float32)
+    handle = codec.packed(parts, shape) if isinstance(codec, Packed) and native.lib() is not None else None
+    group = None if handle is None else Group([handle], [shape[0]])
+    expected = x @ weight.T
+    if isinstance(codec, OwnProduct):
+        _near(codec.multiply(parts, shape, x, "none"), expected)
+    if group is not None:
+        _near(group(x, "none")[0], expected)
+        rounding: Rounding = "wide" if codec.form is Ternary else "block"  # as runtime.linear chooses
+        rounded = x if codec.form is Floats else round_activations(x, rounding)
+        own = codec.multiply(parts, shape, x, rounding) if isinstance(codec, OwnProduct) else rounded @ weight.T
+        _near(group(x, rounding)[0], own)
+
+
+def _near(found: F32, expected: F32) -> None:
+    assert found.dtype == np.float32 and found.shape == expected.shape, (found.dtype, found.shape, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=_BOUND * float(np.abs(expected).max(initial=0)))
+
+
+def _check_fields(codec: Codec, said: Swappable) -> None:
+    size = codec.specs(codec.granule)["blocks"].nbytes
+    at = 0
+    for offset, width, count in sorted(said.fields):
+        assert offset >= at and width in (2, 4, 8) and count >= 1, said.fields
+        at = offset + width * count
+    assert at <= size, f"fields of {codec} end at byte {at} of {size}"
+
+
+def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
+    codes = codec.unpack(parts, shape)
+    if isinstance(codec, WithBits):
+        assert isinstance(codec.bits, int) and 1 <= codec.bits <= 8, codec.bits
+    if isinstance(codes, Affine):
+        apart = isinstance(codec, Ordered) and codec.ordered  # a scale for each column
+        if isinstance(codec, Grouped) and not apart:
+            groups = shape[1] // codec.group if codec.group else 1
+            assert codes.scale.shape[1] == groups, (codes.scale.shape, codec.group)
+        if isinstance(codec, WithBits):
+            assert codes.bits >= codec.bits, (codes.bits, codec.bits)
+        if isinstance(codec, WithOffsets):
+            assert bool(codec.offsets(parts, shape).any()) == bool(codes.offset.any())
+    if isinstance(codec, TrellisDialect):
+        own = codec.trellis(shape)
+        assert own.trellis(shape) is own
+        same = own.dequantize(own.pack(codes), shape)
+        np.testing.assert_array_equal(same, codec.dequantize(parts, shape))
+
+
+def _check_inputs(codec: FitsInputs, w: F32) -> None:
+    """On 256 columns, if the codec takes so few."""
+    step = codec.granule[1]
+    small = np.ascontiguousarray(w[:, : -(-256 // step) * step])
+    x = np.random.default_rng(4).standard_normal((4 * small.shape[1], small.shape[1])).astype(np.float32)
+    codes = codec.quantize_for(small, x.T @ x / np.float32(len(x)))
+    assert isinstance(codes, codec.form)
+    specs = codec.specs(small.shape)
+    assert {key: part.shape for key, part in codec.pack(codes).items()} == {key: s.shape for key, s in specs.items()}

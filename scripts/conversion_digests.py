@@ -96,7 +96,7 @@ def converted(source: str, to: str, options: Mapping[str, Any], scratch: Path) -
     target = scratch / ("out.gguf" if to == "gguf" else "out")
     try:
         plan = pq.plan(located(source), to, **options)
-        steps = [(s.map.source, s.map.target, s.map.shape, s.action.value, str(s.source), str(s.target), s.nbytes) for s in plan.steps]  # fmt: skip
+        steps = [(s.map.origin, s.map.target, s.map.shape, s.action.value, str(s.source), str(s.target), s.nbytes) for s in plan.steps]  # fmt: skip
         words = [plan.recipe.name, plan.method, list(plan.warnings), dict(plan.translation.dropped), [s.why for s in plan.steps]]  # fmt: skip
         report = pq.convert(plan, target, threads=1)
     except PolyquantError as e:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import UnsupportedError, listed, printable
+from polyquant.errors import UnsupportedError, printable
 from polyquant.operations import SAME, Operation
 
 F32: TypeAlias = NDArray[np.float32]
@@ -431,16 +431,18 @@ class TensorMap:
         """The one source; "" for a constant. Raises UnsupportedError where there are several."""
         if len(self.sources) > 1:
             raise UnsupportedError(
-                "is made of several tensors, and this needs one: a recipe without calibration, smoothing and sensitivity does not",
+                "is made of several tensors: what was asked needs one",
                 tensor=self.target,
                 found=self.origin,
+                hint="leave out calibration, smoothing and --target-bpw, or this tensor by a rule",
             )
         return self.sources[0] if self.sources else ""
 
     @property
     def origin(self) -> str:
         """The sources for people: the first, "and N more"."""
-        return listed(self.sources, most=1)
+        first, *others = self.sources or ("",)
+        return f"{first} and {len(others)} more" if others else first
 
     @property
     def is_vector(self) -> bool:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import packers
 import polyquant as pq
 from folders import fill
 from polyquant.analysis.compare import compare_checkpoints
 from polyquant.architectures import translate
 from polyquant.conversion import plan as planning
+from polyquant.conversion import work
 from polyquant.errors import InputError, PlanError, UnsupportedError
 from polyquant.formats import gguf, steps
+from polyquant.formats.actions import action_of
+from polyquant.formats.gguf.target import GGUFTarget
 from polyquant.formats.steps import Step
 from polyquant.operations import (
     SAME,
@@ -28,7 +34,9 @@ from polyquant.operations import (
     chain,
 )
 from polyquant.ops.metrics import error_sums
-from polyquant.types import Action, Checkpoint, Kind, Meta, TensorMap, TensorSpec, Translation
+from polyquant.recipes.recipe import Facts, Recipe
+from polyquant.runtime.ternarize import HeldArray
+from polyquant.types import Action, Checkpoint, Kind, Meta, TensorMap, TensorSpec, Translation, Weight
 
 QKV = Rows(np.arange(64).reshape(2, 2, 16).swapaxes(1, 2).reshape(-1))
 SHAPES = {f"e{i}": (64, 256) for i in range(3)} | {
@@ -258,3 +266,83 @@ def test_compare_makes_the_tensors_of_several(tmp_path, remade, monkeypatch):
         assert t.error.count == np.prod(t.shape)
         if measured[t.name] is not None:
             assert t.error.dd == pytest.approx(measured[t.name].dd, rel=1e-6)
+
+
+def trellis_source(folder, monkeypatch, made):
+    """A folder whose tensors are made of a GGUF's, by names of linear layers."""
+    path = source(folder, "f32")
+    monkeypatch.setattr(planning, "_translate", lambda found, *_: translation(found, made))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ((("e0", "e1"), Concat()), r"q_proj\.weight: is made of several tensors.*e0 and 1 more"),
+        ((("e0",), Transpose()), r"q_proj\.weight: is made of other columns .*found e0"),
+    ],
+)
+def test_calibration_needs_the_inputs_of_one_source(tmp_path, monkeypatch, made, message):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    path = trellis_source(tmp_path, monkeypatch, {name: made})
+    with pytest.raises(UnsupportedError, match=message):
+        pq.plan(path, "trellis-v3", bits=2, calibration="self")
+
+
+def test_trellis_codes_of_a_made_tensor(tmp_path, monkeypatch):
+    """Searched as those of the whole; the size of the original is that of its part."""
+    made = {
+        "model.layers.0.self_attn.q_proj.weight": MADE["q"],
+        "model.layers.0.mlp.up_proj.weight": (("e0", "e1"), Concat()),
+    }
+    path = trellis_source(tmp_path / "a", monkeypatch, made)
+    report = pq.convert(pq.plan(path, "trellis-v3", bits=4, effort="fast"), tmp_path / "out")
+    found = pq.open(tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "quantization_config.json").read_text())["tensor_metadata"]
+    for step in report.steps:
+        truth = expected(path, step.tensor, made)
+        assert error_sums(truth, found[step.tensor].dequantize()).snr > 17
+        assert said[step.tensor]["original_bytes"] == truth.nbytes
+
+
+def gptq_weight(name, seed, zero):
+    """4-bit codes [32, 64] in groups of 32, all with that zero, as AutoGPTQ stores them."""
+    rng = np.random.default_rng(seed)
+    codes, zeros = rng.integers(0, 16, (32, 64)), np.full((32, 2), zero)
+    parts = packers.gptq(codes, zeros, rng.random((32, 2)) + 0.5, 4)
+    return Weight(name, (32, 64), pq.codec("gptq.4.g32"), {k: HeldArray(v) for k, v in parts.items()})
+
+
+@pytest.mark.parametrize(("zeros", "wanted"), [((8, 8, 8), "q4_0"), ((8, 3, 8), "q4_1")])
+@pytest.mark.parametrize("op", [Stack(), Concat(), chain(Stack(), Slice(4, 20, axis=1))])
+def test_codes_of_other_tools_move_into_one_stack(op, zeros, wanted):
+    """The smallest block type that holds the codes of all; each source keeps its scales."""
+    weights = [gptq_weight(f"e{i}", i, zero) for i, zero in enumerate(zeros)]
+    held = Checkpoint("hf", Path("x"), {w.name: w for w in weights})
+    made = TensorMap("experts", ("e0", "e1", "e2"), op.shape([w.shape for w in weights]), op)
+    gguf_target = GGUFTarget()
+    chosen = gguf_target.choose(held, made, Recipe("as the source"), Facts(), gguf_target.options())
+    target, why = chosen.codec, chosen.why
+    assert (target.name, why) == (wanted, "codes kept")
+    action = action_of(weights, target, made)
+    assert action is Action.TRANSCODE
+    specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
+    step = Step(made, weights[0].codec, target, action, why, 0, sources=specs)
+    assert list(work.blocks(step)) == [None]
+    (piece,) = work.whole(SimpleNamespace(source=held, importance={}), step, measure=True)
+    found = target.dequantize(piece.parts, made.shape)
+    np.testing.assert_allclose(found, op.reference([w.dequantize() for w in weights]), rtol=2e-3, atol=2e-2)
+    assert piece.error.count == found.size and piece.error.rrmse < 1e-3
+
+
+def test_ternaries_of_several_layouts_join_by_code(tmp_path, remade):
+    w = {n: np.sign(a) for n, a in values().items() if n in ("e0", "e1", "e2")}
+    found = {}
+    for name, codec in (("e0", "tq1_0"), ("e1", "tq2_0"), ("e2", "tq1_0")):
+        kind = pq.codec(codec)
+        found[name] = SimpleNamespace(shape=w[name].shape, codec=kind, parts=kind.pack(kind.quantize(w[name])))
+    specs = [TensorSpec(n, f.shape, f.codec) for n, f in found.items()]
+    fill(gguf.lay_out(specs, {"general.architecture": Meta(Kind.STRING, "x")}, name="source.gguf"), tmp_path, found)
+    plan, _, made = remade(tmp_path / "source.gguf", {"experts": MADE["experts"]}, codec="tq2_0")
+    assert plan.steps[0].action is Action.TRANSCODE
+    np.testing.assert_array_equal(made["experts"].dequantize(), np.stack([w[f"e{i}"] for i in range(3)]))

@@ -18,6 +18,8 @@ from polyquant.operations import (
     Interleave,
     Joined,
     Matrix,
+    MinusExp,
+    Multiply,
     Reshape,
     Rows,
     Slice,
@@ -58,7 +60,14 @@ def along_an_axis(draw):
 def of_one_shape(draw):
     """(operation, shapes of its sources)."""
     shape = draw(shapes_of)
-    found = [SAME, AddConstant(1.0), Reshape((math.prod(shape[:-1]), shape[-1])), Reshape((math.prod(shape), 1))]
+    found = [
+        SAME,
+        AddConstant(1.0),
+        Multiply(-1.5),
+        MinusExp(),
+        Reshape((math.prod(shape[:-1]), shape[-1])),
+        Reshape((math.prod(shape), 1)),
+    ]
     if len(shape) > 1:
         found += [Transpose(), Matrix(draw(st.integers(0, shape[0] - 1)))]
     op = draw(st.sampled_from(found))
@@ -105,11 +114,11 @@ def by_blocks(op, found, shapes, size):
     """The target [rows, K], `size` rows at a time, of the sources' matrices."""
     rows = as_matrix(op.shape(shapes))[0]
     out = []
-    for a in range(0, rows, size):
+    for a in range(0, max(1, rows), size):
         index = np.arange(a, min(rows, a + size))
         wanted = op.needs(index, shapes)
         out.append(op.make([m[w] for m, w in zip(found, wanted, strict=True)], index, shapes))
-    return np.concatenate(out) if out else np.empty((0, *found[0].shape[1:]), found[0].dtype)
+    return np.concatenate(out)
 
 
 @settings(max_examples=300, deadline=None)
@@ -190,7 +199,7 @@ def test_shapes_that_do_not_fit_are_refused_by_name(op, shapes, expected):
 
 def test_each_operation_is_told_from_every_other():
     found = [SAME, Rows(np.arange(4)), Rows(np.arange(4), 1), Rows(np.arange(4)[::-1].copy()), Slice(0, 4), Slice(0, 4, 2), Concat(), Concat(1),
-             Interleave(), Stack(), Matrix(0), Matrix(1), Transpose(), Reshape((4, 4)), AddConstant(1.0), AddConstant(2.0),
+             Interleave(), Stack(), Matrix(0), Matrix(1), Transpose(), Reshape((4, 4)), Multiply(1.0), MinusExp(), AddConstant(1.0), AddConstant(2.0),
              Chain((Slice(0, 4), Transpose())), Chain((Transpose(), Slice(0, 4))), Joined((SAME, Transpose()), Stack())]  # fmt: skip
     assert len({op.identity for op in found}) == len(found)
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.affine_reader import decoded_rows
@@ -23,7 +22,19 @@ from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_codes, absmean_floats
 from polyquant.rows import float_rows, stored_rows, whole_floats
-from polyquant.types import F32, Action, Affine, Checkpoint, Floats, Parts, Ternary, TrellisCodes, Weight, as_matrix
+from polyquant.types import (
+    F32,
+    Action,
+    Affine,
+    Checkpoint,
+    Codec,
+    Floats,
+    Parts,
+    Ternary,
+    TrellisCodes,
+    Weight,
+    as_matrix,
+)
 
 __all__ = ["blocks", "floats", "stream", "whole"]
 
@@ -63,7 +74,7 @@ def _transcoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bo
     assert step.source is not None
     if step.target.form is Ternary and step.source.form is Ternary:
         return transcode(parts, shape, step.source, step.target)[0], None
-    return _recoded(step, parts, shape, None, measure=measure)
+    return _recoded(step, _codes_of(step.source, parts, shape), measure=measure)
 
 
 def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
@@ -88,16 +99,32 @@ def _keeps_codes(step: Step) -> bool:
     return moved or (step.action is Action.TRANSCODE and Affine in (step.source.form, step.target.form))
 
 
-def _recoded(
-    step: Step, parts: Parts, shape: tuple[int, int], order: NDArray[np.int64] | None, *, measure: bool
-) -> tuple[Parts, ErrorSums | None]:
+def _recoded(step: Step, codes: Affine, *, measure: bool) -> tuple[Parts, ErrorSums | None]:
     """The same codes as parts of the target. Its error is that of scales that were rounded."""
-    assert step.source is not None
-    codes = affine_of(step.source, parts, as_matrix(step.sources[0].shape) if order is not None else shape)
-    assert codes is not None, step.source.name
-    codes = codes if order is None else reordered(codes, order)
     out = recoded(codes, step.target)
-    return out, _rounding(step, codes, out, shape) if measure else None
+    return out, _rounding(step, codes, out, codes.codes.shape) if measure else None
+
+
+def _codes_of(codec: Codec, parts: Parts, shape: tuple[int, int]) -> Affine:
+    codes = affine_of(codec, parts, shape)
+    assert codes is not None, codec.name
+    return codes
+
+
+def _moved_codes(weights: Sequence[Weight], step: Step, *, measure: bool) -> Piece:
+    """Codes on affine grids, of each source by itself, as rows of the target."""
+    op, shapes = step.map.op, [w.shape for w in weights]
+    index = np.arange(as_matrix(step.map.shape)[0])
+    found = []
+    for weight, rows in zip(weights, op.needs(index, shapes), strict=True):
+        codes = _codes_of(weight.codec, weight.read(), as_matrix(weight.shape))
+        codes = codes if isinstance(op, Same) else reordered(codes, rows)
+        found.append(_recoded(step, codes, measure=measure))
+    errors = [error for _, error in found if error is not None]
+    parts = found[0][0]
+    if len(found) > 1:
+        parts = {part: op.make([f[part] for f, _ in found], index, shapes) for part in parts}
+    return Piece(parts, error=sum(errors, ErrorSums()) if errors else None)
 
 
 def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> ErrorSums:
@@ -119,9 +146,7 @@ def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
     if step.action is Action.COPY and same:
         yield Piece(weight.read())
     elif _keeps_codes(step):
-        order = None if same else op.needs(np.arange(as_matrix(shape)[0]), [weight.shape])[0]
-        parts, error = _recoded(step, weight.read(), as_matrix(shape), order, measure=measure)
-        yield Piece(parts, error=error)
+        yield _moved_codes(weights, step, measure=measure)
     elif source.form is Ternary and target.form is Ternary and same:
         parts, change = transcode(weight.read(), shape, source, target)
         yield Piece(parts, note=str(change))

@@ -29,9 +29,7 @@ def survives(weights: Sequence[Weight], tensor: TensorMap) -> bool:
     forms = {w.codec.form for w in weights}
     if forms == {Floats} and len(tensor.shape) < 2 and op.moves:
         return True
-    if TrellisCodes in forms or (len(weights) > 1 and Affine in forms and not all(w.codec.row_sliced for w in weights)):
-        return False  # trellis codes are rotated as a whole; each of several tensors of codes has a grid of its own
-    return op.keeps_rows(shapes)
+    return TrellisCodes not in forms and op.keeps_rows(shapes)  # those are rotated as a whole
 
 
 def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Action:
@@ -39,7 +37,8 @@ def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Ac
     if tensor.ternarize:
         return Action.QUANTIZE
     if survives(weights, tensor):
-        if all(w.codec.name == target.name for w in weights):
+        apart = len(weights) == 1 or target.form is not Affine or target.row_sliced
+        if apart and all(w.codec.name == target.name for w in weights):
             return Action.COPY
         if all(_same_codes(w, target, tensor) for w in weights):
             return Action.TRANSCODE
@@ -52,7 +51,7 @@ def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
     """True if the target holds the codes as they are."""
     have = weight.codec
     if Affine in (have.form, target.form):
-        return len(tensor.sources) == 1 and affine_forms.same_codes(weight, target)
+        return (len(tensor.sources) == 1 or target.row_sliced) and affine_forms.same_codes(weight, target)
     if have.form is target.form and have.form not in (Blocks, TrellisCodes):
         return True
     return same_codes(have, target, tensor.shape)

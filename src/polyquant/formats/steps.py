@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from polyquant.errors import UnsupportedError
 from polyquant.operations import Stack
 from polyquant.ops.metrics import ErrorSums
-from polyquant.types import F32, Action, Codec, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
+from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
 __all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes", "shared_importance"]
 
@@ -43,13 +44,25 @@ class Step:
         return math.prod(self.map.shape)
 
     @property
+    def inputs(self) -> str:
+        """The source tensor whose inputs are the target's, as calibration asks for them. Raises UnsupportedError where columns become others."""
+        if self.sources and not self.map.op.keeps_rows([s.shape for s in self.sources]):
+            raise UnsupportedError(
+                "is made of other columns than its source has: no calibration tells what they read",
+                tensor=self.map.target,
+                found=self.map.origin,
+            )
+        return self.map.source
+
+    @property
     def streams(self) -> bool:
         """True if the step can go row block by row block. A stack can where its sources are read whole, one after the other."""
         cut = self.target.row_sliced if self.cut is None else self.cut
         if self.source is None or not cut:
             return False
         if self._by_rows:
-            return True
+            alike = len({s.codec.name for s in self.sources}) <= 1
+            return alike or self.target.form is Floats or self.action not in (Action.COPY, Action.TRANSCODE)
         return isinstance(self.map.op, Stack) and self.action not in (Action.COPY, Action.TRANSCODE)
 
     @property

@@ -6,7 +6,8 @@
     Concat(axis), Interleave      several tensors, one behind the other or in turn
     Stack, Matrix(i)              n tensors -> [n, ...], and one of them back
     Reshape(shape), Transpose     other axes; the last two exchanged
-    AddConstant(value)            value + constant
+    AddConstant, Multiply         x + value, x * value
+    MinusExp, MinusLog            -exp(x), and log(-x) back
     Chain(ops), Joined(each, by)  one after the other; each source by itself and then all
 
 Codecs see every tensor as a matrix [rows, K] (types.as_matrix), so an operation is a rule for rows: `needs` says which rows of each source some target
@@ -18,9 +19,10 @@ step is a copy or a transcode, and why all of them go row block by row block. A 
 from polyquant.operations.axes import Concat, Interleave, Rows, Slice
 from polyquant.operations.base import SAME, Index, Operation, Same
 from polyquant.operations.chains import Chain, Joined, chain
-from polyquant.operations.shapes import AddConstant, Matrix, Reshape, Stack, Transpose
+from polyquant.operations.numbers import AddConstant, MinusExp, MinusLog, Multiply
+from polyquant.operations.shapes import Matrix, Reshape, Stack, Transpose
 
 __all__ = [
-    "SAME", "AddConstant", "Chain", "Concat", "Index", "Interleave", "Joined", "Matrix", "Operation", "Reshape", "Rows", "Same", "Slice", "Stack",
+    "SAME", "AddConstant", "Chain", "Concat", "Index", "Interleave", "Joined", "Matrix", "MinusExp", "MinusLog", "Multiply", "Operation", "Reshape", "Rows", "Same", "Slice", "Stack",
     "Transpose", "chain",
 ]  # fmt: skip

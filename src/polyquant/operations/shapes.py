@@ -1,4 +1,4 @@
-"""Other axes for the same numbers, stacks and their entries, and what needs floats: transposes, constants that are added."""
+"""Other axes for the same numbers, stacks and their entries, matrices turned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from polyquant.operations.base import Array, Index, Operation, Shape, alike, matrix, partial, placed, refuse, single
 
-__all__ = ["AddConstant", "Matrix", "Reshape", "Stack", "Transpose"]
+__all__ = ["Matrix", "Reshape", "Stack", "Transpose"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,39 +155,3 @@ class Transpose(Operation):
     def inverse(self, shapes: Sequence[Shape]) -> tuple[Operation, ...]:
         """Itself."""
         return (self,)
-
-
-@dataclass(frozen=True, slots=True)
-class AddConstant(Operation):
-    """Every number plus `value`, in float32: norms that say weight - 1 become weight. The way back rounds once more."""
-
-    value: float
-
-    @property
-    def moves(self) -> bool:
-        """False: numbers change."""
-        return False
-
-    def shape(self, shapes: Sequence[Shape], tensor: str = "") -> Shape:
-        """That of the source."""
-        return single(shapes, tensor)
-
-    def keeps_rows(self, shapes: Sequence[Shape]) -> bool:
-        """No."""
-        return False
-
-    def needs(self, rows: Index, shapes: Sequence[Shape]) -> tuple[Index, ...]:
-        """These."""
-        return (rows,)
-
-    def make(self, pieces: Sequence[Array], rows: Index, shapes: Sequence[Shape]) -> Array:
-        """float32."""
-        return self.reference(pieces)
-
-    def reference(self, arrays: Sequence[Array]) -> Array:
-        """float32."""
-        return np.asarray(np.asarray(arrays[0], np.float32) + np.float32(self.value), np.float32)
-
-    def inverse(self, shapes: Sequence[Shape]) -> tuple[Operation, ...]:
-        """Minus the value."""
-        return (AddConstant(-self.value),)

@@ -52,9 +52,10 @@ class GGUFTarget(PlainTarget):
 
     def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
         """Codes of other tools in ggml blocks where one type holds them exactly."""
-        if len(weights) > 1 or not survives(weights, tensor) or (name := affine_forms.blocks_of(weights[0])) is None:
+        if not survives(weights, tensor):
             return None
-        return Choice(codec(name), "codes kept")
+        name = affine_forms.blocks_of(weights[0]) if len(weights) == 1 else _blocks_of_all(weights)
+        return None if name is None else Choice(codec(name), "codes kept")
 
     def vector(self, have: Codec) -> Codec:
         """llama.cpp wants float32."""
@@ -71,6 +72,12 @@ class GGUFTarget(PlainTarget):
         metadata = _with_file_type(planning.translation.metadata, planning.recipe, steps)
         specs = [s.spec for s in steps]
         return lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=planning.options.shard_bytes)
+
+
+def _blocks_of_all(weights: Sequence[Weight]) -> str | None:
+    """The smallest ggml type that holds the codes of all; None where there is none."""
+    types = ("q4_0", "q4_1", "q8_0")
+    return next((t for t in types if all(affine_forms.same_codes(w, codec(t)) for w in weights)), None)
 
 
 def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequence[Step]) -> dict[str, Meta]:

@@ -26,7 +26,7 @@ def with_proposal(
     steps: as they would be without. A calibration text that nothing else looks at is left out then.
     """
     fresh = (Action.QUANTIZE, Action.REQUANTIZE)
-    targets = {s.map.source: s.target for s in steps if isinstance(s.target, MsModelSlim) and s.action in fresh}
+    targets = {s.inputs: s.target for s in steps if isinstance(s.target, MsModelSlim) and s.action in fresh}
     limit = LIMIT if options.keep_error is None else options.keep_error
     found = propose_keep(source, targets, options, limit, on_tensor)
     if len(found.keep) == len(targets):

@@ -48,7 +48,7 @@ class MsModelSlimWorker:
         if not steps or options.calibration is None:
             return list(steps)
         targets = {
-            s.map.source: s.target
+            s.inputs: s.target
             for s in self._context.steps
             if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
         }
@@ -88,7 +88,7 @@ def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepar
     """Rows of a linear layer's weight as codes, smoothed before."""
     options, target = context.options, step.target
     assert isinstance(target, MsModelSlim)
-    name = step.map.sources[0] if prepared is None and not target.static else step.map.source
+    name = step.map.sources[0] if prepared is None and not target.static else step.inputs
     inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
     bias = _bias(context, step, prepared) if target.static else None
     if (

@@ -81,7 +81,7 @@ def _damage(
     """Damage of each target tensor for a distortion of 1, what it is, and how it was found."""
     book = options.codebook or "mul1"
     if options.calibration is not None:
-        wanted = {s.map.source: s.target for s in steps if isinstance(s.target, Trellis)}
+        wanted = {s.inputs: s.target for s in steps if isinstance(s.target, Trellis)}
         try:
             found = divergences(
                 source.path, options.calibration, wanted, calibrated=options.calibrated, on_tensor=on_tensor
@@ -93,7 +93,7 @@ def _damage(
             # What the decoder does not multiply with does no harm that was seen; the mean of the others is a guess on the safe side.
             mean = float(np.mean(list(found.values()))) if found else 1.0
             return (
-                {s.map.target: found.get(s.map.source, mean) / probe for s in steps}, "KL",
+                {s.map.target: found.get(s.inputs, mean) / probe for s in steps}, "KL",
                 f"allocated by the KL divergence that each weight does alone with {PROBE_BITS} bits, measured on the calibration text",
             )  # fmt: skip
     else:

@@ -88,11 +88,13 @@ def keep(have: Codec, shape: Shape) -> Choice:
     return Choice(codec("bf16" if have.form is Blocks else "f32"), "decoded to floats")
 
 
-def origin(source: Checkpoint, weight: Weight, action: Action) -> Origin:
+def origin(source: Checkpoint, weight: Weight, action: Action, count: int | None = None) -> Origin:
     """What `quantization_config.json` says of a quantized weight's source. Codes that are carried over keep what their file states: of the
-    error, or 0, since nothing is lost here; of the original, or the size in config.json's dtype."""
+    error, or 0, since nothing is lost here; of the original, or the size in config.json's dtype. count: numbers of the target, where it is made of a
+    part of the weight, or of others like it."""
     if action not in (Action.COPY, Action.TRANSCODE):
-        return Origin(weight.nbytes, weight.codec.name)
+        size = math.prod(weight.shape)
+        return Origin(weight.nbytes * (size if count is None else count) // max(1, size), weight.codec.name)
     said = _stated(source, weight.name)
     mse, nbytes, dtype = (said.get(key) for key in ("mse", "original_bytes", "original_dtype"))
     word, size = _BYTES.get(str(source.config.get("dtype", source.config.get("torch_dtype"))), ("bf16", 2))
@@ -132,7 +134,7 @@ def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool
 def _layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOptions) -> dict[str, Any]:
     """What laying out a Trellis folder needs to know besides the tensors."""
     quantized = [s for s in steps if isinstance(s.target, Trellis)]
-    origins = {s.map.target: origin(source, source[s.map.sources[0]], s.action) for s in quantized}
+    origins = {s.map.target: origin(source, source[s.map.sources[0]], s.action, s.weights) for s in quantized}
     method = method_of(source, [s.action for s in quantized], calibrated=options.calibrated)
     return {"origins": origins, "method": method, "target_bits": options.bits}
 
@@ -188,6 +190,9 @@ class TrellisTarget(PlainTarget):
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
         """With --target-bpw each weight gets the bits with which the model suffers least."""
         planning, steps = super().prepare(planning)
+        for step in steps if planning.options.calibrated else ():
+            if step.searches:
+                step.inputs  # noqa: B018  refuses what no calibration reaches
         if planning.options.target_bpw is not None:
             from polyquant.formats.trellis.allocation import with_allocation
 

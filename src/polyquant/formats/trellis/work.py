@@ -32,7 +32,7 @@ class TrellisWorker:
 
     def order(self, steps: Sequence[Step]) -> list[Step]:
         """Those that are searched on inputs as the calibration comes to them."""
-        wanted = [s.map.source for s in steps if s.searches]
+        wanted = [s.inputs for s in steps if s.searches] if self._text is not None else []
         if self._text is None or not wanted:
             return list(steps)
         self._context.tick(0.0)
@@ -46,7 +46,7 @@ class TrellisWorker:
                 hint="use --method trellis_viterbi, which needs no inputs",
             )
         self._hessians = hessians = Hessians(stages, wanted, self._context.tick)
-        return sorted(steps, key=lambda s: hessians.order(s.map.source) if s.searches else -1)
+        return sorted(steps, key=lambda s: hessians.order(s.inputs) if s.searches else -1)
 
     def takes(self, step: Step) -> bool:
         """True where codes change: what is copied or carried over as it lies needs no search."""
@@ -59,7 +59,7 @@ class TrellisWorker:
         assert isinstance(target, Trellis)
         h, note = shared_importance(self._context.importance.get(name)), ""
         if self._hessians is not None:
-            h, note = self._hessians.of(step.map.source)
+            h, note = self._hessians.of(step.inputs)
         w = self._context.floats(step)
         found = quantize_trellis(target, w, h)
         parts = target.pack(found.codes)

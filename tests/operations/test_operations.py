@@ -211,3 +211,11 @@ def test_matrices_of_a_stack_are_made_apart():
     (wanted,) = op.needs(np.arange(3, 6), shapes)
     np.testing.assert_array_equal(wanted, np.arange(4, 8))
     assert chain(Slice(0, 2), Rows(np.array([1, 0]))).together([(8, 4)]) == 1
+
+
+def test_a_decay_is_the_nearest_float():
+    x = np.log(np.arange(1, 200, dtype=np.float32))
+    expected = (-np.exp(x.astype(np.float64))).astype(np.float32)
+    np.testing.assert_array_equal(MinusExp().reference([x]), expected)
+    (back,) = MinusExp().inverse([x.shape])
+    np.testing.assert_allclose(back.reference([expected]), x, rtol=1e-6, atol=1e-7)

@@ -91,12 +91,12 @@ class Multiply(_EachNumber):
 
 @dataclass(frozen=True, slots=True)
 class MinusExp(_EachNumber):
-    """-exp(x): a state space's decay `A` of its `A_log`."""
+    """-exp(x): a state space's decay `A` of its `A_log`. Rounded from float64, as torch's own comes out; numpy's float32 exp is an ulp off."""
 
     def of(self, x: Array) -> Array:
         """-exp(x)."""
         with np.errstate(over="ignore"):
-            return np.asarray(-np.exp(x))
+            return np.asarray(-np.exp(x, dtype=np.float64), np.float32)
 
     def back(self) -> Operation:
         """log(-x)."""
@@ -110,7 +110,7 @@ class MinusLog(_EachNumber):
     def of(self, x: Array) -> Array:
         """log(-x)."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(np.log(-x))
+            return np.asarray(np.log(-x, dtype=np.float64), np.float32)
 
     def back(self) -> Operation:
         """-exp(x)."""

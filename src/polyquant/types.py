@@ -291,9 +291,8 @@ class Checkpoint(Mapping[str, Weight]):
 
     metadata: GGUF key/values (decoded when asked for) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
     files: the small files that travel along (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and metadata, "hf" (Hugging
-    Face), "gguf" or one of its own. describes_itself: its own files say how each weight is quantized, whatever config.json still says of the
-    model that it was made from. opened: the files that were read to open it, each with what
-    tells whether it is still the same (storage.source.FileState). undecoded: why it can only be looked at; None where every weight decodes.
+    Face), "gguf" or one of its own. describes_itself: its own files say how each weight is quantized, not config.json. opened: the files that were
+    read to open it, each with what tells whether it is still the same (FileState). undecoded: why it can only be looked at; None: all decodes.
     """
 
     format: str

@@ -195,7 +195,9 @@ class _Run:
         pending: dict[Future[_Result], tuple[Step, int]] = {}
 
         def settle(done: set[Future[_Result]]) -> None:
-            for future in done:
+            for future in [
+                f for f in pending if f in done
+            ]:  # in the order of the work: of two errors the first is said
                 step, weights = pending.pop(future)
                 name = step.map.target
                 sums[name].append(future.result())

@@ -46,7 +46,8 @@ class GroupedCommand(click.Command):
         """Sections in the order in which their first option stands."""
         groups: dict[str, list[tuple[str, str]]] = {_GENERAL: []}
         for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
                 groups.setdefault(getattr(param, "group", _GENERAL), []).append(record)
         for title, records in groups.items():
             with formatter.section(title):
@@ -83,7 +84,10 @@ def _flag(name: str, found: Sequence[tuple[str, Option]]) -> Callable[[Any], Any
     """One flag. Formats that share it must agree on everything but words and choices."""
     title, first = found[0]
     shared = len(found) > 1
-    texts = [f"{title}: {_text(option)}" if shared else _text(option) for title, option in found]
+    said: dict[str, list[str]] = {}
+    for having, option in found:
+        said.setdefault(_text(option), []).append(having)
+    texts = [f"{', '.join(titles)}: {text}" if shared else text for text, titles in said.items()]
     choices = tuple(dict.fromkeys(c for _, option in found for c in option.choices))
     group = "Options of several formats" if shared else title
     return click.option(

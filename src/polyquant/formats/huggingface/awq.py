@@ -8,7 +8,7 @@ from typing import Any
 from polyquant.codecs.awq import AWQ
 from polyquant.errors import InputError
 from polyquant.formats.huggingface.gptq import modules as _with_qweight
-from polyquant.formats.huggingface.quantized import Described, Found, Read, fitting, float_word, require
+from polyquant.formats.huggingface.scheme import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyquant.codecs.chatglm_int import ChatGLMInt
 from polyquant.errors import InputError
-from polyquant.formats.huggingface.quantized import Described, Found, Read, fitting, float_word, require
+from polyquant.formats.huggingface.scheme import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 

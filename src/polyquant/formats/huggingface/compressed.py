@@ -15,7 +15,7 @@ import numpy as np
 from polyquant.codecs.compressed_tensors import CompressedTensors
 from polyquant.errors import InputError, printable
 from polyquant.formats.huggingface import fp8
-from polyquant.formats.huggingface.quantized import Described, Found, Read, fitting, float_word, require
+from polyquant.formats.huggingface.scheme import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 

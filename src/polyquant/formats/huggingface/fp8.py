@@ -11,7 +11,7 @@ from typing import Any
 
 from polyquant.codecs.fp8 import FP8
 from polyquant.errors import InputError
-from polyquant.formats.huggingface.quantized import Described, Found, Read, fitting, float_word, require
+from polyquant.formats.huggingface.scheme import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from polyquant.codecs.gptq import BITS, GPTQ
 from polyquant.errors import InputError
-from polyquant.formats.huggingface.quantized import Described, Found, Read, fitting, float_word, require
+from polyquant.formats.huggingface.scheme import Described, Found, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 

@@ -14,7 +14,8 @@ from typing import Any
 from polyquant.codecs.dtypes import PLAIN
 from polyquant.errors import printable
 from polyquant.formats.huggingface.exl3 import METHOD
-from polyquant.formats.huggingface.quantized import Described, method_of
+from polyquant.formats.huggingface.quantized import method_of
+from polyquant.formats.huggingface.scheme import Described
 from polyquant.types import Undecoded
 
 __all__ = ["declared", "find_undecoded", "suspects"]

@@ -27,7 +27,7 @@ def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
     """
     checkpoint = open_checkpoint(path)
     names = [n.removesuffix(".in_sum2") for n in checkpoint if n.endswith(".in_sum2")]
-    if checkpoint.format != "gguf" or not names:
+    if checkpoint.naming != "gguf" or not names:
         raise InputError(
             "not an importance matrix",
             file=path,

@@ -19,7 +19,7 @@ __all__ = ["architecture", "hyper_parameters", "names", "rounds_tokens"]
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     """Raises UnsupportedError for an architecture, a variant or a quantization that is not run."""
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         label = checkpoint.metadata.get("general.architecture")
         found = by_name(label)
     else:
@@ -52,7 +52,7 @@ _DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")  # the sam
 
 def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
     """The value of a key of the metadata or of the config, None where neither says it."""
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         return checkpoint.metadata.get(metadata_key)
     return next((checkpoint.config[k] for k in config_keys if checkpoint.config.get(k) is not None), None)
 
@@ -89,7 +89,7 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
 def rounds_tokens(checkpoint: Checkpoint, architecture: Architecture) -> bool:
     """True where activations have one int8 scale a token: BitNet as it was trained. Some GGUF architectures have one a block."""
     ternary = architecture.ternary
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         return ternary is not None and ternary.tokens_in_gguf
     said = checkpoint.config.get("quantization_config")
     return ternary is not None or (isinstance(said, Mapping) and said.get("quant_method") == "bitnet")
@@ -97,7 +97,7 @@ def rounds_tokens(checkpoint: Checkpoint, architecture: Architecture) -> bool:
 
 def names(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, str]:
     """Decoder's name -> name in the checkpoint."""
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         return {name: name for name in checkpoint}
     found = {target: name for name in checkpoint if (target := architecture.names.to_gguf(name)) is not None}
     if checkpoint.format == "msmodelslim":
@@ -119,7 +119,7 @@ def hyper_parameters(checkpoint: Checkpoint, architecture: Architecture, names: 
     """Raises InputError for what cannot be right, UnsupportedError for RoPE scalings that are not run."""
     table = checkpoint.weights.get(names.get("token_embd.weight", ""))
     rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
-    if checkpoint.format != "gguf":
+    if checkpoint.naming != "gguf":
         file = checkpoint.path / "config.json"
         return architecture.hyper.read_config(checkpoint.config, vocab=rows, file=file)
     metadata, tied = checkpoint.metadata, "output.weight" not in names

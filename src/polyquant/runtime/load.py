@@ -68,7 +68,7 @@ def load(
         native.set_threads(threads)
     token = identity.rounds_tokens(checkpoint, architecture)
     rounding: Rounding = "none" if activations == "float" else "token" if token else "block"
-    tensors = Tensors(checkpoint, names, architecture, rounding, masters=token and checkpoint.format == "hf")
+    tensors = Tensors(checkpoint, names, architecture, rounding, masters=token and checkpoint.naming == "hf")
     exact = activations == "float" or all(w.codec.form is Floats for w in checkpoint.values())
     decoder = build(tensors, architecture, hyper, cache, exact=exact)
     return Model(tensors.noted(), architecture, decoder, context=context)
@@ -96,7 +96,7 @@ def build(
     before = c8 if c8 is not None and not c8.turned else None
     made = computes(architecture.layer)
     layers = [made(architecture.layer, Site(tensors, architecture, hyper, i, before)) for i in range(hyper.layers)]
-    interleaved = architecture.rotates_pairs(gguf=checkpoint.format == "gguf")
+    interleaved = architecture.rotates_pairs(gguf=checkpoint.naming == "gguf")
     divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
     return Decoder(
         hyper,

@@ -49,7 +49,7 @@ class Tensors:
         """The tensor of that name. Raises InputError if it is missing or has another shape, UnsupportedError if it cannot be decoded."""
         file = self.checkpoint.path
         if name not in self.names:
-            shown = name if self.checkpoint.format == "gguf" else self.architecture.names.to_hf(name) or name
+            shown = name if self.checkpoint.naming == "gguf" else self.architecture.names.to_hf(name) or name
             raise InputError("a tensor that the decoder needs is missing", file=file, tensor=shown)
         self.used.add(name)
         found = self.checkpoint[self.names[name]]

@@ -145,9 +145,9 @@ class TextStream:
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer of a checkpoint. Raises UnsupportedError where there is none or it cannot be run, InputError where it is broken."""
-    if checkpoint.format != "gguf" and "tokenizer.json" in checkpoint.files:
+    if checkpoint.naming != "gguf" and "tokenizer.json" in checkpoint.files:
         return _from_folder(checkpoint)
-    if checkpoint.format == "gguf":
+    if checkpoint.naming == "gguf":
         words = vocabulary.from_metadata(checkpoint.metadata, file=checkpoint.path)
     elif "tokenizer.model" in checkpoint.files:
         words = from_files(checkpoint.files, checkpoint.config)

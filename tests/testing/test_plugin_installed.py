@@ -103,6 +103,15 @@ def test_misspelt_names_lead_to_it(run):
     assert "did you mean example.q6?" in run("convert", LLAMA, "y", "--codec", "example.q7", code=2)
 
 
+def test_what_no_format_knows_names_it_too(run):
+    assert "installed package: example folders" in run("inspect", __file__, code=2)
+    assert "installed package: example folders" in run("inspect", Path(__file__).parent, code=2)
+
+
+def test_its_options_are_refused_elsewhere(run):
+    assert "--alignment is for example folders" in run("convert", LLAMA, "n.gguf", "--alignment", "64", code=2)
+
+
 def test_from_python(installed, tmp_path):
     text = "import polyquant as pq; print(pq.codec('example.q6').bpw); pq.plan('x', 'exampel')"
     done = child(["-c", text], installed, cwd=tmp_path)

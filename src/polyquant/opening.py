@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyquant.errors import InputError, UnsupportedError
+from polyquant.errors import InputError, UnsupportedError, listed
 from polyquant.options import build, given, options_of, refuse_unknown
-from polyquant.registry import formats
+from polyquant.registry import FORMATS, formats
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence
 
@@ -34,11 +34,19 @@ def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
             "not a format that polyquant knows",
             file=where,
             found=f"first bytes {head!r}" if head else "an empty file",
-            hint="expected GGUF, safetensors or a Hugging Face folder",
+            hint=f"expected GGUF, safetensors or a Hugging Face folder{_installed()}",
         )
     raise InputError(
-        "a folder without weights", file=where, hint="expected *.safetensors, pytorch_model.bin or an index of shards"
+        "a folder without weights",
+        file=where,
+        hint=f"expected *.safetensors, pytorch_model.bin or an index of shards{_installed()}",
     )
+
+
+def _installed() -> str:
+    """What installed packages can read besides, as the end of a sentence."""
+    titles = [f.title for f in formats() if f.name not in FORMATS]
+    return f"; or of an installed package: {listed(titles)}" if titles else ""
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -9,6 +9,7 @@ A codec names the search of its codes the same way (`Search`): layouts stand bel
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from polyquant.capabilities import Configurable
-from polyquant.errors import PolyquantError, UnknownNameError
+from polyquant.errors import UnknownNameError, UnsupportedError
 from polyquant.types import Codec
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from polyquant.formats.protocol import Format
 
 __all__ = [
-    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures",
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures",
 ]  # fmt: skip
 
 
@@ -93,10 +94,41 @@ class Search:
         return _attribute(self.place)(*arguments, **options)
 
 
+class PluginWarning(UserWarning):
+    """An installed package brings something that cannot be used; all goes on without it."""
+
+
 def _entry_points(group: str) -> dict[str, Any]:
     from importlib.metadata import entry_points
 
     return {e.name: e for e in entry_points(group=group)}
+
+
+def _loaded(entry: Any) -> Any:
+    """What an entry point names. Raises UnsupportedError that names it, whatever the strange module raises."""
+    try:
+        return entry.load()
+    except Exception as problem:
+        raise UnsupportedError(
+            f"the plugin '{entry.name}' cannot be loaded: {type(problem).__name__}: {problem}",
+            hint=f"reinstall or remove the package {_package(entry)}",
+        ) from problem
+
+
+def _package(entry: Any) -> str:
+    """Of an entry point, for people."""
+    return f"'{entry.dist.name}'" if entry.dist else f"that brings {entry.value}"
+
+
+def _usable(group: str) -> dict[str, Any]:
+    """Name -> object of every entry point of the group that loads; a PluginWarning for each that does not."""
+    out = {}
+    for name, entry in _entry_points(group).items():
+        try:
+            out[name] = _loaded(entry)
+        except UnsupportedError as problem:
+            warnings.warn(str(problem), PluginWarning, stacklevel=2)
+    return out
 
 
 @cache
@@ -109,10 +141,10 @@ def _load(name: str) -> Any:
         return getattr(import_module(f"polyquant.codecs.{family}"), f"{family}_named")(name)
     plugins = _entry_points("polyquant.codecs")
     if name in plugins:
-        return plugins[name].load()
+        return _loaded(plugins[name])
     whole_family = f"{name.partition('.')[0]}.*"
     if whole_family in plugins:
-        return plugins[whole_family].load()(name)
+        return _loaded(plugins[whole_family])(name)
     raise UnknownNameError("codec", name, [*CODECS, *plugins])
 
 
@@ -139,7 +171,7 @@ def format_named(name: str) -> Format:
 
 
 def formats() -> tuple[Format, ...]:
-    """All formats, those of installed packages too, in the order in which they are asked whether a path is theirs."""
+    """All formats, those of installed packages too, in the order in which they are asked whether a path is theirs. Warns of a package that cannot be loaded."""
     return tuple(sorted(_formats().values(), key=lambda f: (-f.priority, f.name)))
 
 
@@ -150,13 +182,12 @@ def _formats() -> dict[str, Format]:
         module, attribute = place.split(":")
         found: Format = getattr(import_module(module), attribute)
         out[found.name] = found
-    for name, entry in _entry_points("polyquant.formats").items():
-        if name in out:
-            raise PolyquantError(
-                f"the package '{entry.dist.name if entry.dist else entry.value}' registers a format that exists",
-                found=name,
-            )
-        out[name] = entry.load()
+    for name, found in _usable("polyquant.formats").items():
+        if name in out or getattr(found, "name", None) != name:
+            why = "exists already" if name in out else f"calls itself '{getattr(found, 'name', found)}'"
+            warnings.warn(f"the plugin '{name}' is left out: a format of this name {why}", PluginWarning, stacklevel=2)
+        else:
+            out[name] = found
     return out
 
 
@@ -170,4 +201,4 @@ def architectures() -> tuple[Architecture, ...]:
 @cache
 def installed_architectures() -> tuple[Architecture, ...]:
     """The records that installed packages bring; looking for them takes some milliseconds."""
-    return tuple(point.load() for point in _entry_points("polyquant.architectures").values())
+    return tuple(_usable("polyquant.architectures").values())

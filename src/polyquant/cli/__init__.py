@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ import click
 from polyquant import __version__
 from polyquant.cli.terminal import bug, say, usage
 from polyquant.errors import PolyquantError, printable
+from polyquant.registry import PluginWarning
 
 COMMANDS = {
     "inspect": "What is in it: types, layers, sizes, metadata.",
@@ -81,10 +83,24 @@ def _notes(problem: BaseException | None) -> str:
     return "".join(f"; {note}" for note in getattr(problem, "__notes__", ()))
 
 
+def _warn_of_plugins() -> None:
+    """A package that polyquant goes on without is one line on stderr, like every error."""
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, PluginWarning):
+            say(f"polyquant: {message}", err=True)
+        else:
+            others(message, category, *where, **more)
+
+    warnings.showwarning = show
+
+
 def main(args: list[str] | None = None) -> Any:
     """Entry point of the `polyquant` command. Every expected failure is one line on stderr, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
     sys.excepthook = bug
+    _warn_of_plugins()
     try:
         return cli.main(args=args, prog_name="polyquant", standalone_mode=False)
     except click.ClickException as problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +45,9 @@ class _TargetName(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         names = [form.name for form, _ in targets()]
         if value not in names:
-            self.fail(f"'{printable(value)}' is not one of {', '.join(repr(n) for n in names)}.", param, ctx)
+            near = get_close_matches(value, names, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            self.fail(f"'{printable(value)}' is not one of {', '.join(repr(n) for n in names)}.{hint}", param, ctx)
         return str(value)
 
 

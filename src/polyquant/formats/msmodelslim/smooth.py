@@ -47,7 +47,7 @@ class Link:
 def links(source: Checkpoint, method: str) -> list[Link]:
     """What a method smooths, layer by layer. Raises UnsupportedError for a model whose structure is not known."""
     record = identity.architecture(source)
-    if source.format == "gguf" or record.ternary is not None:
+    if source.naming == "gguf" or record.ternary is not None:
         raise UnsupportedError(
             f"smoothing does not know which norm feeds which layer in '{record.name}' ({source.format})",
             file=source.path,

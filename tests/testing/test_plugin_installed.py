@@ -1,0 +1,162 @@
+"""examples/plugin as people would use it: built and installed by pip, then the real command line in child processes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import polyquant
+
+PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
+HOME = Path(polyquant.__file__).resolve().parent
+LLAMA = HOME / "demo" / "llama"
+
+
+def child(arguments, *places, cwd):
+    """A Python process that finds polyquant and what is installed in `places`."""
+    path = os.pathsep.join(str(p) for p in (*places, HOME.parent))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=env,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder that pip installed the package into. Building writes beside the source, so a copy of it is built."""
+    folder = tmp_path_factory.mktemp("plugin")
+    source, site = folder / "source", folder / "site"
+    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    done = subprocess.run(
+        [sys.executable, *pip, "--no-build-isolation", "--target", str(site), str(source)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"setuptools of the `test` extra builds it: {done.stderr}"
+    return site
+
+
+@pytest.fixture(scope="module")
+def run(installed, tmp_path_factory):
+    """Calls the command line with the package installed, in a folder that holds x.pqx."""
+    folder = tmp_path_factory.mktemp("work")
+
+    def call(*arguments, code=0):
+        done = child(["-m", "polyquant", *arguments], installed, cwd=folder)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    call("convert", LLAMA, "x.pqx", "--to", "example", "--codec", "example.q6", "--alignment", "64")
+    return call
+
+
+def test_inspect(run):
+    said = run("inspect", "x.pqx")
+    assert "example (a file that begins with PQX1)" in said and "example.q6 99.9%" in said
+
+
+def test_validate_and_explain(run):
+    assert "sound" in run("validate", "x.pqx")
+    assert "sound" in run("validate", "x.pqx", "--against", LLAMA)
+    assert "Copy it again." in run("explain", "pqx001")
+    assert "did you mean pqx00" in run("explain", "PQX009", code=2)
+
+
+def test_run(run):
+    assert run("run", "x.pqx", "-p", "The king", "-n", "4").strip()
+
+
+def test_other_formats(run):
+    assert "GGUF has no type for example.q6" in run("convert", "x.pqx", "back.gguf", code=2)
+    assert "wrote back.gguf" in run("convert", "x.pqx", "back.gguf", "--codec", "f16")
+    assert "wrote again.pqx" in run("convert", "back.gguf", "again.pqx", "--codec", "example.q6")
+    assert "wrote hf" in run("convert", "x.pqx", "hf", "--to", "hf")
+
+
+def test_quantize_takes_the_format_s_own_default(run):
+    assert "example.q6" in run("quantize", LLAMA, "small.pqx", "--to", "example")
+
+
+def test_overwrite(run):
+    run("convert", LLAMA, "twice.pqx", "--to", "example")
+    assert "target exists" in run("convert", LLAMA, "twice.pqx", "--to", "example", code=2)
+    run("convert", LLAMA, "twice.pqx", "--to", "example", "--overwrite")
+
+
+def test_help_lists_its_options_under_its_title(run):
+    said = run("convert", "--help")
+    assert "example folders:\n  --alignment" in said and "|example|" in said.replace("[", "|").replace("]", "|")
+
+
+def test_misspelt_names_lead_to_it(run):
+    assert "Did you mean 'example'?" in run("convert", LLAMA, "y", "--to", "exampel", code=2)
+    assert "did you mean example.q6?" in run("convert", LLAMA, "y", "--codec", "example.q7", code=2)
+
+
+def test_what_no_format_knows_names_it_too(run):
+    assert "installed package: example folders" in run("inspect", __file__, code=2)
+    assert "installed package: example folders" in run("inspect", Path(__file__).parent, code=2)
+
+
+def test_its_options_are_refused_elsewhere(run):
+    assert "--alignment is for example folders" in run("convert", LLAMA, "n.gguf", "--alignment", "64", code=2)
+
+
+def test_from_python(installed, tmp_path):
+    text = "import polyquant as pq; print(pq.codec('example.q6').bpw); pq.plan('x', 'exampel')"
+    done = child(["-c", text], installed, cwd=tmp_path)
+    assert done.stdout.strip() == "6.5"
+    assert "no format is called 'exampel'; did you mean example?" in done.stderr
+
+
+def test_its_own_tests_pass(installed, tmp_path):
+    done = child(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", os.devnull, PACKAGE / "tests"],
+        installed, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """A package whose module needs something that is not there, and one that calls its format as ours is called."""
+    site = tmp_path / "site"
+    info = site / "broken_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n", encoding="utf-8")
+    groups = {
+        "polyquant.formats": ("lost = broken_plugin:LOST", "gguf = math:pi", "odd = math:pi"),
+        "polyquant.codecs": ("lost.codec = broken_plugin:CODEC",),
+        "polyquant.architectures": ("lost = broken_plugin:RECORD",),
+    }
+    lines = [line for group, points in groups.items() for line in (f"[{group}]", *points)]
+    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    (site / "broken_plugin.py").write_text("raise ImportError('no module\\nof that name')\n", encoding="utf-8")
+    return site
+
+
+def test_a_broken_package_is_a_warning(broken, tmp_path):
+    done = child(["-m", "polyquant", "inspect", LLAMA], broken, cwd=tmp_path)
+    assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
+    assert done.stderr.splitlines() == [
+        "polyquant: the plugin 'lost' cannot be loaded: ImportError: no module\\nof that name; reinstall or remove the package 'broken-plugin'",
+        "polyquant: the plugin 'gguf' is left out: a format of this name exists already",
+        "polyquant: the plugin 'odd' is left out: a format of this name calls itself '3.141592653589793'",
+    ]
+
+
+def test_a_broken_codec_is_an_error_where_it_is_asked_for(broken, tmp_path):
+    done = child(["-m", "polyquant", "convert", LLAMA, "y", "--codec", "lost.codec"], broken, cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "the plugin 'lost.codec' cannot be loaded: ImportError" in done.stderr
+    assert not (tmp_path / "y").exists()

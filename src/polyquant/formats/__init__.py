@@ -1,1 +1,1 @@
-"""One room per format: sniff, open, lay_out, check."""
+"""One package per format, behind two protocols: `protocol.Format` (sniff, open, check) and `protocol.Target` (choose, prepare, lay out)."""

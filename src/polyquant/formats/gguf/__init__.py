@@ -1,4 +1,4 @@
-"""GGUF, the format of llama.cpp: everything reads from here, other modules of this package are its rooms.
+"""GGUF, the format of llama.cpp: everything reads from here.
 
 Byte diagram and sources: header.py (the file), values.py (metadata), dialect.py (type numbers), codes.py (what findings mean).
 """

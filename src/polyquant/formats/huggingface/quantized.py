@@ -29,7 +29,7 @@ MODELOPT = "hf_quant_config.json"
 
 
 class Method(Protocol):
-    """What a module of this room brings."""
+    """A reader of one quantization scheme."""
 
     def modules(self, tensors: Mapping[str, Described]) -> Iterator[str]:
         """Linear modules that are quantized, in file order."""

@@ -101,7 +101,7 @@ def find_undecoded(
 
 
 def declared(config: Mapping[str, Any], *, decoded: bool = False) -> str | None:
-    """The name of a scheme that config.json names and no module of this room decodes; None where it names none. decoded: some weights were."""
+    """The name of a scheme that config.json names and no module of this package decodes; None where it names none. decoded: some weights were."""
     top = config.get("quantization_config")
     method = top.get("quant_method") if isinstance(top, dict) else None
     if method_of(config) is not None:

@@ -9,12 +9,16 @@ A codec names the search of its codes the same way (`Search`): layouts stand bel
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from polyquant.capabilities import Configurable
 from polyquant.errors import UnknownNameError, UnsupportedError
@@ -53,7 +57,7 @@ _NAMED = (
     | {"compressed": "compressed_tensors", "chatglm": "chatglm_int"}
 )
 """First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
-FORMATS: dict[str, str] = {
+FORMATS: dict[str, str] = {  # in descending order of priority
     "msmodelslim": "polyquant.formats.msmodelslim.format:MSMODELSLIM",
     "gguf": "polyquant.formats.gguf.format:GGUF",
     "trellis-v3": "polyquant.formats.trellis.format:TRELLIS",
@@ -164,31 +168,54 @@ def codec(name: str | Codec, **options: Any) -> Codec:
 @cache
 def format_named(name: str) -> Format:
     """The format of that name. Raises UnknownNameError."""
-    found = _formats()
-    if name not in found:
-        raise UnknownNameError("format", name, found)
-    return found[name]
+    if name in FORMATS:
+        found: Any = _attribute(FORMATS[name])
+        return cast("Format", found)
+    installed = _installed_formats()
+    if name not in installed:
+        raise UnknownNameError("format", name, [*FORMATS, *installed])
+    return installed[name]
 
 
-def formats() -> tuple[Format, ...]:
-    """All formats, those of installed packages too, in the order in which they are asked whether a path is theirs. Warns of a package that cannot be loaded."""
-    return tuple(sorted(_formats().values(), key=lambda f: (-f.priority, f.name)))
+def formats() -> Iterator[Format]:
+    """All formats, those of installed packages too, in the order in which they are asked whether a path is theirs; of equal priority ours come first.
+
+    Each is imported when its turn comes: a path that the first one knows costs no other. Warns of a package that cannot be loaded.
+    """
+    others = sorted(_installed_formats().values(), key=lambda f: (-f.priority, f.name))
+    for name in FORMATS:
+        ours = format_named(name)
+        while others and others[0].priority > ours.priority:
+            yield others.pop(0)
+        yield ours
+    yield from others
 
 
 @cache
-def _formats() -> dict[str, Format]:
+def _installed_formats() -> dict[str, Format]:
+    """The formats of other packages by name."""
     out: dict[str, Format] = {}
-    for place in FORMATS.values():
-        module, attribute = place.split(":")
-        found: Format = getattr(import_module(module), attribute)
-        out[found.name] = found
-    for name, found in _usable("polyquant.formats").items():
-        if name in out or getattr(found, "name", None) != name:
-            why = "exists already" if name in out else f"calls itself '{getattr(found, 'name', found)}'"
+    for name, found in _usable("polyquant.formats").items() if _mentions("polyquant.formats") else ():
+        if name in FORMATS or getattr(found, "name", None) != name:
+            why = "exists already" if name in FORMATS else f"calls itself '{getattr(found, 'name', found)}'"
             warnings.warn(f"the plugin '{name}' is left out: a format of this name {why}", PluginWarning, stacklevel=2)
         else:
             out[name] = found
     return out
+
+
+def _mentions(group: str) -> bool:
+    """True if a package on the path has entry points of the group: a glance at small files, where importlib.metadata takes 40 ms to read all of them."""
+    wanted = f"[{group}]".encode()
+    for folder in sys.path:
+        with suppress(OSError), os.scandir(folder or ".") as found:
+            for entry in found:
+                if not entry.name.endswith((".dist-info", ".egg-info")):
+                    continue
+                with suppress(OSError):
+                    if wanted in Path(entry.path, "entry_points.txt").read_bytes():
+                        return True
+    return False
 
 
 @cache

@@ -1,5 +1,7 @@
 """The contract of formats, held against those that polyquant has."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,3 +96,12 @@ def test_a_target_that_rounds_silently_is_found(tiny, monkeypatch):
     monkeypatch.setattr(formats, "convert", lambda *args, **kwargs: convert(*args, **{**kwargs, "measure": False}))
     with pytest.raises(AssertionError, match="the report says 0"):
         check_target(registry.format_named("gguf"), tiny, codec="q8_0")
+
+
+def test_formats_are_asked_in_descending_order_of_priority_and_imported_one_by_one(tmp_path):
+    order = [f.priority for f in registry.formats()]
+    assert order == sorted(order, reverse=True) and len(set(order)) == len(order)
+    code = "import polyquant as pq, sys; pq.open(sys.argv[1]); print('polyquant.formats.huggingface' in sys.modules)"
+    path = VECTORS / "models/tiny-llama-untied/tiny-llama-untied-Q4_0.gguf"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

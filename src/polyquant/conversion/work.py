@@ -59,7 +59,13 @@ def stream(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
     if step.action is Action.TRANSCODE and step.target.form is not Floats:
         out, error = _transcoded(step, stored_rows(weights, step.map.op, rows), (n, k), measure=measure)
         return Piece(out, rows.start, n, error)
-    w = float_rows(weights, step.map.op, rows)
+    if isinstance(step.map.op, Same) and weights[0].codec.row_sliced:
+        parts = weights[0].read(
+            rows
+        )  # kept to the end: memory that is given back at once is faulted in again for every block
+        w = weights[0].codec.dequantize(parts, (n, k))
+    else:
+        w = float_rows(weights, step.map.op, rows)
     out = _packed(step, w, rows.start, plan.importance.get(step.map.target))
     error = error_sums(w, step.target.dequantize(out, (n, k))) if measure else None
     return Piece(out, rows.start, n, error)

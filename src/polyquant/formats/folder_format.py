@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
+from polyquant.formats.packaged import PackagedFormat
 from polyquant.types import Checkpoint, TensorMap, Translation
 
 __all__ = ["FolderFormat"]
 
 
-class FolderFormat:
-    """The half of a Format (formats.protocol) that carries names, config.json and the small files along."""
+class FolderFormat(PackagedFormat):
+    """A format whose folders have config.json and the small files; its package has `own_files` in the module `folder`."""
+
+    def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
+        """Which of these files belong to a model."""
+        own: set[str] = self.take("folder:own_files")(folder, names)
+        return own
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         """Every file that readers know, byte for byte."""

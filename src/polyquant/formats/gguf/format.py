@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from polyquant.formats.gguf.options import GGUFOpenOptions
-from polyquant.formats.protocol import Target
-from polyquant.types import Checkpoint, Evidence, Finding, TensorMap, Translation
+from polyquant.formats.packaged import PackagedFormat
+from polyquant.types import Checkpoint, TensorMap, Translation
 
 __all__ = ["GGUF"]
 
 
-class _GGUF:
+class _GGUF(PackagedFormat):
     name, title, priority = "gguf", "GGUF files", 30
     open_options: type = GGUFOpenOptions
-
-    @property
-    def target(self) -> Target:
-        from polyquant.formats.gguf.target import GGUFTarget
-
-        return GGUFTarget()
-
-    @property
-    def findings(self) -> Mapping[str, str]:
-        from polyquant.formats.gguf.codes import CODES
-
-        return CODES
-
-    def sniff(self, path: Path) -> Evidence | None:
-        from polyquant.formats.gguf.reading import sniff
-
-        return sniff(path)
+    package, target_place, sniff_place = "polyquant.formats.gguf", "target:GGUFTarget", "reading:sniff"
 
     def open(self, path: Path, options: Any) -> Checkpoint:
         from polyquant.formats.gguf.reading import open_gguf, with_tile
 
         opened = open_gguf(path, dialect=options.dialect, ternary_layout=options.ternary_layout)
         return opened if options.tile is None else with_tile(opened, options.tile)
-
-    def check(self, path: Path) -> Iterable[Finding]:
-        from polyquant.formats.gguf.check import check
-
-        return check(path)
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
         return set()  # one file, never a folder

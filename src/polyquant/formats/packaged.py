@@ -1,0 +1,48 @@
+"""A format whose code lies in the modules of one package, each imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from polyquant.formats.protocol import Target
+from polyquant.types import Evidence, Finding
+
+__all__ = ["PackagedFormat"]
+
+
+class PackagedFormat:
+    """Half of a Format (formats.protocol). package: its dotted name; target, sniff: where in it they are, "module:attribute"."""
+
+    package: ClassVar[str]
+    target_place: ClassVar[str]
+    sniff_place: ClassVar[str] = "open:sniff"
+
+    def take(self, place: str) -> Any:
+        """What a module of the package calls so."""
+        module, attribute = place.split(":")
+        return getattr(import_module(f"{self.package}.{module}"), attribute)
+
+    @property
+    def target(self) -> Target:
+        """How to write it."""
+        made: Target = self.take(self.target_place)()
+        return made
+
+    @property
+    def findings(self) -> Mapping[str, str]:
+        """CODES of the module `codes`."""
+        codes: Mapping[str, str] = self.take("codes:CODES")
+        return codes
+
+    def sniff(self, path: Path) -> Evidence | None:
+        """Evidence that the path holds this format."""
+        found: Evidence | None = self.take(self.sniff_place)(path)
+        return found
+
+    def check(self, path: Path) -> Iterable[Finding]:
+        """`check` of the module of that name."""
+        findings: Iterable[Finding] = self.take("check:check")(path)
+        return findings

@@ -126,9 +126,7 @@ class WorkFolder:
 
     def close(self) -> None:
         """Give up the lock."""
-        if self.journal >= 0:
-            os.close(self.journal)
-            self.journal = -1
+        os.close(self.journal)
 
     def read_journal(self) -> Journal | None:
         """What earlier runs wrote down; None if nothing can be believed."""
@@ -306,7 +304,7 @@ def claimed(
                     mine = folder, found
                     with suppress(FileExistsError):  # killed before it was made
                         folder.files.mkdir()
-                elif folder.journal >= 0:
+                else:
                     folder.discard()
             if mine is None:
                 if resume == "required":

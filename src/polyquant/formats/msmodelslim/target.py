@@ -22,7 +22,7 @@ from polyquant.formats.plain_target import PlainTarget, require_form
 from polyquant.formats.protocol import Choice, Context, Planning, Worker
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe, Rule
-from polyquant.types import F32, Affine, Checkpoint, Floats, Layout, TensorMap, Translation
+from polyquant.types import F32, Action, Affine, Checkpoint, Floats, Layout, TensorMap, Translation
 
 __all__ = ["MsModelSlimTarget"]
 
@@ -76,7 +76,7 @@ class MsModelSlimTarget(PlainTarget):
             options, how = with_proposal(planning.source, steps, planning.options, planning.on_tensor)
             planning = planning.but(options=options, named=f"{planning.recipe.name}, {how}")
             steps = planning.steps()
-        lossy = next((s for s in steps if s.action.value == "requantize"), None)
+        lossy = next((s for s in steps if s.action is Action.REQUANTIZE), None)
         if lossy is not None and isinstance(lossy.target, MsModelSlim):
             planning.refuse_lossy(
                 steps,

@@ -69,7 +69,7 @@ OUTSIDE = Architecture(
     ),
     hyper=replace(
         TABLE,
-        keys=(*TABLE.keys, Key("residual_scale", ("residual_scale",), "residual_scale", default=0.7, real=True)),
+        keys=(*TABLE.keys, Key("residual_scale", ("residual_scale",), "residual_scale", default=0.7, kind="real")),
         written={"partial_rotary_factor": 0.5},
     ),
     layer=Parallel(Attention(fused=True), WideFirst()),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from polyquant.types import Kind, Meta
 
-__all__ = ["boolean", "f32", "f32s", "i32s", "string", "strings", "u32"]
+__all__ = ["boolean", "f32", "f32s", "flags", "i32s", "string", "strings", "u32"]
 
 
 def u32(value: int) -> Meta:
@@ -42,3 +42,8 @@ def i32s(value: Sequence[int]) -> Meta:
 def f32s(value: Sequence[float]) -> Meta:
     """Token scores."""
     return Meta(Kind.ARRAY, value, Kind.FLOAT32)
+
+
+def flags(value: Sequence[bool]) -> Meta:
+    """A switch for each layer."""
+    return Meta(Kind.ARRAY, value, Kind.BOOL)

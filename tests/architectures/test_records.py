@@ -128,7 +128,7 @@ BROKEN = {
         replace(LLAMA, names=replace(LLAMA.names, layer={**LLAMA.names.layer, "attn.q": "attn_q"})),
     ),
     "a bias of a norm": (check_wiring, replace(LLAMA, biases=(Bias(("attn_norm",)),))),
-    "a transform of nothing": (check_wiring, replace(LLAMA, transforms={"attn_qkv": LLAMA.transforms["attn_q"]})),
+    "a change of nothing": (check_wiring, replace(LLAMA, changes={"attn_qkv": LLAMA.changes["attn_q"]})),
     "a row twice": (check_hyper, replace(LLAMA, hyper=replace(USUAL, keys=(*USUAL.keys, USUAL.keys[0])))),
     "a key that is not written": (check_hyper, replace(LLAMA, hyper=USUAL.changed(head_dim={"write": "never"}))),
     "no entry point": (check_found, OUTSIDE),

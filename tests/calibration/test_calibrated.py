@@ -57,7 +57,7 @@ def test_hessians_are_those_of_the_inputs(stages):
     decoder = stages.model.decoder
     hessians = Hessians(stages, ["lm_head.weight", Q])
     embeddings = np.concatenate([next(decoder.states(t, decoder.cache())).copy() for t in stages.windows])
-    rms = np.sqrt(np.square(embeddings).mean(-1, keepdims=True) + decoder.hyper.rms_eps)
+    rms = np.sqrt(np.square(embeddings).mean(-1, keepdims=True) + decoder.hyper.norm_eps)
     last = np.concatenate([decoder.hidden(t, decoder.cache()) for t in stages.windows])
     for name, x in ((Q, embeddings / rms * decoder.layers[0].attention.norm.weight), ("lm_head.weight", last)):
         found, why = hessians.of(name)

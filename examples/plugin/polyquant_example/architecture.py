@@ -67,7 +67,7 @@ RECORD = Architecture(
     ),
     hyper=replace(
         _TABLE,
-        keys=(*_TABLE.keys, Key("residual_scale", ("residual_scale",), "residual_scale", default=0.7, real=True)),
+        keys=(*_TABLE.keys, Key("residual_scale", ("residual_scale",), "residual_scale", default=0.7, kind="real")),
         written={"partial_rotary_factor": 0.5},
     ),
     layer=Parallel(Attention(fused=True), FeedForward()),

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from polyquant.errors import InputError
 
-__all__ = ["MAX_CONTEXT", "MAX_LAYERS", "MAX_SIZE", "Hyper", "real_number", "whole_number"]
+__all__ = ["MAX_CONTEXT", "MAX_LAYERS", "MAX_SIZE", "Hyper", "Value", "real_number", "signed_number", "whole_number"]
 
 MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 24  # of any width or count; the largest known model stays a hundred times below
 MAX_CONTEXT = (1 << 32) - 1
+
+Value: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...]
+"""Of a hyper-parameter; lists have one entry for each layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,18 @@ class Hyper:
     head_dim: 0 if the source does not say it (then hidden / heads). rotated: numbers of a head that turn, 0 for all. rope: the parameters
     of a scaled RoPE as config.json names them (`rope_type`, `factor`, ...), empty for plain RoPE. activation: of the feed-forward part, as
     config.json names it. tied: None if the source does not say. windows: for each layer how many of the last positions it attends to, 0
-    for all; empty if no layer has a window. more: what only some architectures have, by the name of its row in their table.
+    for all; empty if no layer has a window. norm_eps: of RMS and layer norms. more: what only some architectures have, by the name of its row
+    in their table; the rows that several share have these names:
+
+        experts, experts_used       routed experts of a layer, and how many each token goes to
+        expert_feed_forward, shared_feed_forward, shared_experts, first_dense     widths; shared experts; leading layers without experts
+        gating                      1 softmax, 2 sigmoid, 3 softmax over the chosen (llama.cpp's numbers)
+        expert_norm, expert_scale, expert_groups, expert_groups_used              the chosen weights sum to 1; factor; group-limited routing
+        window, rope_theta_swa      of layers with a sliding window
+        attention_softcap, logit_softcap, attention_scale, embedding_scale, residual_scale, logit_scale
+        layer_kv_heads              key/value heads of each layer, 0 where it has no attention
+        ssm_conv, ssm_inner, ssm_state, ssm_heads, ssm_groups                     state-space layers
+        q_lora, kv_lora, rope_head, nope_head, value_head                         latent attention (MLA)
     """
 
     layers: int
@@ -33,7 +47,7 @@ class Hyper:
     heads: int
     kv_heads: int
     head_dim: int
-    rms_eps: float
+    norm_eps: float
     rope_theta: float
     vocab: int
     rope: Mapping[str, Any]
@@ -41,11 +55,21 @@ class Hyper:
     tied: bool | None = None
     rotated: int = 0
     windows: tuple[int, ...] = ()
-    more: Mapping[str, int | float | str] = field(default_factory=dict)
+    more: Mapping[str, Value] = field(default_factory=dict)
 
     def value(self, name: str) -> Any:
         """A field, or one of `more`. Raises AttributeError."""
         return self.more[name] if name in self.more else getattr(self, name)
+
+    def count(self, name: str) -> int:
+        """A count of `more`, 0 if the architecture has none of that name."""
+        found = self.more.get(name, 0)
+        return found if isinstance(found, int) else 0
+
+    def real(self, name: str, default: float) -> float:
+        """A number of `more`; the default if the architecture has none of that name, or it is 0."""
+        found = self.more.get(name, 0.0)
+        return float(found) if isinstance(found, int | float) and found else default
 
     @property
     def rotary_size(self) -> int:
@@ -55,7 +79,7 @@ class Hyper:
     @property
     def head_size(self) -> int:
         """Rows of one head in q, k and v."""
-        return self.head_dim or self.hidden // self.heads
+        return self.head_dim or self.hidden // max(self.heads, 1)
 
     @property
     def query_width(self) -> int:
@@ -93,4 +117,11 @@ def real_number(value: Any, what: str, *, file: object) -> float:
         or not 0 <= value < 1e30
     ):
         raise InputError(f"{what} cannot be right", file=file, expected="a finite positive number", found=_shown(value))
+    return float(value)
+
+
+def signed_number(value: Any, what: str, *, file: object) -> float:
+    """The value as a finite float. Raises InputError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{what} cannot be right", file=file, expected="a finite number", found=_shown(value))
     return float(value)

@@ -9,7 +9,7 @@
 | heads | num_attention_heads | attention.head_count | n_heads, num_attention_heads |
 | kv_heads | num_key_value_heads | attention.head_count_kv | n_kv_heads, num_key_value_heads |
 | rope_theta | rope_theta, or inside rope_parameters | rope.freq_base | rope_theta |
-| rms_eps | rms_norm_eps | attention.layer_norm_rms_epsilon | rms_norm_eps |
+| norm_eps | rms_norm_eps | attention.layer_norm_rms_epsilon | rms_norm_eps |
 | head_dim | head_dim | attention.key_length | head_dim |
 | vocab | vocab_size | vocab_size, or rows of the embedding | vocab_size |
 | rotated | partial_rotary_factor, a share | rope.dimension_count, a count | |
@@ -20,30 +20,47 @@ Rows are written in this order, as llama.cpp's converter does. An architecture w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from polyquant.architectures import rope
-from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, Hyper, real_number, whole_number
+from polyquant.architectures.hyper import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    MAX_SIZE,
+    Hyper,
+    Value,
+    real_number,
+    signed_number,
+    whole_number,
+)
 from polyquant.architectures.windows import Windows, nowhere
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.gguf_values import f32, u32
+from polyquant.gguf_values import boolean, f32, f32s, flags, i32s, string, u32
 from polyquant.types import Meta
 
 __all__ = ["USUAL", "HyperTable", "Key"]
 
 Writing: TypeAlias = Literal["always", "where set", "never"]
+ValueKind: TypeAlias = Literal["count", "real", "flag", "text", "counts", "reals", "flags"]
+"""Of one number, a switch or a word; of lists with an entry for each layer."""
+
+_METAS: dict[ValueKind, Callable[[Any], Meta]] = {
+    "count": u32, "real": f32, "flag": lambda v: boolean(bool(v)), "text": string, "counts": i32s, "reals": f32s,
+    "flags": lambda v: flags([bool(x) for x in v]),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """One hyper-parameter: a field of Hyper, or one of Hyper.more.
 
-    config: keys of config.json; the first that is said is read, all are written; () where it has none. gguf: the key after the architecture's name, None where GGUF
-    has none; also: further keys that get the same value; aliases: what other writers call it. default: where nobody says it: a value,
-    another row's name, or None if it must be said. high, low: bounds of a count. real: a number with a fraction. unit: config.json counts in
-    it. write: into GGUF; "where set": unless the field is 0.
+    config: keys of config.json; the first that is said is read, all are written; () where it has none. read, say: instead of that, a function of config.json, and
+    one from the value to entries of config.json. gguf: the key after the architecture's name, None where GGUF has none; also: further keys that get the same value;
+    aliases: what other writers call it; read_gguf: instead of these, a function of what looks a key up. default: where nobody says it: a value, another
+    row's name, or None if it must be said. kind: of value. high, low: bounds of a count. unit: config.json counts in it. write: into GGUF; "where set": unless
+    it is 0 or empty.
     """
 
     name: str
@@ -51,12 +68,56 @@ class Key:
     gguf: str | None = None
     also: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    default: float | str | None = None
+    default: Value | None = None
     high: int = MAX_SIZE
     low: int = 1
-    real: bool = False
+    kind: ValueKind = "count"
     unit: float = 1.0
     write: Writing = "always"
+    read: Callable[[Mapping[str, Any]], Any] | None = None
+    say: Callable[[Any], Mapping[str, Any]] | None = None
+    read_gguf: Callable[[Callable[..., Any]], Any] | None = None
+
+    @property
+    def real(self) -> bool:
+        """True for a number with a fraction."""
+        return self.kind == "real"
+
+    def of_config(self, config: Mapping[str, Any]) -> Any:
+        """The raw value of a config.json, None if it does not say one."""
+        if self.read is not None:
+            return self.read(config)
+        return next((config[k] for k in self.config if config.get(k) is not None), None)
+
+    def meta(self, value: Any) -> Meta:
+        """The value as GGUF stores it."""
+        if self.kind == "real" and self.name == "rotated":
+            return u32(value)
+        return _METAS[self.kind](value)
+
+    def checked(self, value: Any, what: str, file: object) -> Value:
+        """The value, of this kind. Raises InputError."""
+        if self.kind == "real":
+            return real_number(value, what, file=file)
+        if self.kind == "flag":
+            if not isinstance(value, bool | int) or value not in (0, 1):
+                raise InputError(f"{what} is not a truth value", file=file, expected="true or false", found=value)
+            return int(value)
+        if self.kind == "text":
+            if not isinstance(value, str):
+                raise InputError(f"{what} is no string", file=file, found=value)
+            return value
+        if self.kind in ("counts", "flags", "reals"):
+            return self._list(value, what, file)
+        return whole_number(value, what, self.high, file=file, low=self.low)
+
+    def _list(self, value: Any, what: str, file: object) -> tuple[int, ...] | tuple[float, ...]:
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise InputError(f"{what} is not a list", file=file, expected="one value for each layer", found=value)
+        if self.kind == "reals":
+            return tuple(signed_number(v, what, file=file) for v in value)
+        high = 1 if self.kind == "flags" else self.high
+        return tuple(whole_number(int(v) if isinstance(v, bool) else v, what, high, file=file, low=0) for v in value)
 
 
 _ROWS = (
@@ -66,14 +127,15 @@ _ROWS = (
     Key("feed_forward", ("intermediate_size",), "feed_forward_length", aliases=("intermediate_size",)),
     Key("heads", ("num_attention_heads",), "attention.head_count", aliases=("n_heads", "num_attention_heads")),
     Key("kv_heads", ("num_key_value_heads",), "attention.head_count_kv", aliases=("n_kv_heads", "num_key_value_heads"), default="heads"),
-    Key("rope_theta", ("rope_theta",), "rope.freq_base", aliases=("rope_theta",), default=10000.0, real=True),
-    Key("rms_eps", ("rms_norm_eps",), "attention.layer_norm_rms_epsilon", aliases=("rms_norm_eps",), default=1e-6, real=True),
+    Key("rope_theta", ("rope_theta",), "rope.freq_base", aliases=("rope_theta",), default=10000.0, kind="real"),
+    Key("norm_eps", ("rms_norm_eps",), "attention.layer_norm_rms_epsilon", aliases=("rms_norm_eps",), default=1e-6, kind="real"),
     Key("head_dim", ("head_dim",), "attention.key_length", ("attention.value_length",), ("head_dim",), default=0, low=0, write="where set"),
     Key("vocab", ("vocab_size",), "vocab_size", aliases=("vocab_size",), write="never"),
-    Key("rotated", ("partial_rotary_factor",), "rope.dimension_count", default=1.0, real=True, write="where set"),
-    Key("activation", ("hidden_act",), default="silu"),
+    Key("rotated", ("partial_rotary_factor",), "rope.dimension_count", default=1.0, kind="real", write="where set"),
+    Key("activation", ("hidden_act",), default="silu", kind="text"),
 )  # fmt: skip
 
+_LISTS = ("counts", "reals", "flags")
 _FIELDS = frozenset(f.name for f in fields(Hyper))
 _SILENT = {"rope_theta": 10000.0, "rotated": 1.0}
 """What llama.cpp takes where a GGUF file does not say it, in every architecture."""
@@ -85,7 +147,7 @@ class HyperTable:
 
     always: entries of config.json that this architecture has: another value there is another architecture; they are written too. written:
     entries that are only written. metadata: keys of GGUF that it always has. tied: what a config.json that does not say it means. windows:
-    reads sliding windows.
+    reads sliding windows. more_metadata: GGUF keys that are computed, more_config: entries of config.json that are.
     """
 
     keys: tuple[Key, ...] = _ROWS
@@ -94,6 +156,12 @@ class HyperTable:
     metadata: Mapping[str, Meta] = field(default_factory=dict)
     tied: bool | None = None
     windows: Windows = nowhere
+    more_metadata: Callable[[Hyper], Mapping[str, Meta]] | None = None
+    more_config: Callable[[Hyper], Mapping[str, Any]] | None = None
+
+    def plus(self, *keys: Key) -> HyperTable:
+        """This table with further rows."""
+        return replace(self, keys=(*self.keys, *keys))
 
     def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
         """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
@@ -111,7 +179,7 @@ class HyperTable:
         scaling = rope.parameters(config, file)
         found: dict[str, Any] = {}
         for key in self.keys:
-            value = next((config[k] for k in key.config if config.get(k) is not None), None)
+            value = key.of_config(config)
             if value is None and key.config[:1] in (("rope_theta",), ("partial_rotary_factor",)):
                 value = scaling.get(key.config[0])  # transformers 5 has them inside
             if value is not None and key.unit != 1:
@@ -129,14 +197,19 @@ class HyperTable:
     ) -> Hyper:
         """Hyper-parameters of a GGUF file. vocab: rows of the embedding. Raises InputError."""
 
-        def get(key: str, *aliases: str) -> Any:
+        def get(key: str, *aliases: str, whole: bool = False) -> Any:
             for name in (key, *aliases):
                 for full in (f"{architecture}.{name}", name):
                     if full in metadata:
-                        return _one(metadata[full])
+                        return metadata[full] if whole else _one(metadata[full])
             return None
 
-        found = {k.name: get(k.gguf, *k.aliases) for k in self.keys if k.gguf is not None}
+        def stored(key: Key) -> Any:
+            if key.read_gguf is not None:
+                return key.read_gguf(get)
+            return None if key.gguf is None else get(key.gguf, *key.aliases, whole=key.kind in _LISTS)
+
+        found = {k.name: stored(k) for k in self.keys}
         found |= {k.name: rope.shortest(found[k.name]) for k in self.keys if k.real and k.name in found}
         counted = found["rotated"] is not None
         found = {**found, "vocab": found["vocab"] or vocab}
@@ -159,28 +232,21 @@ class HyperTable:
         for key in sorted(self.keys, key=lambda key: key.name not in leading):
             value, what = found.get(key.name), key.config[0] if key.config else key.name
             if value is None:
-                value = values.get(key.default, key.default)
+                value = values.get(key.default, key.default) if isinstance(key.default, str) else key.default
             if value is None:
                 raise InputError("the configuration is incomplete", file=file, expected=what)
-            if isinstance(key.default, str) and key.default not in values:
-                if not isinstance(value, str):
-                    raise InputError(f"{what} is no string", file=file, found=value)
-            elif key.real:
-                value = value if counted and key.name == "rotated" else real_number(value, what, file=file)
-            else:
-                value = whole_number(value, what, key.high, file=file, low=key.low)
-            values[key.name] = value
+            values[key.name] = value if counted and key.name == "rotated" else key.checked(value, what, file)
         heads, kv_heads, hidden = values["heads"], values["kv_heads"], values["hidden"]
-        if heads % kv_heads:
+        if kv_heads and heads % kv_heads:
             raise InputError(
                 "key/value heads do not divide the heads", file=file, expected=f"a divisor of {heads}", found=kv_heads
             )
-        if not values["head_dim"] and hidden % heads:
+        if not values["head_dim"] and heads and hidden % heads:
             expected = f"a divisor of {hidden}"
             raise InputError("heads do not divide hidden_size", file=file, expected=expected, found=heads)
         if not values["rope_theta"]:
             raise InputError("rope_theta cannot be right", file=file, expected="a positive number", found=0.0)
-        head = values["head_dim"] or hidden // heads
+        head = values["head_dim"] or hidden // max(heads, 1)
         rotated = rope.rotated(values["rotated"], head, file, counted=counted)
         values |= {"rotated": rotated if rotated != head else 0, "rope": scaling, "tied": tied}
         more = {name: values.pop(name) for name in list(values) if name not in _FIELDS}
@@ -196,14 +262,17 @@ class HyperTable:
             if key.unit != 1:
                 value = value / key.unit
                 value = int(value) if value == int(value) else value
-            if key.name != "rotated":
-                out |= dict.fromkeys(key.config, value)
+            if key.say is not None:
+                out |= key.say(value)
+            elif key.name != "rotated":
+                shown = bool(value) if key.kind == "flag" else list(value) if key.kind in _LISTS else value
+                out |= dict.fromkeys(key.config, shown)
         if "rope_theta" in out:
             out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
             out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}
         if hyper.tied is not None:
             out["tie_word_embeddings"] = hyper.tied
-        return out | dict(self.always) | dict(self.written)
+        return out | dict(self.always) | dict(self.written) | dict(self.more_config(hyper) if self.more_config else {})
 
     def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
         """(GGUF keys after the architecture's name, warning about what they cannot say). Raises InputError."""
@@ -215,9 +284,9 @@ class HyperTable:
             if key.gguf is None or key.write == "never" or (key.write == "where set" and not hyper.value(key.name)):
                 continue
             value = hyper.rotary_size if key.name == "rotated" else hyper.value(key.name)
-            number = f32(value) if key.real and key.name != "rotated" else u32(value)
-            out |= dict.fromkeys((key.gguf, *key.also), number)
-        return out | {k: v for k, v in self.metadata.items() if k not in scaling}, warning
+            out |= dict.fromkeys((key.gguf, *key.also), key.meta(value))
+        out |= {k: v for k, v in self.metadata.items() if k not in scaling}
+        return out | dict(self.more_metadata(hyper) if self.more_metadata else {}), warning
 
 
 USUAL = HyperTable()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.record import Architecture, Bias
-from polyquant.architectures.transforms import PairedRows
 from polyquant.architectures.windows import in_every_layer
 
 __all__ = ["LLAMA", "LLAMA_NAMES", "MISTRAL"]
@@ -35,7 +35,7 @@ LLAMA = Architecture(
     reads=("llama",),
     names=NameTable(LLAMA_NAMES),
     hyper=USUAL.changed(vocab={"write": "always"}, rotated={"write": "always"}),
-    transforms={"attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
+    changes={"attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
     biases=(
         Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),
         Bias(("ffn_up", "ffn_gate", "ffn_down"), "mlp_bias"),

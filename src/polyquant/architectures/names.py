@@ -1,13 +1,15 @@
-"""Tensor names, both directions.
+"""Tensor names, both directions, of tensors that have one name on each side.
 
 | Hugging Face | GGUF |
 |---|---|
 | model.embed_tokens.weight | token_embd.weight |
 | model.layers.7.self_attn.q_proj.weight | blk.7.attn_q.weight |
+| model.layers.7.self_attn.sinks | blk.7.attn_sinks.weight |
 | model.norm.weight | output_norm.weight |
 | lm_head.weight | output.weight |
 
-A name is prefix + layer + stem + suffix (`.weight`, `.bias`); only the stem is looked up. The GGUF stem is what polyquant itself calls a tensor.
+A name is prefix + layer + stem + suffix (`.weight`, `.bias`); only the stem is looked up. Tensors whose suffixes differ are listed with them (`exact`).
+The GGUF stem is what polyquant itself calls a tensor. Tensors that are split, joined or stacked on the way: moves.py.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from dataclasses import dataclass, field
 
 __all__ = ["NameTable"]
 
-_IN_LAYER = re.compile(r"([0-9]{1,5})\.(.+)\.(weight|bias)")
-_GGUF_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.(.+)\.(weight|bias)")
+_IN_LAYER = re.compile(r"([0-9]{1,5})\.(.+)")
+_SUFFIXES = ("weight", "bias")
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -27,33 +29,58 @@ _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_hea
 class NameTable:
     """Stems of an architecture's tensors, Hugging Face -> GGUF.
 
-    layer: of those inside a layer; also_read: further Hugging Face stems for the same, never written. top: of those outside the layers.
-    prefix: of Hugging Face names inside.
+    layer: of those inside a layer; also_read: further Hugging Face stems for the same, never written. exact: whole names inside a layer. top: stems of those outside the
+    layers. prefix: of Hugging Face names inside. bare: names may lack the first word of the prefix (checkpoints of the decoder without its head).
     """
 
     layer: Mapping[str, str]
     also_read: Mapping[str, str] = field(default_factory=dict)
+    exact: Mapping[str, str] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
     prefix: str = "model.layers."
+    bare: bool = True
+    _layer_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    _exact_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    _top_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for back, table in (("_layer_back", self.layer), ("_exact_back", self.exact), ("_top_back", self.top)):
+            object.__setattr__(self, back, {gguf: hf for hf, gguf in reversed(table.items())})
+
+    def within(self, name: str) -> tuple[int, str] | None:
+        """(layer, name inside it) of a Hugging Face tensor; None for one outside the layers."""
+        name = self.full(name)
+        found = _IN_LAYER.fullmatch(name.removeprefix(self.prefix)) if name.startswith(self.prefix) else None
+        return (int(found[1]), found[2]) if found else None
+
+    def full(self, name: str) -> str:
+        """The name with the root that a checkpoint of the bare decoder leaves out."""
+        root = self.prefix.partition(".")[0] + "."
+        if not self.bare or name.startswith((root, *(f"{stem}." for stem in self.top))):
+            return name
+        return root + name
 
     def to_gguf(self, name: str) -> str | None:
         """The GGUF name of a Hugging Face tensor; None if the architecture has no such tensor."""
-        root = self.prefix.partition(".")[0] + "."
-        if not name.startswith((root, *(f"{stem}." for stem in self.top))):
-            name = root + name  # checkpoints of the bare decoder, without its head
-        if name.startswith(self.prefix) and (block := _IN_LAYER.fullmatch(name.removeprefix(self.prefix))):
-            layer, stem, suffix = block.groups()
+        if place := self.within(name):
+            layer, inside = place
+            if inside in self.exact:
+                return f"blk.{layer}.{self.exact[inside]}"
+            stem, _, suffix = inside.rpartition(".")
             found = self.layer.get(stem) or self.also_read.get(stem)
-            return f"blk.{int(layer)}.{found}.{suffix}" if found else None
-        stem, _, suffix = name.rpartition(".")
-        return f"{self.top[stem]}.{suffix}" if stem in self.top and suffix in ("weight", "bias") else None
+            return f"blk.{layer}.{found}.{suffix}" if found and suffix in _SUFFIXES else None
+        stem, _, suffix = self.full(name).rpartition(".")
+        return f"{self.top[stem]}.{suffix}" if stem in self.top and suffix in _SUFFIXES else None
 
     def to_hf(self, name: str) -> str | None:
         """The Hugging Face name of a GGUF tensor; None if the architecture has no such tensor."""
-        if block := _GGUF_BLOCK.fullmatch(name):
-            layer, stem, suffix = block.groups()
-            found = next((hf for hf, gguf in self.layer.items() if gguf == stem), None)
-            return f"{self.prefix}{int(layer)}.{found}.{suffix}" if found else None
+        if name.startswith("blk.") and (block := _IN_LAYER.fullmatch(name.removeprefix("blk."))):
+            layer, inside = block.groups()
+            if inside in self._exact_back:
+                return f"{self.prefix}{int(layer)}.{self._exact_back[inside]}"
+            stem, _, suffix = inside.rpartition(".")
+            found = self._layer_back.get(stem)
+            return f"{self.prefix}{int(layer)}.{found}.{suffix}" if found and suffix in _SUFFIXES else None
         stem, _, suffix = name.rpartition(".")
-        found = next((hf for hf, gguf in self.top.items() if gguf == stem), None)
-        return f"{found}.{suffix}" if found and suffix in ("weight", "bias") else None
+        found = self._top_back.get(stem)
+        return f"{found}.{suffix}" if found and suffix in _SUFFIXES else None

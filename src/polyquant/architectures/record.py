@@ -6,14 +6,18 @@ To add one: write its record, and name it in registry.ARCHITECTURES, or, outside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from polyquant.architectures.changes import ValueChange
+from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, HyperTable
+from polyquant.architectures.moves import Move
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Feed, Layer
-from polyquant.architectures.transforms import PairedRows
+from polyquant.types import F32
 
 __all__ = ["Architecture", "Bias", "Ternary"]
 
@@ -41,8 +45,10 @@ class Architecture:
 
     name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
     architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. names: of tensors. hyper: of
-    config.json and GGUF. layer: the parts of a decoder layer. transforms: GGUF stem -> what its rows go through. pairs: transformers rotates
-    neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. ternary: None for an ordinary model.
+    config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
+    through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
+    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. ternary: None for an
+    ordinary model.
     """
 
     name: str
@@ -54,9 +60,13 @@ class Architecture:
     claims: tuple[str, ...] = ()
     hyper: HyperTable = USUAL
     layer: Layer = field(default_factory=Layer)
-    transforms: Mapping[str, PairedRows] = field(default_factory=dict)
+    changes: Mapping[str, ValueChange] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
     pairs: bool = False
     biases: tuple[Bias, ...] = ()
+    constants: Callable[[Hyper], Mapping[str, F32]] | None = None
+    constant_names: tuple[str, ...] = ("rope_freqs.weight",)
+    unused: Mapping[str, str] = field(default_factory=dict)
     ternary: Ternary | None = None
 
     @property
@@ -74,7 +84,20 @@ class Architecture:
 
     def rotates_pairs(self, *, gguf: bool) -> bool:
         """True if rotation takes neighbours (2i, 2i + 1) of a head as the rows lie in a GGUF file, or in a folder."""
-        return self.pairs or (gguf and "attn_q" in self.transforms)
+        return self.pairs or (gguf and "attn_q" in self.changes)
+
+    def change(self, name: str) -> ValueChange | None:
+        """What the values of a GGUF tensor of this name went through."""
+        inside = name.split(".", 2)[2] if name.startswith("blk.") and name.count(".") > 1 else name
+        if (found := self.changes.get(inside)) is not None:
+            return found
+        stem, _, suffix = inside.rpartition(".")
+        found = self.changes.get(stem)
+        return found if found is not None and (suffix == "weight" or found.biases) else None
+
+    def left_out(self, name: str) -> str | None:
+        """Why GGUF does not store a Hugging Face tensor of this name; None if it does."""
+        return next((why for pattern, why in self.unused.items() if re.fullmatch(pattern, name)), None)
 
     def has_bias(self, config: Mapping[str, Any], stem: str) -> bool:
         """True if a linear of a model with this config.json has a bias."""

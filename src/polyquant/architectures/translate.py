@@ -12,19 +12,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.architectures import rope
 from polyquant.architectures.find import by_name, known, of_config
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
+from polyquant.architectures.tensors import gguf_maps, hf_maps, is_float_tensor
 from polyquant.errors import InputError, PlanError, UnknownNameError, printable
 from polyquant.gguf_values import string, u32
-from polyquant.operations import SAME, Rows
 from polyquant.storage import strict_json
 from polyquant.tokenizers import reading as tokenizer
 from polyquant.tokenizers import vocabulary
@@ -34,8 +34,6 @@ from polyquant.types import F32, Checkpoint, Meta, TensorMap, Translation
 __all__ = ["float_config", "to_gguf", "to_hf"]
 
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
-# Matrices that llama.cpp keeps in float32 whatever the recipe: its kernels take nothing else.
-_FLOAT_MATRICES = re.compile(r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|position_embd|token_types)\.weight")
 _COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
 
 
@@ -76,11 +74,12 @@ def to_gguf(
     else:
         hyper = _hyper(checkpoint, family)
         tensors = _gguf_tensors(checkpoint, family, hyper, dropped, warnings)
+        constants |= family.constants(hyper) if family.constants else {}
         if hyper.rope.get("rope_type") == "llama3":
             constants[rope.FREQS] = rope.llama3_factors(
                 hyper.rope, hyper.rope_theta, hyper.head_size, file=checkpoint.path
             )
-    metadata = _general(checkpoint, label, name, sum(math.prod(t.shape) for t in tensors))
+    metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
     if family is not None and hyper is not None:
         metadata |= _sizes(family, hyper, config, warnings)
     metadata["general.quantization_version"] = u32(2)
@@ -108,47 +107,42 @@ def _gguf_tensors(
     checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
 ) -> tuple[TensorMap, ...]:
     quantization = checkpoint.config.get("quantization_config")
-    trained_ternary = isinstance(quantization, Mapping) and quantization.get("quant_method") == "bitnet"
+    trained = isinstance(quantization, Mapping) and quantization.get("quant_method") == "bitnet"
+    trained_ternary = family.ternary is not None or trained
+    mapped = gguf_maps(_stored(checkpoint, family, hyper, dropped), family, hyper, checkpoint.path)
     out: dict[str, TensorMap] = {}
-    strange: list[str] = []
-    for weight in checkpoint.values():
-        if _COMPUTED.fullmatch(weight.name):
-            dropped[weight.name] = "computed from the configuration, not a weight"
-            continue
-        target = family.names.to_gguf(weight.name)
-        if target is None:
-            strange.append(weight.name)
-        if target == "output.weight" and hyper.tied:
-            dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
-            continue
-        target = target or weight.name
-        if target in out:
+    for made in mapped.maps:
+        if made.target in out:
             raise InputError(
-                f"two tensors would become '{target}'",
-                file=checkpoint.path,
-                tensor=weight.name,
-                found=out[target].origin,
-            )
-        stem = target.split(".")[2] if target.startswith("blk.") else ""
-        ternary = (
-            (family.ternary is not None or trained_ternary) and stem in family.linears and target.endswith(".weight")
+                f"two tensors would become '{made.target}'", file=checkpoint.path, tensor=made.sources[0], found=out[made.target].origin
+            )  # fmt: skip
+        stem = made.target.split(".")[2] if made.target.startswith("blk.") else ""
+        ternary = trained_ternary and stem in family.linears and made.target.endswith(".weight")
+        out[made.target] = replace(
+            made,
+            ternarize=ternary and checkpoint[made.sources[0]].codec.name in _FLOAT_CODECS,
+            keep_float=is_float_tensor(made.target, made.shape),
         )
-        order = _row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path)
-        out[target] = TensorMap(
-            target,
-            (weight.name,),
-            weight.shape,
-            SAME if order is None else Rows(order),
-            ternarize=ternary and weight.codec.name in _FLOAT_CODECS,
-            keep_float=len(weight.shape) < 2 or bool(_FLOAT_MATRICES.fullmatch(target)),
-        )
-    if strange:
+    if mapped.strange:
         warnings.append(
-            f"{len(strange)} tensors are not part of architecture '{family.name}' and keep their names "
-            f"(first: {printable(strange[0])}); llama.cpp may refuse the file"
+            f"{len(mapped.strange)} tensors are not part of architecture '{family.name}' and keep their names "
+            f"(first: {printable(mapped.strange[0])}); llama.cpp may refuse the file"
         )
     _complain_of_missing(set(out), family, hyper, warnings)
     return tuple(out.values())
+
+
+def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str]) -> Iterator[Weight]:
+    """The tensors that GGUF stores; the others go to `dropped`, with a reason."""
+    for weight in checkpoint.values():
+        if _COMPUTED.fullmatch(weight.name):
+            dropped[weight.name] = "computed from the configuration, not a weight"
+        elif hyper.tied and family.names.to_gguf(weight.name) == "output.weight":
+            dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
+        elif (reason := family.left_out(weight.name)) is not None:
+            dropped[weight.name] = reason
+        else:
+            yield weight
 
 
 def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, warnings: list[str]) -> None:
@@ -160,20 +154,12 @@ def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, 
         warnings.append(f"{len(missing)} tensors that the configuration promises are not there (first: {missing[0]})")
 
 
-def _row_order(
-    family: Architecture, hyper: Hyper, stem: str, shape: tuple[int, ...], name: str, file: object
-) -> NDArray[np.int64] | None:
-    """Gather of source rows on the way to GGUF, None for identity."""
-    transform = family.transforms.get(stem)
-    return None if transform is None else transform.rows(hyper, shape, name, file)
-
-
-def _general(checkpoint: Checkpoint, architecture: str, name: str | None, parameters: int) -> dict[str, Meta]:
+def _general(checkpoint: Checkpoint, architecture: str, name: str | None, size_label: str) -> dict[str, Meta]:
     return {
         "general.architecture": string(architecture),
         "general.type": string("model"),
         "general.name": string(name or _title(checkpoint)),
-        "general.size_label": string(_size_label(parameters)),
+        "general.size_label": string(size_label),
     }
 
 
@@ -194,7 +180,21 @@ def _title(checkpoint: Checkpoint) -> str:
     return " ".join(w.title() if w.islower() and not re.match(r"v?\d", w) else w for w in words if w) or "model"
 
 
-def _size_label(parameters: int) -> str:
+def _size_label(shapes: Mapping[str, Shape]) -> str:
+    """1.0M; of experts "8x1.0M": their number, then the weights of one of them with all that is shared."""
+    total, stacks, one = 0, [], 0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        if "_exps." not in name:
+            total += size
+            continue
+        stacks.append(shape[-2 if ".bias" in name else -3] if len(shape) > 1 else 1)
+        one += size // stacks[-1]
+    count = sum(stacks) // len(stacks) if stacks else 0
+    return f"{count}x{_rounded(total + one)}" if count else _rounded(total)
+
+
+def _rounded(parameters: int) -> str:
     """1,048,000 -> 1.0M: at least two digits."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (0, "K")):
         if parameters > limit or not limit:
@@ -290,37 +290,19 @@ def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
 def _hf_tensors(
     checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
 ) -> tuple[TensorMap, ...]:
-    out: list[TensorMap] = []
-    strange: list[str] = []
+    stored = (w for w in checkpoint.values() if w.name not in family.constant_names)
+    mapped = hf_maps(stored, family, hyper, checkpoint.path)
     seen: set[str] = set()
-    for weight in checkpoint.values():
-        if weight.name == rope.FREQS:
-            continue
-        target = family.names.to_hf(weight.name)
-        if target is None:
-            strange.append(weight.name)
-        if (target or weight.name) in seen:
-            raise InputError(
-                f"two tensors would become '{target or weight.name}'", file=checkpoint.path, tensor=weight.name
-            )
-        seen.add(target or weight.name)
-        stem = weight.name.split(".")[2] if target and weight.name.startswith("blk.") else ""
-        order = _row_order(family, hyper, stem, weight.shape, weight.name, checkpoint.path)
-        out.append(
-            TensorMap(
-                target or weight.name,
-                (weight.name,),
-                weight.shape,
-                SAME if order is None else Rows(np.argsort(order)),
-                keep_float=len(weight.shape) < 2 or stem.endswith("_norm"),
-            )
-        )
-    if strange:
+    for made in mapped.maps:
+        if made.target in seen:
+            raise InputError(f"two tensors would become '{made.target}'", file=checkpoint.path, tensor=made.origin)
+        seen.add(made.target)
+    if mapped.strange:
         warnings.append(
-            f"{len(strange)} tensors are not part of architecture '{family.name}' and keep their names "
-            f"(first: {printable(strange[0])})"
+            f"{len(mapped.strange)} tensors are not part of architecture '{family.name}' and keep their names "
+            f"(first: {printable(mapped.strange[0])})"
         )
-    return tuple(out)
+    return tuple(mapped.maps)
 
 
 def _restore_rope(

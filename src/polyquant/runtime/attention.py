@@ -23,7 +23,7 @@ class Attention:
 
     def __init__(self, part: parts.Attention, site: Site) -> None:
         hyper = site.hyper
-        self.index, self.eps, self.size, self.c8 = site.index, hyper.rms_eps, hyper.head_size, site.c8
+        self.index, self.eps, self.size, self.c8 = site.index, hyper.norm_eps, hyper.head_size, site.c8
         self.window = hyper.windows[site.index] if hyper.windows else 0
         self.norm = site.norm("attn_norm")
         self.qkv = site.linear(*part.inputs)

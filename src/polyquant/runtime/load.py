@@ -108,7 +108,7 @@ def build(
         hyper,
         embedding,
         layers,
-        read_norm(tensors, "output_norm", hyper.hidden, hyper.rms_eps, ["output"]),
+        read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"]),
         tensors.linear(hyper.hidden, [("token_embd" if hyper.tied else "output", hyper.vocab)]),
         rotary(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
         "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",

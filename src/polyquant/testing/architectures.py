@@ -79,7 +79,7 @@ def check_wiring(record: Architecture) -> None:
                 widths = {here[r][1] for r in feed.readers if r in here}
                 assert widths <= set(here.get(feed.source, ())), f"widths behind {feed.source}"
     assert record.linears == set(readers)
-    assert set(record.transforms) <= set(shapes), "a transform of a tensor that is not there"
+    assert set(record.changes) <= set(shapes), "a change of a tensor that is not there"
     assert {stem for bias in record.biases for stem in bias.stems} <= record.linears, "a bias without a linear layer"
 
 
@@ -130,7 +130,7 @@ def tiny_hyper(record: Architecture) -> Hyper:
     own = [key for key in record.hyper.keys if key.name not in {f.name for f in fields(Hyper)}]
     more = {key.name: 0.375 if key.real else max(2, key.low) if key.default is None else key.default for key in own}
     return Hyper(
-        layers=2, context=128, hidden=64, feed_forward=96, heads=4, kv_heads=2, head_dim=size, rms_eps=1e-5, rope_theta=20000.0, vocab=40,
+        layers=2, context=128, hidden=64, feed_forward=96, heads=4, kv_heads=2, head_dim=size, norm_eps=1e-5, rope_theta=20000.0, vocab=40,
         rope={}, activation=str(rows.get("activation", "silu")), tied=False, rotated=rotated if rotated != size else 0,
         more=more,
     )  # fmt: skip

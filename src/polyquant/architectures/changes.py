@@ -1,0 +1,120 @@
+"""What the values of a tensor go through on the way from a Hugging Face folder to GGUF. Each is an operation of polyquant.operations, chosen when the
+hyper-parameters and the shape are known; the way back is derived from it (polyquant.inversion).
+
+    PairedRows("heads")        rows of a rotated projection: neighbours instead of halves
+    Plus(1.0)                  norms stored as their distance from one
+    Squeezed, Column, Groups   other axes: a convolution's [n, 1, k] -> [n, k], [n] -> [n, 1], [n] -> [groups, n / groups]
+    Decay                      -exp(A_log), as a column or not
+    Transposed                 Conv1D weights of GPT-2
+    Change(...)                any other, from two functions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from polyquant.architectures.hyper import Hyper
+from polyquant.errors import InputError
+from polyquant.operations import AddConstant, MinusExp, Operation, Reshape, Rows, Transpose, chain
+from polyquant.types import Shape
+
+__all__ = ["Change", "Column", "Decay", "Groups", "PairedRows", "Plus", "Squeezed", "Transposed", "ValueChange"]
+
+
+class ValueChange(Protocol):
+    """One tensor's way to GGUF."""
+
+    @property
+    def biases(self) -> bool:
+        """True if the `.bias` of the same stem goes through it too."""
+
+    def operation(self, hyper: Hyper, shape: Shape) -> Operation:
+        """From the Hugging Face tensor of this shape. Raises InputError if it does not fit."""
+
+    def source(self, hyper: Hyper, shape: Shape) -> Shape:
+        """Shape of the Hugging Face tensor of a GGUF tensor of this shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRows:
+    """llama.cpp rotates pairs (2i, 2i + 1) where transformers rotates (i, i + d/2): within each head, row 2i + j comes from row j d/2 + i.
+
+    heads: the field of Hyper that counts them.
+    """
+
+    heads: Literal["heads", "kv_heads"]
+    biases: bool = True
+
+    def operation(self, hyper: Hyper, shape: Shape) -> Operation:
+        """See ValueChange."""
+        heads: int = getattr(hyper, self.heads)
+        size = heads * hyper.head_size
+        if not shape or shape[0] != size:
+            raise InputError("rows do not fit the heads of the configuration", expected=size, found=list(shape))
+        order = np.arange(size, dtype=np.int64).reshape(heads, 2, hyper.head_size // 2)
+        return Rows(np.ascontiguousarray(order.swapaxes(1, 2)).reshape(-1))
+
+    def source(self, hyper: Hyper, shape: Shape) -> Shape:
+        """The same."""
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """make: (hyper, shape of the Hugging Face tensor) -> operation. before: (hyper, shape in GGUF) -> shape of the Hugging Face tensor, the same if None."""
+
+    make: Callable[[Hyper, Shape], Operation]
+    before: Callable[[Hyper, Shape], Shape] | None = None
+    biases: bool = False
+
+    def operation(self, hyper: Hyper, shape: Shape) -> Operation:
+        """See ValueChange."""
+        return self.make(hyper, shape)
+
+    def source(self, hyper: Hyper, shape: Shape) -> Shape:
+        """See ValueChange."""
+        return self.before(hyper, shape) if self.before else shape
+
+
+def Plus(value: float) -> Change:  # noqa: N802 - reads as the name of a change, like those beside it
+    """x + value, of the weight and not of the bias."""
+    return Change(lambda hyper, shape: AddConstant(value))
+
+
+def Decay(*, column: bool = True) -> Change:  # noqa: N802
+    """A_log [n] -> -exp(A_log), [n, 1] or [n]."""
+    return Change(lambda hyper, shape: chain(MinusExp(), *_column(shape, column)), _flat if column else None)
+
+
+def _column(shape: Shape, column: bool) -> tuple[Operation, ...]:
+    return (Reshape((shape[0], 1)),) if column and shape else ()
+
+
+def _flat(hyper: Hyper, shape: Shape) -> Shape:
+    return (int(np.prod(shape, dtype=np.int64)),)
+
+
+def Groups(count: Callable[[Hyper], int]) -> Change:  # noqa: N802
+    """[n] -> [groups, n / groups]."""
+    return Change(lambda hyper, shape: Reshape((count(hyper), _divided(shape, count(hyper)))), _flat)
+
+
+def _divided(shape: Shape, groups: int) -> int:
+    if len(shape) != 1 or groups < 1 or shape[0] % groups:
+        raise InputError("does not divide into groups", expected=f"a multiple of {groups}", found=list(shape))
+    return shape[0] // groups
+
+
+def _squeeze(hyper: Hyper, shape: Shape) -> Operation:
+    if len(shape) != 3 or shape[1] != 1:
+        raise InputError("is not the kernel of a convolution per channel", expected="[n, 1, k]", found=list(shape))
+    return Reshape((shape[0], shape[2]))
+
+
+Squeezed = Change(_squeeze, lambda hyper, shape: (shape[0], 1, *shape[1:]))
+Column = Change(lambda hyper, shape: Reshape((*shape, 1)), lambda hyper, shape: shape[:-1])
+Transposed = Change(lambda hyper, shape: Transpose(), lambda hyper, shape: (*shape[:-2], shape[-1], shape[-2]))

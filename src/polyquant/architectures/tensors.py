@@ -1,0 +1,236 @@
+"""Which tensors of one naming scheme make those of the other, by a record: names, value changes, splits and stacks.
+
+    gguf_maps   of a Hugging Face checkpoint: what each GGUF tensor is made of
+    hf_maps     of a GGUF checkpoint: the way back, derived from the same rules
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from polyquant.architectures.changes import PairedRows
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.moves import Move
+from polyquant.architectures.record import Architecture
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.inversion import inverted
+from polyquant.operations import SAME, Joined, Operation, Same, Stack
+from polyquant.types import Shape, TensorMap, Weight
+
+__all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor"]
+
+_NUMBER = re.compile(r"(?<=\.)[0-9]{1,5}(?=\.)")
+_LAYER = re.compile(r"blk\.([0-9]{1,5})\.(.+)")
+# Matrices that llama.cpp keeps in float32 whatever the recipe: its kernels take nothing else.
+_FLOAT_MATRICES = re.compile(
+    r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv|position_embd|token_types)\.weight"
+)
+
+
+@dataclass(slots=True)
+class Mapped:
+    """maps: of the target's tensors, in the order of the sources. strange: sources that the record does not know."""
+
+    maps: list[TensorMap] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The sources of one move in one layer. found: number of the expert (0 for a single source) -> weight."""
+
+    layer: int
+    move: Move
+    found: dict[int, Weight] = field(default_factory=dict)
+
+
+def is_float_tensor(name: str, shape: Shape) -> bool:
+    """True for a GGUF tensor that stays in float32: vectors, norms, routers, convolutions, and all that is not called `.weight`."""
+    return len(shape) < 2 or not name.endswith(".weight") or bool(_FLOAT_MATRICES.fullmatch(name))
+
+
+# ---------------------------------------------------------------- towards GGUF
+
+
+def gguf_maps(weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object, *, paired: bool = True) -> Mapped:
+    """paired: rotated rows change places, as files want it; the runtime takes them as they lie. Raises InputError for tensors that do not fit."""
+    out = Mapped()
+    slots: list[TensorMap | _Group] = []
+    groups: dict[tuple[int, str], _Group] = {}
+    moves = {move.source: move for move in record.moves}
+    for weight in weights:
+        if moves and (place := _moved(record, moves, weight)) is not None:
+            layer, move, expert = place
+            group = groups.get((layer, move.source))
+            if group is None:
+                group = groups[layer, move.source] = _Group(layer, move)
+                slots.append(group)
+            group.found[expert] = weight
+            continue
+        target = record.names.to_gguf(weight.name)
+        if target is None:
+            out.strange.append(weight.name)
+            target = weight.name
+        with _of(weight.name, file):
+            slots.append(_single(weight, target, record, hyper, paired=paired))
+    for slot in slots:
+        out.maps += [slot] if isinstance(slot, TensorMap) else _group_maps(slot, hyper, file)
+    return out
+
+
+def _moved(record: Architecture, moves: dict[str, Move], weight: Weight) -> tuple[int, Move, int] | None:
+    """(layer, move, expert) of a tensor that a move takes."""
+    place = record.names.within(weight.name)
+    if place is None:
+        return None
+    layer, inside = place
+    if (move := moves.get(inside)) is not None:
+        return (layer, move, 0) if move.fits(weight.codec.name) else None
+    number = _NUMBER.search(inside)
+    if number is None or (move := moves.get(f"{inside[: number.start()]}{{e}}{inside[number.end() :]}")) is None:
+        return None
+    return layer, move, int(number[0])
+
+
+def _single(weight: Weight, target: str, record: Architecture, hyper: Hyper, *, paired: bool) -> TensorMap:
+    op, shape = _operation(target, weight.shape, record, hyper, paired=paired), weight.shape
+    return TensorMap(target, (weight.name,), op.shape([shape], weight.name), op)
+
+
+def _operation(target: str, shape: Shape, record: Architecture, hyper: Hyper, *, paired: bool = True) -> Operation:
+    """What the values of a tensor with one name on each side go through."""
+    change = record.change(target)
+    if change is None or (not paired and isinstance(change, PairedRows)):
+        return SAME
+    return change.operation(hyper, shape)
+
+
+def _group_maps(group: _Group, hyper: Hyper, file: object) -> Iterator[TensorMap]:
+    """A map for each target of a move."""
+    sources = _complete(group, hyper, file)
+    names, shapes = tuple(w.name for w in sources), [w.shape for w in sources]
+    for inside, make in group.move.targets.items():
+        with _of(names[0], file):
+            each = tuple(make(hyper, shape) for shape in shapes)
+            op: Operation = each[0]
+            if group.move.stacked:
+                op = Stack() if all(isinstance(o, Same) for o in each) else Joined(each, Stack())
+            yield TensorMap(f"blk.{group.layer}.{inside}", names, op.shape(shapes, names[0]), op)
+
+
+def _complete(group: _Group, hyper: Hyper, file: object) -> list[Weight]:
+    """The sources in the order of their experts. Raises InputError if some are missing or there are more than the configuration says."""
+    if not group.move.stacked:
+        return [group.found[0]]
+    said = hyper.more.get("experts")
+    count = said if isinstance(said, int) and said else max(group.found) + 1
+    missing = [e for e in range(count) if e not in group.found]
+    first = next(iter(group.found.values())).name
+    if missing:
+        raise InputError(
+            f"expert {missing[0]} of layer {group.layer} is missing" + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""),
+            file=file, tensor=first, expected=f"{count} experts", found=len(group.found),
+        )  # fmt: skip
+    if len(group.found) > count:
+        raise InputError("more experts than the configuration says", file=file, tensor=first, expected=count, found=len(group.found))
+    return [group.found[e] for e in range(count)]
+
+
+# ---------------------------------------------------------------- and back
+
+
+def hf_maps(weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object) -> Mapped:
+    """Raises InputError for tensors that do not fit, UnsupportedError where a part of a Hugging Face tensor is missing."""
+    out = Mapped()
+    owners = _owners(record)
+    slots: list[TensorMap | dict[str, Weight]] = []
+    groups: dict[tuple[int, str], dict[str, Weight]] = {}
+    found: list[tuple[tuple[int, str], dict[str, Weight]]] = []
+    for weight in weights:
+        block = _LAYER.fullmatch(weight.name)
+        move = next((m for m in owners.get(block[2], ()) if m.fits(weight.codec.name)), None) if block else None
+        if block is not None and move is not None:
+            key = (int(block[1]), move.source)
+            if key not in groups:
+                groups[key] = {}
+                slots.append(groups[key])
+                found.append((key, groups[key]))
+            groups[key][block[2]] = weight
+            continue
+        target = record.names.to_hf(weight.name)
+        if target is None:
+            out.strange.append(weight.name)
+            target = weight.name
+        with _of(weight.name, file):
+            slots.append(_single_back(weight, target, record, hyper))
+    keys = {id(group): key for key, group in found}
+    moves = {move.source: move for move in record.moves}
+    for slot in slots:
+        if isinstance(slot, TensorMap):
+            out.maps.append(slot)
+        else:
+            layer, source = keys[id(slot)]
+            out.maps += _whole(layer, moves[source], slot, record, hyper, file)
+    return out
+
+
+def _owners(record: Architecture) -> dict[str, tuple[Move, ...]]:
+    """GGUF name inside a layer -> the moves that lead to it."""
+    out: dict[str, tuple[Move, ...]] = {}
+    for move in record.moves:
+        for target in move.targets:
+            out[target] = (*out.get(target, ()), move)
+    return out
+
+
+def _single_back(weight: Weight, target: str, record: Architecture, hyper: Hyper) -> TensorMap:
+    change = record.change(weight.name)
+    before = weight.shape if change is None else change.source(hyper, weight.shape)
+    (back,) = (SAME,) if change is None else change.operation(hyper, before).inverse([before])
+    keep_float = is_float_tensor(weight.name, weight.shape)
+    return TensorMap(target, (weight.name,), before, back, keep_float=keep_float)
+
+
+def _whole(
+    layer: int, move: Move, parts: dict[str, Weight], record: Architecture, hyper: Hyper, file: object
+) -> tuple[TensorMap, ...]:
+    """The Hugging Face tensors of one move in one layer, of all its targets."""
+    missing = [target for target in move.targets if target not in parts]
+    first = next(iter(parts.values()))
+    if missing:
+        raise InputError(
+            f"{move.source} is made of several tensors, and one is missing", file=file, tensor=f"blk.{layer}.{missing[0]}", found=first.name
+        )  # fmt: skip
+    made = [parts[target] for target in move.targets]
+    with _of(first.name, file):
+        before = move.before(hyper, [w.shape for w in made])
+        stem = f"{record.names.prefix}{layer}.{move.source}"
+        count = made[0].shape[0] if move.stacked else 1
+        names = tuple(stem.replace("{e}", str(e)) for e in range(count))
+        shapes = [before] * count
+        maps = []
+        for weight, (inside, make) in zip(made, move.targets.items(), strict=True):
+            op: Operation = make(hyper, before)
+            if move.stacked:
+                op = Stack() if isinstance(op, Same) else Joined((op,) * count, Stack())
+            shape = op.shape(shapes, weight.name)
+            if shape != weight.shape:
+                raise InputError("wrong shape for this configuration", expected=list(shape), found=list(weight.shape))
+            maps.append(TensorMap(f"blk.{layer}.{inside}", names, shape, op, keep_float=is_float_tensor(weight.name, weight.shape)))
+        return inverted(maps, dict(zip(names, shapes, strict=True)))
+
+
+@contextmanager
+def _of(tensor: str, file: object) -> Iterator[None]:
+    """Errors of operations name the tensor and the file."""
+    try:
+        yield
+    except (InputError, UnsupportedError) as e:
+        if e.file is not None:
+            raise
+        raise type(e)(
+            e.message, file=file, tensor=e.tensor or tensor, expected=e.expected, found=e.found, hint=e.hint
+        ) from e

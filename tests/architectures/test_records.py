@@ -38,6 +38,9 @@ def record_of(name: str):
     return registry.architectures()[OURS.index(name)]
 
 
+RUN = [name for name in OURS if record_of(name).runs]
+
+
 @dataclass(frozen=True)
 class EntryPoint:
     """What importlib.metadata gives."""
@@ -64,7 +67,7 @@ def test_records(name):
     check_record(record_of(name))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", RUN)
 def test_tiny_models(name, tmp_path):
     check_model(record_of(name), tmp_path)
 
@@ -106,7 +109,7 @@ def test_our_own_records_come_first(outside, monkeypatch):
 
 
 def test_who_is_found():
-    assert list(known()) == ["llama", "qwen2", "qwen3", "bitnet-b1.58", "bitnet-25", "bitnet", "chatglm"]
+    assert set(known()) == {record.name for record in registry.architectures()}
     assert of_config({"model_type": "mistral"}) is MISTRAL
     assert of_config({"model_type": "llama", "architectures": ["BitnetForCausalLM"]}) is known()["bitnet"]
     assert of_config({"model_type": "chatglm"}) is None  # the first ChatGLM has another shape

@@ -35,7 +35,7 @@ from polyquant.operations import (
 )
 from polyquant.ops.metrics import error_sums
 from polyquant.recipes.recipe import Facts, Recipe
-from polyquant.runtime.ternarize import HeldArray
+from polyquant.runtime.derived import HeldArray
 from polyquant.types import Action, Checkpoint, Kind, Meta, TensorMap, TensorSpec, Translation, Weight
 
 QKV = Rows(np.arange(64).reshape(2, 2, 16).swapaxes(1, 2).reshape(-1))

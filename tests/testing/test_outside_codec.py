@@ -11,8 +11,8 @@ import pytest
 import polyquant
 from polyquant import registry
 from polyquant.errors import UnknownNameError
+from polyquant.runtime.derived import HeldArray
 from polyquant.runtime.linear import Linear
-from polyquant.runtime.ternarize import HeldArray
 from polyquant.testing.codecs import check_codec, check_registered
 from polyquant.types import Weight
 

@@ -11,7 +11,7 @@ from typing import Any
 from polyquant import registry
 from polyquant.architectures.record import Architecture
 
-__all__ = ["by_name", "known", "of_config"]
+__all__ = ["by_name", "known", "of_config", "of_metadata"]
 
 
 def known() -> dict[str, Architecture]:
@@ -26,6 +26,15 @@ def by_name(name: object) -> Architecture | None:
     return _by_name(registry.architectures()).get(name) or _by_name(registry.installed_architectures()).get(name)
 
 
+def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
+    """The architecture of a GGUF file's metadata. Of records that share its name the first whose keys are all there (`gguf_told_by`), which the plain one stands behind."""
+    name = metadata.get("general.architecture")
+    records = (*registry.architectures(), *registry.installed_architectures())
+    special = (r for r in records if r.name == name and r.gguf_told_by)
+    found = next((r for r in special if all(f"{name}.{key}" in metadata for key in r.gguf_told_by)), None)
+    return found or by_name(name)
+
+
 def of_config(config: Mapping[str, Any]) -> Architecture | None:
     """The architecture of a config.json, None if it is not ours and no installed package's. Its class decides before its model type."""
     return _of_config(registry.architectures(), config) or _of_config(registry.installed_architectures(), config)
@@ -34,7 +43,7 @@ def of_config(config: Mapping[str, Any]) -> Architecture | None:
 def _by_name(records: Sequence[Architecture]) -> dict[str, Architecture]:
     """Of records with one name the first."""
     out: dict[str, Architecture] = {}
-    for record in records:
+    for record in sorted(records, key=lambda r: bool(r.gguf_told_by)):
         out.setdefault(record.name, record)
     return out
 

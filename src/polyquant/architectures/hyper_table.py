@@ -89,6 +89,10 @@ class Key:
             return self.read(config)
         return next((config[k] for k in self.config if config.get(k) is not None), None)
 
+    def shown(self, value: Any) -> Any:
+        """The value as config.json says it."""
+        return bool(value) if self.kind == "flag" else list(value) if self.kind in _LISTS else value
+
     def meta(self, value: Any) -> Meta:
         """The value as GGUF stores it."""
         if self.kind == "real" and self.name == "rotated":
@@ -265,8 +269,7 @@ class HyperTable:
             if key.say is not None:
                 out |= key.say(value)
             elif key.name != "rotated":
-                shown = bool(value) if key.kind == "flag" else list(value) if key.kind in _LISTS else value
-                out |= dict.fromkeys(key.config, shown)
+                out |= dict.fromkeys(key.config, key.shown(value))
         if "rope_theta" in out:
             out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
             out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}

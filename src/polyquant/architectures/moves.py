@@ -75,7 +75,11 @@ def turned_halves(source: str, first: str, second: str, *, interleaved: bool) ->
     def part(index: int) -> Make:
         def make(hyper: Hyper, shape: Shape) -> Operation:
             rows, n = len(shape) - 2, shape[-1]
-            cut = Slice(index, n, 2, axis=rows) if interleaved else Slice(index * (n // 2), (index + 1) * (n // 2), axis=rows)
+            cut = (
+                Slice(index, n, 2, axis=rows)
+                if interleaved
+                else Slice(index * (n // 2), (index + 1) * (n // 2), axis=rows)
+            )
             return chain(Transpose(), cut)
 
         return make

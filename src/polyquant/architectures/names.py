@@ -45,7 +45,7 @@ class NameTable:
 
     def __post_init__(self) -> None:
         for back, table in (("_layer_back", self.layer), ("_exact_back", self.exact), ("_top_back", self.top)):
-            object.__setattr__(self, back, {gguf: hf for hf, gguf in reversed(table.items())})
+            object.__setattr__(self, back, {gguf: hf for hf, gguf in reversed(list(table.items()))})
 
     def within(self, name: str) -> tuple[int, str] | None:
         """(layer, name inside it) of a Hugging Face tensor; None for one outside the layers."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 from polyquant.architectures.hyper import Hyper
 from polyquant.types import Shape
 
-__all__ = ["Attention", "Feed", "FeedForward", "Layer", "Part"]
+__all__ = ["Attention", "ConvertedOnly", "Feed", "FeedForward", "Layer", "Part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +142,15 @@ class Layer:
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """Of all parts."""
         return {stem: shape for part in self.parts for stem, shape in part.shapes(hyper, index).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedOnly(Layer):
+    """The layers of an architecture that is converted and not run."""
+
+    runtime: ClassVar[str] = ""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """None."""
+        return ()

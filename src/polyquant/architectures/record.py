@@ -44,7 +44,8 @@ class Architecture:
     """A model family.
 
     name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
-    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. names: of tensors. hyper: of
+    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF that tell it
+    from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. ternary: None for an
@@ -58,6 +59,7 @@ class Architecture:
     reads: tuple[str, ...] = ()
     told_by: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    gguf_told_by: tuple[str, ...] = ()
     hyper: HyperTable = USUAL
     layer: Layer = field(default_factory=Layer)
     changes: Mapping[str, ValueChange] = field(default_factory=dict)
@@ -68,6 +70,16 @@ class Architecture:
     constant_names: tuple[str, ...] = ("rope_freqs.weight",)
     unused: Mapping[str, str] = field(default_factory=dict)
     ternary: Ternary | None = None
+
+    @property
+    def runs(self) -> bool:
+        """True if the decoder computes it."""
+        return bool(self.layer.runtime)
+
+    @property
+    def has_experts(self) -> bool:
+        """True if its configuration counts experts."""
+        return any(key.name == "experts" for key in self.hyper.keys)
 
     @property
     def linears(self) -> frozenset[str]:

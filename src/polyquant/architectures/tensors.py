@@ -1,7 +1,7 @@
 """Which tensors of one naming scheme make those of the other, by a record: names, value changes, splits and stacks.
 
-    gguf_maps   of a Hugging Face checkpoint: what each GGUF tensor is made of
-    hf_maps     of a GGUF checkpoint: the way back, derived from the same rules
+gguf_maps   of a Hugging Face checkpoint: what each GGUF tensor is made of
+hf_maps     of a GGUF checkpoint: the way back, derived from the same rules
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def is_float_tensor(name: str, shape: Shape) -> bool:
 # ---------------------------------------------------------------- towards GGUF
 
 
-def gguf_maps(weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object, *, paired: bool = True) -> Mapped:
+def gguf_maps(
+    weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object, *, paired: bool = True
+) -> Mapped:
     """paired: rotated rows change places, as files want it; the runtime takes them as they lie. Raises InputError for tensors that do not fit."""
     out = Mapped()
     slots: list[TensorMap | _Group] = []
@@ -135,7 +137,9 @@ def _complete(group: _Group, hyper: Hyper, file: object) -> list[Weight]:
             file=file, tensor=first, expected=f"{count} experts", found=len(group.found),
         )  # fmt: skip
     if len(group.found) > count:
-        raise InputError("more experts than the configuration says", file=file, tensor=first, expected=count, found=len(group.found))
+        raise InputError(
+            "more experts than the configuration says", file=file, tensor=first, expected=count, found=len(group.found)
+        )
     return [group.found[e] for e in range(count)]
 
 
@@ -219,7 +223,11 @@ def _whole(
             shape = op.shape(shapes, weight.name)
             if shape != weight.shape:
                 raise InputError("wrong shape for this configuration", expected=list(shape), found=list(weight.shape))
-            maps.append(TensorMap(f"blk.{layer}.{inside}", names, shape, op, keep_float=is_float_tensor(weight.name, weight.shape)))
+            maps.append(
+                TensorMap(
+                    f"blk.{layer}.{inside}", names, shape, op, keep_float=is_float_tensor(weight.name, weight.shape)
+                )
+            )
         return inverted(maps, dict(zip(names, shapes, strict=True)))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from polyquant.architectures import rope
-from polyquant.architectures.find import by_name, known, of_config
+from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import gguf_maps, hf_maps, is_float_tensor
@@ -29,7 +29,7 @@ from polyquant.storage import strict_json
 from polyquant.tokenizers import reading as tokenizer
 from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
-from polyquant.types import F32, Checkpoint, Meta, TensorMap, Translation
+from polyquant.types import F32, Checkpoint, Meta, Shape, TensorMap, Translation, Weight
 
 __all__ = ["float_config", "to_gguf", "to_hf"]
 
@@ -230,7 +230,7 @@ def to_hf(
     label = metadata.get("general.architecture")
     if not isinstance(label, str):
         raise InputError("general.architecture is missing", file=checkpoint.path, hint="set it with `polyquant edit`")
-    family = by_name(label)
+    family = of_metadata(metadata)
     warnings: list[str] = []
     dropped: dict[str, str] = {}
     words = vocabulary.from_metadata(metadata, file=checkpoint.path)

@@ -17,11 +17,11 @@ from polyquant.calibration.stages import DecoderStages, calibration_windows
 from polyquant.codecs.trellis import Trellis
 from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.registry import codec
+from polyquant.runtime.derived import HeldArray
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
 from polyquant.runtime.scoring import log_sum_exp
-from polyquant.runtime.ternarize import HeldArray
 from polyquant.types import F32, Floats, Weight
 
 __all__ = ["PROBE_BITS", "Probe", "divergences"]

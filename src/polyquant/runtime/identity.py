@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from polyquant.architectures.find import by_name, known, of_config
+from polyquant.architectures.find import known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.codecs.affine_forms import only_read
@@ -21,7 +21,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     """Raises UnsupportedError for an architecture, a variant or a quantization that is not run."""
     if checkpoint.naming == "gguf":
         label = checkpoint.metadata.get("general.architecture")
-        found = by_name(label)
+        found = of_metadata(checkpoint.metadata)
     else:
         if not checkpoint.config:
             raise InputError(
@@ -35,7 +35,9 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             file=checkpoint.path,
             hint=f"known: {', '.join(known())}; its weights still convert: polyquant convert",
         )
-    if experts := _said(checkpoint, f"{found.name}.expert_count", "num_local_experts", "num_experts"):
+    if not found.has_experts and (
+        experts := _said(checkpoint, f"{found.name}.expert_count", "num_local_experts", "num_experts")
+    ):
         raise UnsupportedError(
             "a mixture of experts is not run here",
             file=checkpoint.path,

@@ -9,13 +9,14 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope import FREQS
 from polyquant.codecs.tl import Tile
-from polyquant.errors import InputError
+from polyquant.errors import InputError, UnsupportedError
 from polyquant.opening import open_checkpoint
 from polyquant.ops import native
 from polyquant.ops.matmul import Rounding
 from polyquant.runtime import identity
 from polyquant.runtime.c8 import C8, read_c8
 from polyquant.runtime.decoder import Decoder
+from polyquant.runtime.derived import derived_maps
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
@@ -58,6 +59,10 @@ def load(
         raise InputError("threads is out of range", expected=f"1 to {_MAX_THREADS}", found=threads)
     checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile)
     architecture = identity.architecture(checkpoint)
+    if not architecture.runs:
+        raise UnsupportedError(
+            f"architecture '{architecture.name}' is converted and not run", file=checkpoint.path, hint="see `polyquant architectures`"
+        )  # fmt: skip
     names = identity.names(checkpoint, architecture)
     hyper = identity.hyper_parameters(checkpoint, architecture, names)
     if context is not None and not 1 <= context <= hyper.context:
@@ -74,6 +79,7 @@ def load(
         architecture,
         rounding,
         masters=token and checkpoint.naming == "hf" and not checkpoint.describes_itself,
+        derived=derived_maps(checkpoint, architecture, hyper),
     )
     exact = activations == "float" or all(w.codec.form is Floats for w in checkpoint.values())
     decoder = build(tensors, architecture, hyper, cache, exact=exact)

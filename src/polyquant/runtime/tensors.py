@@ -6,7 +6,7 @@ Only vectors are read; a matrix stays in its file.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,9 +15,10 @@ from polyquant.architectures.record import Architecture
 from polyquant.capabilities import Opaque, WholeNumbers
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.ops.matmul import Rounding
+from polyquant.runtime.derived import made
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.ternarize import ternarized
-from polyquant.types import F32, Checkpoint, Floats, Shape, Weight
+from polyquant.types import F32, Checkpoint, Floats, Shape, TensorMap, Weight
 
 __all__ = ["Tensors"]
 
@@ -28,7 +29,8 @@ _COMPUTED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """names: decoder's name -> tensor's name in the checkpoint. rounding: of the activations of quantized weights.
+    """names: decoder's name -> tensor's name in the checkpoint. derived: decoder's name -> what makes it of tensors of the checkpoint, where it is no
+    tensor by itself (splits, stacks, changed values). rounding: of the activations of quantized weights.
 
     masters: float matrices of the layers are BitNet master weights, made ternary in memory. used: the names asked for so far; made: the
     matrices that were made ternary.
@@ -39,20 +41,25 @@ class Tensors:
     architecture: Architecture
     rounding: Rounding
     masters: bool = False
+    derived: Mapping[str, TensorMap] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     made: set[str] = field(default_factory=set)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.names
+        return name in self.names or name in self.derived
+
+    def stored(self, name: str) -> str:
+        """The name in the checkpoint, for messages."""
+        return self.derived[name].sources[0] if name in self.derived else self.names[name]
 
     def weight(self, name: str, shape: Shape) -> Weight:
         """The tensor of that name. Raises InputError if it is missing or has another shape, UnsupportedError if it cannot be decoded."""
         file = self.checkpoint.path
-        if name not in self.names:
+        if name not in self:
             shown = name if self.checkpoint.naming == "gguf" else self.architecture.names.to_hf(name) or name
             raise InputError("a tensor that the decoder needs is missing", file=file, tensor=shown)
         self.used.add(name)
-        found = self.checkpoint[self.names[name]]
+        found = made(self.checkpoint, self.derived[name]) if name in self.derived else self.checkpoint[self.names[name]]
         if found.shape != shape:
             raise InputError(
                 "wrong shape for this configuration",
@@ -102,7 +109,8 @@ class Tensors:
         notes = []
         if self.made:
             notes.append(f"{len(self.made)} BitNet master weights were made ternary in memory (absmean)")
-        used = {self.names[name] for name in self.used}
+        used = {self.names[name] for name in self.used if name not in self.derived}
+        used |= {source for name in self.used if name in self.derived for source in self.derived[name].sources}
         left = [n for n in self.checkpoint if n not in used and not _COMPUTED.fullmatch(n)]
         if left:
             notes.append(

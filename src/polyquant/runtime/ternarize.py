@@ -6,41 +6,20 @@ codes = round(w / s) clipped to -1 ... 1 with s = mean|w| (quantizers/absmean.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.codecs.i2_s import I2_S_X4, I2_S_X86
 from polyquant.errors import CodecError, InputError
 from polyquant.quantizers.absmean import absmean_codes
-from polyquant.types import ArraySpec, Ternary, Weight
+from polyquant.runtime.derived import HeldArray
+from polyquant.types import Ternary, Weight
 
-__all__ = ["HeldArray", "ternarized"]
+__all__ = ["ternarized"]
 
 _NARROW: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldArray:
-    """A part that lies in memory: a types.StoredArray."""
-
-    array: NDArray[Any]
-
-    @property
-    def spec(self) -> ArraySpec:
-        """Shape and dtype."""
-        return ArraySpec(self.array.shape, self.array.dtype)
-
-    def view(self) -> NDArray[Any]:
-        """The array itself."""
-        return self.array
-
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """A copy of the entries [start, stop)."""
-        return self.array[start:stop].copy() if self.array.shape else self.array.copy()
 
 
 def ternarized(weight: Weight, *, file: object = None) -> Weight:

@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from polyquant import registry
 from polyquant.analysis.validate import validate
 from polyquant.architectures.find import by_name, of_config
-from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper import Hyper, Value
+from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.record import Architecture
+from polyquant.architectures.tensors import hf_maps
 from polyquant.calibration.stages import calibration_stages
 from polyquant.conversion.convert import convert
 from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
-from polyquant.types import F32, Checkpoint, Severity, Shape
+from polyquant.types import F32, Checkpoint, Severity, Shape, Weight
 
 __all__ = [
     "check_found",
@@ -36,6 +39,9 @@ __all__ = [
 ]
 
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
+_SAMPLES = {"experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32}
+"""Of tiny models, where the default would leave the part out."""
+_FIELDS = frozenset(f.name for f in fields(Hyper))
 _TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -50,8 +56,16 @@ def check_record(record: Architecture) -> None:
 def check_names(record: Architecture) -> None:
     """Every tensor has a name on both sides, and gets from each to the other and back."""
     names, prefix = record.names, record.names.prefix
-    assert set(_shapes(record)) == set(names.layer.values()), "stems without a Hugging Face name, or names of nothing"
-    assert {"token_embd", "output_norm", "output"} == set(names.top.values()), "the three tensors outside the layers"
+    moved = {target for move in record.moves for target in move.targets}
+    if record.runs:
+        told = set(names.layer.values()) | {_stem(name) for name in (*names.exact.values(), *moved)}
+        assert set(_shapes(record)) <= told, "stems without a Hugging Face name"
+    assert {"token_embd"} <= set(names.top.values()), "the embedding"
+    for inside, gguf in names.exact.items():
+        assert (
+            names.to_gguf(f"{prefix}7.{inside}") == f"blk.7.{gguf}"
+            and names.to_hf(f"blk.7.{gguf}") == f"{prefix}7.{inside}"
+        )
     assert set(names.also_read.values()) <= set(names.layer.values()), "another name of nothing"
     for table, theirs, ours in ((names.top, "", ""), (names.layer, f"{prefix}7.", "blk.7.")):
         assert len(set(table.values())) == len(table), "two names for one tensor: the second belongs to also_read"
@@ -66,6 +80,8 @@ def check_names(record: Architecture) -> None:
 
 def check_wiring(record: Architecture) -> None:
     """Feeds, transforms and biases speak of tensors that the layer has; every matrix reads from one place, as wide as it gives."""
+    if not record.runs:
+        return
     shapes = _shapes(record)
     readers = [stem for feed in record.layer.feeds for stem in feed.readers]
     assert sorted(readers) == sorted(stem for stem, shape in shapes.items() if len(shape) == 2), "who reads what"
@@ -79,7 +95,8 @@ def check_wiring(record: Architecture) -> None:
                 widths = {here[r][1] for r in feed.readers if r in here}
                 assert widths <= set(here.get(feed.source, ())), f"widths behind {feed.source}"
     assert record.linears == set(readers)
-    assert set(record.changes) <= set(shapes), "a change of a tensor that is not there"
+    known = set(shapes) | set(record.names.exact.values()) | set(record.names.top.values())
+    assert set(record.changes) <= known, "a change of a tensor that is not there"
     assert {stem for bias in record.biases for stem in bias.stems} <= record.linears, "a bias without a linear layer"
 
 
@@ -123,32 +140,50 @@ def check_model(record: Architecture, folder: Path, *, seed: int = 0) -> None:
 
 
 def tiny_hyper(record: Architecture) -> Hyper:
-    """Two layers of 64, four heads of 32, two of keys and values, 40 tokens."""
-    rows = {key.name: key.default for key in record.hyper.keys}
-    size, share = 32, rows.get("rotated", 1.0)
+    """Two layers of 64, four heads of 32, two of keys and values, 40 tokens; defaults for what its config.json cannot say."""
+    usual: dict[str, Any] = {
+        "layers": 2, "context": 128, "hidden": 64, "feed_forward": 96, "heads": 4, "kv_heads": 2, "head_dim": 32, "norm_eps": 1e-5,
+        "rope_theta": 20000.0, "vocab": 40,
+    }  # fmt: skip
+    rows = {key.name: key for key in record.hyper.keys}
+    for name, key in rows.items():
+        if name in usual and not key.config and key.read is None:
+            usual[name] = usual[key.default] if isinstance(key.default, str) else key.default
+    share, size = rows["rotated"].default if "rotated" in rows else 1.0, usual["head_dim"] or 64 // 4
     rotated = int(size * share) if isinstance(share, float) else 0
-    own = [key for key in record.hyper.keys if key.name not in {f.name for f in fields(Hyper)}]
-    more = {key.name: 0.375 if key.real else max(2, key.low) if key.default is None else key.default for key in own}
+    activation = str(rows["activation"].default if "activation" in rows else "silu")
+    more = {name: _sample(key) for name, key in rows.items() if name not in _FIELDS}
     return Hyper(
-        layers=2, context=128, hidden=64, feed_forward=96, heads=4, kv_heads=2, head_dim=size, norm_eps=1e-5, rope_theta=20000.0, vocab=40,
-        rope={}, activation=str(rows.get("activation", "silu")), tied=False, rotated=rotated if rotated != size else 0,
-        more=more,
-    )  # fmt: skip
+        **usual, rope={}, activation=activation, tied=False, rotated=rotated if rotated != size else 0, more=more
+    )
+
+
+def _sample(key: Key) -> Value:
+    if key.name in _SAMPLES:
+        return _SAMPLES[key.name]
+    if key.kind == "real":
+        return 0.375
+    return max(2, key.low) if key.default is None else key.default
 
 
 def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
     """A Hugging Face folder of the architecture with random float32 weights; linear layers of ternary architectures hold two values."""
     rng, hyper = np.random.default_rng(seed), tiny_hyper(record)
-    tensors: dict[str, F32] = {}
+    arrays: dict[str, F32] = {}
     for stem, shape in _tensors(record, hyper):
+        inside = stem.rpartition(".")[2]
         values = rng.standard_normal(shape, np.float32) * np.float32(0.2)
-        if record.ternary is not None and stem.rpartition(".")[2] in record.linears:
+        if record.ternary is not None and inside in record.linears:
             values = np.where(values < 0, np.float32(-_STEP), np.float32(_STEP))
-        name = record.names.to_hf(f"{stem}.weight")
-        assert name is not None, stem
-        tensors[name] = values + np.float32(1) if len(shape) == 1 else values
-        if any(stem.rpartition(".")[2] in bias.stems for bias in record.biases):
-            tensors[f"{name.removesuffix('.weight')}.bias"] = rng.standard_normal(shape[0], np.float32)
+        arrays[f"{stem}.weight"] = values + np.float32(1) if len(shape) == 1 else values
+        if any(inside in bias.stems for bias in record.biases):
+            arrays[f"{stem}.bias"] = rng.standard_normal(shape[0], np.float32)
+    f32 = registry.codec("f32")
+    held = (Weight(n, a.shape, f32, {}) for n, a in arrays.items())
+    mapped = hf_maps(held, record, hyper, None)
+    assert not mapped.strange, mapped.strange
+    tensors = {m.target: np.asarray(m.op.reference([arrays[n] for n in m.sources]), np.float32) for m in mapped.maps}
+    tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     said = next(iter(_ways_to_say(record)), {"model_type": record.model_type, "architectures": [record.class_name]})
     biased = {bias.key: True for bias in record.biases if bias.key is not None}
     config = {**record.hyper.to_config(hyper), **biased, **said, "torch_dtype": "float32"}
@@ -164,6 +199,10 @@ def _ways_to_say(record: Architecture) -> Iterator[dict[str, Any]]:
         yield {"model_type": record.model_type, "architectures": [name]}
     for kind in record.reads:
         yield {"model_type": kind, "architectures": [record.class_name]}
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0] or name
 
 
 def _shapes(record: Architecture) -> dict[str, Shape]:
@@ -194,9 +233,10 @@ def _calibrates(record: Architecture, source: Path, samples: Path) -> None:
     samples.write_text(json.dumps(rng.integers(0, hyper.vocab, (4, 32)).tolist()), encoding="utf-8")
     stages = calibration_stages(source, samples)
     wanted = {
-        record.names.to_hf(f"blk.{i}.{s}.weight")
+        name
         for i in range(hyper.layers)
         for s in record.linears & record.layer.shapes(hyper, i).keys()
+        if (name := record.names.to_hf(f"blk.{i}.{s}.weight")) is not None
     }
     assert wanted <= {name for names in stages.names for name in names}
     for index, names in enumerate(stages.names):

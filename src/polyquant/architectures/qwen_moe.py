@@ -1,0 +1,50 @@
+"""Qwen's mixtures of experts. GGUF stacks the experts: `ffn_gate_exps` [experts, width, hidden].
+
+qwen2moe    a shared expert beside them, behind a gate of its own (ffn_gate_inp_shexp); biases on q, k, v
+qwen3moe    norms on the heads of q and k; no shared expert
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyquant.architectures.keys import expert_keys, shared_expert_key
+from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.moves import Experts
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.qwen import QWEN2, QWEN3
+
+__all__ = ["EXPERTS", "QWEN2_MOE", "QWEN3_MOE"]
+
+EXPERTS = tuple(
+    Experts(f"mlp.experts.{{e}}.{part}_proj.weight", f"ffn_{part}_exps.weight") for part in ("gate", "up", "down")
+)
+"""One matrix for each expert, as most name them."""
+
+_SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+
+QWEN2_MOE = replace(
+    QWEN2,
+    name="qwen2moe",
+    model_type="qwen2_moe",
+    class_name="Qwen2MoeForCausalLM",
+    reads=("qwen2_moe",),
+    names=NameTable(
+        {**LLAMA_NAMES, **_SHARED, "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
+    ),
+    moves=EXPERTS,
+    hyper=QWEN2.hyper.plus(*expert_keys(), shared_expert_key("shared_expert_intermediate_size")),
+    layer=ConvertedOnly(),
+)
+QWEN3_MOE = replace(
+    QWEN3,
+    name="qwen3moe",
+    model_type="qwen3_moe",
+    class_name="Qwen3MoeForCausalLM",
+    reads=("qwen3_moe",),
+    names=NameTable({**QWEN3.names.layer, "mlp.gate": "ffn_gate_inp"}),
+    moves=EXPERTS,
+    hyper=QWEN3.hyper.plus(*expert_keys()),
+    layer=ConvertedOnly(),
+)

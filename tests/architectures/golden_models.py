@@ -1,0 +1,101 @@
+"""The golden models of tests/vectors/architectures: what the real converter made of each, and what is compared with it.
+
+A folder holds a Hugging Face model with random weights, golden.json (digests of the real GGUF's tensors, its metadata) and logits.npz (of transformers).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+import polyquant
+from golden import VECTORS
+from polyquant.opening import open_checkpoint
+
+ROOT = VECTORS / "architectures"
+NAMES = sorted(p.name for p in ROOT.iterdir() if p.is_dir())
+
+
+@dataclass(frozen=True)
+class Golden:
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / self.name
+
+    @cached_property
+    def said(self) -> dict:
+        return json.loads((self.folder / "golden.json").read_text(encoding="utf-8"))
+
+    @property
+    def config(self) -> dict:
+        return json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+
+    @property
+    def codec(self) -> str:
+        """Of the matrices of the real converter's file; the type of the experts is their own."""
+        kinds = {codec for _, codec, _ in self.said["tensors"].values()} - {"f32", "mxfp4"}
+        assert len(kinds) <= 1
+        return kinds.pop() if kinds else "f32"
+
+    def logits(self) -> dict[str, np.ndarray]:
+        with np.load(self.folder / "logits.npz") as z:
+            return {k: z[k] for k in z.files}
+
+    def to_gguf(self, target: Path) -> Path:
+        polyquant.convert(self.folder, target, to="gguf", codec=self.codec)
+        return target
+
+
+def differences(golden: Golden, path: Path) -> list[str]:
+    """What a GGUF of ours says otherwise than the real converter's: names, shapes, types, bytes, metadata."""
+    ours, wanted = open_checkpoint(path), golden.said
+    out = [f"lacks {n}" for n in wanted["tensors"] if n not in ours] + [
+        f"has {n}" for n in ours if n not in wanted["tensors"]
+    ]
+    for name, (shape, codec, digest) in wanted["tensors"].items():
+        if name not in ours:
+            continue
+        weight = ours[name]
+        data = b"".join(np.ascontiguousarray(part).tobytes() for part in weight.read().values())
+        if list(weight.shape) != shape or weight.codec.name != codec:
+            out.append(f"{name}: {list(weight.shape)} {weight.codec.name}, wanted {shape} {codec}")
+        elif hashlib.sha256(data).hexdigest() != digest:
+            out.append(f"{name}: other values")
+    return out + _metadata_differences(ours.metadata, wanted["metadata"])
+
+
+def _metadata_differences(ours, wanted: dict) -> list[str]:
+    found = {}
+    for key, meta in ours.items_typed():
+        if key == "general.name" or key.startswith("tokenizer."):
+            continue
+        if meta.item is None:
+            found[key] = [meta.kind.name, meta.value]
+        else:
+            found[key] = [f"{meta.item.name}[]", list(meta.value.tolist())]
+    keys = sorted({*found, *wanted})
+    return [f"{k}: {found.get(k)}, wanted {wanted.get(k)}" for k in keys if found.get(k) != wanted.get(k)]
+
+
+def changed_tensors(golden: Golden, back: Path) -> list[str]:
+    """Tensors of a folder that came back from GGUF and do not equal the original's."""
+    ours, wanted = open_checkpoint(back), open_checkpoint(golden.folder)
+    tied = golden.config.get("tie_word_embeddings")
+    out = [f"lacks {n}" for n in wanted if n not in ours and not (tied and n == "lm_head.weight")]
+    out += [f"has {n}" for n in ours if n not in wanted]
+    for name in ours:
+        if name not in wanted:
+            continue
+        a, b = ours[name].dequantize(), wanted[name].dequantize()
+        if a.shape != b.shape:
+            out.append(f"{name}: {a.shape}, wanted {b.shape}")
+        elif not np.allclose(a, b, rtol=2e-6, atol=1e-7):
+            out.append(f"{name}: other values, off by {np.abs(a - b).max():.3g}")
+    return out

@@ -1,0 +1,42 @@
+"""Every architecture against the real programs: our GGUF is the converter's, tensor by tensor and key by key; the way back gives the folder again; the
+decoder computes the logits of transformers from both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import polyquant
+from architectures.golden_models import NAMES, Golden, changed_tensors, differences
+from polyquant.architectures.find import of_config
+from polyquant.errors import PolyquantError
+from polyquant.runtime.load import load
+
+KNOWN = [n for n in NAMES if of_config(Golden(n).config) is not None]
+RUN = [n for n in KNOWN if of_config(Golden(n).config).runs]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_gguf_is_the_real_converters_and_comes_back(name, tmp_path):
+    golden = Golden(name)
+    gguf = golden.to_gguf(tmp_path / "model.gguf")
+    assert differences(golden, gguf) == []
+    polyquant.convert(gguf, tmp_path / "back", to="hf")
+    assert changed_tensors(golden, tmp_path / "back") == []
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_logits_are_those_of_transformers(name, tmp_path):
+    golden = Golden(name)
+    wanted = golden.logits()
+    gguf = golden.to_gguf(tmp_path / "model.gguf")
+    for path in (golden.folder, gguf):
+        found = load(path, activations="float").logits(wanted["tokens"].tolist())
+        error = np.sqrt(np.mean((found - wanted["hf_torch"]) ** 2) / np.mean(wanted["hf_torch"] ** 2))
+        assert error < 1e-4, (path.name, error)
+
+
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - set(RUN)))
+def test_an_architecture_that_is_only_converted_says_so(name):
+    with pytest.raises(PolyquantError, match="converted and not run"):
+        load(Golden(name).folder)

@@ -18,7 +18,7 @@ from polyquant.errors import CodecError, InputError, UnsupportedError
 from polyquant.operations import Index, Operation, Same
 from polyquant.types import F32, ArraySpec, Codec, Parts, StoredArray, Weight, as_matrix
 
-__all__ = ["expert", "experts", "float_rows", "stored_rows", "whole_floats"]
+__all__ = ["expert", "experts", "float_rows", "matrix_name", "stored_rows", "whole_floats"]
 
 _GAP = 1 << 16
 """Bytes between two rows that are read rather than skipped."""
@@ -133,6 +133,11 @@ def _taken(whole: NDArray[Any], cut: Cut) -> NDArray[Any]:
     return found[0] if len(found) == 1 and not cut.axis else np.concatenate(found, axis=cut.axis)
 
 
+def matrix_name(stack: str, index: int) -> str:
+    """What one matrix of a stack is called, wherever it is asked for by itself."""
+    return f"{stack}[{index}]"
+
+
 def expert(weight: Weight, index: int) -> Weight:
     """Matrix `index` of a stack [experts, rows, K] as a weight [rows, K]: its parts are pieces of the stack's, and nothing is read.
 
@@ -152,7 +157,7 @@ def expert(weight: Weight, index: int) -> Weight:
             hint=problem.hint or "convert it to a codec of blocks, e.g. q8_0, or tq2_0 for ternary weights",
         ) from None
     pieces = {part: _Piece(array, cuts[part]) for part, array in weight.arrays.items()}
-    return Weight(f"{weight.name}[{index}]", shape[-2:], codec, pieces)
+    return Weight(matrix_name(weight.name, index), shape[-2:], codec, pieces)
 
 
 def _cuts(weight: Weight, index: int) -> tuple[Codec, Mapping[str, Cut]]:

@@ -17,16 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.types import F32, Codec, Form, Parts, Shape
-
-if TYPE_CHECKING:
-    from polyquant.codecs.trellis import Trellis
-    from polyquant.ops.matmul import Rounding
+from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "Opaque", "Ordered", "OwnProduct", "Packed",
@@ -214,8 +210,8 @@ class WithOffsets(Protocol):
 class TrellisDialect(Protocol):
     """Trellis codes in any container."""
 
-    def trellis(self, shape: Shape) -> Trellis:
-        """The codec of Trellis v3 that holds a weight of this shape with the same codes. Raises CodecError for a shape that the codec does not take."""
+    def trellis(self, shape: Shape) -> Codec:
+        """The codec of Trellis v3 (codecs.trellis.Trellis) that holds a weight of this shape with the same codes. Raises CodecError for a shape that the codec does not take."""
 
 
 # ---------------------------------------------------------------- searches

@@ -20,13 +20,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from polyquant.capabilities import Configurable
 from polyquant.errors import UnknownNameError, UnsupportedError
-from polyquant.types import Codec
 
 if TYPE_CHECKING:
     from polyquant.architectures.record import Architecture
     from polyquant.formats.protocol import Format
+    from polyquant.types import Codec
 
 __all__ = [
     "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures",
@@ -160,6 +159,8 @@ def codec(name: str | Codec, **options: Any) -> Codec:
     found: Codec = _load(name.lower()) if isinstance(name, str) else name
     if not options:
         return found
+    from polyquant.capabilities import Configurable  # numpy, which a list of names and formats does without
+
     if not isinstance(found, Configurable):
         raise TypeError(f"codec '{found}' takes no options, found {', '.join(options)}")
     return found.configure(**options)

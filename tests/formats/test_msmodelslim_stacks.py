@@ -7,11 +7,11 @@ import pytest
 
 import polyquant as pq
 from folders import fill
+from format_modules import gguf
 from polyquant.calibration.hessians import Moments
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.conversion import plan as planning
 from polyquant.errors import PlanError, UnsupportedError
-from polyquant.formats import gguf
 from polyquant.formats.msmodelslim import keep, prepare, smooth
 from polyquant.formats.msmodelslim.sensitivity import Proposal
 from polyquant.operations import SAME, Matrix, Slice, chain

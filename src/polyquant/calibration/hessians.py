@@ -84,7 +84,7 @@ class Hessians:
     """
 
     def __init__(self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None) -> None:
-        self._stages, self._left, self._tick = stages, Counter(wanted), tick
+        self._stages, self._left, self._tick = stages, Counter(iter(wanted)), tick
         self.wanted = frozenset(self._left)
         self._stage_of = {name: i for i, names in enumerate(stages.names) for name in names}
         self._last = max((i for name, i in self._stage_of.items() if name in self.wanted), default=0)

@@ -32,7 +32,7 @@ from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
 from polyquant.registry import Search
-from polyquant.types import F32, ArraySpec, Parts, Shape, TrellisCode, TrellisCodes, as_matrix
+from polyquant.types import F32, ArraySpec, Parts, Rounding, Shape, TrellisCode, TrellisCodes, as_matrix
 
 __all__ = [
     "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "TrellisSearch", "from_tiles", "numbers", "restore", "trellis_named",
@@ -312,7 +312,7 @@ class Trellis:
             **{key: exact_part(parts, key, specs[key]) for key in ("scales", "su", "sv")},
         )
 
-    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: matmul.Rounding) -> F32:
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: Rounding) -> F32:
         """x [T, K] -> x W^T [T, N]: the reference of the packed kernel. The input is rounded after its rotation, 128 numbers with one scale."""
         if rounding == "none":
             return np.asarray(x @ self.dequantize(parts, shape).T, np.float32)

@@ -14,10 +14,9 @@ import numpy as np
 from polyquant.architectures.record import Architecture
 from polyquant.capabilities import Opaque, WholeNumbers
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
-from polyquant.ops.matmul import Rounding
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.ternarize import ternarized
-from polyquant.types import F32, Checkpoint, Floats, Shape, Weight
+from polyquant.types import F32, Checkpoint, Floats, Rounding, Shape, Weight
 
 __all__ = ["Tensors"]
 

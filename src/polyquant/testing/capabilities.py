@@ -29,10 +29,10 @@ from polyquant.capabilities import (
 )
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
-from polyquant.ops.matmul import Group, Rounding, round_activations
+from polyquant.ops.matmul import Group, round_activations
 from polyquant.rows import experts
 from polyquant.testing.refusals import refused
-from polyquant.types import F32, Affine, ArraySpec, Codec, Floats, Parts, Shape, Ternary, Weight, as_matrix
+from polyquant.types import F32, Affine, ArraySpec, Codec, Floats, Parts, Rounding, Shape, Ternary, Weight, as_matrix
 
 __all__ = ["check_capabilities"]
 
@@ -182,7 +182,7 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
             assert bool(codec.offsets(parts, shape).any()) == bool(codes.offset.any())
     if isinstance(codec, TrellisDialect):
         own = codec.trellis(shape)
-        assert own.trellis(shape) is own
+        assert isinstance(own, TrellisDialect) and own.trellis(shape) is own
         same = own.dequantize(own.pack(codes), shape)
         np.testing.assert_array_equal(same, codec.dequantize(parts, shape))
 

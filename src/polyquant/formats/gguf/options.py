@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from polyquant.capabilities import Tile
 from polyquant.errors import PlanError
 from polyquant.formats.sizes import shard_bytes as parse_size
 from polyquant.options import option
+
+if TYPE_CHECKING:
+    from polyquant.capabilities import Tile
 
 __all__ = ["LAYOUTS", "GGUFOpenOptions", "GGUFOptions"]
 

@@ -16,7 +16,8 @@ from polyquant.formats.gguf.options import GGUFOptions
 from polyquant.formats.plain_target import PlainTarget
 from polyquant.formats.protocol import Choice, Planning
 from polyquant.formats.steps import Step
-from polyquant.recipes.recipe import Facts, Recipe, load_recipe
+from polyquant.recipes.reading import load_recipe
+from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
 from polyquant.types import Checkpoint, Codec, Kind, Layout, Meta, TensorMap, Translation, TrellisCodes, Weight
 

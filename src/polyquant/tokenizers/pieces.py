@@ -16,7 +16,7 @@ from polyquant.storage import strict_json
 from polyquant.tokenizers import chatglm as chatglm_tokens
 from polyquant.tokenizers import sentencepiece
 from polyquant.tokenizers.families import Family
-from polyquant.tokenizers.special_tokens import content, nodes
+from polyquant.tokenizers.special_tokens import listed, nodes
 from polyquant.tokenizers.token_table import BYTE_PIECE, Added, Table, lay_out, looks_special
 from polyquant.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Vocabulary
 
@@ -106,19 +106,11 @@ def _score_by_model(made: _Pieces, model: sentencepiece.Model, family: Family) -
 
 def _apply_decoder(made: _Pieces, settings: Mapping[str, Any]) -> None:
     """What `added_tokens_decoder` of tokenizer_config.json says of an id stands above tokenizer.model."""
-    for i, text, special in _decoder(settings):
+    for i, text, special in listed(settings):
         if i < len(made.tokens):
             control = special or looks_special(text)
             made.tokens[i] = text if control else text.replace("▁", " ")
             made.types[i], made.scores[i] = CONTROL if control else USER, _ADDED_SCORE
-
-
-def _decoder(settings: Mapping[str, Any]) -> Iterable[tuple[int, str, bool]]:
-    decoder = settings.get("added_tokens_decoder")
-    for key, entry in decoder.items() if isinstance(decoder, Mapping) else ():
-        text = content(entry)
-        if text is not None and key.isdecimal() and len(key) < 10:
-            yield int(key), text, isinstance(entry, Mapping) and bool(entry.get("special"))
 
 
 def space_prefix(body: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
@@ -166,7 +158,7 @@ def from_model(
 ) -> Vocabulary:
     """tokenizer.model alone, with the added tokens of the JSON files beside it (more: added_tokens.json), or of ChatGLM's code."""
     added = [Added(strict_json.integer(i, "id of an added token", file=file), text, False) for text, i in more.items()]
-    added += [Added(i, text, special) for i, text, special in _decoder(settings) if i >= len(model.pieces)]
+    added += [Added(i, text, special) for i, text, special in listed(settings) if i >= len(model.pieces)]
     items = [(text, i) for i, (text, _, _) in enumerate(model.pieces)]
     chatglm = config.get("model_type") == chatglm_tokens.MODEL_TYPE
     if chatglm:

@@ -2,7 +2,7 @@
 
 | files | kind | becomes model | module |
 |---|---|---|---|
-| tokenizer.json | BPE over bytes (Llama 3, Qwen, GPT-2, ...) | gpt2 | bpe.py |
+| tokenizer.json; tekken.json; vocab.json with merges.txt | BPE over bytes (Llama 3, Qwen, GPT-2, ...) | gpt2 | bpe.py, other_files.py |
 | tokenizer.json, tokenizer.model | BPE with ▁ for spaces and bytes as fallback (Llama 2, Mistral, Gemma) | llama, of Gemma 4 gemma4 | pieces.py, bpe.py |
 | tokenizer.json, vocab.txt | WordPiece (BERT) | bert | wordpiece.py |
 | tokenizer.json, tokenizer.model, spiece.model, sentencepiece.bpe.model | unigram (T5, XLM-RoBERTa) | t5 | unigram.py |
@@ -22,7 +22,7 @@ from polyquant.errors import InputError, printable
 from polyquant.storage import strict_json
 from polyquant.storage.source import Source
 from polyquant.storage.strict_json import typed
-from polyquant.tokenizers import bpe, families, pieces, sentencepiece, special_tokens, unigram, wordpiece
+from polyquant.tokenizers import bpe, families, other_files, pieces, sentencepiece, special_tokens, unigram, wordpiece
 from polyquant.tokenizers.families import Family
 from polyquant.tokenizers.special_tokens import Special
 from polyquant.tokenizers.token_table import Added, lay_out, read_added, read_merges, read_vocab
@@ -42,14 +42,22 @@ def from_files(
     settings = settings_of(files)
     templates = chat_templates(files, settings)
     family = families.of(config)
-    body: Mapping[str, Any] = {}
-    if "tokenizer.json" in files:
-        body = typed(strict_json.read(files["tokenizer.json"], strict_json.TOKENIZER), dict, "tokenizer.json")
-    special = special_tokens.read(body, settings)
     model = next((files[name] for name in _MODELS if name in files), None)
-    texts = special.texts
+    file, body = None, dict[str, Any]()
     if "tokenizer.json" in files:
-        found = _from_json(body, files, settings, config, special, family, rows, pre)
+        file = files["tokenizer.json"]
+        body = typed(strict_json.read(file, strict_json.TOKENIZER), dict, "tokenizer.json", file=file)
+    elif other_files.TEKKEN in files:
+        file = files[other_files.TEKKEN]
+        body, words = other_files.from_tekken(file)
+        settings = words | settings
+    elif model is None and {other_files.VOCAB, other_files.MERGES} <= set(files):
+        file = files[other_files.VOCAB]
+        body = other_files.from_merges(files, settings, _json(files, "added_tokens.json"))
+    special = special_tokens.read(body, settings)
+    texts = special.texts
+    if file is not None:
+        found = _from_json(body, file, files, settings, config, special, family, rows, pre)
     elif model is not None:
         found = _from_model(model, files, settings, config, special, family, rows)
     elif "vocab.txt" in files:
@@ -80,6 +88,7 @@ def _json(files: Mapping[str, Path], name: str) -> dict[str, Any]:
 
 def _from_json(
     body: Mapping[str, Any],
+    file: Path,
     files: Mapping[str, Path],
     settings: Mapping[str, Any],
     config: Mapping[str, Any],
@@ -88,7 +97,6 @@ def _from_json(
     rows: int | None,
     pre: str | None,
 ) -> Vocabulary:
-    file = files["tokenizer.json"]
     model = typed(body.get("model"), dict, "model", file=file)
     # Files older than the `type` field hold BPE if they hold merges.
     kind = model.get("type") or ("BPE" if "merges" in model else None)
@@ -103,11 +111,12 @@ def _from_json(
     if kind == "WordPiece":
         table = lay_out(read_vocab(vocab, file), added, rows, file)
         return wordpiece.from_json(body, table, special.adds, family, config, pre=pre, file=file)
-    return _bpe(body, vocab, added, files, settings, special, family, rows, pre)
+    return _bpe(body, file, vocab, added, files, settings, special, family, rows, pre)
 
 
 def _bpe(
     body: Mapping[str, Any],
+    file: Path,
     vocab: Mapping[str, Any],
     added: list[Added],
     files: Mapping[str, Path],
@@ -117,7 +126,7 @@ def _bpe(
     rows: int | None,
     pre: str | None,
 ) -> Vocabulary:
-    file, model = files["tokenizer.json"], body["model"]
+    model = body["model"]
     merges = read_merges(model.get("merges") or [], file)
     for a, b in merges:
         if a + b not in vocab:

@@ -22,7 +22,7 @@ from typing import Any
 from polyquant.errors import printable
 from polyquant.tokenizers.families import Family
 
-__all__ = ["KINDS", "Special", "content", "ids_of", "nodes", "read"]
+__all__ = ["KINDS", "Special", "content", "ids_of", "listed", "nodes", "read"]
 
 KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot", "eom")
 
@@ -50,6 +50,15 @@ def nodes(node: Any) -> Iterable[Mapping[str, Any]]:
             inner = node.get(key)
             for child in inner if isinstance(inner, list) else ():
                 yield from nodes(child)
+
+
+def listed(settings: Mapping[str, Any]) -> Iterable[tuple[int, str, bool]]:
+    """(id, text, special) of `added_tokens_decoder` in tokenizer_config.json."""
+    decoder = settings.get("added_tokens_decoder")
+    for key, entry in decoder.items() if isinstance(decoder, Mapping) else ():
+        text = content(entry)
+        if text is not None and key.isdecimal() and len(key) < 10:
+            yield int(key), text, isinstance(entry, Mapping) and bool(entry.get("special"))
 
 
 def read(body: Mapping[str, Any], settings: Mapping[str, Any]) -> Special:

@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TextStream", "Tokenizer", "open_tokenizer"]
 
-_ALONE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt")
+_ALONE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tekken.json", "merges.txt")
 _KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _TURN_ENDS = (
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>",
-    "<|end_of_turn|>", "<｜end▁of▁sentence｜>", "<EOT>",
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>", "<turn|>",
+    "<|tool_response>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>",
+    "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[",
 )  # fmt: skip
 """Control tokens that end an answer whatever the file's eos entry says; most of llama.cpp's list."""
+_MESSAGE_END = "<|end|>"
+_HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+"""Where both tokens are there, `<|end|>` ends a message, after which the answer goes on (gpt-oss, Solar Open)."""
 _REPLACEMENT = "\ufffd"
 
 
@@ -62,8 +66,10 @@ class Tokenizer:
         self._skipped = {i for i, token in core.get_added_tokens_decoder().items() if token.special}
         # Ids around a text say nothing either, though the table may not call them special (ChatGLM's `sop`).
         self._hidden = {i for side in around or () for i in side} - self._skipped
-        texts = (core.token_to_id(text) for text in _TURN_ENDS)
-        self.ends = frozenset(ends) | {i for i in texts if i is not None and i in self._skipped}
+        found = {text: i for text in _TURN_ENDS if (i := core.token_to_id(text)) is not None and i in self._skipped}
+        if any(pair <= set(found) for pair in _HARMONY):
+            found.pop(_MESSAGE_END, None)
+        self.ends = frozenset(ends) | set(found.values())
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. add_special: BOS and EOS around it as the file says. parse_special: `<|eot_id|>` in the text is that token,

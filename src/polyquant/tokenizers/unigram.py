@@ -15,7 +15,7 @@ from __future__ import annotations
 import binascii
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from polyquant.tokenizers import sentencepiece
 from polyquant.tokenizers.pieces import space_prefix
 from polyquant.tokenizers.special_tokens import nodes
 from polyquant.tokenizers.token_table import BYTE_PIECE, Added, lay_out
-from polyquant.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary
+from polyquant.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Vocabulary
 
 __all__ = ["from_json", "from_model", "read_pieces", "say"]
 
@@ -165,8 +165,11 @@ def from_model(
 # ---------------------------------------------------------------- back: stages and model of tokenizer.json
 
 
-def say(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(stages, model) of tokenizer.json; the pieces are the model's `vocab`, a list by id."""
+def say(vocabulary: Vocabulary, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(stages, model) of tokenizer.json; the pieces are the model's `vocab`, a list by id.
+
+    A character that no piece has costs 10 more than the worst piece: unused ones, which would lower that, are put at the worst normal score.
+    """
     steps: list[dict[str, Any]] = []
     if vocabulary.charsmap:
         steps.append({"type": "Precompiled", "precompiled_charsmap": b64encode(vocabulary.charsmap).decode()})
@@ -175,8 +178,10 @@ def say(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
             {"type": "Strip", "strip_left": True, "strip_right": True},
             {"type": "Replace", "pattern": {"Regex": _SPACES}, "content": " "},
         ]
+    # llama.cpp puts a space in front of every word where it collapses them, whatever add_space_prefix says.
+    before = vocabulary.space_prefix or vocabulary.collapse_spaces
     spaces = {
-        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" if vocabulary.space_prefix else "never", "split": False,
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" if before else "never", "split": False,
     }  # fmt: skip
     stages = {
         "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
@@ -184,4 +189,8 @@ def say(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
         "post_processor": None,
         "decoder": spaces,
     }
-    return stages, {"unk_id": vocabulary.special.get("unk"), "byte_fallback": False}
+    both = list(zip(vocabulary.scores, vocabulary.types, strict=True))
+    worst = min((score for score, kind in both if kind == NORMAL), default=0.0)
+    scores = [max(score, worst) if kind in (UNUSED, CONTROL, UNKNOWN) else score for score, kind in both]
+    vocab = [[name, score] for name, score in zip(names, scores, strict=False)]
+    return stages, {"unk_id": vocabulary.special.get("unk"), "byte_fallback": False, "vocab": vocab}

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyquant.errors import InputError, UnsupportedError
-from polyquant.storage import strict_json
-from polyquant.storage.source import Source
+from polyquant.errors import UnsupportedError
 from polyquant.tokenizers import recognition
 from polyquant.tokenizers.families import Family
+from polyquant.tokenizers.other_files import text
 from polyquant.tokenizers.special_tokens import nodes
 from polyquant.tokenizers.token_table import Added, Table, lay_out
 from polyquant.tokenizers.vocabulary import CONTROL, Vocabulary
@@ -67,20 +66,11 @@ def from_text(
     rows: int | None,
 ) -> tuple[Vocabulary, dict[str, str]]:
     """(vocabulary, special tokens by kind) of a vocab.txt: a piece on each line. texts: the special tokens that are known. Raises InputError."""
-    source = Source(file)
-    try:
-        limit = strict_json.TOKENIZER.nbytes
-        if source.size > limit:
-            raise InputError("vocab.txt is too large", file=file, expected=f"at most {limit}", found=source.size)
-        lines = bytes(source.pread(0, source.size)).decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError as e:
-        raise InputError(f"vocab.txt is not UTF-8 (byte {e.start})", file=file) from None
-    finally:
-        source.close()
-    ids = {line.rstrip("\r"): i for i, line in enumerate(lines)}
-    texts = {k: text for k, text in (_NAMES | dict(texts)).items() if text in ids}
+    lines = text(file).removesuffix("\n").split("\n")
+    ids = {line: i for i, line in enumerate(lines)}
+    texts = {k: t for k, t in (_NAMES | dict(texts)).items() if t in ids}
     texts |= {k: texts[other] for k, other in (("bos", "cls"), ("eos", "sep")) if other in texts and k not in texts}
-    added = [Added(ids[text], text, True) for text in sorted(set(texts.values()), key=lambda t: ids[t])]
+    added = [Added(ids[name], name, True) for name in sorted(set(texts.values()), key=lambda t: ids[t])]
     table = lay_out(ids.items(), added, rows, file)
     lowercase = bool(settings.get("do_lower_case", True))
     accents = settings.get("strip_accents")

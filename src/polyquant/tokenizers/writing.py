@@ -101,9 +101,8 @@ def _stages(
         stages, model = wordpiece.say(vocabulary)
         return stages, {"type": "WordPiece", **model, "vocab": ids}
     if vocabulary.model == "t5":
-        stages, model = unigram.say(vocabulary)
-        pairs = [[name, score] for name, score in zip(names, vocabulary.scores, strict=False)]
-        return stages, {"type": "Unigram", **model, "vocab": pairs}
+        stages, model = unigram.say(vocabulary, names)
+        return stages, {"type": "Unigram", **model}
     if vocabulary.raw:
         stages, model = bpe.say_over_text(vocabulary, ids, warnings)
     elif vocabulary.model == "gpt2":

@@ -6,11 +6,14 @@
 | pre | names of pre-tokenizers: the first that cuts as the family's tokenizer does is written (others mean the same) |
 | tokens | special tokens by their text, where the files name none |
 | ids | special tokens by their id, whatever the files say |
+| ids_in_config | special tokens by the key of config.json that has their id, whatever else the files say |
+| turn_end | the first of several `eos_token_id` in generation_config.json is eot |
 | adds, default_adds | `add_bos_token`, ...: whatever the files say; where they say nothing |
 | space_prefix | `add_space_prefix`: False is written, None is left out (llama.cpp then puts a space in front), "said": as the files say |
 | added_first | an added token of tokenizer.json takes type and score from there, not from tokenizer.model |
 | raw | merges over the text itself and not over bytes: tokenizer model `gemma4` |
 | visible | control tokens that are shown in an answer |
+| vocab, lacks | the row is only of models with this many rows in the embedding; without this key in config.json |
 
 Source: the `set_vocab` methods of llama.cpp's converter, and for `pre` its table of vocabularies.
 """
@@ -26,12 +29,14 @@ __all__ = ["Family", "of"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A row: see the module's table. vocab: only models with this many rows in the embedding."""
+    """A row: see the module's table."""
 
     model_types: tuple[str, ...]
     pre: tuple[str, ...] = ()
     tokens: Mapping[str, str] = field(default_factory=dict)
     ids: Mapping[str, int] = field(default_factory=dict)
+    ids_in_config: Mapping[str, str] = field(default_factory=dict)
+    turn_end: bool = False
     adds: Mapping[str, bool] = field(default_factory=dict)
     default_adds: Mapping[str, bool] = field(default_factory=dict)
     space_prefix: bool | Literal["said"] | None = "said"
@@ -39,6 +44,7 @@ class Family:
     raw: bool = False
     visible: tuple[str, ...] = ()
     vocab: int | None = None
+    lacks: str = ""
 
 
 _GLM = {"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>", "bos": "<|endoftext|>"}
@@ -78,7 +84,8 @@ FAMILIES = (
     Family(("exaone",), pre=("exaone",)),
     Family(("exaone4",), pre=("exaone4",)),
     Family(("hunyuan_v1_moe",), pre=("hunyuan",)),
-    Family(("hunyuan_v1_dense",), pre=("hunyuan-dense",)),
+    Family(("hunyuan_v1_dense",), pre=("hunyuan-dense",), ids_in_config={"eos": "eod_token_id"}, turn_end=True),
+    Family(("nemotron_h",), adds={"bos": True}, lacks="num_experts_per_tok"),
 )  # fmt: skip
 _OTHER = Family(())
 
@@ -89,6 +96,6 @@ def of(config: Mapping[str, Any]) -> Family:
     for body in (config, inner if isinstance(inner, Mapping) else {}):
         kind, rows = body.get("model_type"), body.get("vocab_size")
         for family in FAMILIES:
-            if kind in family.model_types and family.vocab in (None, rows):
+            if kind in family.model_types and family.vocab in (None, rows) and family.lacks not in body:
                 return family
     return _OTHER

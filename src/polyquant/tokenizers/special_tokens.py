@@ -132,17 +132,30 @@ def _token(item: Any) -> str | None:
 
 
 def ids_of(
-    texts: Mapping[str, str], config: Mapping[str, Any], family: Family, ids: Mapping[str, int], size: int
+    texts: Mapping[str, str],
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    family: Family,
+    ids: Mapping[str, int],
+    size: int,
 ) -> dict[str, int]:
     """Ids by kind: the tokenizer's word first, then config.json's, then the family's. size: of the vocabulary."""
     out = {kind: ids[texts[kind]] for kind in KINDS if texts.get(kind) in ids}
     inner = config.get("text_config")
     for body in (config, inner if isinstance(inner, Mapping) else {}):
         for kind in KINDS:
-            said = body.get(f"{kind}_token_id")
-            if kind not in out and isinstance(said, int) and not isinstance(said, bool) and 0 <= said < size:
+            said: Any = body.get(f"{kind}_token_id")
+            if kind not in out and _is_id(said, size):
                 out[kind] = said
     for kind, text in family.tokens.items():
         if kind not in out and text in ids:
             out[kind] = ids[text]
+    ends = generation.get("eos_token_id")
+    if family.turn_end and isinstance(ends, list) and len(ends) > 1 and _is_id(ends[0], size):
+        out["eot"] = ends[0]
+    out |= {kind: config[key] for kind, key in family.ids_in_config.items() if _is_id(config.get(key), size)}
     return out | {kind: i for kind, i in family.ids.items() if i < size}
+
+
+def _is_id(value: Any, size: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size

@@ -70,9 +70,8 @@ def from_files(
         )
     if found.tokens:
         ids = {text: i for i, text in reversed(list(enumerate(found.tokens)))}
-        named = special_tokens.ids_of(
-            texts, config, _json(files, "generation_config.json"), family, ids, len(found.tokens)
-        )
+        generation = _json(files, "generation_config.json") if family.turn_end else {}
+        named = special_tokens.ids_of(texts, config, generation, family, ids, len(found.tokens))
         adds = dict(family.default_adds) | dict(found.adds) | dict(family.adds)
         warnings = (*special.warnings, *found.warnings)
         found = replace(found, special=named, adds=adds, warnings=warnings)

@@ -47,6 +47,11 @@ class GGUFOptions:
     architecture: str | None = option(
         help="GGUF architecture to write where a model has two names (bitnet).", metavar="NAME"
     )
+    pre_tokenizer: str | None = option(
+        help="llama.cpp's name for how text is cut into words, instead of the one that cuts as tokenizer.json does.",
+        metavar="NAME",
+        shown="found by what it does",
+    )
     tile: Tile | None = option(help=_TILE, metavar="BM,BK,bm", parse=parse_tile)
     shard_bytes: int | None = option(
         help="Split the model into files of at most this size.", flag="--shard-size", metavar="SIZE", parse=parse_size,

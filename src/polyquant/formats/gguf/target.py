@@ -42,7 +42,7 @@ class GGUFTarget(PlainTarget):
 
     def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
         """From Hugging Face's names."""
-        return translate.to_gguf(source, architecture=options.architecture)
+        return translate.to_gguf(source, architecture=options.architecture, pre=options.pre_tokenizer)
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """As any target, with the tile of TL1 and TL2. Raises CodecError."""

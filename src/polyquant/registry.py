@@ -76,6 +76,7 @@ ARCHITECTURES: dict[str, str] = {
     "gemma": "polyquant.architectures.gemma:GEMMA",
     "gemma2": "polyquant.architectures.gemma:GEMMA2",
     "gemma3": "polyquant.architectures.gemma3:GEMMA3",
+    "gemma4": "polyquant.architectures.gemma4:GEMMA4",
     "phi2": "polyquant.architectures.phi:PHI2",
     "phi3": "polyquant.architectures.phi:PHI3",
     "stablelm": "polyquant.architectures.stablelm:STABLELM",

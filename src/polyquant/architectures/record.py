@@ -19,7 +19,7 @@ from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Feed, Layer
 from polyquant.types import F32, Shape
 
-__all__ = ["Architecture", "Bias", "LayerNumber", "Ternary"]
+__all__ = ["Architecture", "Bias", "LayerNumber", "Ternary", "has"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Ternary:
     scale a token, as it was trained; else with one a block."""
 
     tokens_in_gguf: bool = True
+
+
+def has(inside: str) -> Callable[[frozenset[str]], bool]:
+    """True where the first layer has a GGUF tensor of this name: an entry of `switches`."""
+    return lambda tensors: f"blk.0.{inside}" in tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class Architecture:
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. layer_numbers: Hugging Face
-    name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> GGUF name inside a layer; it is true where the first layer has that tensor. ternary: None for an
+    name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of
+    all GGUF tensors say that it is true. ternary: None for an
     ordinary model.
     """
 
@@ -79,7 +85,7 @@ class Architecture:
     constant_names: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     unused: Mapping[str, str] = field(default_factory=dict)
     layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)
-    switches: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, Callable[[frozenset[str]], bool]] = field(default_factory=dict)
     ternary: Ternary | None = None
 
     @property
@@ -129,4 +135,4 @@ class Architecture:
     def bias_entries(self, tensors: frozenset[str]) -> dict[str, bool]:
         """Entries of config.json about biases and other tensors that a model may lack, from the names of all GGUF tensors."""
         biased = {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
-        return biased | {key: f"blk.0.{name}" in tensors for key, name in self.switches.items()}
+        return biased | {key: said(tensors) for key, said in self.switches.items()}

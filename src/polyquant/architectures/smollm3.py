@@ -49,7 +49,7 @@ SMOLLM3 = replace(
         ),
         tied=True,
         written={"no_rope_layer_interval": _PERIOD, "use_sliding_window": False},
-        more_config=lambda hyper: {"no_rope_layers": list(hyper.more["rotating"] or _usual(hyper.layers))},
+        more_config=lambda hyper: {"no_rope_layers": hyper.more["rotating"] or _usual(hyper.layers)},
         unsaid=_unsaid,
     ),
     layer=ConvertedOnly(),

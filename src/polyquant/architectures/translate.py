@@ -182,10 +182,10 @@ def _size_label(shapes: Mapping[str, Shape]) -> str:
     total, stacks, one = 0, [], 0
     for name, shape in shapes.items():
         size = math.prod(shape)
-        if "_exps." not in name:
+        if "_exps." not in name or len(shape) < 3:  # biases and factors of experts count as shared
             total += size
             continue
-        stacks.append(shape[-2 if ".bias" in name else -3] if len(shape) > 1 else 1)
+        stacks.append(shape[-3])
         one += size // stacks[-1]
     count = sum(stacks) // len(stacks) if stacks else 0
     return f"{count}x{_rounded(total + one)}" if count else _rounded(total)

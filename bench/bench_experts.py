@@ -2,7 +2,7 @@
 
 The model is made on first use in build/bench: three layers whose attention is small enough not to count, a vocabulary of 512. llama.cpp runs the whole of
 it, attention included; ours is norms, experts and head, token by token on a tape as runtime/step.py has it. Active bytes are those of the chosen experts,
-the routers and the head.
+the routers and the head. Times of one thread are its processor time.
 
     python bench/bench_experts.py ours|llama.cpp FILE THREADS      one engine in a process of its own, figures as JSON
 """
@@ -163,7 +163,7 @@ def rows() -> Iterator[Row]:
         for threads in (1, 2):
             a, b, speed = [], [], []
             for _ in range(ROUNDS):
-                speed.append(bandwidth(threads))
+                speed.append(bandwidth(threads, time.process_time if threads == 1 else time.perf_counter))
                 a.append(child("ours", file, threads))
                 if there:
                     b.append(child("llama.cpp", file, threads))
@@ -179,6 +179,8 @@ SECTION = Section("run a stack of experts, against llama.cpp", rows, peers=("ggu
 if __name__ == "__main__":
     run_child.TOKENS %= VOCAB
     engine, path, threads = sys.argv[1:]
+    if threads == "1":
+        run_child.CLOCK = time.thread_time
     began = time.perf_counter()
     found = ours(path, int(threads)) if engine == "ours" else run_child.llama_cpp(path, int(threads), PREFILL, DECODE)
     print(json.dumps(found | {"seconds": time.perf_counter() - began}))

@@ -113,16 +113,16 @@ void multiply_py(nb::pointer_and_handle<Stacks> self, Matrix x, Ids ids, int how
 }
 
 void route_py(Matrix logits, std::optional<Vector> bias, IdsOut ids, MatrixOut weights, int scores, bool norm, double eps, double least, double scale,
-              size_t groups, size_t groups_used, bool pairs, float left_out) {
+              size_t groups, size_t groups_used, bool pairs) {
   const size_t tokens = logits.shape(0), experts = logits.shape(1), used = ids.shape(1);
   require(ids.shape(0) == tokens && weights.shape(0) == tokens && weights.shape(1) == used && (!bias || bias->shape(0) == experts),
           "shapes of logits, bias, ids and weights do not fit");
   require(experts > 0 && experts <= kMostExperts && used > 0 && used <= experts && scores >= 0 && scores <= 2, "no such choice of experts");
   require(groups > 0 && groups <= experts && experts % groups == 0 && groups_used > 0 && groups_used <= groups && groups_used * (experts / groups) >= used &&
-              left_out == left_out && !(bias && scores == 2),
+              !(bias && scores == 2),
           "no such choice of groups");
   if (tokens == 0) return;
-  const Routing how{Scores(scores), used, norm, eps, least, scale, groups, groups_used, pairs, left_out};
+  const Routing how{Scores(scores), used, norm, eps, least, scale, groups, groups_used, pairs};
   const float* in = logits.data();
   int32_t* chosen = ids.data();
   float* out = weights.data();
@@ -202,7 +202,7 @@ void bind_experts(nb::module_& m) {
       .def(nb::init<nb::sequence, size_t>(), "stacks"_a, "experts"_a)
       .def("multiply", &multiply_py, "x"_a.noconvert(), "ids"_a.noconvert(), "rounding"_a, "y"_a.noconvert());
   m.def("route", &route_py, "logits"_a.noconvert(), "bias"_a.noconvert().none(), "ids"_a.noconvert(), "weights"_a.noconvert(), "scores"_a, "norm"_a,
-        "eps"_a, "least"_a, "scale"_a, "groups"_a, "groups_used"_a, "pairs"_a, "left_out"_a);
+        "eps"_a, "least"_a, "scale"_a, "groups"_a, "groups_used"_a, "pairs"_a);
   m.def("add_expert_bias", &add_expert_bias_py, "y"_a.noconvert(), "bias"_a.noconvert(), "ids"_a.noconvert());
   m.def("combine", &combine_py, "y"_a.noconvert(), "weights"_a.noconvert().none(), "out"_a.noconvert());
   m.def("spread", &spread_py, "x"_a.noconvert(), "weights"_a.noconvert(), "out"_a.noconvert());

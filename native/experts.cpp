@@ -70,7 +70,7 @@ void route_token(const float* logits, size_t n, const float* bias, const Routing
     best(groups.data(), how.groups, how.groups_used, used.data());
     for (size_t g = 0; g < how.groups; ++g)
       if (std::find(used.begin(), used.end(), int32_t(g)) == used.end())
-        std::fill_n(choice.data() + g * size, size, plain ? kNone : how.left_out);
+        std::fill_n(choice.data() + g * size, size, kNone);
   }
   best(choice.data(), n, how.used, ids);
   if (how.scores == Scores::softmax_of_chosen)

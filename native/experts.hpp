@@ -15,7 +15,6 @@ struct Routing {
   double eps, least, scale;
   size_t groups, groups_used;
   bool pairs;            // a group's score is the sum of its two best, else its best
-  float left_out;        // score of an expert whose group is not used
 };
 
 // logits [tokens, experts], bias [experts] or null -> ids, weights [tokens, used]: the best first, of equals the one with the lower index.

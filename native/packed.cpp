@@ -89,6 +89,14 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
 
 void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride) {
   const PackedMatrix& w = *job.matrix;
+  // Floats are multiplied where they lie, unless a file has them at odd places.
+  const bool floats = job.dequantizer && job.dequantizer->weights == 1 && job.dequantizer->bytes == sizeof(float) && w.lanes == 1 && w.scale == 1.0f;
+  if (floats && reinterpret_cast<uintptr_t>(w.data) % alignof(float) == 0) {
+    const auto* all = reinterpret_cast<const float*>(w.data);
+    for (size_t v = first; v < last; v += 8)
+      packed_set().multiply_floats(all + v * w.cols, std::min<size_t>(8, last - v), w.cols, x, tokens, job.y + v, stride);
+    return;
+  }
   auto* rows = reinterpret_cast<float*>(row_room.at_least((8 * w.cols + 8) * sizeof(float)));
   // Rows of several lanes lie apart: one at a time.
   const size_t together = w.lanes == 1 ? 8 : 1;

@@ -11,6 +11,8 @@
 namespace polyquant {
 namespace {
 
+constexpr size_t kMostOutputs = size_t(1) << 15;  // of a piece: they stay in the second cache until they are put where they belong
+
 // Assignments of one expert: order[first ... first + count).
 struct Chosen {
   size_t expert, first, count;
@@ -135,7 +137,7 @@ void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, con
   for (const Chosen& c : plan.chosen) {
     size_t at = 0;
     for (const PackedJob& job : w.jobs.subspan(c.expert * w.matrices, w.matrices)) {
-      const size_t step = rows_of_a_chunk(*job.matrix, c.count, share / c.count);
+      const size_t step = std::min(rows_of_a_chunk(*job.matrix, c.count, share / c.count), kMostOutputs / c.count / 8 * 8 + 8);
       for (size_t first = 0; first < job.matrix->rows; first += step)
         plan.pieces.push_back({&job, plan.order.data() + c.first, c.first, c.count, first, std::min(job.matrix->rows, first + step), at});
       at += job.matrix->rows;

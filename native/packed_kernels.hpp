@@ -233,22 +233,54 @@ struct Panel {
   float* m;    // [padded / sub][8]
 };
 
+// Eight registers of eight 32-bit numbers, transposed.
+PQ_INLINE void transpose8(__m256i v[8]) {
+  __m256i a[8], b[8];
+  PQ_UNROLL
+  for (int i = 0; i < 8; i += 2) a[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]), a[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+  PQ_UNROLL
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      b[i + 2 * j] = _mm256_unpacklo_epi64(a[i + j], a[i + j + 2]);
+      b[i + 2 * j + 1] = _mm256_unpackhi_epi64(a[i + j], a[i + j + 2]);
+    }
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
+    v[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
+  }
+}
+
+PQ_INLINE __m256i halves16(const int8_t* low, const int8_t* high) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(low))),
+                                 _mm_loadu_si128(reinterpret_cast<const __m128i*>(high)), 1);
+}
+
+// take(r): eight numbers of row r. They go to out[8 numbers][8 rows].
+template <class F>
+PQ_INLINE void put_eight(void* out, const F& take) {
+  __m256i v[8];
+  PQ_UNROLL
+  for (int r = 0; r < 8; ++r) v[r] = take(r);
+  transpose8(v);
+  PQ_UNROLL
+  for (int i = 0; i < 8; ++i) _mm256_storeu_si256(static_cast<__m256i*>(out) + i, v[i]);
+}
+
 template <class T>
 void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p) {
-  constexpr int subs = 256 / T::sub;
-  for (size_t u = 0; u * kUnit < w.cols; ++u)
-    for (size_t r = 0; r < 8; ++r) {
-      Codes c;
-      if (first + r < last)
-        take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % kLanes<T>), c);
-      else
-        std::memset(&c, 0, sizeof c);
-      int8_t* out = p.q + 32 * 64 * u + 4 * r;
-      for (int k = 0; k < 64; ++k) std::memcpy(out + 32 * k, c.q + place<T>(4 * k), 4);
-      for (int s = 0; s < subs; ++s) p.d[(u * subs + size_t(s)) * 8 + r] = c.d[s];
-      if (T::offset)
-        for (int s = 0; s < subs; ++s) p.m[(u * subs + size_t(s)) * 8 + r] = c.m[s];
+  constexpr size_t subs = 256 / T::sub;
+  Codes c[8];
+  for (size_t r = last - first; r < 8; ++r) std::memset(&c[r], 0, sizeof c[r]);
+  for (size_t u = 0; u * kUnit < w.cols; ++u) {
+    for (size_t r = 0; r < last - first; ++r) take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % kLanes<T>), c[r]);
+    for (int k = 0; k < 256; k += 32)
+      put_eight(p.q + 8 * (256 * u + size_t(k)), [&](int r) { return halves16(c[r].q + place<T>(k), c[r].q + place<T>(k + 16)); });
+    for (size_t s = 0; s < subs; s += 8) {
+      put_eight(p.d + 8 * (u * subs + s), [&](int r) { return bytes32(c[r].d + s); });
+      if (T::offset) put_eight(p.m + 8 * (u * subs + s), [&](int r) { return bytes32(c[r].m + s); });
     }
+  }
 }
 
 PQ_INLINE __m256i four(const int8_t* a) {
@@ -336,7 +368,11 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     const size_t end = v + 8 < last ? v + 8 : last;
     fill_panel<T>(w, v, end, p);
     size_t t = 0;
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)  // with as many registers
+    for (; t + 8 <= a.tokens; t += 8) panel_times<T, 8, wide>(w, v, end, p, a, t, y, stride);
+#endif
     for (; t + 4 <= a.tokens; t += 4) panel_times<T, 4, wide>(w, v, end, p, a, t, y, stride);
+    for (; t + 2 <= a.tokens; t += 2) panel_times<T, 2, wide>(w, v, end, p, a, t, y, stride);
     for (; t < a.tokens; ++t) panel_times<T, 1, wide>(w, v, end, p, a, t, y, stride);
   }
 }

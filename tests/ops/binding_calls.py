@@ -207,8 +207,8 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "rms_norm": [lambda: (f32(3, 2, 5), f32(5), f32(3, 2, 5), 1e-5)],
     "rotate": [lambda: (f32(3, 2, 8), f32(3, 4), f32(3, 4), f32(3, 2, 8), False)],
     "route": [
-        lambda: (f32(3, 12), Maybe(f32(12)), ids2(3, 4), f32(3, 4), 1, True, 1e-20, 0.0, 2.5, 4, 2, True, 0.0),
-        lambda: (f32(20, 12), Maybe(None), ids2(20, 12), f32(20, 12), 2, False, 0.0, 0.0, 1.0, 1, 1, False, 0.0),
+        lambda: (f32(3, 12), Maybe(f32(12)), ids2(3, 4), f32(3, 4), 1, True, 1e-20, 0.0, 2.5, 4, 2, True),
+        lambda: (f32(20, 12), Maybe(None), ids2(20, 12), f32(20, 12), 2, False, 0.0, 0.0, 1.0, 1, 1, False),
     ],
     "set_threads": [lambda: (2,)],
     "spread": [lambda: (f32(2, 5), f32(2, 3), f32(6, 5))],

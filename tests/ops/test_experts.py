@@ -68,7 +68,7 @@ def deepseek_v3(z, bias):
     size = len(p) // 8
     choice = [v + b for v, b in zip(p, bias, strict=True)]
     groups = best([sum(sorted(choice[g * size : (g + 1) * size])[-2:]) for g in range(8)], 4)
-    ids = best([v if i // size in groups else 0.0 for i, v in enumerate(choice)], 8)
+    ids = best([v if i // size in groups else -math.inf for i, v in enumerate(choice)], 8)
     return ids, [2.5 * p[i] / (sum(p[j] for j in ids) + 1e-20) for i in ids]
 
 
@@ -128,14 +128,13 @@ def test_rule_of_an_architecture(name, tokens, engine):
         np.testing.assert_allclose(weights[t], want, rtol=3e-7)
 
 
-@pytest.mark.parametrize("left_out", [0.0, -math.inf])
-def test_groups_that_are_left_out(left_out, engine):
-    """Scores below 0 lose to the 0 of other groups; to -infinity they never do."""
+def test_experts_of_other_groups_are_never_taken(engine):
+    """Not even where the experts of the best groups have scores below 0."""
     logits = np.zeros((1, 8), np.float32)
     bias = np.array([1, -1, 0.9, -1, 0, 0, 0, 0], np.float32)
-    how = Routing(8, 3, "sigmoid", groups=4, groups_used=2, left_out=left_out)
+    how = Routing(8, 3, "sigmoid", groups=4, groups_used=2)
     ids, _ = route(logits, how, bias)
-    assert ids.tolist() == [[0, 2, 4 if left_out == 0 else 1]]
+    assert ids.tolist() == [[0, 2, 1]]
 
 
 ODD = [
@@ -185,7 +184,7 @@ def test_of_equal_experts_the_first_is_taken(engine):
     [
         {"used": 0}, {"used": 9}, {"gating": "tanh"}, {"groups": 3}, {"groups": 0}, {"groups": 4, "groups_used": 0}, {"groups": 4, "groups_used": 5},
         {"used": 3, "groups": 4, "groups_used": 1}, {"group_score": "mean"}, {"groups": 8, "groups_used": 8, "group_score": "top2"},
-        {"scale": math.nan}, {"eps": math.inf}, {"left_out": math.nan},
+        {"scale": math.nan}, {"eps": math.inf},
     ],
 )  # fmt: skip
 def test_numbers_that_fit_no_router(wrong):

@@ -20,7 +20,7 @@ from polyquant.runtime.ternarize import HeldArray
 from polyquant.types import F32, Floats, Ternary, Weight
 
 CODECS = ("q4_k", "q8_0", "mxfp4", "f32", "bf16", "iq4_xs", "q6_k", "tq2_0")
-APART = ("f8_e4m3", "f64")
+APART = ("f8_e4m3", "f64", "w8a16", "w8a8.dynamic")
 TOKENS = (1, 2, 7, 64)
 E, N, K = 12, 40, 512
 ROUTING = Routing(E, 4, norm=True)

@@ -48,8 +48,7 @@ class Routing:
 
     experts, used: how many there are, and how many compute a token. norm: weights are divided by max(their sum, least) + eps. scale: of all
     weights, last. groups: of neighbouring experts, of which only the best groups_used take part; a group's score is the largest of its experts
-    ("max", DeepSeek V2) or the sum of its two largest ("top2", V3). left_out: the score of experts in other groups where scores or a bias choose:
-    0 in transformers, -inf in DeepSeek's own code. Softmax scores without a bias choose as -inf does: no expert of another group is taken.
+    ("max", DeepSeek V2) or the sum of its two largest ("top2", V3).
 
         Mixtral, Qwen3-MoE        Routing(E, used, norm=True)                 OLMoE, Qwen2-MoE      norm as norm_topk_prob says
         GPT-OSS, Granite-MoE      Routing(E, used, "softmax_after_topk")      Llama 4               Routing(E, 1, "sigmoid")
@@ -70,7 +69,6 @@ class Routing:
     group_score: Literal["max", "top2"] = "max"
     eps: float = 0.0
     least: float = 0.0
-    left_out: float = 0.0
 
     def __post_init__(self) -> None:
         if self.gating not in _SCORES:
@@ -91,8 +89,8 @@ class Routing:
             )
         if self.group_score == "top2" and size < 2:
             raise InputError("groups of one expert have no two best", expected="at least 2 experts", found=size)
-        if not all(math.isfinite(x) for x in (self.scale, self.eps, self.least)) or math.isnan(self.left_out):
-            raise InputError("scale, eps and least of a router must be finite, left_out a number")
+        if not all(math.isfinite(x) for x in (self.scale, self.eps, self.least)):
+            raise InputError("scale, eps and least of a router must be finite")
 
 
 def route(logits: F32, how: Routing, bias: F32 | None = None) -> tuple[Ids, F32]:
@@ -112,7 +110,7 @@ def route(logits: F32, how: Routing, bias: F32 | None = None) -> tuple[Ids, F32]
         weights = native.empty(len(logits), how.used)
         lib.route(
             logits, bias, ids, weights, _SCORES[how.gating], how.norm, how.eps, how.least, how.scale,
-            how.groups, how.groups_used, how.group_score == "top2", how.left_out,
+            how.groups, how.groups_used, how.group_score == "top2",
         )  # fmt: skip
         return ids, weights
     with np.errstate(all="ignore"):
@@ -120,7 +118,7 @@ def route(logits: F32, how: Routing, bias: F32 | None = None) -> tuple[Ids, F32]
         plain = bias is None and how.group_score == "max"
         choice = _ordered(logits if plain else scores if bias is None else scores + bias)
         if how.groups > 1:
-            choice = _in_groups(choice, how, np.float32(-np.inf) if plain else np.float32(how.left_out))
+            choice = _in_groups(choice, how)
         ids = _best(choice, how.used)
         picked = np.take_along_axis(scores, ids, 1)
         wide = (_softmax(picked) if how.gating == "softmax_after_topk" else picked).astype(np.float64)
@@ -151,14 +149,14 @@ def _best(values: F32, count: int) -> Ids:
     return np.argsort(-values, axis=1, kind="stable")[:, :count].astype(np.int32)
 
 
-def _in_groups(choice: F32, how: Routing, left_out: np.float32) -> F32:
+def _in_groups(choice: F32, how: Routing) -> F32:
     tokens = len(choice)
     apart = choice.reshape(tokens, how.groups, -1)
     top = -np.sort(-apart, axis=2)
     score = top[:, :, 0] + top[:, :, 1] if how.group_score == "top2" else top[:, :, 0]
     kept = np.zeros((tokens, how.groups, 1), bool)
     np.put_along_axis(kept[:, :, 0], _best(_ordered(score), how.groups_used), True, 1)
-    return np.where(kept, apart, left_out).reshape(choice.shape)
+    return np.where(kept, apart, np.float32(-np.inf)).reshape(choice.shape)
 
 
 class ExpertGroup:

@@ -104,10 +104,10 @@ def _of(stack: Stack, e: int) -> Weight:
 
 def _handles(stack: Stack) -> Any | None:
     """One handle on all rows, or one for each expert; None where some expert has no packed kernel."""
-    if isinstance(stack, Weight):
-        whole = stack.codec.packed(stack.parts, stack.shape) if isinstance(stack.codec, Packed) else None
-        if _packed(whole):
-            return whole
+    if not _packed(packed_handle(_of(stack, 0))):
+        return None
+    if isinstance(stack, Weight) and isinstance(stack.codec, Packed):
+        return stack.codec.packed(stack.parts, stack.shape)
     apart = [packed_handle(_of(stack, e)) for e in range(_count(stack))]
     return apart if all(_packed(h) for h in apart) else None
 

@@ -205,10 +205,9 @@ def _rounded(parameters: int) -> str:
 
 
 def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnings: list[str]) -> dict[str, Meta]:
-    keys, warning = family.hyper.to_metadata(hyper)
-    if warning:
-        warnings.append(warning)
-    window = config.get("sliding_window")
+    keys, lost = family.hyper.to_metadata(hyper)
+    warnings += lost
+    window = None if "window" in hyper.more else config.get("sliding_window")
     if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
         warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
     return {f"{family.name}.{k}": v for k, v in keys.items()}

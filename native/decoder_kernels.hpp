@@ -14,7 +14,9 @@
 namespace polyquant {
 namespace {
 
-void norm_row(const float* x, const float* weight, float* out, size_t n, double eps) {
+// Sum of f(x) in double, which may take whole vectors.
+template <class F>
+PQ_INLINE double sum_wide(const float* x, size_t n, const F& f) {
   using Half = float __attribute__((vector_size(2 * kWide)));
   using Doubles = double __attribute__((vector_size(4 * kWide)));
   constexpr size_t part = kWide / 2;
@@ -25,15 +27,28 @@ void norm_row(const float* x, const float* weight, float* out, size_t n, double 
     for (size_t j = 0; j < 4; ++j) {
       Half v;
       std::memcpy(&v, x + i + j * part, sizeof v);
-      const Doubles wide = __builtin_convertvector(v, Doubles);
-      sums[j] += wide * wide;
+      sums[j] += f(__builtin_convertvector(v, Doubles));
     }
   const Doubles all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   double sum = 0;
   for (size_t j = 0; j < part; ++j) sum += all[j];
-  for (; i < n; ++i) sum += double(x[i]) * double(x[i]);
+  for (; i < n; ++i) sum += f(double(x[i]));
+  return sum;
+}
+
+void norm_row(const float* x, const float* weight, float* out, size_t n, double eps) {
+  const double sum = sum_wide(x, n, [](auto v) { return v * v; });
   const float factor = float(1.0 / std::sqrt(sum / double(n) + eps));
-  for (i = 0; i < n; ++i) out[i] = (x[i] * factor) * weight[i];
+  for (size_t i = 0; i < n; ++i) out[i] = (x[i] * factor) * weight[i];
+}
+
+// (x - mean) / sqrt(variance + eps) * weight + bias; bias may be null.
+void layer_norm_row(const float* x, const float* weight, const float* bias, float* out, size_t n, double eps) {
+  const double mean = sum_wide(x, n, [](auto v) { return v; }) / double(n);
+  const double squares = sum_wide(x, n, [=](auto v) { return (v - mean) * (v - mean); });
+  const float factor = float(1.0 / std::sqrt(squares / double(n) + eps)), middle = float(mean);
+  for (size_t i = 0; i < n; ++i) out[i] = (x[i] - middle) * factor * weight[i];
+  for (size_t i = 0; bias && i < n; ++i) out[i] += bias[i];
 }
 
 // One head.
@@ -51,17 +66,6 @@ void turn_pairs(const float* x, const float* cos, const float* sin, float* out, 
     out[2 * i] = a * cos[i] - b * sin[i];
     out[2 * i + 1] = a * sin[i] + b * cos[i];
   }
-}
-
-// (x - mean) / sqrt(variance + eps) * weight + bias, sums in double.
-void layer_norm_row(const float* x, const float* weight, const float* bias, float* out, size_t n, double eps) {
-  double sum = 0, squares = 0;
-  for (size_t i = 0; i < n; ++i) sum += double(x[i]);
-  const double mean = sum / double(n);
-  for (size_t i = 0; i < n; ++i) squares += (double(x[i]) - mean) * (double(x[i]) - mean);
-  const float factor = float(1.0 / std::sqrt(squares / double(n) + eps)), middle = float(mean);
-  for (size_t i = 0; i < n; ++i) out[i] = (x[i] - middle) * factor * weight[i];
-  for (size_t i = 0; bias && i < n; ++i) out[i] += bias[i];
 }
 
 struct Silu {

@@ -108,6 +108,7 @@ class Session:
     def feed(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Go on with these tokens -> logits [vocab] after the last. Raises InputError."""
         ids = self._checked(tokens)
+        self._reach(self.position + len(ids))
         for a in range(0, len(ids), _CHUNK):
             hidden = self.model.decoder.hidden(ids[a : a + _CHUNK], self.cache)
         self.tokens += ids.tolist()
@@ -117,11 +118,21 @@ class Session:
     def feed_all(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Go on with these tokens -> logits [T, vocab] after each. Raises InputError."""
         ids = self._checked(tokens)
+        self._reach(self.position + len(ids))
         out = np.empty((len(ids), self.model.vocab), np.float32)
         for a in range(0, len(ids), _CHUNK):
             out[a : a + _CHUNK] = self.model.decoder.logits(self.model.decoder.hidden(ids[a : a + _CHUNK], self.cache))
         self.tokens += ids.tolist()
         return out
+
+    def _reach(self, length: int) -> None:
+        """The text will have that length: what the cache holds is computed anew where it would rotate otherwise."""
+        past, self.cache.reach = self.position, length
+        if past and any(r.of(past) is not r.of(length) for r in self.model.decoder.rotaries):
+            self.cache.truncate(0)
+            ids = np.asarray(self.tokens, np.int64)
+            for a in range(0, past, _CHUNK):
+                self.model.decoder.hidden(ids[a : min(a + _CHUNK, past)], self.cache)
 
     def rewind(self, position: int) -> None:
         """Forget what came after the first `position` tokens."""

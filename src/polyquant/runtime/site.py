@@ -31,7 +31,7 @@ class Site:
         """The norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
         (size,) = self._shapes[stem]
         readers = [self._name(reader) for reader in self.architecture.behind(stem)]
-        return read_norm(self.tensors, self._name(stem), size, self.hyper.norm_eps, readers)
+        return read_norm(self.tensors, self._name(stem), size, self.hyper.norm_eps, readers, self.architecture.norm)
 
     def vector(self, stem: str) -> F32:
         """The weight of that stem, float32 [n]. Raises InputError."""

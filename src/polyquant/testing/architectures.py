@@ -60,7 +60,8 @@ def check_names(record: Architecture) -> None:
     if record.runs:
         told = set(names.layer.values()) | {_stem(name) for name in (*names.exact.values(), *moved)}
         assert set(_shapes(record)) <= told, "stems without a Hugging Face name"
-    assert {"token_embd"} <= set(names.top.values()), "the embedding"
+    ends = {"token_embd", *(("position_embd",) * record.ends.positions), *(("token_embd_norm",) * record.ends.norm)}
+    assert ends <= set(names.top.values()), "the embedding"
     for inside, gguf in names.exact.items():
         assert (
             names.to_gguf(f"{prefix}7.{inside}") == f"blk.7.{gguf}"
@@ -86,8 +87,8 @@ def check_wiring(record: Architecture) -> None:
     readers = [stem for feed in record.layer.feeds for stem in feed.readers]
     assert sorted(readers) == sorted(stem for stem, shape in shapes.items() if len(shape) == 2), "who reads what"
     for feed in record.layer.feeds:
-        assert feed.source in shapes and feed.readers, f"a feed from {feed.source}"
-        assert (len(shapes[feed.source]) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
+        assert feed.readers and (feed.source in shapes or feed.kind == "stream"), f"a feed from {feed.source}"
+        assert (len(shapes.get(feed.source, "")) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
         if feed.kind == "norm":
             assert record.behind(feed.source) == feed.readers
             for index in range(tiny_hyper(record).layers):
@@ -216,6 +217,10 @@ def _shapes(record: Architecture) -> dict[str, Shape]:
 def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
     """GGUF name without suffix, shape of the weight."""
     yield "token_embd", (hyper.vocab, hyper.hidden)
+    if record.ends.positions:
+        yield "position_embd", (hyper.context, hyper.hidden)
+    if record.ends.norm:
+        yield "token_embd_norm", (hyper.hidden,)
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
             yield f"blk.{index}.{stem}", shape

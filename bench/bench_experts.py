@@ -137,13 +137,19 @@ def ours(path: str, threads: int) -> dict:
         return tape.run(0)
 
     stacks = [w for name, w in weights.items() if "_exps." in name]
-    read = sum(w.nbytes for w in stacks) * USED // EXPERTS + weights["output.weight"].nbytes + 4 * LAYERS * EXPERTS * HIDDEN
+    read = (
+        sum(w.nbytes for w in stacks) * USED // EXPERTS
+        + weights["output.weight"].nbytes
+        + 4 * LAYERS * EXPERTS * HIDDEN
+    )
     return run_child.measure(step, lambda: None, PREFILL, DECODE, native.kernel_seconds) | {"read": read}
 
 
 def child(engine: str, path: Path, threads: int) -> dict:
     """The figures of one process."""
-    done = subprocess.run([sys.executable, __file__, engine, path, str(threads)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, __file__, engine, path, str(threads)], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{engine} on {path.name}: {done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout.splitlines()[-1])

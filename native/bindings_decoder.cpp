@@ -43,19 +43,23 @@ void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
   });
 }
 
-// bias: none for zeros.
+// weight [n], or of x [tokens, heads, n] one for each head; bias: none for zeros.
 void layer_norm_py(Rows x, Vector weight, std::optional<Vector> bias, Out out, double eps) {
   same_shape(x, out);
   require(x.ndim() >= 1, "rows needed");
   const size_t n = x.shape(x.ndim() - 1);
-  require(weight.shape(0) == n && (!bias || bias->shape(0) == n), "one weight and one bias a number of a row");
+  const size_t outer = x.size() == 0 || x.ndim() == 1 ? 1 : x.shape(0), inner = n ? x.size() / outer / n : 0;  // inner: rows that lie contiguously
+  const bool each = inner > 1 && !bias && weight.shape(0) == inner * n;
+  require(each || (weight.shape(0) == n && (!bias || bias->shape(0) == n)), "one weight and one bias a number of a row, or weights for all rows");
   if (x.size() == 0) return;
   const size_t stride = stride_of(x);
-  const size_t outer = x.ndim() == 1 ? 1 : x.shape(0), inner = x.size() / outer / n;  // inner: rows that lie contiguously
   const float* from = x.data();
   float* to = out.data();
   perform(x.size(), 0, {from, to}, [=](size_t) {
     const float* b = bias ? bias->data() : nullptr;
+    for (size_t j = 0; each && j < inner; ++j)
+      for (size_t i = 0; i < outer; ++i) layer_norm(from + i * stride + j * n, n, weight.data() + j * n, nullptr, to + (i * inner + j) * n, 1, n, eps);
+    if (each) return;
     if (inner == 1 || stride == inner * n) return layer_norm(from, inner == 1 ? stride : n, weight.data(), b, to, outer * inner, n, eps);
     for (size_t i = 0; i < outer; ++i) layer_norm(from + i * stride, n, weight.data(), b, to + i * inner * n, inner, n, eps);
   });

@@ -29,7 +29,7 @@ def test_gguf_is_the_real_converters_and_comes_back(name, tmp_path):
 def test_logits_are_those_of_transformers(name, tmp_path):
     golden = Golden(name)
     wanted = golden.logits()
-    gguf = golden.to_gguf(tmp_path / "model.gguf")
+    gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)
     for path in (golden.folder, gguf):
         found = load(path, activations="float").logits(wanted["tokens"].tolist())
         error = np.sqrt(np.mean((found - wanted["hf_torch"]) ** 2) / np.mean(wanted["hf_torch"] ** 2))

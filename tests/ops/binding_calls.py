@@ -134,7 +134,13 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (lib.PackedExperts([packed(), packed(16)], 4), f32(2, 256), ids(0, 3, 3, 1), 1, f32(4, 6)),
         lambda: (lib.PackedExperts([packed(9)], 3), f32(14, 256), ids(*range(3), *[2] * 11), 1, f32(14, 3)),
         lambda: (lib.PackedExperts([[lanes(), lanes()]], 2), f32(5, 256), ids(1, 1, 0, 1, 1), 3, f32(5, 8)),
-        lambda: (lib.PackedExperts([lib.packed("f32", u8(6 * 40 * 4), 6, 40)], 2), f32(3, 40), ids(1, 1, 0), 0, f32(3, 3)),
+        lambda: (
+            lib.PackedExperts([lib.packed("f32", u8(6 * 40 * 4), 6, 40)], 2),
+            f32(3, 40),
+            ids(1, 1, 0),
+            0,
+            f32(3, 3),
+        ),
     ],
     "PackedGroup.__init__": [lambda: ([packed(), packed(16)],)],
     "PackedGroup.multiply": [
@@ -263,7 +269,16 @@ class Odd:
 
 
 def handles() -> list[Any]:
-    classes = (lib.Packed, lib.PackedExperts, lib.Affine, lib.Trellis, lib.PackedGroup, lib.AffineGroup, lib.TrellisGroup, lib.Tape)
+    classes = (
+        lib.Packed,
+        lib.PackedExperts,
+        lib.Affine,
+        lib.Trellis,
+        lib.PackedGroup,
+        lib.AffineGroup,
+        lib.TrellisGroup,
+        lib.Tape,
+    )
     return [packed(), affine(), trellis(), lib.Tape(), *(h for c in classes if (h := new(c)) is not None)]
 
 

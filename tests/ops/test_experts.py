@@ -138,8 +138,16 @@ def test_groups_that_are_left_out(left_out, engine):
     assert ids.tolist() == [[0, 2, 4 if left_out == 0 else 1]]
 
 
-ODD = [Routing(16, 5), Routing(16, 5, "sigmoid", norm=True), Routing(16, 16, "softmax_after_topk"), Routing(16, 1, norm=True)]
-GROUPED = [Routing(16, 5, groups=4, groups_used=2), Routing(16, 5, "sigmoid", groups=4, groups_used=2, group_score="top2")]
+ODD = [
+    Routing(16, 5),
+    Routing(16, 5, "sigmoid", norm=True),
+    Routing(16, 16, "softmax_after_topk"),
+    Routing(16, 1, norm=True),
+]
+GROUPED = [
+    Routing(16, 5, groups=4, groups_used=2),
+    Routing(16, 5, "sigmoid", groups=4, groups_used=2, group_score="top2"),
+]
 
 
 @pytest.mark.skipif(not native.available(), reason="no native kernels here")
@@ -232,5 +240,7 @@ def test_clamped_gates(n, engine):
         gate, up = np.minimum(gate.astype(float), 7), np.clip(up.astype(float), -7, 7)
         return (up + 1) * gate / (1 + np.exp(-1.702 * gate))
 
-    np.testing.assert_allclose(clamped_swiglu(both[:, :n], both[:, n:]), formula(both[:, :n], both[:, n:]), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        clamped_swiglu(both[:, :n], both[:, n:]), formula(both[:, :n], both[:, n:]), rtol=2e-6, atol=1e-6
+    )
     np.testing.assert_allclose(clamped_swiglu_pairs(both), formula(both[:, ::2], both[:, 1::2]), rtol=2e-6, atol=1e-6)

@@ -11,7 +11,7 @@ import polyquant as pq
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops import native
 from polyquant.ops.decoder import swiglu
-from polyquant.ops.experts import Ids, Routing, clamped_swiglu, clamped_swiglu_pairs, relu2
+from polyquant.ops.experts import Ids, Routing, clamped_swiglu_pairs, relu2
 from polyquant.ops.matmul import round_activations
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.experts import Experts, SharedExpert
@@ -106,9 +106,17 @@ def test_engines_agree(codec):
 def test_a_matrix_for_each_expert_is_a_stack_too(codec, engine):
     whole = weight(codec, E, N, K)
     one = ExpertLinear([whole], [None], "block")
-    parts = {key: array.view().reshape(E, N, -1) if array.view().ndim else array.view() for key, array in whole.arrays.items()}
+    parts = {
+        key: array.view().reshape(E, N, -1) if array.view().ndim else array.view()
+        for key, array in whole.arrays.items()
+    }
     apart = [
-        Weight(f"{codec}.{e}", (N, K), whole.codec, {key: HeldArray(np.ascontiguousarray(p[e])) for key, p in parts.items()})
+        Weight(
+            f"{codec}.{e}",
+            (N, K),
+            whole.codec,
+            {key: HeldArray(np.ascontiguousarray(p[e])) for key, p in parts.items()},
+        )
         for e in range(E)
     ]
     each = ExpertLinear([apart], [None], "block")
@@ -133,7 +141,9 @@ def test_experts_that_nobody_chose_are_not_read(engine):
     kind = pq.codec("f32")
     w = np.full((E, N, K), np.nan, np.float32)
     w[[2, 7]] = floats(2, N, K)
-    stack = Weight("w", (E, N, K), kind, {k: HeldArray(p) for k, p in kind.pack(kind.quantize(w.reshape(-1, K))).items()})
+    stack = Weight(
+        "w", (E, N, K), kind, {k: HeldArray(p) for k, p in kind.pack(kind.quantize(w.reshape(-1, K))).items()}
+    )
     (y,) = ExpertLinear([stack], [None], "block")(floats(3, K), np.array([[2, 7], [7, 2], [2, 2]], np.int32))
     assert np.isfinite(y).all()
 
@@ -159,16 +169,25 @@ def part(which: str, codec: str = "q8_0") -> Experts:
     """A feed-forward part as some family has it."""
     router = Linear([weight("f32", E, HIDDEN, seed=1)], [None], "block")
     gate, up = (weight(codec, E, WIDE, HIDDEN, seed=s) for s in (2, 3))
-    both, down = weight(codec, E, 2 * WIDE, HIDDEN, seed=4), ExpertLinear([weight(codec, E, HIDDEN, WIDE, seed=5)], [None], "block")
+    both, down = (
+        weight(codec, E, 2 * WIDE, HIDDEN, seed=4),
+        ExpertLinear([weight(codec, E, HIDDEN, WIDE, seed=5)], [None], "block"),
+    )
     two, one = ExpertLinear([gate, up], [None, None], "block"), ExpertLinear([both], [None], "block")
     if which == "qwen3":
         return Experts(router, ROUTING, two, down)
     if which == "qwen2":
-        own = [Linear([weight(codec, WIDE, HIDDEN, seed=s) for s in (6, 7)], [None, None], "block"), Linear([weight(codec, HIDDEN, WIDE, seed=8)], [None], "block")]
+        own = [
+            Linear([weight(codec, WIDE, HIDDEN, seed=s) for s in (6, 7)], [None, None], "block"),
+            Linear([weight(codec, HIDDEN, WIDE, seed=8)], [None], "block"),
+        ]
         shared = SharedExpert(*own, gate=Linear([weight("f32", 1, HIDDEN, seed=9)], [None], "block"))
         return Experts(router, Routing(E, 4), one, down, halves=True, shared=shared)
     if which == "deepseek":
-        own = [Linear([weight(codec, 2 * WIDE, HIDDEN, seed=6)], [None], "block"), Linear([weight(codec, HIDDEN, WIDE, seed=8)], [None], "block")]
+        own = [
+            Linear([weight(codec, 2 * WIDE, HIDDEN, seed=6)], [None], "block"),
+            Linear([weight(codec, HIDDEN, WIDE, seed=8)], [None], "block"),
+        ]
         how = Routing(E, 3, "sigmoid", norm=True, scale=2.5, eps=1e-20, groups=4, groups_used=2, group_score="top2")
         return Experts(router, how, two, down, bias=floats(E), shared=SharedExpert(*own, halves=True))
     if which == "gpt-oss":

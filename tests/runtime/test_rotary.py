@@ -15,7 +15,7 @@ from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.rope import scaling_metadata
 from polyquant.errors import InputError, PolyquantError
 from polyquant.ops.decoder import rotate
-from polyquant.runtime.rotary import Divisors, rotary
+from polyquant.runtime.rotary import rotary
 
 MODELS = VECTORS / "runtime"
 CONFIG = {
@@ -135,7 +135,7 @@ def test_divisors_that_cannot_be_right():
     hyper = USUAL.read_config(CONFIG, vocab=4)
     for bad in (0.0, math.nan, -1.0):
         with pytest.raises(InputError):
-            rotary(hyper, interleaved=False, divisors=Divisors(np.full(8, bad, np.float32)))
+            rotary(hyper, interleaved=False, divisors=np.full(8, bad, np.float32))
 
 
 def test_the_keys_of_yarn_that_gguf_lacks_are_named():

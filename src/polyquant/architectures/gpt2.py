@@ -53,7 +53,10 @@ GPT2 = Architecture(
         head_dim={"config": (), "write": "never"},
         activation={"config": ("activation_function",), "default": "gelu_new"},
     ),
-    layer=Layer(Attention(fused=True, rope="none"), FeedForward(gated=False, activations=("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"))),
+    layer=Layer(
+        Attention(fused=True, rope="none"),
+        FeedForward(gated=False, activations=("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")),
+    ),
     ends=Ends(positions=True),
     norm="layer",
 )

@@ -89,8 +89,9 @@ def layer_norm_eps(config: str, default: float | None = 1e-5) -> dict[str, Any]:
 def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
     """The window of the layers that have one."""
     return Key(
-        "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set"
-    )
+        "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set",
+        say=lambda value: {config: value or None},
+    )  # fmt: skip
 
 
 def softcap_key(name: str, default: float) -> Key:
@@ -103,3 +104,19 @@ def softcap_key(name: str, default: float) -> Key:
     return Key(
         name, (config,), config, default=default, kind="real", write="where set", read=read, say=lambda v: {config: v or None}
     )  # fmt: skip
+
+
+def granite_keys() -> tuple[Key, ...]:
+    """The factors of Granite."""
+    rows = (
+        ("attention_scale", "attention_multiplier", "attention.scale"),
+        ("embedding_scale", "embedding_multiplier", "embedding_scale"),
+        ("residual_scale", "residual_multiplier", "residual_scale"),
+        ("logit_scale", "logits_scaling", "logit_scale"),
+    )
+    return tuple(Key(name, (config,), gguf, default=1.0, kind="real", write="where set") for name, config, gguf in rows)
+
+
+def no_head_dim() -> dict[str, Any]:
+    """What `head_dim` is in an architecture where it is always hidden / heads: `USUAL.changed(head_dim=no_head_dim())`."""
+    return {"config": (), "write": "never"}

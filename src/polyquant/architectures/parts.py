@@ -54,7 +54,8 @@ class Attention:
 
     fused: q, k and v in one matrix, in this order. head_norms: a norm on each head of q and k; width_norms: one on all heads together. sub_norm: one
     before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none. rope: which layers rotate: "all", "none", or
-    "windowed", those with a window where the model has any; Hyper's `rotates` says it layer by layer. alibi: a score falls with the distance instead.
+    "windowed", those with a window where the model has any. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
+    models may have norms of the heads of q and k, another for each head. alibi: a score falls with the distance instead.
     sinks: each head has a score of its own that no position has. Scores are divided by the root of the
     head's size, or multiplied with Hyper's attention_scale, and capped at its attention_softcap.
     """
@@ -66,6 +67,8 @@ class Attention:
     post_norm: bool = False
     norm: str = "attn_norm"
     rope: Literal["all", "windowed", "none"] = "all"
+    still: int = 0
+    each_norm: bool = False
     alibi: bool = False
     sinks: bool = False
     runtime: ClassVar[str] = "polyquant.runtime.attention:Attention"
@@ -171,9 +174,10 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class ParallelLayer(Layer):
     """Both parts beside each other: y = x + attention(x) + feed_forward(x). flag: a hyper-parameter that is 0 where a model computes them one after the
-    other; "" if none does."""
+    other, "" if none does; shared: beside each other they read one norm, that of attention."""
 
     flag: str = ""
+    shared: bool = False
     runtime: ClassVar[str] = "polyquant.runtime.layer:ParallelLayer"
 
 

@@ -81,14 +81,16 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
 
 
 def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; x [..., n], weight, bias [n]."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; x [..., n], weight, bias [n]; weight [H, n] for x [T, H, n]."""
     if (native := lib()) is not None:
         out = empty(*x.shape)
-        native.layer_norm(x, weight, bias, out, eps)
+        native.layer_norm(x, weight.reshape(-1), bias, out, eps)
         return out
     mean = x.mean(-1, keepdims=True, dtype=np.float64)
     variance = np.square(x - mean).mean(-1, keepdims=True)
-    out = ((x - mean.astype(np.float32)) * (1.0 / np.sqrt(variance + eps)).astype(np.float32) * weight).astype(np.float32)
+    out = ((x - mean.astype(np.float32)) * (1.0 / np.sqrt(variance + eps)).astype(np.float32) * weight).astype(
+        np.float32
+    )
     return out if bias is None else out + bias
 
 

@@ -80,7 +80,9 @@ class Routing:
         if not 1 <= self.used <= self.experts:
             raise InputError("experts per token out of range", expected=f"1 to {self.experts}", found=self.used)
         if self.groups < 1 or self.experts % self.groups:
-            raise InputError("groups must divide the experts", expected=f"a divisor of {self.experts}", found=self.groups)
+            raise InputError(
+                "groups must divide the experts", expected=f"a divisor of {self.experts}", found=self.groups
+            )
         size = self.experts // self.groups
         fewest = -(-self.used // size)
         if not fewest <= self.groups_used <= self.groups:
@@ -100,7 +102,9 @@ def route(logits: F32, how: Routing, bias: F32 | None = None) -> tuple[Ids, F32]
     InputError for shapes that do not fit, and for a bias with "softmax_after_topk", whose scores follow the choice.
     """
     if logits.ndim != 2 or logits.shape[1] != how.experts or (bias is not None and bias.shape != (how.experts,)):
-        raise InputError("one logit and one bias for each expert needed", expected=how.experts, found=list(logits.shape))
+        raise InputError(
+            "one logit and one bias for each expert needed", expected=how.experts, found=list(logits.shape)
+        )
     if bias is not None and how.gating == "softmax_after_topk":
         raise InputError("a bias of the choice needs scores of all experts", expected="softmax or sigmoid")
     if (lib := native.lib()) is not None:

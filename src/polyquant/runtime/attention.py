@@ -10,6 +10,7 @@ from polyquant.architectures import parts
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import Scores
 from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.types import F32
@@ -38,8 +39,13 @@ class Attention:
         wide = hyper.query_width
         self.cuts = (wide, wide + hyper.value_width) if part.fused else None
         self.wide_norms, normed = part.width_norms, part.head_norms or part.width_norms
-        self.q_norm = site.norm("attn_q_norm") if normed else None
-        self.k_norm = site.norm("attn_k_norm") if normed else None
+        self.q_norm: Norm | None = site.norm("attn_q_norm") if normed else None
+        self.k_norm: Norm | None = site.norm("attn_k_norm") if normed else None
+        if part.each_norm and "attn_q_norm" in site:
+            self.q_norm, self.k_norm = (
+                Norm(site.matrix(f"attn_{x}_norm", (n, self.size)), hyper.norm_eps, None, "layer")
+                for x, n in (("q", hyper.heads), ("k", hyper.kv_heads))
+            )
         self.sub_norm = site.norm("attn_sub_norm") if part.sub_norm else None
         self.o = site.linear("attn_output")
         self.post_norm = site.norm("post_attention_norm") if part.post_norm else None
@@ -53,7 +59,10 @@ class Attention:
         tokens, size = len(x), self.size
         q, k, v = self.split(self.qkv(x))
         if self.c8 is not None:
-            k, v = (y.reshape(tokens, -1) for y in self.c8.rounded(self.index, *(y.reshape(tokens, -1, size) for y in (k, v))))
+            k, v = (
+                y.reshape(tokens, -1)
+                for y in self.c8.rounded(self.index, *(y.reshape(tokens, -1, size) for y in (k, v)))
+            )
         if self.wide_norms:
             q, k = self._normed(q, k)
         q, k, v = (y.reshape(tokens, -1, size) for y in (q, k, v))  # [T, heads, size]
@@ -62,7 +71,9 @@ class Attention:
         if self.turns is not None:
             turn = turns[self.turns]
             q, k = turn(q), turn(k)
-        a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window, scores=self.scores).reshape(tokens, -1)
+        a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window, scores=self.scores).reshape(
+            tokens, -1
+        )
         (out,) = self.o(a if self.sub_norm is None else self.sub_norm(a))
         return out if self.post_norm is None else self.post_norm(out)
 
@@ -77,10 +88,12 @@ class Attention:
 def which_turns(part: parts.Attention, hyper: Hyper, index: int) -> int | None:
     """Which of the decoder's rotations layer `index` takes: 0, 1 where layers with a window have a base of their own, None for none."""
     windowed = bool(hyper.windows and hyper.windows[index])
-    rotates = hyper.more.get("rotates")
+    rotating = hyper.more.get("rotating")
     if part.rope == "none" or part.alibi or (part.rope == "windowed" and hyper.windows and not windowed):
         return None
-    if isinstance(rotates, tuple) and not rotates[index]:
+    if isinstance(rotating, tuple) and rotating:
+        return 0 if rotating[index] else None
+    if part.still and (index + 1) % part.still == 0:
         return None
     return int(windowed and hyper.real("rope_theta_swa", 0.0) > 0)
 

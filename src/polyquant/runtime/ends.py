@@ -20,7 +20,9 @@ __all__ = ["Embedding", "Head", "embedding_scale", "logit_scale"]
 class Embedding:
     """Rows of the table, times a scale, plus rows for the positions, through a norm."""
 
-    def __init__(self, table: Weight, scale: float = 1.0, positions: F32 | None = None, norm: Norm | None = None) -> None:
+    def __init__(
+        self, table: Weight, scale: float = 1.0, positions: F32 | None = None, norm: Norm | None = None
+    ) -> None:
         """positions [context, hidden]."""
         self.table, self.scale, self.positions, self.norm = table, np.float32(scale), positions, norm
         self._parts = dict(table.parts)  # looked up once: each look maps the file anew
@@ -34,7 +36,9 @@ class Embedding:
             out *= self.scale
         if self.positions is not None:
             if start + len(tokens) > len(self.positions):
-                raise InputError("the model has no embeddings of these positions", expected=f"at most {len(self.positions)}")
+                raise InputError(
+                    "the model has no embeddings of these positions", expected=f"at most {len(self.positions)}"
+                )
             out += self.positions[start : start + len(tokens)]
         if self.norm is not None:
             out[:] = self.norm(out)

@@ -30,7 +30,13 @@ class SharedExpert:
     linears = ("gate_up", "down")
 
     def __init__(
-        self, gate_up: Linear, down: Linear, *, activation: Activation = swiglu, halves: bool = False, gate: Linear | None = None
+        self,
+        gate_up: Linear,
+        down: Linear,
+        *,
+        activation: Activation = swiglu,
+        halves: bool = False,
+        gate: Linear | None = None,
     ) -> None:
         self.gate_up, self.down, self.activation, self.halves, self.gate = gate_up, down, activation, halves, gate
 
@@ -67,7 +73,9 @@ class Experts:
     ) -> None:
         found = [router.weights[0].shape[0], gate_up.experts, down.experts]
         if any(n != routing.experts for n in found):
-            raise InputError("router and experts do not fit together", expected=f"{routing.experts} experts", found=found)
+            raise InputError(
+                "router and experts do not fit together", expected=f"{routing.experts} experts", found=found
+            )
         self.router, self.routing, self.bias = router, routing, bias
         self.gate_up, self.down, self.shared = gate_up, down, shared
         self.activation, self.halves, self.weighed = activation, halves, weighed

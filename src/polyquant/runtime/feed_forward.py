@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from polyquant.architectures import parts
 from polyquant.errors import UnsupportedError
-from polyquant.ops.activations import ACTIVATIONS, activate, gated
+from polyquant.ops.activations import ACTIVATIONS, activate, gated, xielu
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
@@ -23,11 +24,11 @@ class FeedForward:
 
     def __init__(self, part: parts.FeedForward, site: Site) -> None:
         activation = site.hyper.activation
-        if activation not in part.activations or activation not in ACTIVATIONS:
+        if activation not in part.activations:
             raise UnsupportedError(
                 f"activation '{activation}' is not run in this architecture", file=site.tensors.checkpoint.path
             )
-        self.middle = partial(gated if part.gated else activate, ACTIVATIONS[activation])
+        self.middle = _middle(part, site)
         self.fused = part.fused
         self.norm = site.norm(part.norm) if part.norm else None
         self.gate_up = site.linear(*part.inputs)
@@ -37,11 +38,20 @@ class FeedForward:
 
     def __call__(self, x: F32) -> F32:
         """x [T, hidden] -> [T, hidden]."""
-        return self.behind_norm(x if self.norm is None else self.norm(x))
-
-    def behind_norm(self, x: F32) -> F32:
-        """The same from what the norm gives."""
-        outputs: Sequence[F32] = self.gate_up(x)
+        outputs: Sequence[F32] = self.gate_up(x if self.norm is None else self.norm(x))
         h: F32 = self.middle(*(np.split(outputs[0], 2, axis=1) if self.fused else outputs))
         (out,) = self.down(h if self.sub_norm is None else self.sub_norm(h))
         return out if self.post_norm is None else self.post_norm(out)
+
+
+def _middle(part: parts.FeedForward, site: Site) -> Callable[..., F32]:
+    """What stands between the matrices. xIELU's two learned numbers pass through softplus (Huang and Schlag 2024)."""
+    activation = site.hyper.activation
+    if activation != "xielu":
+        return partial(gated if part.gated else activate, ACTIVATIONS[activation])
+    positive, negative, beta, eps = (site.number(f"xielu.{key}") for key in ("alpha_p", "alpha_n", "beta", "eps"))
+    return partial(xielu, positive=_softplus(positive), negative=beta + _softplus(negative), beta=beta, eps=eps)
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -43,10 +44,11 @@ class ParallelLayer(SequentialLayer):
     """y = x + s attention(x) + s feed_forward(x)."""
 
     def __init__(self, layer: ParallelRecord, site: Site) -> None:
-        super().__init__(layer, site)
         self.parallel = not layer.flag or bool(site.hyper.count(layer.flag))
-        own = layer.feed_forward
-        self.shared = isinstance(own, FeedForward) and own.norm == "attn_norm"
+        self.shared = layer.shared and self.parallel
+        if self.shared and isinstance(layer.feed_forward, FeedForward):
+            layer = replace(layer, feed_forward=replace(layer.feed_forward, norm=""))
+        super().__init__(layer, site)
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """See decoder.Layer."""
@@ -54,7 +56,7 @@ class ParallelLayer(SequentialLayer):
             return super().__call__(x, turns, cache)
         if self.shared:
             n = self.attention.norm(x)
-            a, f = self.attention.behind_norm(n, turns, cache), self.feed_forward.behind_norm(n)
+            a, f = self.attention.behind_norm(n, turns, cache), self.feed_forward(n)
         else:
             a, f = self.attention(x, turns, cache), self.feed_forward(x)
         return add(add(x, a, self.scale), f, self.scale)

@@ -22,7 +22,7 @@ from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
 from polyquant.runtime.norm import read_norm
-from polyquant.runtime.rotary import Divisors, rotaries
+from polyquant.runtime.rotary import rotaries
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import Floats
@@ -109,6 +109,7 @@ def build(
     made = computes(architecture.layer)
     layers = [made(architecture.layer, Site(tensors, architecture, hyper, i, before)) for i in range(hyper.layers)]
     interleaved = architecture.rotates_pairs(gguf=checkpoint.naming == "gguf")
+    divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
     ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
     return Decoder(
         hyper,
@@ -116,7 +117,7 @@ def build(
         layers,
         read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], kind),
         tensors.linear(hyper.hidden, [(head, hyper.vocab)]),
-        rotaries(hyper, interleaved=interleaved, divisors=_divisors(tensors, hyper), file=checkpoint.path),
+        rotaries(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
         "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
         c8.grids if c8 is not None else None,
         Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0)),
@@ -131,12 +132,6 @@ def _embedding(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Em
         tensors.weight("position_embd.weight", (hyper.context, size)).dequantize() if ends.positions else None,
         read_norm(tensors, "token_embd_norm", size, hyper.norm_eps, kind=architecture.norm) if ends.norm else None,
     )
-
-
-def _divisors(tensors: Tensors, hyper: Hyper) -> Divisors:
-    """Those that lie in tensors."""
-    names = FREQS, "rope_factors_short.weight", "rope_factors_long.weight"
-    return Divisors(*(tensors.vector(n, hyper.rotary_size // 2) if n in tensors else None for n in names))
 
 
 def _c8(tensors: Tensors, hyper: Hyper, cache: CacheType | None, *, exact: bool) -> C8 | None:

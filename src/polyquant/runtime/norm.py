@@ -34,7 +34,9 @@ class Norm:
         return out
 
 
-def read_norm(tensors: Tensors, name: str, size: int, eps: float, readers: Sequence[str] = (), kind: NormKind = "rms") -> Norm:
+def read_norm(
+    tensors: Tensors, name: str, size: int, eps: float, readers: Sequence[str] = (), kind: NormKind = "rms"
+) -> Norm:
     """The norm of that name without suffix. readers: the linear layers behind it, which say which of two twins is meant.
 
     Raises InputError if its weight is missing or misshapen, UnsupportedError if quantized and float layers share a norm whose twins differ.

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.rope import llama3_factors
+from polyquant.architectures.rope import llama3_factors, longrope_factor
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.decoder import rotate
 from polyquant.types import F32
 
-__all__ = ["Divisors", "Rotary", "Turns", "angles", "rotaries", "rotary"]
+__all__ = ["Rotary", "Turns", "angles", "rotaries", "rotary"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,15 +38,6 @@ class Turns:
     def __call__(self, x: F32) -> F32:
         """[T, H, D] -> the same."""
         return rotate(x, self.cos, self.sin, interleaved=self.interleaved)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Divisors:
-    """Divisors of frequencies [R] that lie in tensors of a GGUF file: rope_freqs.weight, rope_factors_{short,long}.weight."""
-
-    all: F32 | None = None
-    short: F32 | None = None
-    long: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +77,7 @@ def angles(
 
 
 def rotaries(
-    hyper: Hyper, *, interleaved: bool, divisors: Divisors | None = None, file: object = None
+    hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file: object = None
 ) -> tuple[Rotary, ...]:
     """The rotation of the layers, and where they have one of their own that of layers with a window. Raises InputError, UnsupportedError."""
     first = rotary(hyper, interleaved=interleaved, divisors=divisors, file=file)
@@ -96,13 +87,13 @@ def rotaries(
     return first, rotary(replace(hyper, rope_theta=theta, rope={}), interleaved=interleaved, file=file)
 
 
-def rotary(hyper: Hyper, *, interleaved: bool, divisors: Divisors | None = None, file: object = None) -> Rotary:
-    """Raises InputError for parameters that cannot be right, UnsupportedError."""
-    size, divisors = hyper.rotary_size, divisors or Divisors()
+def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file: object = None) -> Rotary:
+    """divisors [R]: GGUF's rope_freqs.weight. Raises InputError for parameters that cannot be right, UnsupportedError."""
+    size = hyper.rotary_size
     frequencies = hyper.rope_theta ** (-np.arange(0, size, 2, dtype=np.float64) / size)  # [R]
     amplitude = 1.0
-    if divisors.all is not None:
-        frequencies = frequencies / _sound(divisors.all, "rope_freqs.weight", file)
+    if divisors is not None:
+        frequencies = frequencies / _sound(divisors, "rope_freqs.weight", file)
     kind = hyper.rope.get("rope_type")
     if kind == "linear":
         frequencies = frequencies / _positive(hyper, "factor", None, file)
@@ -110,10 +101,12 @@ def rotary(hyper: Hyper, *, interleaved: bool, divisors: Divisors | None = None,
         frequencies = frequencies / llama3_factors(hyper.rope, hyper.rope_theta, size, file=file)
     elif kind == "yarn":
         frequencies, amplitude = _yarn(hyper, frequencies, file)
-    elif kind == "longrope" or divisors.short is not None:
-        return _longrope(hyper, frequencies, divisors, file, interleaved=interleaved)
+    elif kind == "longrope":
+        return _longrope(hyper, frequencies, file, interleaved=interleaved)
     elif kind is not None:
-        raise UnsupportedError(f"RoPE scaling '{kind}' is not run", file=file, hint="known: linear, llama3, yarn, longrope")
+        raise UnsupportedError(
+            f"RoPE scaling '{kind}' is not run", file=file, hint="known: linear, llama3, yarn, longrope"
+        )
     return Rotary(frequencies, amplitude, interleaved)
 
 
@@ -125,22 +118,16 @@ def _sound(divisors: Any, what: str, file: object) -> NDArray[np.float64]:
     return found
 
 
-def _longrope(
-    hyper: Hyper, frequencies: NDArray[np.float64], divisors: Divisors, file: object, *, interleaved: bool
-) -> Rotary:
-    """Divisors come from the tensors of a GGUF file, or from config.json."""
+def _longrope(hyper: Hyper, frequencies: NDArray[np.float64], file: object, *, interleaved: bool) -> Rotary:
     pair = []
-    for name, stored in (("short", divisors.short), ("long", divisors.long)):
-        found = _sound(hyper.rope.get(f"{name}_factor") if stored is None else stored, f"RoPE {name}_factor", file)
+    for key in ("short_factor", "long_factor"):
+        found = _sound(hyper.rope.get(key), f"RoPE {key}", file)
         if found.shape != frequencies.shape:
-            raise InputError(f"RoPE {name}_factor cannot be right", file=file, expected=len(frequencies), found=len(found))
+            raise InputError(f"RoPE {key} cannot be right", file=file, expected=len(frequencies), found=len(found))
         pair.append(frequencies / found)
-    original = _positive(hyper, "original_max_position_embeddings", hyper.context, file)
-    factor = _positive(hyper, "factor", hyper.context / original, file)
-    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
-    amplitude = _positive(hyper, "attention_factor", usual, file)
-    long = Rotary(pair[1], amplitude, interleaved)
-    return Rotary(pair[0], amplitude, interleaved, long, int(original))
+    original = int(_positive(hyper, "original_max_position_embeddings", hyper.context, file))
+    amplitude = longrope_factor(hyper.rope, hyper.context)
+    return Rotary(pair[0], amplitude, interleaved, Rotary(pair[1], amplitude, interleaved), original)
 
 
 def _positive(hyper: Hyper, key: str, default: float | None, file: object) -> float:

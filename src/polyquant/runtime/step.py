@@ -26,6 +26,8 @@ class Step:
         with self.tape:
             self.x = native.empty(1, hidden)
             self.turns = tuple(
-                Turns(native.empty(1, n), native.empty(1, n), r.interleaved) for r in rotaries for n in [len(r.frequencies)]
+                Turns(native.empty(1, n), native.empty(1, n), r.interleaved)
+                for r in rotaries
+                for n in [len(r.frequencies)]
             )
         self.out: F32 = self.x

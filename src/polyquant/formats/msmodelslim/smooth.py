@@ -77,7 +77,11 @@ def _scales(record: Architecture, names: Mapping[str, str], stems: Sequence[str]
     distance from one, rows in another order), or a norm has a bias, which nobody would divide."""
     feeder, *readers = stems
     biased = feeder.endswith("_norm.weight") and f"{feeder.removesuffix('.weight')}.bias" in names
-    return record.change(feeder) is None and not biased and all(isinstance(record.change(r), PairedRows | None) for r in readers)
+    return (
+        record.change(feeder) is None
+        and not biased
+        and all(isinstance(record.change(r), PairedRows | None) for r in readers)
+    )
 
 
 def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper) -> Link:

@@ -15,7 +15,7 @@ from polyquant.architectures.keys import layer_norm_eps, no_head_dim, sliding_wi
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, FeedForward, Layer, ParallelLayer
 from polyquant.architectures.record import Architecture, Bias
-from polyquant.architectures.windows import in_every_layer
+from polyquant.architectures.windows import gguf_windows, in_every_layer
 
 __all__ = ["PHI2", "PHI3"]
 
@@ -89,6 +89,7 @@ PHI3 = Architecture(
             replace(sliding_window(), write="always"),
         ),
         windows=in_every_layer,
+        gguf_windows=gguf_windows(lambda _: True),
         tied=False,
     ),
     layer=Layer(Attention(fused=True), FeedForward(fused=True)),

@@ -88,10 +88,9 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
         return out
     mean = x.mean(-1, keepdims=True, dtype=np.float64)
     variance = np.square(x - mean).mean(-1, keepdims=True)
-    out = ((x - mean.astype(np.float32)) * (1.0 / np.sqrt(variance + eps)).astype(np.float32) * weight).astype(
-        np.float32
-    )
-    return out if bias is None else out + bias
+    factor = (1.0 / np.sqrt(variance + eps)).astype(np.float32)
+    out = np.asarray((x - mean.astype(np.float32)) * factor * weight, np.float32)
+    return out if bias is None else np.asarray(out + bias, np.float32)
 
 
 def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:

@@ -10,9 +10,9 @@ import numpy as np
 
 from polyquant.architectures.gemma import GEMMA_TABLE
 from polyquant.architectures.gemma3 import LOCAL_THETA, two_ropes
-from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper import MAX_LAYERS, Hyper
 from polyquant.architectures.hyper_table import Key
-from polyquant.architectures.keys import expert_keys, sliding_window, softcap_key
+from polyquant.architectures.keys import expert_keys, said_count, sliding_window, softcap_key
 from polyquant.architectures.windows import all_but_every, layer_types, where_listed
 from polyquant.gguf_values import flags, i32s, u32
 from polyquant.types import Meta
@@ -22,7 +22,9 @@ __all__ = ["GEMMA4_TABLE"]
 
 def _sliding(config: Mapping[str, Any]) -> Any:
     """1 for each layer with a window; () where none has one."""
-    windows = where_listed(all_but_every(6))(config, config.get("num_hidden_layers", 0), None)
+    windows = where_listed(all_but_every(6))(
+        config, min(said_count(config, "num_hidden_layers") or 0, MAX_LAYERS), None
+    )
     return tuple(int(w > 0) for w in windows) if any(windows) else ()
 
 
@@ -51,16 +53,16 @@ def _full_theta(config: Mapping[str, Any]) -> Any:
     return full.get("rope_theta") if isinstance(full, Mapping) else None
 
 
-def _listed(get: Callable[..., Any], key: str) -> tuple[int, ...]:
-    """A list with an entry for each layer; () for a number, or one that is the same everywhere."""
+def _numbers(get: Callable[..., Any], key: str) -> tuple[Any, ...]:
+    """A number, or one for each layer; () for nothing."""
     value = get(key, whole=True)
-    found = () if value is None else tuple(int(v) for v in np.ravel(value))
-    return found if len(set(found)) > 1 else ()
+    return () if value is None else tuple(np.ravel(value).tolist())
 
 
-def _smallest(key: str, choose: Callable[[Any], int]) -> Callable[[Callable[..., Any]], Any]:
-    """A number, or one of a list."""
-    return lambda get: None if (value := get(key, whole=True)) is None else choose(np.ravel(value))
+def _listed(get: Callable[..., Any], key: str) -> tuple[Any, ...]:
+    """A list with an entry for each layer; () for a number, or one that is the same everywhere."""
+    found = _numbers(get, key)
+    return found if any(value != found[0] for value in found) else ()
 
 
 def _more_metadata(hyper: Hyper) -> dict[str, Meta]:
@@ -89,8 +91,14 @@ def _more_config(hyper: Hyper) -> dict[str, Any]:
 GEMMA4_TABLE = replace(
     GEMMA_TABLE.changed(
         context={"default": 131072},
-        feed_forward={"write": "never", "read_gguf": _smallest("feed_forward_length", lambda v: int(v.min()))},
-        kv_heads={"write": "never", "read_gguf": _smallest("attention.head_count_kv", lambda v: int(v[0]))},
+        feed_forward={
+            "write": "never",
+            "read_gguf": lambda get: next(iter(_numbers(get, "feed_forward_length")), None),
+        },
+        kv_heads={
+            "write": "never",
+            "read_gguf": lambda get: next(iter(_numbers(get, "attention.head_count_kv")), None),
+        },
         rope_theta={"config": (), "read": _full_theta, "default": 1e6, "write": "always"},
         head_dim={"config": ("global_head_dim",), "read": _full_head},
         rotated={"config": (), "write": "always"},

@@ -89,7 +89,7 @@ PHI3 = Architecture(
             replace(sliding_window(), write="always"),
         ),
         windows=in_every_layer,
-        gguf_windows=gguf_windows(lambda _: True),
+        gguf_windows=gguf_windows(lambda layer: True),
         tied=False,
     ),
     layer=Layer(Attention(fused=True), FeedForward(fused=True)),

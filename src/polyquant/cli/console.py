@@ -56,7 +56,8 @@ class Table:
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._right = [c.startswith(">") for c in columns]
-        self._head = [c.lstrip(">") for c in columns]
+        self._whole = [c.startswith((">", "=")) for c in columns]
+        self._head = [c.lstrip(">=") for c in columns]
         self._rows: list[list[str]] = []
 
     def add_row(self, *cells: str) -> None:
@@ -67,8 +68,8 @@ class Table:
         """Header and rows of at most `most` characters: the widest column of texts is cut, down to 6 letters."""
         rows = [self._head, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        texts = [i for i, right in enumerate(self._right) if not right]
-        while sum(widths) + 2 * (len(widths) - 1) > most:
+        texts = [i for i, whole in enumerate(self._whole) if not whole]
+        while texts and sum(widths) + 2 * (len(widths) - 1) > most:
             widest = max(texts, key=widths.__getitem__)
             if widths[widest] <= 6:
                 break
@@ -100,7 +101,7 @@ def tensor_name(name: str, most: int = 34) -> str:
 
 
 def table(*columns: str) -> Table:
-    """An empty table; a column that starts with '>' is right-aligned."""
+    """An empty table; a column that starts with '>' is right-aligned, and one that starts with '=' is never cut."""
     return Table(columns)
 
 

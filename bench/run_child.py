@@ -57,7 +57,7 @@ def ours(path: str, threads: int, prefill: int, decode: int) -> dict:
         state[0] = model.session()
 
     out = measure(lambda t: state[0].feed(t), restart, prefill, decode, native.kernel_seconds)
-    table, names = model.decoder.embedding, model.checkpoint.weights
+    table, names = model.decoder.embed.table, model.checkpoint.weights
     tied = not {"output.weight", "lm_head.weight"} & set(names)
     size = model.checkpoint.nbytes
     return out | {"first": first, "file": size, "read": size - (0 if tied else table.nbytes)}

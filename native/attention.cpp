@@ -23,11 +23,13 @@ void finish(const Tokens& t, const Piece& p, const Sums& sums, size_t parts, siz
   const size_t rows = p.count * shared;
   for (size_t r = 0; r < rows; ++r) {
     float* to = t.out + ((p.token + r / shared) * t.heads + p.group * shared + r % shared) * size;
-    float largest = -INFINITY, total = 0;
+    float largest = t.sinks ? t.sinks[p.group * shared + r % shared] : -INFINITY;
+    const float sink = largest;
     for (size_t i = 0; i < parts; ++i) largest = std::max(largest, sums.largest[i * stride + r]);
+    float total = t.sinks ? std::exp(sink - largest) : 0.0f;
     std::fill_n(to, size, 0.0f);
     for (size_t i = 0; i < parts; ++i) {
-      const float *out = sums.out + i * stride + r * size, fade = parts == 1 ? 1.0f : std::exp(sums.largest[i * stride + r] - largest);
+      const float *out = sums.out + i * stride + r * size, fade = parts == 1 && !t.sinks ? 1.0f : std::exp(sums.largest[i * stride + r] - largest);
       total += sums.total[i * stride + r] * fade;
       for (size_t d = 0; d < size; ++d) to[d] += out[d] * fade;
     }

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <cmath>
 #include <optional>
 
 #include "bindings_steps.hpp"
@@ -42,6 +43,28 @@ void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
   });
 }
 
+// weight [n], or of x [tokens, heads, n] one for each head; bias: none for zeros.
+void layer_norm_py(Rows x, Vector weight, std::optional<Vector> bias, Out out, double eps) {
+  same_shape(x, out);
+  require(x.ndim() >= 1, "rows needed");
+  const size_t n = x.shape(x.ndim() - 1);
+  const size_t outer = x.size() == 0 || x.ndim() == 1 ? 1 : x.shape(0), inner = n ? x.size() / outer / n : 0;  // inner: rows that lie contiguously
+  const bool each = inner > 1 && !bias && weight.shape(0) == inner * n;
+  require(each || (weight.shape(0) == n && (!bias || bias->shape(0) == n)), "one weight and one bias a number of a row, or weights for all rows");
+  if (x.size() == 0) return;
+  const size_t stride = stride_of(x);
+  const float* from = x.data();
+  float* to = out.data();
+  perform(x.size(), 0, {from, to}, [=](size_t) {
+    const float* b = bias ? bias->data() : nullptr;
+    for (size_t j = 0; each && j < inner; ++j)
+      for (size_t i = 0; i < outer; ++i) layer_norm(from + i * stride + j * n, n, weight.data() + j * n, nullptr, to + (i * inner + j) * n, 1, n, eps);
+    if (each) return;
+    if (inner == 1 || stride == inner * n) return layer_norm(from, inner == 1 ? stride : n, weight.data(), b, to, outer * inner, n, eps);
+    for (size_t i = 0; i < outer; ++i) layer_norm(from + i * stride, n, weight.data(), b, to + i * inner * n, inner, n, eps);
+  });
+}
+
 void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
   same_shape(x, out);
   require(x.ndim() == 3, "x must be [tokens, heads, size]");
@@ -54,28 +77,43 @@ void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
   perform(x.size(), 0, {from, c, s, to}, [=](size_t) { rotate(from, c, s, to, turn); });
 }
 
-void gate_py(Rows gates, Rows up, Out out, bool relu2) {
+// up: none for ones.
+void gate_py(Rows gates, std::optional<Rows> up, Out out, int how) {
   same_shape(gates, out);
-  same_shape(up, out);
+  if (up) same_shape(*up, out);
+  require(how >= 0 && how < activations, "no such activation");
   if (out.size() == 0) return;
-  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates), also = stride_of(up);
-  const Gate which = relu2 ? Gate::relu2 : Gate::swiglu;
-  const float *g = gates.data(), *u = up.data();
+  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates), also = up ? stride_of(*up) : width;
+  const Activation which{how};
+  const float *g = gates.data(), *u = up ? up->data() : nullptr;
   float* to = out.data();
-  perform(out.size(), 0, {g, u, to}, [=](size_t) {
+  perform(out.size(), 0, {g, u ? u : g, to}, [=](size_t) {
     if (from == width && also == width) return gate(which, g, u, to, rows * width);
-    for (size_t i = 0; i < rows; ++i) gate(which, g + i * from, u + i * also, to + i * width, width);
+    for (size_t i = 0; i < rows; ++i) gate(which, g + i * from, u ? u + i * also : nullptr, to + i * width, width);
   });
 }
 
-void add_py(Rows x, Rows y, Out out) {
+void xielu_py(Rows x, Out out, float positive, float negative, float beta, float eps) {
+  same_shape(x, out);
+  if (out.size() == 0) return;
+  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, stride = stride_of(x);
+  const Xielu how{positive, negative, beta, eps};
+  const float* from = x.data();
+  float* to = out.data();
+  perform(out.size(), 0, {from, to}, [=](size_t) {
+    if (stride == width) return xielu(from, to, rows * width, how);
+    for (size_t i = 0; i < rows; ++i) xielu(from + i * stride, to + i * width, width, how);
+  });
+}
+
+void add_py(Rows x, Rows y, Out out, float scale) {
   same_shape(x, out);
   same_shape(y, out);
   if (out.size() == 0) return;
   const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(x), also = stride_of(y);
   const float *a = x.data(), *b = y.data();
   float* to = out.data();
-  perform(out.size(), 0, {a, b, to}, [=](size_t) { add(a, from, b, also, to, width, rows, width); });
+  perform(out.size(), 0, {a, b, to}, [=](size_t) { add(a, from, b, also, to, width, rows, width, scale); });
 }
 
 // y [T, n] += bias [n]
@@ -108,9 +146,10 @@ void on_grid_py(Rows x, Vector step, Vector offset, Out out) {
   perform(x.size(), 0, {from, to}, [=](size_t) { on_grid(from, stride, step.data(), offset.data(), to, rows, n); });
 }
 
-// steps, recent: with int8 only; grid: with some of it.
+// steps, recent: with int8 only; grid: with some of it. softcap, slopes, sinks: see Tokens.
 void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size_t start, float scale, size_t window,
-               std::optional<Steps> steps, std::optional<Recent> recent, std::optional<Grid> grid) {
+               std::optional<Steps> steps, std::optional<Recent> recent, std::optional<Grid> grid, float softcap,
+               std::optional<Vector> slopes, std::optional<Vector> sinks) {
   same_shape(q, out);
   require(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3, "q must be [tokens, heads, size], k and v [tokens, groups, size]");
   const Cache cache{kept_of(keys), keys.shape(0), keys.shape(1), keys.shape(2), keys.data(), values.data(),
@@ -131,11 +170,14 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
   }
   require(!grid || (cache.kept == Kept::i8 && grid->shape(0) == groups && grid->shape(1) == 4 && grid->shape(2) == size),
           "a grid is [groups, 4, size], of an int8 cache");
+  require((!slopes || slopes->shape(0) == heads) && (!sinks || sinks->shape(0) == heads), "one slope and one sink for each head");
+  require(softcap >= 0 && std::isfinite(softcap), "a soft cap is positive, 0 for none");
   if (out.size() == 0) return;
-  const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data()};
+  const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data(), softcap,
+                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr};
   positions_to(start, count, blocks * cache_block);
   perform(count * (start + count) * groups * size, start, {tokens.q, tokens.k, tokens.v, tokens.out},
-          [cache, tokens, keys, values, steps, recent, grid](size_t position) {
+          [cache, tokens, keys, values, steps, recent, grid, slopes, sinks](size_t position) {
             Tokens now = tokens;
             now.start = position;
             attend(cache, now);
@@ -146,13 +188,16 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
 
 void bind_decoder(nb::module_& m) {
   m.def("rms_norm", &rms_norm_py, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(), "eps"_a);
+  m.def("layer_norm", &layer_norm_py, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert().none(), "out"_a.noconvert(), "eps"_a);
   m.def("rotate", &rotate_py, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "out"_a.noconvert(), "interleaved"_a);
-  m.def("gate", &gate_py, "gates"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(), "relu2"_a);
-  m.def("add", &add_py, "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert());
+  m.def("gate", &gate_py, "gates"_a.noconvert(), "up"_a.noconvert().none(), "out"_a.noconvert(), "how"_a);
+  m.def("xielu", &xielu_py, "x"_a.noconvert(), "out"_a.noconvert(), "positive"_a, "negative"_a, "beta"_a, "eps"_a);
+  m.def("add", &add_py, "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert(), "scale"_a = 1.0f);
   m.def("add_bias", &add_bias_py, "y"_a.noconvert(), "bias"_a.noconvert());
   m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
         "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a, "steps"_a.noconvert().none() = nb::none(),
-        "recent"_a.noconvert().none() = nb::none(), "grid"_a.noconvert().none() = nb::none());
+        "recent"_a.noconvert().none() = nb::none(), "grid"_a.noconvert().none() = nb::none(), "softcap"_a = 0.0f,
+        "slopes"_a.noconvert().none() = nb::none(), "sinks"_a.noconvert().none() = nb::none());
   m.def("on_grid", &on_grid_py, "x"_a.noconvert(), "step"_a.noconvert(), "offset"_a.noconvert(), "out"_a.noconvert());
 }
 

@@ -45,6 +45,14 @@ void rms_norm(const float* x, size_t stride, const float* weight, float* out, si
   });
 }
 
+void layer_norm(const float* x, size_t stride, const float* weight, const float* bias, float* out, size_t rows, size_t n, double eps) {
+  const size_t step = std::max<size_t>(1, piece / std::max<size_t>(1, n));
+  parallel_for((rows + step - 1) / step, [=](size_t chunk) {
+    for (size_t r = chunk * step; r < std::min(rows, (chunk + 1) * step); ++r)
+      decoder_set().layer_norm_row(x + r * stride, weight, bias, out + r * n, n, eps);
+  });
+}
+
 void rotate(const float* x, const float* cos, const float* sin, float* out, const Turn& turn) {
   const auto head = turn.interleaved ? decoder_set().turn_pairs : decoder_set().turn_halves;
   const size_t width = turn.heads * turn.size, step = std::max<size_t>(1, piece / std::max<size_t>(1, width));
@@ -59,11 +67,18 @@ void rotate(const float* x, const float* cos, const float* sin, float* out, cons
   });
 }
 
-void gate(Gate which, const float* gates, const float* up, float* out, size_t n) {
-  const auto kernel = which == Gate::swiglu ? decoder_set().swiglu : decoder_set().relu2;
+void gate(Activation which, const float* gates, const float* up, float* out, size_t n) {
+  const auto kernel = decoder_set().gates[size_t(which)];
   parallel_for((n + piece - 1) / piece, [=](size_t chunk) {
     const size_t at = chunk * piece;
-    kernel(gates + at, up + at, out + at, std::min(piece, n - at));
+    kernel(gates + at, up ? up + at : nullptr, out + at, std::min(piece, n - at));
+  });
+}
+
+void xielu(const float* x, float* out, size_t n, const Xielu& how) {
+  parallel_for((n + piece - 1) / piece, [=, &how](size_t chunk) {
+    const size_t at = chunk * piece;
+    decoder_set().xielu(x + at, out + at, std::min(piece, n - at), how);
   });
 }
 
@@ -71,13 +86,14 @@ void on_grid(const float* x, size_t stride, const float* step, const float* offs
   for (size_t r = 0; r < rows; ++r) row_on_grid(x + r * stride, step, offset, out + r * n, n);
 }
 
-void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n) {
+void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n,
+         float scale) {
   const size_t step = std::max<size_t>(1, piece / std::max<size_t>(1, n));
   parallel_for((rows + step - 1) / step, [=](size_t chunk) {
     for (size_t r = chunk * step; r < std::min(rows, (chunk + 1) * step); ++r) {
       const float *a = x + r * x_stride, *b = y + r * y_stride;
       float* to = out + r * out_stride;
-      for (size_t i = 0; i < n; ++i) to[i] = a[i] + b[i];
+      for (size_t i = 0; i < n; ++i) to[i] = a[i] + b[i] * scale;
     }
   });
 }

@@ -14,7 +14,9 @@
 namespace polyquant {
 namespace {
 
-void norm_row(const float* x, const float* weight, float* out, size_t n, double eps) {
+// Sum of f(x) in double, which may take whole vectors.
+template <class F>
+PQ_INLINE double sum_wide(const float* x, size_t n, const F& f) {
   using Half = float __attribute__((vector_size(2 * kWide)));
   using Doubles = double __attribute__((vector_size(4 * kWide)));
   constexpr size_t part = kWide / 2;
@@ -25,15 +27,28 @@ void norm_row(const float* x, const float* weight, float* out, size_t n, double 
     for (size_t j = 0; j < 4; ++j) {
       Half v;
       std::memcpy(&v, x + i + j * part, sizeof v);
-      const Doubles wide = __builtin_convertvector(v, Doubles);
-      sums[j] += wide * wide;
+      sums[j] += f(__builtin_convertvector(v, Doubles));
     }
   const Doubles all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   double sum = 0;
   for (size_t j = 0; j < part; ++j) sum += all[j];
-  for (; i < n; ++i) sum += double(x[i]) * double(x[i]);
+  for (; i < n; ++i) sum += f(double(x[i]));
+  return sum;
+}
+
+void norm_row(const float* x, const float* weight, float* out, size_t n, double eps) {
+  const double sum = sum_wide(x, n, [](auto v) { return v * v; });
   const float factor = float(1.0 / std::sqrt(sum / double(n) + eps));
-  for (i = 0; i < n; ++i) out[i] = (x[i] * factor) * weight[i];
+  for (size_t i = 0; i < n; ++i) out[i] = (x[i] * factor) * weight[i];
+}
+
+// (x - mean) / sqrt(variance + eps) * weight + bias; bias may be null.
+void layer_norm_row(const float* x, const float* weight, const float* bias, float* out, size_t n, double eps) {
+  const double mean = sum_wide(x, n, [](auto v) { return v; }) / double(n);
+  const double squares = sum_wide(x, n, [=](auto v) { return (v - mean) * (v - mean); });
+  const float factor = float(1.0 / std::sqrt(squares / double(n) + eps)), middle = float(mean);
+  for (size_t i = 0; i < n; ++i) out[i] = (x[i] - middle) * factor * weight[i];
+  for (size_t i = 0; bias && i < n; ++i) out[i] += bias[i];
 }
 
 // One head.
@@ -53,26 +68,79 @@ void turn_pairs(const float* x, const float* cos, const float* sin, float* out, 
   }
 }
 
-PQ_INLINE Wide swish(Wide g, Wide up) { return g / (1.0f + exponential(-g)) * up; }
+struct Silu {
+  PQ_INLINE Wide operator()(Wide g) const { return g / (1.0f + exponential(-g)); }
+};
 
-void swiglu(const float* g, const float* up, float* out, size_t n) {
+// NaN stays NaN.
+struct Relu {
+  PQ_INLINE Wide operator()(Wide g) const { return g < 0 ? Wide{} : g; }
+};
+
+struct Relu2 {
+  PQ_INLINE Wide operator()(Wide g) const {
+    const Wide positive = g < 0 ? Wide{} : g;
+    return positive * positive;
+  }
+};
+
+// g / 2 (1 + erf(g / sqrt 2)) = g (1 - erfc(z) / 2) for z = |g| / sqrt 2, or g erfc(z) / 2 where g < 0. erfc by a fitted polynomial in 1 / (1 + z / 2)
+// inside an exponential, relative error below 1.2e-7 (Press et al., Numerical Recipes, erfcc).
+struct Gelu {
+  PQ_INLINE Wide operator()(Wide g) const {
+    const Wide z = (g < 0 ? -g : g) * 0x1.6a09e6p-1f, t = 1.0f / (1.0f + 0.5f * z);
+    Wide p = t * 0.17087277f - 0.82215223f;
+    p = p * t + 1.48851587f;
+    p = p * t - 1.13520398f;
+    p = p * t + 0.27886807f;
+    p = p * t - 0.18628806f;
+    p = p * t + 0.09678418f;
+    p = p * t + 0.37409196f;
+    p = p * t + 1.00002368f;
+    const Wide half = 0.5f * t * exponential(p * t - 1.26551223f - z * z);
+    return g < 0 ? (g < -20.0f ? Wide{} : g * half) : g * (1.0f - half);
+  }
+};
+
+// g / 2 (1 + tanh u) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
+struct GeluTanh {
+  PQ_INLINE Wide operator()(Wide g) const { return g / (1.0f + exponential(-1.5957691216f * (g + 0.044715f * g * g * g))); }
+};
+
+// expm1(x) - x by its series where the difference would cancel.
+struct XieluAt {
+  Xielu how;
+  PQ_INLINE Wide operator()(Wide x) const {
+    const Wide limit = all(how.eps), low = x < limit ? x : limit;
+    const Wide series = low * low * (0.5f + low * (0x1.555556p-3f + low * (0x1.555556p-5f + low * (0x1.111112p-7f + low * (0x1.6c16c2p-10f + low * 0x1.a01a02p-13f)))));
+    const Wide grown = x < -0.5f ? exponential(low) - 1.0f - x : series + (low - x);
+    return (x > 0 ? how.positive * x * x : how.negative * grown) + how.beta * x;
+  }
+};
+
+// out = f(g) * up, f(g) where up is null.
+template <class F>
+PQ_INLINE void each(const float* g, const float* up, float* out, size_t n, const F& f) {
   size_t i = 0;
-  for (; i + kWide <= n; i += kWide) put(out + i, swish(take(g + i), take(up + i)));
+  if (up)
+    for (; i + kWide <= n; i += kWide) put(out + i, f(take(g + i)) * take(up + i));
+  else
+    for (; i + kWide <= n; i += kWide) put(out + i, f(take(g + i)));
   if (i < n) {
     float rest[3][kWide] = {};
     std::copy(g + i, g + n, rest[0]);
-    std::copy(up + i, up + n, rest[1]);
-    put(rest[2], swish(take(rest[0]), take(rest[1])));
+    if (up) std::copy(up + i, up + n, rest[1]);
+    put(rest[2], up ? f(take(rest[0])) * take(rest[1]) : f(take(rest[0])));
     std::copy(rest[2], rest[2] + (n - i), out + i);
   }
 }
 
-void relu2(const float* g, const float* up, float* out, size_t n) {
-  for (size_t i = 0; i < n; ++i) {
-    const float positive = g[i] < 0 ? 0.0f : g[i];  // NaN stays NaN
-    out[i] = positive * positive * up[i];
-  }
+template <class F>
+void gated(const float* g, const float* up, float* out, size_t n) {
+  each(g, up, out, n, F{});
 }
+
+void xielu_row(const float* x, float* out, size_t n, const Xielu& how) { each(x, nullptr, out, n, XieluAt{how}); }
 
 // ---------------------------------------------------------------- attention: see attention.cpp
 
@@ -178,6 +246,20 @@ PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float
   total += sum_of(sum);
 }
 
+// cap tanh(x / cap), by tanh's series near 0 and 1 - 2 / (e^2x + 1) elsewhere.
+PQ_INLINE Wide capped(Wide score, float cap) {
+  const Wide x = score / cap, s = x * x;
+  const Wide series = x * (1.0f + s * (-0x1.555556p-2f + s * (0x1.111112p-3f + s * -0x1.ba1ba2p-5f)));
+  const Wide whole = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  return cap * (s < 0.03f ? series : whole);
+}
+
+// What is done to the scores of one query's head before they are weighed; position: of the first key, seen from the query.
+PQ_INLINE void bend(const Tokens& t, size_t head, float position, float* scores, size_t count) {
+  for (size_t s = 0; t.softcap && s < count; s += kWide) put(scores + s, capped(take(scores + s), t.softcap));
+  for (size_t s = 0; t.slopes && s < count; ++s) scores[s] += t.slopes[head] * (position + float(s));
+}
+
 // scratch: rows [R, size], scores [R, 32 blocks_together], a block of keys or values.
 void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratch, const Sums& sums) {
   constexpr size_t width = blocks_together * cache_block;
@@ -201,6 +283,7 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
     for (size_t r = 0; r < rows; ++r) {
       const size_t position = first + r / shared, begin = t.window && position >= t.window ? position + 1 - t.window : 0;
       const size_t high = position < at ? 0 : std::min(count, position + 1 - at), low = begin > at ? std::min(count, begin - at) : 0;
+      if (t.softcap || t.slopes) bend(t, p.group * shared + r % shared, float(at) - float(position), scores + r * width, count);
       weigh(scores + r * width, count, low, high, sums.largest[r], sums.total[r], sums.out + r * size, size);
     }
     for (size_t i = 0; i < blocks; ++i)
@@ -208,7 +291,7 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
   }
 }
 
-constexpr DecoderSet kSet{norm_row, turn_halves, turn_pairs, swiglu, relu2, attend_piece};
+constexpr DecoderSet kSet{norm_row, turn_halves, turn_pairs, layer_norm_row, {gated<Silu>, gated<Relu2>, gated<Gelu>, gated<GeluTanh>, gated<Relu>}, xielu_row, attend_piece};
 
 }  // namespace
 }  // namespace polyquant

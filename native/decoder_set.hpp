@@ -21,8 +21,9 @@ struct DecoderSet {
   void (*norm_row)(const float* x, const float* weight, float* out, size_t n, double eps);
   void (*turn_halves)(const float* x, const float* cos, const float* sin, float* out, size_t turned);
   void (*turn_pairs)(const float* x, const float* cos, const float* sin, float* out, size_t turned);
-  void (*swiglu)(const float* gate, const float* up, float* out, size_t n);
-  void (*relu2)(const float* gate, const float* up, float* out, size_t n);
+  void (*layer_norm_row)(const float* x, const float* weight, const float* bias, float* out, size_t n, double eps);
+  void (*gates[activations])(const float* gate, const float* up, float* out, size_t n);  // in the order of Activation
+  void (*xielu)(const float* x, float* out, size_t n, const Xielu& how);
   // scratch: rows [R, size], scores [R, 32 * blocks_together], a block of keys or values
   void (*attend_piece)(const Cache&, const Tokens&, const Piece&, float* scratch, const Sums&);
 };

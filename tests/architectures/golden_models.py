@@ -48,8 +48,10 @@ class Golden:
         with np.load(self.folder / "logits.npz") as z:
             return {k: z[k] for k in z.files}
 
-    def to_gguf(self, target: Path) -> Path:
-        polyquant.convert(self.folder, target, to="gguf", codec=self.codec)
+    def to_gguf(self, target: Path, *, exact: bool = False) -> Path:
+        """As the real converter's file; exact: without rounding (OLMo 2's is F16 of F32)."""
+        codec = "f32" if exact and self.codec == "f16" else self.codec
+        polyquant.convert(self.folder, target, to="gguf", codec=codec)
         return target
 
 

@@ -10,6 +10,7 @@ import polyquant
 from architectures.golden_models import NAMES, Golden, changed_tensors, differences
 from polyquant.architectures.find import of_config
 from polyquant.errors import PolyquantError
+from polyquant.ops import native
 from polyquant.runtime.load import load
 
 KNOWN = [n for n in NAMES if of_config(Golden(n).config) is not None]
@@ -29,7 +30,7 @@ def test_gguf_is_the_real_converters_and_comes_back(name, tmp_path):
 def test_logits_are_those_of_transformers(name, tmp_path):
     golden = Golden(name)
     wanted = golden.logits()
-    gguf = golden.to_gguf(tmp_path / "model.gguf")
+    gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)
     for path in (golden.folder, gguf):
         found = load(path, activations="float").logits(wanted["tokens"].tolist())
         error = np.sqrt(np.mean((found - wanted["hf_torch"]) ** 2) / np.mean(wanted["hf_torch"] ** 2))
@@ -40,3 +41,26 @@ def test_logits_are_those_of_transformers(name, tmp_path):
 def test_an_architecture_that_is_only_converted_says_so(name):
     with pytest.raises(PolyquantError, match="converted and not run"):
         load(Golden(name).folder)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_token_by_token_from_a_recorded_step(name):
+    """Each token after the first is one native call that does what Python did."""
+    golden = Golden(name)
+    wanted = golden.logits()
+    session = load(golden.folder, activations="float").session()
+    found = np.array([session.feed([t]) for t in wanted["tokens"].tolist()])
+    assert (session.cache.step is not None) == (native.lib() is not None)
+    error = np.sqrt(np.mean((found - wanted["hf_torch"]) ** 2) / np.mean(wanted["hf_torch"] ** 2))
+    assert error < 1e-4, error
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_rounded_weights_and_activations_stay_close(name, tmp_path):
+    golden = Golden(name)
+    wanted = golden.logits()
+    polyquant.convert(golden.folder, tmp_path / "q8.gguf", to="gguf", codec="q8_0")
+    for cache in ("f16", "int8"):
+        found = load(tmp_path / "q8.gguf", cache=cache).logits(wanted["tokens"].tolist())
+        assert np.isfinite(found).all()
+        assert np.corrcoef(found.ravel(), wanted["hf_torch"].ravel())[0, 1] > 0.99

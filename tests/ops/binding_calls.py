@@ -110,6 +110,7 @@ def cache(dtype: Any) -> tuple[Any, ...]:
     return (
         f32(2, 6, 8), f32(2, 3, 8), f32(2, 3, 8), whole(dtype, 3, 2, 8, 32), whole(dtype, 3, 2, 32, 8), f32(2, 6, 8), 31, 0.3, 0,
         Maybe(f32(3, 2, 4, 8) if small else None), Maybe(f32(3, 2, 256) if small else None), Maybe(f32(3, 4, 8) if small else None),
+        2.5, Maybe(f32(6)), Maybe(f32(6)),
     )  # fmt: skip
 
 
@@ -162,7 +163,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (lib.TrellisGroup([trellis()]), f32(1, 32), 3, f32(1, 48)),
         lambda: (lib.TrellisGroup([trellis()]), f32(2, 32), 0, f32(2, 48)),
     ],
-    "add": [lambda: (f32(3, 5), f32(3, 5), f32(3, 5))],
+    "add": [lambda: (f32(3, 5), f32(3, 5), f32(3, 5), 0.5)],
     "add_bias": [lambda: (f32(3, 5), f32(5))],
     "add_expert_bias": [lambda: (f32(3, 5), f32(4, 5), ids(3, 0, 3))],
     "add_gated": [lambda: (f32(3, 5), f32(3, 5), f32(3, 1), f32(3, 5))],
@@ -184,13 +185,17 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "dequantize": [lambda: ("q4_0", u8(4 * 18), f32(4 * 32)), lambda: ("iq2_xs", u8(2 * 74), f32(512))],
     "dequantize_lanes": [lambda: (u8(64), f32(256), 0.5, *LANES)],
     "error_sums": [lambda: (f32(700), f32(700))],
-    "gate": [lambda: (f32(3, 5), f32(3, 5), f32(3, 5), True)],
+    "gate": [lambda: (f32(3, 5), Maybe(f32(3, 5)), f32(3, 5), 2)],
     "get_threads": [lambda: ()],
     "gguf_skip_strings": [lambda: (strings(), 0, 3, False, True, Maybe(whole(np.int64, 3)))],
     "hadamard": [lambda: (f32(3, 64), 32)],
     "has_packed": [lambda: ("q4_0",)],
     "instruction_set": [lambda: ()],
     "kernel_nanoseconds": [lambda: ()],
+    "layer_norm": [
+        lambda: (f32(3, 2, 5), f32(5), Maybe(f32(5)), f32(3, 2, 5), 1e-5),
+        lambda: (f32(3, 2, 5), f32(10), Maybe(None), f32(3, 2, 5), 1e-5),
+    ],
     "lent": [lambda: ([3, 4],)],
     "on_grid": [lambda: (f32(3, 5), f32(5), f32(5), f32(3, 5))],
     "pack_lanes": [lambda: (i8(256), u8(64), *LANES)],
@@ -226,6 +231,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "unpack_ternary": [lambda: ("tq2_0", u8(2 * 66), i8(512), f32(2))],
     "unpack_tl": [lambda: (u8(64 * 32), i8(64 * 128), *TL1), lambda: (u8(64 * (20 + 8)), i8(64 * 128), *TL2)],
     "use_plain_kernels": [lambda: (False,)],
+    "xielu": [lambda: (f32(3, 5), f32(3, 5), 0.8, 1.3, 0.5, -1e-6)],
 }
 
 

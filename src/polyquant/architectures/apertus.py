@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias, LayerNumber
 
 __all__ = ["APERTUS"]
@@ -39,7 +39,7 @@ APERTUS = Architecture(
         rotated={"write": "always"},
         activation={"default": "xielu"},
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(head_norms=True), FeedForward(gated=False, activations=("xielu",))),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
     layer_numbers={
         "mlp.act_fn.alpha_n": LayerNumber("xielu.alpha_n", (1,)),

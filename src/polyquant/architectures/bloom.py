@@ -17,7 +17,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import four_times, layer_norm_eps, no_head_dim
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Ends, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.errors import InputError
 from polyquant.operations import Operation, Rows
@@ -75,6 +75,8 @@ BLOOM = Architecture(
         always={"apply_residual_connection_post_layernorm": False},
         tied=True,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(fused=True, alibi=True), FeedForward(gated=False, activations=("gelu_pytorch_tanh",))),
+    ends=Ends(norm=True),
+    norm="layer",
     biases=(Bias(("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
 )  # fmt: skip

@@ -20,7 +20,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import four_times, layer_norm_eps, no_head_dim
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, ParallelLayer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.errors import InputError
 from polyquant.gguf_values import string
@@ -85,6 +85,9 @@ FALCON = Architecture(
         metadata={"tensor_data_layout": string("jploski")},
         tied=True,
     ),
-    layer=ConvertedOnly(),
+    layer=ParallelLayer(
+        Attention(fused=True), FeedForward(gated=False, norm="attn_norm", activations=("gelu",)), shared=True
+    ),
+    norm="layer",
     biases=(Bias(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "bias"),),
 )

@@ -19,11 +19,11 @@ from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import sliding_window, softcap_key
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Ends, FeedForward, Layer
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
 
-__all__ = ["FOUR_NORMS", "GEMMA", "GEMMA2", "GEMMA_TABLE", "NORMS", "attention_scale", "query_scalar"]
+__all__ = ["FOUR_NORMS", "GELU", "GEMMA", "GEMMA2", "GEMMA_TABLE", "NORMS", "attention_scale", "query_scalar"]
 
 FOUR_NORMS = {
     **LLAMA_NAMES,
@@ -39,6 +39,8 @@ GEMMA_TABLE = USUAL.changed(
     activation={"config": ("hidden_activation",), "default": "gelu_pytorch_tanh"},
 )
 
+GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu")
+
 GEMMA = Architecture(
     name="gemma",
     model_type="gemma",
@@ -47,7 +49,8 @@ GEMMA = Architecture(
     names=NameTable(LLAMA_NAMES),
     changes=dict.fromkeys(("attn_norm", "ffn_norm", "output_norm"), Plus(1.0)),
     hyper=replace(GEMMA_TABLE.changed(activation={"config": ("hidden_act",)}), tied=True),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(), FeedForward(activations=GELU)),
+    ends=Ends(root=True),
 )
 
 
@@ -100,6 +103,7 @@ GEMMA2 = replace(
     reads=("gemma2",),
     names=NameTable(FOUR_NORMS),
     changes=dict.fromkeys(NORMS, Plus(1.0)),
+    layer=Layer(Attention(post_norm=True), FeedForward(activations=GELU, post_norm=True)),
     hyper=replace(
         GEMMA_TABLE.plus(
             softcap_key("attention_softcap", 50.0),

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.changes import Plus
-from polyquant.architectures.gemma import FOUR_NORMS, GEMMA2, GEMMA_TABLE, NORMS, attention_scale, query_scalar
+from polyquant.architectures.gemma import FOUR_NORMS, GELU, GEMMA2, GEMMA_TABLE, NORMS, attention_scale, query_scalar
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.keys import sliding_window, softcap_key
 from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
 
 __all__ = ["GEMMA3", "LOCAL_THETA", "two_ropes"]
@@ -50,6 +51,7 @@ GEMMA3 = replace(
     reads=("gemma3_text",),
     names=NameTable({**FOUR_NORMS, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}),
     changes=dict.fromkeys((*NORMS, "attn_q_norm", "attn_k_norm"), Plus(1.0)),
+    layer=Layer(Attention(head_norms=True, post_norm=True), FeedForward(activations=GELU, post_norm=True)),
     hyper=replace(
         GEMMA_TABLE.changed(rope_theta={"default": 1e6, "write": "always"}, context={"default": 131072}).plus(
             LOCAL_THETA,

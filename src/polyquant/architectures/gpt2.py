@@ -9,7 +9,7 @@ from polyquant.architectures.changes import Transposed
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import four_times, layer_norm_eps
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Ends, FeedForward, Layer
 from polyquant.architectures.record import Architecture
 
 __all__ = ["GPT2"]
@@ -50,5 +50,10 @@ GPT2 = Architecture(
         head_dim={"config": (), "write": "never"},
         activation={"config": ("activation_function",), "default": "gelu_new"},
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(
+        Attention(fused=True, rope="none"),
+        FeedForward(gated=False, activations=("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")),
+    ),
+    ends=Ends(positions=True),
+    norm="layer",
 )

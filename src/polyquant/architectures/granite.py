@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from polyquant.architectures.keys import granite_keys
 from polyquant.architectures.llama import LLAMA
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Ends
 
 __all__ = ["GRANITE"]
 
@@ -20,5 +20,5 @@ GRANITE = replace(
     class_name="GraniteForCausalLM",
     reads=("granite",),
     hyper=LLAMA.hyper.plus(*granite_keys()),
-    layer=ConvertedOnly(),
+    ends=Ends(divided=True),
 )

@@ -35,6 +35,7 @@ class Hyper:
         expert_norm, expert_scale, expert_groups, expert_groups_used              the chosen weights sum to 1; factor; group-limited routing
         window, rope_theta_swa      of layers with a sliding window
         attention_softcap, logit_softcap, attention_scale, embedding_scale, residual_scale, logit_scale
+        rotating                    for each layer 1 if it rotates q and k, 0 if not
         layer_kv_heads              key/value heads of each layer, 0 where it has no attention
         ssm_conv, ssm_inner, ssm_state, ssm_heads, ssm_groups                     state-space layers
         head_dim_swa                heads of layers with a sliding window, where they have a width of their own

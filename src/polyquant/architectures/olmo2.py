@@ -10,7 +10,7 @@ from __future__ import annotations
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 
 __all__ = ["OLMO2"]
@@ -32,6 +32,6 @@ OLMO2 = Architecture(
         }
     ),
     hyper=USUAL.changed(norm_eps={"default": 1e-5}),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(norm="", width_norms=True, post_norm=True), FeedForward(norm="", post_norm=True)),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

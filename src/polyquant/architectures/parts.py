@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from polyquant.architectures.hyper import Hyper
 from polyquant.types import Shape
 
-__all__ = ["Attention", "ConvertedOnly", "Feed", "FeedForward", "Layer", "Part"]
+__all__ = ["Attention", "ConvertedOnly", "Ends", "Feed", "FeedForward", "Layer", "NormKind", "ParallelLayer", "Part"]
+
+NormKind: TypeAlias = Literal["rms", "layer"]
+"""x / rms(x) * weight + bias, or the same of x - mean(x); biases where there are tensors of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,13 @@ class Feed:
     """What `readers`, linear layers, read is the output of `source`.
 
     kind: "norm": of a norm. "values": weighted sums of the last rows of a linear, one set of rows a key/value head, shared by the heads of its
-    group. "product": the last rows of a linear, times the gate.
+    group. "product": the last rows of a linear, times the gate. "activation": a function of a linear that no scale goes through. "stream": the layer's
+    input as it is, of no source.
     """
 
     source: str
     readers: tuple[str, ...]
-    kind: Literal["norm", "values", "product"]
+    kind: Literal["norm", "values", "product", "activation", "stream"]
 
 
 class Part(Protocol):
@@ -46,14 +50,27 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Softmax attention with rotary positions behind an RMS norm.
+    """Softmax attention behind a norm.
 
-    fused: q, k and v in one matrix, in this order. head_norms: an RMS norm on each head of q and k. sub_norm: one before the output matrix.
+    fused: q, k and v in one matrix, in this order. head_norms: a norm on each head of q and k; width_norms: one on all heads together. sub_norm: one
+    before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none. rope: which layers rotate: "all", "none", or
+    "windowed", those with a window where the model has any. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
+    models may have norms of the heads of q and k, another for each head. alibi: a score falls with the distance instead.
+    sinks: each head has a score of its own that no position has. Scores are divided by the root of the
+    head's size, or multiplied with Hyper's attention_scale, and capped at its attention_softcap.
     """
 
     fused: bool = False
     head_norms: bool = False
     sub_norm: bool = False
+    width_norms: bool = False
+    post_norm: bool = False
+    norm: str = "attn_norm"
+    rope: Literal["all", "windowed", "none"] = "all"
+    still: int = 0
+    each_norm: bool = False
+    alibi: bool = False
+    sinks: bool = False
     runtime: ClassVar[str] = "polyquant.runtime.attention:Attention"
 
     @property
@@ -69,61 +86,70 @@ class Attention:
             if self.sub_norm
             else Feed(self.inputs[-1], ("attn_output",), "values")
         )
-        return Feed("attn_norm", self.inputs, "norm"), last
+        return _input(self.norm, self.inputs), last
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See Part."""
         wide, kv = hyper.query_width, hyper.value_width
         rows = (wide + 2 * kv,) if self.fused else (wide, kv, kv)
-        out: dict[str, Shape] = {"attn_norm": (hyper.hidden,)}
+        out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm else {}
         out |= {stem: (n, hyper.hidden) for stem, n in zip(self.inputs, rows, strict=True)}
-        if self.head_norms:
-            out |= {"attn_q_norm": (hyper.head_size,), "attn_k_norm": (hyper.head_size,)}
+        if self.head_norms or self.width_norms:
+            q, k = (hyper.head_size, hyper.head_size) if self.head_norms else (wide, kv)
+            out |= {"attn_q_norm": (q,), "attn_k_norm": (k,)}
+        if self.sinks:
+            out["attn_sinks"] = (hyper.heads,)
         if self.sub_norm:
             out["attn_sub_norm"] = (wide,)
-        return out | {"attn_output": (hyper.hidden, wide)}
+        out["attn_output"] = (hyper.hidden, wide)
+        return out | ({"post_attention_norm": (hyper.hidden,)} if self.post_norm else {})
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """activation(gate) * up behind an RMS norm.
+    """activation(gate) * up behind a norm, or activation(up) where it is not gated.
 
-    fused: gate and up in one matrix, in this order, called ffn_up. sub_norm: an RMS norm before the last matrix. activations: those that are
-    computed, as config.json names them.
+    fused: gate and up in one matrix, in this order, called ffn_up. sub_norm: a norm before the last matrix; post_norm: one behind it. norm: the stem of
+    the norm before it: that of attention where both read the same, "" for none. activations: those that are computed, as config.json names them.
     """
 
     fused: bool = False
     sub_norm: bool = False
     activations: tuple[str, ...] = ("silu", "swish")
+    gated: bool = True
+    post_norm: bool = False
+    norm: str = "ffn_norm"
     runtime: ClassVar[str] = "polyquant.runtime.feed_forward:FeedForward"
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The matrices that read the layer's input."""
-        return ("ffn_up",) if self.fused else ("ffn_gate", "ffn_up")
+        return ("ffn_gate", "ffn_up") if self.gated and not self.fused else ("ffn_up",)
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
         """See Part."""
-        last = (
-            Feed("ffn_sub_norm", ("ffn_down",), "norm") if self.sub_norm else Feed("ffn_up", ("ffn_down",), "product")
-        )
-        return Feed("ffn_norm", self.inputs, "norm"), last
+        last = Feed("ffn_up", ("ffn_down",), "product" if self.gated else "activation")
+        if self.sub_norm:
+            last = Feed("ffn_sub_norm", ("ffn_down",), "norm")
+        return _input(self.norm, self.inputs), last
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See Part."""
         wide = hyper.feed_forward
-        rows = (2 * wide,) if self.fused else (wide, wide)
-        out: dict[str, Shape] = {"ffn_norm": (hyper.hidden,)}
+        rows = (2 * wide,) if self.fused else (wide,) * len(self.inputs)
+        out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm else {}
         out |= {stem: (n, hyper.hidden) for stem, n in zip(self.inputs, rows, strict=True)}
         if self.sub_norm:
             out["ffn_sub_norm"] = (wide,)
-        return out | {"ffn_down": (hyper.hidden, wide)}
+        out["ffn_down"] = (hyper.hidden, wide)
+        return out | ({"post_ffw_norm": (hyper.hidden,)} if self.post_norm else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One part after the other, each added to what it read: y = h + feed_forward(h) with h = x + attention(x)."""
+    """One part after the other, each added to what it read: y = h + feed_forward(h) with h = x + attention(x). What is added is multiplied with
+    Hyper's residual_scale, if it has one."""
 
     attention: Part = Attention()
     feed_forward: Part = FeedForward()
@@ -136,12 +162,38 @@ class Layer:
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """Of all parts."""
-        return tuple(feed for part in self.parts for feed in part.feeds)
+        """Of all parts; what two parts read from one norm is one feed."""
+        found = [feed for part in self.parts for feed in part.feeds]
+        return tuple(_joined(feed, found) for i, feed in enumerate(found) if not _shared(feed, found[:i]))
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """Of all parts."""
         return {stem: shape for part in self.parts for stem, shape in part.shapes(hyper, index).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayer(Layer):
+    """Both parts beside each other: y = x + attention(x) + feed_forward(x). flag: a hyper-parameter that is 0 where a model computes them one after the
+    other, "" if none does; shared: beside each other they read one norm, that of attention."""
+
+    flag: str = ""
+    shared: bool = False
+    runtime: ClassVar[str] = "polyquant.runtime.layer:ParallelLayer"
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What stands before the first layer and behind the last.
+
+    positions: an embedding for each position is added (position_embd). norm: one of the embeddings (token_embd_norm). root: embeddings are
+    multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
+    multiplied with it. Its logit_softcap comes last.
+    """
+
+    positions: bool = False
+    norm: bool = False
+    root: bool = False
+    divided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +206,20 @@ class ConvertedOnly(Layer):
     def parts(self) -> tuple[Part, ...]:
         """None."""
         return ()
+
+
+def _input(norm: str, readers: tuple[str, ...]) -> Feed:
+    """What the first matrices of a part read."""
+    return Feed(norm, readers, "norm" if norm else "stream")
+
+
+def _shared(feed: Feed, others: Sequence[Feed]) -> bool:
+    return feed.kind == "norm" and any(f.kind == "norm" and f.source == feed.source for f in others)
+
+
+def _joined(feed: Feed, found: Sequence[Feed]) -> Feed:
+    """The feed, with the readers of all others from its norm."""
+    if feed.kind != "norm":
+        return feed
+    readers = [r for f in found if f.kind == "norm" and f.source == feed.source for r in f.readers]
+    return Feed(feed.source, tuple(readers), "norm")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import layer_norm_eps, no_head_dim, sliding_window
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer, ParallelLayer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.architectures.windows import gguf_windows, in_every_layer
 
@@ -47,7 +47,14 @@ PHI2 = Architecture(
         always={"qk_layernorm": False},
         tied=False,
     ),
-    layer=ConvertedOnly(),
+    layer=ParallelLayer(
+        Attention(),
+        FeedForward(
+            gated=False, norm="attn_norm", activations=("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu")
+        ),
+        shared=True,
+    ),
+    norm="layer",
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
 )
 PHI3 = Architecture(
@@ -85,5 +92,5 @@ PHI3 = Architecture(
         gguf_windows=gguf_windows(lambda layer: True),
         tied=False,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(fused=True), FeedForward(fused=True)),
 )

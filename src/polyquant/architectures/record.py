@@ -16,7 +16,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, HyperTable
 from polyquant.architectures.moves import Move
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import Feed, Layer
+from polyquant.architectures.parts import Ends, Feed, Layer, NormKind
 from polyquant.types import F32, Shape
 
 __all__ = ["Architecture", "Bias", "LayerNumber", "Ternary", "has"]
@@ -59,7 +59,7 @@ class Architecture:
     name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
     architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF that tell it
     from a record of the same name. names: of tensors. hyper: of
-    config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
+    config.json and GGUF. layer: the parts of a decoder layer. ends: what stands before and behind the layers. norm: of which kind all norms are. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. layer_numbers: Hugging Face
     name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of
@@ -77,6 +77,8 @@ class Architecture:
     gguf_told_by: tuple[str, ...] = ()
     hyper: HyperTable = USUAL
     layer: Layer = field(default_factory=Layer)
+    ends: Ends = field(default_factory=Ends)
+    norm: NormKind = "rms"
     changes: Mapping[str, ValueChange] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
     pairs: bool = False

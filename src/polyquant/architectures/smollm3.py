@@ -13,7 +13,7 @@ from polyquant.architectures.hyper import MAX_LAYERS, Hyper
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.keys import said_count
 from polyquant.architectures.llama import LLAMA
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Layer
 
 __all__ = ["SMOLLM3"]
 
@@ -53,5 +53,5 @@ SMOLLM3 = replace(
         more_config=lambda hyper: {"no_rope_layers": hyper.more["rotating"] or _usual(hyper.layers)},
         unsaid=_unsaid,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(still=_PERIOD)),
 )

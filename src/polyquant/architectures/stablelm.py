@@ -13,7 +13,7 @@ from polyquant.architectures.keys import layer_norm_eps, no_head_dim
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, ParallelLayer
 from polyquant.architectures.record import Architecture, Bias, has
 
 __all__ = ["STABLELM"]
@@ -36,7 +36,8 @@ STABLELM = Architecture(
         ).plus(Key("parallel", ("use_parallel_residual",), "use_parallel_residual", kind="flag", default=0)),
         tied=False,
     ),
-    layer=ConvertedOnly(),
+    layer=ParallelLayer(Attention(each_norm=True), FeedForward(), flag="parallel", shared=True),
+    norm="layer",
     biases=(Bias(("attn_q", "attn_k", "attn_v"), "use_qkv_bias"),),
     switches={"qk_layernorm": has("attn_q_norm.weight")},
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import layer_norm_eps, no_head_dim
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.architectures.windows import in_every_layer
 
@@ -44,6 +44,7 @@ STARCODER2 = Architecture(
         written={"sliding_window": None},
         tied=True,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(), FeedForward(gated=False, activations=("gelu_pytorch_tanh", "gelu_new", "gelu"))),
+    norm="layer",
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"), "use_bias"),),
 )

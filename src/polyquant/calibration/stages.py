@@ -19,6 +19,7 @@ from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Mom
 from polyquant.calibration.samples import OWN_TEXT, read_samples
 from polyquant.calibration.statistics import CacheRanges
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.attention import Attention
 from polyquant.runtime.decoder import Decoder, Layer
 from polyquant.runtime.kv_cache import KVCache
@@ -136,10 +137,12 @@ class _Watched(KVCache):
         super().__init__(decoder.hyper.layers, decoder.hyper.kv_heads, decoder.hyper.head_size)
         self._ranges = ranges
 
-    def attend(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+    def attend(
+        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+    ) -> F32:
         """See KVCache."""
         self._ranges.add(k, v)
-        return super().attend(layer, q, k, v, scale=scale, window=window)
+        return super().attend(layer, q, k, v, scale=scale, window=window, scores=scores)
 
 
 def calibration_windows(

@@ -1,6 +1,6 @@
-"""What a decoder layer does between its matrices: numpy references and the choice of their native twins. All float32.
+"""What a decoder layer does between its matrices: numpy references and the choice of their native twins. All float32. Activations: ops/activations.py.
 
-RMS norm: Zhang & Sennrich 2019. Rotary positions: Su et al. 2021. SwiGLU: Shazeer 2020. Grouped queries: Ainslie et al. 2023.
+RMS norm: Zhang & Sennrich 2019. Layer norm: Ba et al. 2016. ALiBi: Press et al. 2021. Capped scores: Gemma Team 2024. Sinks: OpenAI 2025, gpt-oss. Rotary positions: Su et al. 2021. SwiGLU: Shazeer 2020. Grouped queries: Ainslie et al. 2023.
 
 Attention reads keys and values from a cache of blocks of 32 positions (T tokens, H heads, G groups, B blocks, D numbers a head):
 
@@ -23,21 +23,26 @@ NaN or infinity reads back as NaN.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.ops.activations import gated
 from polyquant.ops.native import empty, lib
 from polyquant.types import F32, I8
 
 __all__ = [
     "BLOCK",
+    "PLAIN",
+    "Scores",
     "add",
     "add_bias",
     "attend",
     "attend_int8",
     "dequantize_block",
+    "layer_norm",
     "on_grid",
     "relu2_gate",
     "rms_norm",
@@ -51,6 +56,20 @@ BLOCK = 32
 F16: TypeAlias = NDArray[np.float16]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What is done to the scores of attention before their softmax, in this order. softcap: c tanh(score / c), 0 for none. slopes [H]: slope times (key's
+    position - query's) is added. sinks [H]: one more score, of no value."""
+
+    softcap: float = 0.0
+    slopes: F32 | None = None
+    sinks: F32 | None = None
+
+
+PLAIN = Scores()
+"""Nothing."""
+
+
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; x [..., n], weight [n]."""
     if (native := lib()) is not None:
@@ -59,6 +78,19 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
         return out
     mean = np.einsum("...i,...i->...", x, x, dtype=np.float64)[..., None] / x.shape[-1]
     return np.asarray(x * (1.0 / np.sqrt(mean + eps)).astype(np.float32) * weight, np.float32)
+
+
+def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; x [..., n], weight, bias [n]; weight [H, n] for x [T, H, n]."""
+    if (native := lib()) is not None:
+        out = empty(*x.shape)
+        native.layer_norm(x, weight.reshape(-1), bias, out, eps)
+        return out
+    mean = x.mean(-1, keepdims=True, dtype=np.float64)
+    variance = np.square(x - mean).mean(-1, keepdims=True)
+    factor = (1.0 / np.sqrt(variance + eps)).astype(np.float32)
+    out = np.asarray((x - mean.astype(np.float32)) * factor * weight, np.float32)
+    return out if bias is None else np.asarray(out + bias, np.float32)
 
 
 def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
@@ -84,30 +116,21 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
 
 def swiglu(gate: F32, up: F32) -> F32:
     """silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
-    if (native := lib()) is not None:
-        out = empty(*gate.shape)
-        native.gate(gate, up, out, False)
-        return out
-    with np.errstate(over="ignore"):
-        return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
+    return gated("silu", gate, up)
 
 
 def relu2_gate(gate: F32, up: F32) -> F32:
     """max(gate, 0)^2 * up."""
-    if (native := lib()) is not None:
-        out = empty(*gate.shape)
-        native.gate(gate, up, out, True)
-        return out
-    return np.asarray(np.square(np.maximum(gate, 0)) * up, np.float32)
+    return gated("relu2", gate, up)
 
 
-def add(x: F32, y: F32) -> F32:
-    """x + y of one shape."""
+def add(x: F32, y: F32, scale: float = 1.0) -> F32:
+    """x + scale * y of one shape."""
     if (native := lib()) is not None:
         out = empty(*x.shape)
-        native.add(x, y, out)
+        native.add(x, y, out, scale)
         return out
-    return x + y
+    return x + y * np.float32(scale)
 
 
 def add_bias(y: F32, bias: F32) -> None:
@@ -119,7 +142,16 @@ def add_bias(y: F32, bias: F32) -> None:
 
 
 def attend(
-    q: F32, k: F32, v: F32, keys: F32 | F16, values: F32 | F16, *, start: int, scale: float, window: int = 0
+    q: F32,
+    k: F32,
+    v: F32,
+    keys: F32 | F16,
+    values: F32 | F16,
+    *,
+    start: int,
+    scale: float,
+    window: int = 0,
+    scores: Scores = PLAIN,
 ) -> F32:
     """Store k, v [T, G, D] at positions start ... and let each query attend to its own position and all before. q [T, H, D] -> [T, H, D].
 
@@ -128,7 +160,9 @@ def attend(
     """
     if (native := lib()) is not None:
         out = empty(*q.shape)
-        native.attend(q, k, v, keys, values, out, start, scale, window)
+        native.attend(
+            q, k, v, keys, values, out, start, scale, window, None, None, None, scores.softcap, scores.slopes, scores.sinks
+        )  # fmt: skip
         return out
     end = start + len(k)
     at = np.arange(start, end)
@@ -137,7 +171,7 @@ def attend(
         values[:, at // BLOCK, at % BLOCK] = v.swapaxes(0, 1)
     used = -(-end // BLOCK)
     seen = _by_position(keys[:, :used].astype(np.float32), values[:, :used].astype(np.float32))
-    return _causal(q, *(x[:end] for x in seen), start=start, scale=scale, window=window)
+    return _causal(q, *(x[:end] for x in seen), start=start, scale=scale, window=window, how=scores)
 
 
 def on_grid(x: F32, step: F32, offset: F32) -> F32:
@@ -164,6 +198,7 @@ def attend_int8(
     scale: float,
     window: int = 0,
     grid: F32 | None = None,
+    scores: Scores = PLAIN,
 ) -> F32:
     """`attend` on an int8 cache: `recent` holds the positions of start's block before start; a block that gets full is quantized.
 
@@ -171,7 +206,9 @@ def attend_int8(
     """
     out = empty(*q.shape)
     if (native := lib()) is not None:
-        native.attend(q, k, v, keys, values, out, start, scale, window, steps, recent, grid)
+        native.attend(
+            q, k, v, keys, values, out, start, scale, window, steps, recent, grid, scores.softcap, scores.slopes, scores.sinks
+        )  # fmt: skip
         return out
     groups, _, size, _ = keys.shape
     if grid is not None:
@@ -185,7 +222,7 @@ def attend_int8(
         own[1][:, 0, at] = v[part].swapaxes(0, 1)
         past = dequantize_block(keys[:, :block], values[:, :block], steps[:, :block])
         seen = _by_position(*(np.concatenate([a, b], 1) for a, b in zip(past, own, strict=True)))
-        out[part] = _causal(q[part], *(x[:last] for x in seen), start=first, scale=scale, window=window)
+        out[part] = _causal(q[part], *(x[:last] for x in seen), start=first, scale=scale, window=window, how=scores)
         if last == (block + 1) * BLOCK:
             if grid is None:
                 keys[:, block], steps[:, block, 0], steps[:, block, 1] = _quantize(own[0][:, 0], axis=2)
@@ -229,7 +266,7 @@ def _by_position(keys: F32, values: F32) -> tuple[F32, F32]:
     return keys.transpose(1, 3, 0, 2).reshape(shape), values.transpose(1, 2, 0, 3).reshape(shape)
 
 
-def _causal(q: F32, keys: F32, values: F32, *, start: int, scale: float, window: int) -> F32:
+def _causal(q: F32, keys: F32, values: F32, *, start: int, scale: float, window: int, how: Scores) -> F32:
     """q [T, H, D] at positions start ...; keys, values [start + T, G, D] -> [T, H, D]."""
     tokens, heads, size = q.shape
     span, groups = keys.shape[:2]
@@ -238,8 +275,17 @@ def _causal(q: F32, keys: F32, values: F32, *, start: int, scale: float, window:
     hidden = past > at if not window else (past > at) | (past <= at - window)  # [T, span]
     grouped = q.reshape(tokens, groups, heads // groups, size)
     scores = np.einsum("tghd,sgd->gths", grouped, keys, optimize=True) * np.float32(scale)
+    per_head = (groups, 1, heads // groups, 1)
+    if how.softcap:
+        scores = np.float32(how.softcap) * np.tanh(scores / np.float32(how.softcap))
+    if how.slopes is not None:
+        scores += how.slopes.reshape(per_head) * (past - at).astype(np.float32)[None, :, None, :]
     scores[:, hidden[:, None, :].repeat(heads // groups, 1)] = -np.inf
-    scores -= scores.max(-1, keepdims=True)
+    top = scores.max(-1, keepdims=True)
+    if how.sinks is not None:
+        top = np.maximum(top, how.sinks.reshape(per_head))
+    scores -= top
     np.exp(scores, out=scores)
-    scores /= scores.sum(-1, keepdims=True)
+    total = scores.sum(-1, keepdims=True)
+    scores /= total if how.sinks is None else total + np.exp(how.sinks.reshape(per_head) - top)
     return np.ascontiguousarray(np.einsum("gths,sgd->tghd", scores, values, optimize=True)).reshape(q.shape)

@@ -1,4 +1,4 @@
-"""Attention with rotary positions behind an RMS norm: a + O [norm] attention(rope([norm] q), rope([norm] k), v), [q, k, v] = QKV norm(x)."""
+"""Attention: a + [norm] O [norm] attention(rope([norm] q), rope([norm] k), v), [q, k, v] = QKV [norm] x. Which norms there are says parts.Attention."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyquant.architectures import parts
-from polyquant.ops.decoder import rms_norm, rotate
+from polyquant.architectures.hyper import Hyper
+from polyquant.ops.decoder import Scores
 from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.rotary import Rotary
+from polyquant.runtime.norm import Norm
+from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "alibi_slopes", "which_turns"]
 
 
 class Attention:
@@ -23,31 +25,82 @@ class Attention:
 
     def __init__(self, part: parts.Attention, site: Site) -> None:
         hyper = site.hyper
-        self.index, self.eps, self.size, self.c8 = site.index, hyper.norm_eps, hyper.head_size, site.c8
+        self.index, self.size, self.c8 = site.index, hyper.head_size, site.c8
         self.window = hyper.windows[site.index] if hyper.windows else 0
-        self.norm = site.norm("attn_norm")
+        self.turns = which_turns(part, hyper, site.index)
+        self.scale = hyper.real("attention_scale", self.size**-0.5)
+        self.scores = Scores(
+            hyper.real("attention_softcap", 0.0),
+            alibi_slopes(hyper.heads) if part.alibi else None,
+            site.vector("attn_sinks") if part.sinks else None,
+        )
+        self.norm = site.norm(part.norm) if part.norm else None
         self.qkv = site.linear(*part.inputs)
         wide = hyper.query_width
         self.cuts = (wide, wide + hyper.value_width) if part.fused else None
-        self.q_norm = site.vector("attn_q_norm") if part.head_norms else None
-        self.k_norm = site.vector("attn_k_norm") if part.head_norms else None
+        self.wide_norms, normed = part.width_norms, part.head_norms or part.width_norms
+        self.q_norm: Norm | None = site.norm("attn_q_norm") if normed else None
+        self.k_norm: Norm | None = site.norm("attn_k_norm") if normed else None
+        if part.each_norm and "attn_q_norm" in site:
+            self.q_norm, self.k_norm = (
+                Norm(site.matrix(f"attn_{x}_norm", (n, self.size)), hyper.norm_eps, None, "layer")
+                for x, n in (("q", hyper.heads), ("k", hyper.kv_heads))
+            )
         self.sub_norm = site.norm("attn_sub_norm") if part.sub_norm else None
         self.o = site.linear("attn_output")
+        self.post_norm = site.norm("post_attention_norm") if part.post_norm else None
 
-    def __call__(self, x: F32, cos: F32, sin: F32, rotary: Rotary, cache: KVCache) -> F32:
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the keys and values of these T tokens go into the cache."""
+        return self.behind_norm(x if self.norm is None else self.norm(x), turns, cache)
+
+    def behind_norm(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+        """The same from what the norm gives."""
         tokens, size = len(x), self.size
-        q, k, v = (y.reshape(tokens, -1, size) for y in self.split(self.qkv(self.norm(x))))  # [T, heads, size]
+        q, k, v = self.split(self.qkv(x))
         if self.c8 is not None:
-            k, v = self.c8.rounded(self.index, k, v)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
-        q = rotate(q, cos, sin, interleaved=rotary.interleaved)
-        k = rotate(k, cos, sin, interleaved=rotary.interleaved)
-        a = cache.attend(self.index, q, k, v, scale=size**-0.5, window=self.window).reshape(tokens, -1)
+            k, v = (
+                y.reshape(tokens, -1)
+                for y in self.c8.rounded(self.index, *(y.reshape(tokens, -1, size) for y in (k, v)))
+            )
+        if self.wide_norms:
+            q, k = self._normed(q, k)
+        q, k, v = (y.reshape(tokens, -1, size) for y in (q, k, v))  # [T, heads, size]
+        if not self.wide_norms:
+            q, k = self._normed(q, k)
+        if self.turns is not None:
+            turn = turns[self.turns]
+            q, k = turn(q), turn(k)
+        a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window, scores=self.scores).reshape(
+            tokens, -1
+        )
         (out,) = self.o(a if self.sub_norm is None else self.sub_norm(a))
-        return out
+        return out if self.post_norm is None else self.post_norm(out)
+
+    def _normed(self, q: F32, k: F32) -> tuple[F32, F32]:
+        return (q, k) if self.q_norm is None or self.k_norm is None else (self.q_norm(q), self.k_norm(k))
 
     def split(self, qkv: Sequence[F32]) -> Sequence[F32]:
         """What the linear `qkv` gives -> q [T, heads * size], k and v [T, kv_heads * size]."""
         return qkv if self.cuts is None else np.split(qkv[0], self.cuts, axis=1)
+
+
+def which_turns(part: parts.Attention, hyper: Hyper, index: int) -> int | None:
+    """Which of the decoder's rotations layer `index` takes: 0, 1 where layers with a window have a base of their own, None for none."""
+    windowed = bool(hyper.windows and hyper.windows[index])
+    rotating = hyper.more.get("rotating")
+    if part.rope == "none" or part.alibi or (part.rope == "windowed" and hyper.windows and not windowed):
+        return None
+    if isinstance(rotating, tuple) and rotating:
+        return 0 if rotating[index] else None
+    if part.still and (index + 1) % part.still == 0:
+        return None
+    return int(windowed and hyper.real("rope_theta_swa", 0.0) > 0)
+
+
+def alibi_slopes(heads: int) -> F32:
+    """[heads]: a geometric sequence that ends at 2^-8 for a power of two; for others those of the power below, and every second one of the power above
+    (Press et al. 2021, section 3 and their code)."""
+    below = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-8.0 * (i + 1) / below) for i in range(below)]
+    return np.array(first + [2.0 ** (-4.0 * (2 * i + 1) / below) for i in range(heads - below)], np.float32)

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops import native
+from polyquant.runtime.ends import Embedding, Head
 from polyquant.runtime.kv_cache import CacheType, KVCache
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
-from polyquant.runtime.rotary import Rotary
+from polyquant.runtime.rotary import Rotary, Turns, angles
 from polyquant.runtime.site import Place
 from polyquant.runtime.step import Step
-from polyquant.types import F32, Weight
+from polyquant.types import F32
 
 __all__ = ["Decoder", "Layer"]
 
@@ -35,8 +36,8 @@ class Layer(Protocol):
     def places(self) -> Sequence[Place]:
         """See above."""
 
-    def __call__(self, x: F32, cos: F32, sin: F32, rotary: Rotary, cache: KVCache) -> F32:
-        """cos, sin [T, R] of the positions of the T tokens."""
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+        """turns: of the positions of the T tokens, one of each of the decoder's rotations."""
 
 
 class Decoder:
@@ -45,19 +46,20 @@ class Decoder:
     def __init__(
         self,
         hyper: Hyper,
-        embedding: Weight,
+        embedding: Embedding,
         layers: Sequence[Layer],
         norm: Norm,
         head: Linear,
-        rotary: Rotary,
+        rotaries: Sequence[Rotary],
         cache: CacheType = "f32",
         grids: Sequence[F32] | None = None,
+        behind: Head | None = None,
     ) -> None:
-        """grids: of the cache c8, see KVCache."""
-        self.hyper, self.embedding, self.layers = hyper, embedding, tuple(layers)
-        self.norm, self.head, self.rotary, self.cache_type, self.grids = norm, head, rotary, cache, grids
+        """grids: of the cache c8, see KVCache. behind: what is done to the logits."""
+        self.hyper, self.embed, self.layers = hyper, embedding, tuple(layers)
+        self.norm, self.head, self.rotaries, self.cache_type, self.grids = norm, head, tuple(rotaries), cache, grids
+        self.behind = behind or Head()
         self._recordable = all(layer.recordable for layer in self.layers)
-        self._table = dict(embedding.parts)  # looked up once: each look maps the file anew
 
     def cache(self) -> KVCache:
         """An empty cache of this decoder's shape."""
@@ -74,15 +76,15 @@ class Decoder:
         step, position = cache.step, cache.length
         known = step is not None and step.owner is self and position < step.tape.room
         if step is None or not known:
-            step = Step(self, self.hyper.hidden, len(self.rotary.frequencies))
-        self._embed(tokens, step.x)
-        self.rotary.angles(position, 1, (step.cos, step.sin))
+            step = Step(self, self.hyper.hidden, self.rotaries)
+        self.embed(tokens, position, step.x)
+        self._turns(cache, 1, step.turns)
         if known:
             step.tape.run(position)
             cache.stepped()
         else:
             with step.tape:
-                step.out = deque(self._through(step.x, step.cos, step.sin, cache), maxlen=1).pop()
+                step.out = deque(self._through(step.x, step.turns, cache), maxlen=1).pop()
             if step.tape.complete:
                 cache.step = step
         return step.out.copy()
@@ -92,32 +94,27 @@ class Decoder:
 
         An array is good until the next is asked for: a layer may work in place.
         """
-        x = self._embed(tokens, np.empty((len(tokens), self.hyper.hidden), np.float32))
-        cos, sin = self.rotary.angles(cache.length, len(tokens))
+        x = self.embed(tokens, cache.length, np.empty((len(tokens), self.hyper.hidden), np.float32))
+        turns = self._turns(cache, len(tokens))
         yield x
-        yield from self._through(x, cos, sin, cache)
+        yield from self._through(x, turns, cache)
 
-    def _through(self, x: F32, cos: F32, sin: F32, cache: KVCache) -> Iterator[F32]:
+    def _through(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> Iterator[F32]:
         """The output of every layer, and that of the last norm."""
         for layer in self.layers:
-            x = layer(x, cos, sin, self.rotary, cache)
+            x = layer(x, turns, cache)
             yield x
         cache.length += len(x)
         yield self.norm(x)
 
     def alone(self, index: int, x: F32, cache: KVCache) -> F32:
         """The output [T, hidden] of one layer for the input x [T, hidden]; the caller moves cache.length on after all layers."""
-        cos, sin = self.rotary.angles(cache.length, len(x))
-        return self.layers[index](x, cos, sin, self.rotary, cache)
+        return self.layers[index](x, self._turns(cache, len(x)), cache)
 
     def logits(self, hidden: F32) -> F32:
         """[T, hidden] -> [T, vocab]."""
-        (y,) = self.head(hidden)
-        return y
+        return self.behind(self.head, hidden)
 
-    def _embed(self, tokens: NDArray[np.int64], out: F32) -> F32:
-        """Rows of the embedding into out [T, hidden]."""
-        codec, shape = self.embedding.codec, self.embedding.shape
-        for i, token in enumerate(tokens.tolist()):
-            codec.dequantize(self._table, shape, rows=slice(token, token + 1), out=out[i : i + 1])
-        return out
+    def _turns(self, cache: KVCache, tokens: int, out: Sequence[Turns] | None = None) -> tuple[Turns, ...]:
+        """Of the next positions."""
+        return angles(self.rotaries, cache.length, tokens, max(cache.reach, cache.length + tokens), out)

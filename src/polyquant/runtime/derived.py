@@ -16,7 +16,7 @@ from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import gguf_maps
 from polyquant.operations import Same
 from polyquant.rows import stored_rows, whole_floats
-from polyquant.types import ArraySpec, Checkpoint, TensorMap, Weight, as_matrix
+from polyquant.types import ArraySpec, Checkpoint, Floats, TensorMap, Weight, as_matrix
 
 __all__ = ["HeldArray", "derived_maps", "made"]
 
@@ -53,7 +53,7 @@ def derived_maps(checkpoint: Checkpoint, record: Architecture, hyper: Hyper) -> 
 
 
 def made(checkpoint: Checkpoint, wanted: TensorMap) -> Weight:
-    """The tensor in memory. Raises CodecError, InputError for sources that cannot be read."""
+    """The tensor in memory, under the name of its source where it has one alone. Raises CodecError, InputError for sources that cannot be read."""
     weights = [checkpoint[name] for name in wanted.sources]
     codec, shapes = weights[0].codec, [w.shape for w in weights]
     alike = all(w.codec is codec for w in weights) and codec.row_sliced
@@ -61,5 +61,6 @@ def made(checkpoint: Checkpoint, wanted: TensorMap) -> Weight:
         parts = stored_rows(weights, wanted.op, slice(0, as_matrix(wanted.shape)[0]))
     else:
         codec = registry.codec("f32")
-        parts = {"data": whole_floats(weights, wanted.op).reshape(as_matrix(wanted.shape))}
-    return Weight(wanted.target, wanted.shape, codec, {key: HeldArray(part) for key, part in parts.items()})
+        parts = codec.pack(Floats(whole_floats(weights, wanted.op).reshape(as_matrix(wanted.shape))))
+    name = wanted.sources[0] if len(wanted.sources) == 1 else wanted.target
+    return Weight(name, wanted.shape, codec, {key: HeldArray(part) for key, part in parts.items()})

@@ -4,11 +4,13 @@ were trained. What is not run is refused here by its name."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.find import known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
+from polyquant.architectures.rope_tensors import restored
 from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.c8 import grid_name
@@ -124,9 +126,13 @@ def hyper_parameters(checkpoint: Checkpoint, architecture: Architecture, names: 
         return architecture.hyper.read_config(checkpoint.config, vocab=rows, file=file)
     metadata, tied = checkpoint.metadata, "output.weight" not in names
     scaling = metadata.get(f"{architecture.name}.rope.scaling.type")
-    if scaling not in (None, "none", "linear", "yarn"):
-        raise UnsupportedError(f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn")
+    if scaling not in (None, "none", "linear", "yarn", "longrope"):
+        raise UnsupportedError(
+            f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn, longrope"
+        )
     hyper = architecture.hyper.read_metadata(metadata, architecture.name, vocab=rows, tied=tied, file=checkpoint.path)
+    if "rope_factors_long.weight" in checkpoint.weights:
+        hyper = replace(hyper, rope=restored(checkpoint, hyper, {}, []) or {})
     tokens = metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Sized) and not isinstance(tokens, str) and len(tokens) > hyper.vocab:
         raise InputError(

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from polyquant.ops.decoder import BLOCK, attend, attend_int8, dequantize_block
+from polyquant.ops.decoder import BLOCK, PLAIN, Scores, attend, attend_int8, dequantize_block
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
@@ -29,7 +29,7 @@ class KeptLayer(Protocol):
     def nbytes(self) -> int:
         """Bytes of its arrays, room for the next positions included."""
 
-    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int) -> F32:
+    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores) -> F32:
         """Store k, v [T, G, D] at positions start ..., attend to them and all before. q [T, H, D] -> [T, H, D].
 
         What was stored at `start` and after is forgotten.
@@ -40,7 +40,8 @@ class KeptLayer(Protocol):
 
 
 class KVCache:
-    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it.
+    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it. reach: how long the text will be at
+    least, 0 for what is fed (runtime/rotary.py, longrope).
     grain: a cache truncated to a multiple of it is as if nothing had been there. step: the recorded step of one token (runtime/step.py); it
     knows the arrays of now, so whatever goes past it, `attend` or `truncate`, forgets it."""
 
@@ -48,7 +49,7 @@ class KVCache:
         self, layers: int, groups: int, size: int, kind: CacheType = "f32", grids: Sequence[F32] | None = None
     ) -> None:
         """grids: of c8, float32 [G, 4, D] for each layer."""
-        self.length, self.grain = 0, BLOCK if kind in ("int8", "c8") else 1
+        self.length, self.reach, self.grain = 0, 0, BLOCK if kind in ("int8", "c8") else 1
         self.step: Step | None = None
         self.layers: list[KeptLayer] = [
             Int8Layer(groups, size, grids[i] if grids is not None else None)
@@ -62,10 +63,12 @@ class KVCache:
         """Bytes of all layers' arrays."""
         return sum(layer.nbytes for layer in self.layers)
 
-    def attend(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+    def attend(
+        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+    ) -> F32:
         """Store k, v [T, G, D] of the T next positions and attend to them and all before. q [T, H, D] -> [T, H, D]."""
         self.step = None
-        return self.layers[layer].attend(q, k, v, self.length, scale, window)
+        return self.layers[layer].attend(q, k, v, self.length, scale, window, scores)
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on. In int8, positions of a block that was full stay as int8 left them."""
@@ -92,12 +95,12 @@ class FloatLayer:
         """Bytes of its arrays."""
         return self.keys.nbytes + self.values.nbytes
 
-    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int) -> F32:
+    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
         """See KeptLayer."""
         if (end := start + len(k)) > self.room:
             self.keys, self.values = grown(self.keys, end), grown(self.values, end)
             self.room = self.keys.shape[1] * BLOCK
-        return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window)
+        return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window, scores=scores)
 
     def stored(self, end: int) -> None:
         """See KeptLayer."""
@@ -119,7 +122,7 @@ class Int8Layer:
         """Bytes of its arrays."""
         return self.keys.nbytes + self.values.nbytes + self.steps.nbytes + self.recent.nbytes
 
-    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int) -> F32:
+    def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
         """See KeptLayer."""
         if start != self.end:
             self._go_back(start)
@@ -129,7 +132,7 @@ class Int8Layer:
         self.end = end  # before the kernel: an interrupt is raised as soon as it returns
         return attend_int8(
             q, k, v, self.keys, self.values, self.steps, self.recent,
-            start=start, scale=scale, window=window, grid=self.grid,
+            start=start, scale=scale, window=window, grid=self.grid, scores=scores,
         )  # fmt: skip
 
     def stored(self, end: int) -> None:

@@ -2,38 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from polyquant.architectures.parts import FeedForward, Part
 from polyquant.architectures.parts import Layer as Record
-from polyquant.architectures.parts import Part
+from polyquant.architectures.parts import ParallelLayer as ParallelRecord
 from polyquant.ops.decoder import add
 from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.rotary import Rotary
+from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Place, Site
 from polyquant.types import F32
 
-__all__ = ["SequentialLayer", "computes"]
+__all__ = ["ParallelLayer", "SequentialLayer", "computes"]
 
 
 class SequentialLayer:
-    """h = x + attention(x);  y = h + feed_forward(h)."""
+    """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1."""
 
     recordable = True
 
     def __init__(self, layer: Record, site: Site) -> None:
         self.attention = computes(layer.attention)(layer.attention, site)
         self.feed_forward = computes(layer.feed_forward)(layer.feed_forward, site)
+        self.scale = site.hyper.real("residual_scale", 1.0)
 
-    def __call__(self, x: F32, cos: F32, sin: F32, rotary: Rotary, cache: KVCache) -> F32:
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """See decoder.Layer."""
-        x = add(x, self.attention(x, cos, sin, rotary, cache))
-        return add(x, self.feed_forward(x))
+        x = add(x, self.attention(x, turns, cache), self.scale)
+        return add(x, self.feed_forward(x), self.scale)
 
     @property
     def places(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
         return tuple(Place(part, key) for part in (self.attention, self.feed_forward) for key in part.linears)
+
+
+class ParallelLayer(SequentialLayer):
+    """y = x + s attention(x) + s feed_forward(x)."""
+
+    def __init__(self, layer: ParallelRecord, site: Site) -> None:
+        self.parallel = not layer.flag or bool(site.hyper.count(layer.flag))
+        self.shared = layer.shared and self.parallel
+        if self.shared and isinstance(layer.feed_forward, FeedForward):
+            layer = replace(layer, feed_forward=replace(layer.feed_forward, norm=""))
+        super().__init__(layer, site)
+
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+        """See decoder.Layer."""
+        if not self.parallel:
+            return super().__call__(x, turns, cache)
+        if self.shared:
+            n = self.attention.norm(x)
+            a, f = self.attention.behind_norm(n, turns, cache), self.feed_forward(n)
+        else:
+            a, f = self.attention(x, turns, cache), self.feed_forward(x)
+        return add(add(x, a, self.scale), f, self.scale)
 
 
 def computes(part: Part | Record) -> Any:

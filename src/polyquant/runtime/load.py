@@ -16,11 +16,12 @@ from polyquant.runtime import identity
 from polyquant.runtime.c8 import C8, read_c8
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.derived import derived_maps
+from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
 from polyquant.runtime.norm import read_norm
-from polyquant.runtime.rotary import rotary
+from polyquant.runtime.rotary import rotaries
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import Floats, Rounding
@@ -102,22 +103,33 @@ def build(
             expected=f"at most {len(tensors.names)}",
             found=hyper.layers,
         )
-    embedding = tensors.weight("token_embd.weight", (hyper.vocab, hyper.hidden))
     c8 = _c8(tensors, hyper, cache, exact=exact)
     before = c8 if c8 is not None and not c8.turned else None
     made = computes(architecture.layer)
     layers = [made(architecture.layer, Site(tensors, architecture, hyper, i, before)) for i in range(hyper.layers)]
     interleaved = architecture.rotates_pairs(gguf=checkpoint.naming == "gguf")
     divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
+    ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
     return Decoder(
         hyper,
-        embedding,
+        _embedding(tensors, architecture, hyper),
         layers,
-        read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"]),
-        tensors.linear(hyper.hidden, [("token_embd" if hyper.tied else "output", hyper.vocab)]),
-        rotary(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
+        read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], kind),
+        tensors.linear(hyper.hidden, [(head, hyper.vocab)]),
+        rotaries(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
         "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
         c8.grids if c8 is not None else None,
+        Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0)),
+    )
+
+
+def _embedding(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Embedding:
+    ends, size = architecture.ends, hyper.hidden
+    return Embedding(
+        tensors.weight("token_embd.weight", (hyper.vocab, size)),
+        embedding_scale(ends, hyper),
+        tensors.weight("position_embd.weight", (hyper.context, size)).dequantize() if ends.positions else None,
+        read_norm(tensors, "token_embd_norm", size, hyper.norm_eps, kind=architecture.norm) if ends.norm else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""RMS norm of a decoder, with what smoothing gives it in msModelSlim folders: a bias, and a twin `module.weight` for the quantized layers behind it.
+"""RMS and layer norms of a decoder, with what smoothing gives it in msModelSlim folders: a bias, and a twin `module.weight` for the quantized layers behind it.
 
 The document lets `.weight` be that of the float model, for layers that fell back to floats; the tool itself writes the smoothed one twice.
 """
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from polyquant.architectures.parts import NormKind
 from polyquant.errors import UnsupportedError
-from polyquant.ops.decoder import add_bias, rms_norm
+from polyquant.ops.decoder import add_bias, layer_norm, rms_norm
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32, Floats
 
@@ -18,20 +19,24 @@ __all__ = ["Norm", "read_norm"]
 
 
 class Norm:
-    """x / rms(x) * weight + bias; weight, bias float32 [n], bias None for 0."""
+    """x / rms(x) * weight + bias, or the same of x - mean(x); weight, bias float32 [n], bias None for 0."""
 
-    def __init__(self, weight: F32, eps: float, bias: F32 | None = None) -> None:
-        self.weight, self.eps, self.bias = weight, eps, bias
+    def __init__(self, weight: F32, eps: float, bias: F32 | None = None, kind: NormKind = "rms") -> None:
+        self.weight, self.eps, self.bias, self.kind = weight, eps, bias, kind
 
     def __call__(self, x: F32) -> F32:
-        """x [T, n] -> [T, n]."""
+        """x [..., n] -> [..., n]; [T, n] where there is a bias."""
+        if self.kind == "layer":
+            return layer_norm(x, self.weight, self.bias, self.eps)
         out = rms_norm(x, self.weight, self.eps)
         if self.bias is not None:
             add_bias(out, self.bias)
         return out
 
 
-def read_norm(tensors: Tensors, name: str, size: int, eps: float, readers: Sequence[str] = ()) -> Norm:
+def read_norm(
+    tensors: Tensors, name: str, size: int, eps: float, readers: Sequence[str] = (), kind: NormKind = "rms"
+) -> Norm:
     """The norm of that name without suffix. readers: the linear layers behind it, which say which of two twins is meant.
 
     Raises InputError if its weight is missing or misshapen, UnsupportedError if quantized and float layers share a norm whose twins differ.
@@ -51,4 +56,4 @@ def read_norm(tensors: Tensors, name: str, size: int, eps: float, readers: Seque
             )
         name = name if True in kinds else f"{name}.module"
     bias = tensors.vector(f"{name}.bias", size) if f"{name}.bias" in tensors else None
-    return Norm(tensors.vector(f"{name}.weight", size), eps, bias if bias is not None and bias.any() else None)
+    return Norm(tensors.vector(f"{name}.weight", size), eps, bias if bias is not None and bias.any() else None, kind)

@@ -1,32 +1,59 @@
 """Rotary positions of a model: the frequencies after scaling, and the angles of a run of positions.
 
+A model may have two: layers with a window rotate by a base of their own where Hyper's rope_theta_swa says one, without scaling.
+
 linear: every frequency divided by `factor`. llama3: long wavelengths divided, see architectures/rope.py. yarn (Peng et al. 2023): a ramp
-between the two by how often a pair turns within the original context, and an amplitude 0.1 ln(factor) + 1 on cos and sin.
+between the two by how often a pair turns within the original context, and an amplitude 0.1 ln(factor) + 1 on cos and sin. longrope (Ding et al. 2024): a
+divisor for each frequency, others for texts longer than the original context, and an amplitude sqrt(1 + ln(factor) / ln(original)). As in transformers, the
+length of the text decides, so a text that grows past the original context is computed anew (Session).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.rope import llama3_factors
+from polyquant.architectures.rope import llama3_factors, longrope_factor
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.ops.decoder import rotate
 from polyquant.types import F32
 
-__all__ = ["Rotary", "rotary"]
+__all__ = ["Rotary", "Turns", "angles", "rotaries", "rotary"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """cos, sin [T, R] of the positions of T tokens; called with heads [T, H, D] it turns them."""
+
+    cos: F32
+    sin: F32
+    interleaved: bool
+
+    def __call__(self, x: F32) -> F32:
+        """[T, H, D] -> the same."""
+        return rotate(x, self.cos, self.sin, interleaved=self.interleaved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
-    """frequencies float64 [R], turns in radians a position; amplitude of cos and sin; interleaved: pairs (2i, 2i + 1), else (i, i + R)."""
+    """frequencies float64 [R], turns in radians a position; amplitude of cos and sin; interleaved: pairs (2i, 2i + 1), else (i, i + R). long: what texts of
+    more than `reach` positions take instead."""
 
     frequencies: NDArray[np.float64]
     amplitude: float
     interleaved: bool
+    long: Rotary | None = None
+    reach: int = 0
+
+    def of(self, length: int) -> Rotary:
+        """What a text of that length takes."""
+        return self.long if self.long is not None and length > self.reach else self
 
     def angles(self, start: int, tokens: int, out: tuple[F32, F32] | None = None) -> tuple[F32, F32]:
         """cos and sin [T, R] of the positions start ... start + tokens - 1. out: where they go."""
@@ -38,15 +65,35 @@ class Rotary:
         return cos, sin
 
 
+def angles(
+    found: Sequence[Rotary], start: int, tokens: int, length: int, out: Sequence[Turns] | None = None
+) -> tuple[Turns, ...]:
+    """The turns of positions start ... of each, in a text of that length. out: where they go."""
+    turns = []
+    for i, one in enumerate(found):
+        cos, sin = one.of(length).angles(start, tokens, None if out is None else (out[i].cos, out[i].sin))
+        turns.append(Turns(cos, sin, one.interleaved))
+    return tuple(turns)
+
+
+def rotaries(
+    hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file: object = None
+) -> tuple[Rotary, ...]:
+    """The rotation of the layers, and where they have one of their own that of layers with a window. Raises InputError, UnsupportedError."""
+    first = rotary(hyper, interleaved=interleaved, divisors=divisors, file=file)
+    theta = hyper.real("rope_theta_swa", 0.0)
+    if not theta:
+        return (first,)
+    return first, rotary(replace(hyper, rope_theta=theta, rope={}), interleaved=interleaved, file=file)
+
+
 def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file: object = None) -> Rotary:
     """divisors [R]: GGUF's rope_freqs.weight. Raises InputError for parameters that cannot be right, UnsupportedError."""
     size = hyper.rotary_size
     frequencies = hyper.rope_theta ** (-np.arange(0, size, 2, dtype=np.float64) / size)  # [R]
     amplitude = 1.0
     if divisors is not None:
-        if not (np.isfinite(divisors).all() and (divisors > 0).all()):
-            raise InputError("rope_freqs.weight must be finite and positive", file=file)
-        frequencies = frequencies / divisors
+        frequencies = frequencies / _sound(divisors, "rope_freqs.weight", file)
     kind = hyper.rope.get("rope_type")
     if kind == "linear":
         frequencies = frequencies / _positive(hyper, "factor", None, file)
@@ -54,9 +101,33 @@ def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file
         frequencies = frequencies / llama3_factors(hyper.rope, hyper.rope_theta, size, file=file)
     elif kind == "yarn":
         frequencies, amplitude = _yarn(hyper, frequencies, file)
+    elif kind == "longrope":
+        return _longrope(hyper, frequencies, file, interleaved=interleaved)
     elif kind is not None:
-        raise UnsupportedError(f"RoPE scaling '{kind}' is not run", file=file, hint="known: linear, llama3, yarn")
+        raise UnsupportedError(
+            f"RoPE scaling '{kind}' is not run", file=file, hint="known: linear, llama3, yarn, longrope"
+        )
     return Rotary(frequencies, amplitude, interleaved)
+
+
+def _sound(divisors: Any, what: str, file: object) -> NDArray[np.float64]:
+    """Raises InputError."""
+    found = np.asarray(divisors, np.float64) if isinstance(divisors, list | tuple | np.ndarray) else np.zeros(1)
+    if not (np.isfinite(found).all() and (found > 0).all()):
+        raise InputError(f"{what} must be finite and positive", file=file)
+    return found
+
+
+def _longrope(hyper: Hyper, frequencies: NDArray[np.float64], file: object, *, interleaved: bool) -> Rotary:
+    pair = []
+    for key in ("short_factor", "long_factor"):
+        found = _sound(hyper.rope.get(key), f"RoPE {key}", file)
+        if found.shape != frequencies.shape:
+            raise InputError(f"RoPE {key} cannot be right", file=file, expected=len(frequencies), found=len(found))
+        pair.append(frequencies / found)
+    original = int(_positive(hyper, "original_max_position_embeddings", hyper.context, file))
+    amplitude = longrope_factor(hyper.rope, hyper.context)
+    return Rotary(pair[0], amplitude, interleaved, Rotary(pair[1], amplitude, interleaved), original)
 
 
 def _positive(hyper: Hyper, key: str, default: float | None, file: object) -> float:

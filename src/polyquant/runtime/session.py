@@ -33,6 +33,7 @@ class Session:
     def feed(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Go on with these tokens -> logits [vocab] after the last. Raises InputError."""
         ids = self._checked(tokens)
+        self._reach(self.position + len(ids))
         for a in range(0, len(ids), _CHUNK):
             hidden = self.decoder.hidden(ids[a : a + _CHUNK], self.cache)
         self.tokens += ids.tolist()
@@ -42,11 +43,21 @@ class Session:
     def feed_all(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """Go on with these tokens -> logits [T, vocab] after each. Raises InputError."""
         ids = self._checked(tokens)
+        self._reach(self.position + len(ids))
         out = np.empty((len(ids), self.decoder.hyper.vocab), np.float32)
         for a in range(0, len(ids), _CHUNK):
             out[a : a + _CHUNK] = self.decoder.logits(self.decoder.hidden(ids[a : a + _CHUNK], self.cache))
         self.tokens += ids.tolist()
         return out
+
+    def _reach(self, length: int) -> None:
+        """The text will have that length: what the cache holds is computed anew where it was rotated otherwise (longrope)."""
+        before, self.cache.reach = self.cache.reach, length
+        if self.position and any(r.of(before) is not r.of(length) for r in self.decoder.rotaries):
+            past = np.asarray(self.tokens[: self.position], np.int64)
+            self.cache.truncate(0)
+            for a in range(0, len(past), _CHUNK):
+                self.decoder.hidden(past[a : a + _CHUNK], self.cache)
 
     def rewind(self, position: int) -> None:
         """Forget what came after the first `position` tokens."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from polyquant.architectures import layer_numbers
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
+from polyquant.errors import InputError
 from polyquant.runtime.c8 import C8
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm, read_norm
@@ -31,7 +35,7 @@ class Site:
         """The norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
         (size,) = self._shapes[stem]
         readers = [self._name(reader) for reader in self.architecture.behind(stem)]
-        return read_norm(self.tensors, self._name(stem), size, self.hyper.norm_eps, readers)
+        return read_norm(self.tensors, self._name(stem), size, self.hyper.norm_eps, readers, self.architecture.norm)
 
     def vector(self, stem: str) -> F32:
         """The weight of that stem, float32 [n]. Raises InputError."""
@@ -42,6 +46,25 @@ class Site:
         """Matrices that read the same. Raises InputError."""
         shapes = self._shapes
         return self.tensors.linear(shapes[stems[0]][1], [(self._name(stem), shapes[stem][0]) for stem in stems])
+
+    def matrix(self, stem: str, shape: Shape) -> F32:
+        """The weight of that stem as floats. Raises InputError."""
+        return np.ascontiguousarray(self.tensors.weight(f"{self._name(stem)}.weight", shape).dequantize(), np.float32)
+
+    def number(self, key: str) -> float:
+        """This layer's entry of a list of numbers (record.LayerNumber), called by its key in GGUF. Raises InputError."""
+        checkpoint, layers = self.tensors.checkpoint, self.hyper.layers
+        if checkpoint.naming != "gguf":
+            return float(layer_numbers.metadata(checkpoint, self.architecture, layers)[key].value[self.index])
+        values = checkpoint.metadata.get(key)
+        if not isinstance(values, Sequence | np.ndarray) or len(values) != layers:
+            raise InputError(
+                f"{key} cannot be right", file=checkpoint.path, expected=f"a number for each of {layers} layers"
+            )
+        return float(values[self.index])
+
+    def __contains__(self, stem: str) -> bool:
+        return f"{self._name(stem)}.weight" in self.tensors
 
     @property
     def _shapes(self) -> Mapping[str, Shape]:

@@ -7,20 +7,27 @@ know nothing of it, but for what Layer.recordable promises. The tape itself chec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from polyquant.ops import native
+from polyquant.runtime.rotary import Rotary, Turns
 from polyquant.types import F32
 
 __all__ = ["Step"]
 
 
 class Step:
-    """x [1, hidden], cos and sin [1, R]: what goes in; out [1, hidden]: what the last run left. owner: the decoder that recorded it."""
+    """x [1, hidden] and turns of one position: what goes in; out [1, hidden]: what the last run left. owner: the decoder that recorded it."""
 
-    def __init__(self, owner: object, hidden: int, angles: int) -> None:
+    def __init__(self, owner: object, hidden: int, rotaries: Sequence[Rotary]) -> None:
         self.owner = owner
         self.tape: Any = native.module().Tape()
         with self.tape:
-            self.x, self.cos, self.sin = native.empty(1, hidden), native.empty(1, angles), native.empty(1, angles)
+            self.x = native.empty(1, hidden)
+            self.turns = tuple(
+                Turns(native.empty(1, n), native.empty(1, n), r.interleaved)
+                for r in rotaries
+                for n in [len(r.frequencies)]
+            )
         self.out: F32 = self.x

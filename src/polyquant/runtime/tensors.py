@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from polyquant.architectures import layer_numbers
 from polyquant.architectures.record import Architecture
 from polyquant.capabilities import Opaque, WholeNumbers
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
@@ -110,7 +111,10 @@ class Tensors:
             notes.append(f"{len(self.made)} BitNet master weights were made ternary in memory (absmean)")
         used = {self.names[name] for name in self.used if name not in self.derived}
         used |= {source for name in self.used if name in self.derived for source in self.derived[name].sources}
-        left = [n for n in self.checkpoint if n not in used and not _COMPUTED.fullmatch(n)]
+        left = [
+            n for n in self.checkpoint
+            if n not in used and not _COMPUTED.fullmatch(n) and layer_numbers.find(n, self.architecture) is None
+        ]  # fmt: skip
         if left:
             notes.append(
                 f"{len(left)} tensors are not part of this decoder and are not used (first: {printable(left[0])})"

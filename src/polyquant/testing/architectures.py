@@ -39,7 +39,14 @@ __all__ = [
 ]
 
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
-_SAMPLES = {"experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32}
+_SAMPLES = {
+    "experts": 4,
+    "experts_used": 2,
+    "expert_feed_forward": 32,
+    "shared_feed_forward": 32,
+    "window": 5,
+    "rope_theta_swa": 5000.0,
+}
 """Of tiny models, where the default would leave the part out."""
 _FIELDS = frozenset(f.name for f in fields(Hyper))
 _TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -60,7 +67,8 @@ def check_names(record: Architecture) -> None:
     if record.runs:
         told = set(names.layer.values()) | {_stem(name) for name in (*names.exact.values(), *moved)}
         assert set(_shapes(record)) <= told, "stems without a Hugging Face name"
-    assert {"token_embd"} <= set(names.top.values()), "the embedding"
+    ends = {"token_embd", *(("position_embd",) * record.ends.positions), *(("token_embd_norm",) * record.ends.norm)}
+    assert ends <= set(names.top.values()), "the embedding"
     for inside, gguf in names.exact.items():
         assert (
             names.to_gguf(f"{prefix}7.{inside}") == f"blk.7.{gguf}"
@@ -86,8 +94,8 @@ def check_wiring(record: Architecture) -> None:
     readers = [stem for feed in record.layer.feeds for stem in feed.readers]
     assert sorted(readers) == sorted(stem for stem, shape in shapes.items() if len(shape) == 2), "who reads what"
     for feed in record.layer.feeds:
-        assert feed.source in shapes and feed.readers, f"a feed from {feed.source}"
-        assert (len(shapes[feed.source]) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
+        assert feed.readers and (feed.source in shapes or feed.kind == "stream"), f"a feed from {feed.source}"
+        assert (len(shapes.get(feed.source, "")) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
         if feed.kind == "norm":
             assert record.behind(feed.source) == feed.readers
             for index in range(tiny_hyper(record).layers):
@@ -172,6 +180,7 @@ def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
     """A Hugging Face folder of the architecture with random float32 weights; linear layers of ternary architectures hold two values."""
     rng, hyper = np.random.default_rng(seed), tiny_hyper(record)
     arrays: dict[str, F32] = {}
+    numbers: dict[str, F32] = {}
     for stem, shape in _tensors(record, hyper):
         inside = stem.rpartition(".")[2]
         values = rng.standard_normal(shape, np.float32) * np.float32(0.2)
@@ -180,6 +189,9 @@ def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
         arrays[f"{stem}.weight"] = values + np.float32(1) if len(shape) == 1 else values
         if any(inside in bias.stems for bias in record.biases):
             arrays[f"{stem}.bias"] = rng.standard_normal(shape[0], np.float32)
+    for inside, number in record.layer_numbers.items():
+        for index in range(hyper.layers):
+            numbers[f"{record.names.prefix}{index}.{inside}"] = rng.uniform(0.1, 1, number.shape).astype(np.float32)
     f32 = registry.codec("f32")
     held = (Weight(n, a.shape, f32, {}) for n, a in arrays.items())
     mapped = hf_maps(held, record, hyper, None)
@@ -188,10 +200,12 @@ def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
     tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     said = next(iter(_ways_to_say(record)), {"model_type": record.model_type, "architectures": [record.class_name]})
     biased = {bias.key: True for bias in record.biases if bias.key is not None}
+    if record.hyper.gguf_windows is not None:
+        hyper = replace(hyper, windows=record.hyper.gguf_windows(hyper))
     config = {**record.hyper.to_config(hyper), **biased, **said, "torch_dtype": "float32"}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(tensors | numbers, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -216,6 +230,10 @@ def _shapes(record: Architecture) -> dict[str, Shape]:
 def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
     """GGUF name without suffix, shape of the weight."""
     yield "token_embd", (hyper.vocab, hyper.hidden)
+    if record.ends.positions:
+        yield "position_embd", (hyper.context, hyper.hidden)
+    if record.ends.norm:
+        yield "token_embd_norm", (hyper.hidden,)
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
             yield f"blk.{index}.{stem}", shape

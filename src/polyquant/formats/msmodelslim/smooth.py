@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.parts import Feed
+from polyquant.architectures.record import Architecture
 from polyquant.calibration.statistics import InputRanges
 from polyquant.errors import UnsupportedError
 from polyquant.operations import Index
@@ -62,7 +64,7 @@ def links(source: Checkpoint, method: str) -> list[Link]:
     for block in blocks:
         for feed in feeds:
             stems = [f"{block}{stem}.weight" for stem in (feed.source, *feed.readers)]
-            if all(stem in names for stem in stems):
+            if all(stem in names for stem in stems) and _scales(record, names, stems):
                 _refuse_stacks(source, [names[stem] for stem in stems])
                 out.append(_link(source, feed, [names[stem] for stem in stems], hyper))
     if not out:
@@ -70,6 +72,18 @@ def links(source: Checkpoint, method: str) -> list[Link]:
             "smoothing finds no norms before its linear layers", file=source.path, hint="leave out --smooth"
         )
     return out
+
+
+def _scales(record: Architecture, names: Mapping[str, str], stems: Sequence[str]) -> bool:
+    """False where rows and columns of these tensors, a feeder and its readers, do not lie in the folder as the decoder takes them (Conv1D, norms as their
+    distance from one, rows in another order), or a norm has a bias, which nobody would divide."""
+    feeder, *readers = stems
+    biased = feeder.endswith("_norm.weight") and f"{feeder.removesuffix('.weight')}.bias" in names
+    return (
+        record.change(feeder) is None
+        and not biased
+        and all(isinstance(record.change(r), PairedRows | None) for r in readers)
+    )
 
 
 def _refuse_stacks(source: Checkpoint, names: Sequence[str]) -> None:

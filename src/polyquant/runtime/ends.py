@@ -1,0 +1,72 @@
+"""What stands before the first layer and behind the last: tokens -> embeddings, hidden states -> logits. Which steps there are says parts.Ends."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.architectures import parts
+from polyquant.architectures.hyper import Hyper
+from polyquant.errors import InputError
+from polyquant.runtime.linear import Linear
+from polyquant.runtime.norm import Norm
+from polyquant.types import F32, Weight
+
+__all__ = ["Embedding", "Head", "embedding_scale", "logit_scale"]
+
+
+class Embedding:
+    """Rows of the table, times a scale, plus rows for the positions, through a norm."""
+
+    def __init__(
+        self, table: Weight, scale: float = 1.0, positions: F32 | None = None, norm: Norm | None = None
+    ) -> None:
+        """positions [context, hidden]."""
+        self.table, self.scale, self.positions, self.norm = table, np.float32(scale), positions, norm
+        self._parts = dict(table.parts)  # looked up once: each look maps the file anew
+
+    def __call__(self, tokens: NDArray[np.int64], start: int, out: F32) -> F32:
+        """Embeddings of T tokens at positions start ... into out [T, hidden]. Raises InputError for positions that have none."""
+        codec, shape = self.table.codec, self.table.shape
+        for i, token in enumerate(tokens.tolist()):
+            codec.dequantize(self._parts, shape, rows=slice(token, token + 1), out=out[i : i + 1])
+        if self.scale != 1:
+            out *= self.scale
+        if self.positions is not None:
+            if start + len(tokens) > len(self.positions):
+                raise InputError(
+                    "the model has no embeddings of these positions", expected=f"at most {len(self.positions)}"
+                )
+            out += self.positions[start : start + len(tokens)]
+        if self.norm is not None:
+            out[:] = self.norm(out)
+        return out
+
+
+class Head:
+    """Logits: a linear, then a scale and a soft cap, c tanh(logit / c)."""
+
+    def __init__(self, scale: float = 1.0, softcap: float = 0.0) -> None:
+        self.scale, self.softcap = np.float32(scale), np.float32(softcap)
+
+    def __call__(self, linear: Linear, hidden: F32) -> F32:
+        """[T, hidden] -> [T, vocab]."""
+        (y,) = linear(hidden)
+        if self.scale != 1:
+            y = y * self.scale
+        if self.softcap:
+            y = np.asarray(self.softcap * np.tanh(y / self.softcap), np.float32)
+        return y
+
+
+def embedding_scale(ends: parts.Ends, hyper: Hyper) -> float:
+    """What embeddings are multiplied with."""
+    return math.sqrt(hyper.hidden) if ends.root else hyper.real("embedding_scale", 1.0)
+
+
+def logit_scale(ends: parts.Ends, hyper: Hyper) -> float:
+    """What logits are multiplied with."""
+    scale = hyper.real("logit_scale", 1.0)
+    return 1.0 / scale if ends.divided else scale

@@ -151,7 +151,8 @@ class HyperTable:
 
     always: entries of config.json that this architecture has: another value there is another architecture; they are written too. written:
     entries that are only written. metadata: keys of GGUF that it always has. tied: what a config.json that does not say it means. windows:
-    reads sliding windows. more_metadata: GGUF keys that are computed, more_config: entries of config.json that are.
+    reads sliding windows; of a GGUF file it is asked with the size alone. yarn: entries of a yarn scaling that this architecture always has and GGUF does not
+    say. yarn_log: what mscale_all_dim is multiplied with to be rope.scaling.yarn_log_multiplier, 0 where GGUF does not say it. more_metadata: GGUF keys that are computed, more_config: entries of config.json that are.
     """
 
     keys: tuple[Key, ...] = _ROWS
@@ -160,6 +161,8 @@ class HyperTable:
     metadata: Mapping[str, Meta] = field(default_factory=dict)
     tied: bool | None = None
     windows: Windows = nowhere
+    yarn: Mapping[str, Any] = field(default_factory=dict)
+    yarn_log: float = 0.0
     more_metadata: Callable[[Hyper], Mapping[str, Meta]] | None = None
     more_config: Callable[[Hyper], Mapping[str, Any]] | None = None
 
@@ -219,7 +222,19 @@ class HyperTable:
         found = {**found, "vocab": found["vocab"] or vocab}
         for name, value in _SILENT.items():
             found[name] = value if found[name] is None else found[name]
-        return self._checked(found, rope.of_metadata(get), tied, file, counted=counted)
+        hyper = self._checked(found, self._rope(rope.of_metadata(get), get), tied, file, counted=counted)
+        window = {"sliding_window": hyper.count("window")}
+        return replace(hyper, windows=self.windows(window, hyper.layers, file)) if window["sliding_window"] else hyper
+
+    def _rope(self, scaling: dict[str, Any], get: Callable[..., Any]) -> dict[str, Any]:
+        """A scaled RoPE with what GGUF says otherwise, or not at all."""
+        if scaling.get("rope_type") != "yarn":
+            return scaling
+        log = rope.shortest(get("rope.scaling.yarn_log_multiplier")) if self.yarn_log else None
+        if log:
+            mscale = float(f"{log / self.yarn_log:.6g}")
+            scaling = {**scaling, "mscale": mscale, "mscale_all_dim": mscale}
+        return {**scaling, **self.yarn}
 
     def _checked(
         self,
@@ -273,13 +288,16 @@ class HyperTable:
         if "rope_theta" in out:
             out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
             out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}
+            if hyper.rotated and "rotated" in (key.name for key in self.keys if key.config):
+                share = hyper.rotated / hyper.head_size
+                out["partial_rotary_factor"] = out["rope_parameters"]["partial_rotary_factor"] = share
         if hyper.tied is not None:
             out["tie_word_embeddings"] = hyper.tied
         return out | dict(self.always) | dict(self.written) | dict(self.more_config(hyper) if self.more_config else {})
 
     def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
         """(GGUF keys after the architecture's name, warning about what they cannot say). Raises InputError."""
-        scaling, warning = rope.scaling_metadata(hyper)
+        scaling, warning = rope.scaling_metadata(hyper, known=self.yarn, log=self.yarn_log)
         out: dict[str, Meta] = {}
         for key in self.keys:
             if key.name == "rope_theta":

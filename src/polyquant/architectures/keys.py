@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polyquant.architectures.hyper import Value
 from polyquant.architectures.hyper_table import Key
 
-__all__ = ["GATING", "expert_keys", "gating_key", "layer_norm_eps", "shared_expert_key", "sliding_window"]
+__all__ = [
+    "GATING",
+    "constant",
+    "expert_keys",
+    "experts_as_wide",
+    "gating_key",
+    "group_keys",
+    "layer_norm_eps",
+    "shared_expert_key",
+    "sliding_window",
+]
 
 GATING = {"softmax": 1, "sigmoid": 2, "softmax_after_topk": 3}
 """expert_gating_func of GGUF."""
@@ -64,5 +75,27 @@ def layer_norm_eps(config: str, default: float | None = 1e-5) -> dict[str, Any]:
 def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
     """The window of the layers that have one."""
     return Key(
-        "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set"
+        "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set", say=lambda size: {config: size or None},
+    )  # fmt: skip
+
+
+def constant(name: str, value: Value) -> Key:
+    """What no file says of this architecture, and the runtime needs."""
+    return Key(name, (), default=value, low=0, kind="real" if isinstance(value, float) else "count")
+
+
+def experts_as_wide() -> Key:
+    """expert_feed_forward, where config.json says it as intermediate_size and GGUF says both."""
+    return Key("expert_feed_forward", (), "expert_feed_forward_length", default="feed_forward", low=0)
+
+
+def group_keys() -> tuple[Key, ...]:
+    """DeepSeek's routing: experts are chosen within the best groups; their weights may be scaled to sum to 1, and get a factor."""
+    return (
+        Key("expert_groups", ("n_group",), "expert_group_count", default=1),
+        Key("expert_groups_used", ("topk_group",), "expert_group_used_count", default=1),
+        Key("expert_scale", ("routed_scaling_factor",), "expert_weights_scale", default=1.0, kind="real"),
+        Key("expert_norm", ("norm_topk_prob",), "expert_weights_norm", default=0, kind="flag", write="where set"),
+        Key("shared_experts", ("n_shared_experts",), "expert_shared_count", default=0, low=0, write="where set"),
+        Key("first_dense", ("first_k_dense_replace",), "leading_dense_block_count", default=0, low=0),
     )

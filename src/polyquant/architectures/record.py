@@ -44,10 +44,11 @@ class Architecture:
     """A model family.
 
     name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
-    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF that tell it
+    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF, or "key=value", that tell it
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
-    through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
+    through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. shown:
+    entries of config.json that are true where a tensor of this GGUF stem is there. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. ternary: None for an
     ordinary model.
     """
@@ -66,6 +67,7 @@ class Architecture:
     moves: tuple[Move, ...] = ()
     pairs: bool = False
     biases: tuple[Bias, ...] = ()
+    shown: Mapping[str, str] = field(default_factory=dict)
     constants: Callable[[Hyper], Mapping[str, F32]] | None = None
     constant_names: tuple[str, ...] = ("rope_freqs.weight",)
     unused: Mapping[str, str] = field(default_factory=dict)
@@ -116,5 +118,6 @@ class Architecture:
         return any(stem in b.stems and (b.key is None or bool(config.get(b.key))) for b in self.biases)
 
     def bias_entries(self, tensors: frozenset[str]) -> dict[str, bool]:
-        """Entries of config.json about biases, from the names of all GGUF tensors."""
-        return {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
+        """Entries of config.json about tensors that some models have (biases, `shown`), from the names of all GGUF tensors."""
+        biases = {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
+        return biases | {key: f"blk.0.{stem}.weight" in tensors for key, stem in self.shown.items()}

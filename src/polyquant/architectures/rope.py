@@ -102,8 +102,10 @@ def shortest(value: Any) -> Any:
     return value
 
 
-def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
-    """(keys after `{arch}.`, warning) for the scaling of `hyper`. Raises InputError."""
+def scaling_metadata(
+    hyper: Hyper, *, known: Mapping[str, Any] | None = None, log: float = 0.0
+) -> tuple[dict[str, Meta], str | None]:
+    """(keys after `{arch}.`, warning) for the scaling of `hyper`. known, log: `yarn` and `yarn_log` of the architecture's table. Raises InputError."""
     rope = hyper.rope
     kind = rope.get("rope_type")
     if kind is None or kind == "llama3":
@@ -128,7 +130,12 @@ def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
             value = next((rope[s] for s in sources if _number(rope.get(s))), None)
             if value is not None:
                 out[f"rope.scaling.{key}"] = f32(float(value))
-        if lost := [key for key in _WITHOUT_KEY if key in rope]:
+        both = rope.get("mscale_all_dim")
+        if log and _number(both):
+            out["rope.scaling.yarn_log_multiplier"] = f32(log * float(both))
+        said = {"mscale", "mscale_all_dim"} if log and rope.get("mscale") == both else set[str]()
+        said |= {key for key, value in (known or {}).items() if rope.get(key) == value}
+        if lost := [key for key in _WITHOUT_KEY if key in rope and key not in said]:
             return (
                 out,
                 f"GGUF has no key for {', '.join(lost)} of this yarn scaling: long contexts will differ a little",

@@ -32,7 +32,10 @@ COHERE2 = Architecture(
             norm_eps=layer_norm_eps("layer_norm_eps"),
             vocab={"write": "always"},
             rotated={"config": (), "write": "always"},
-        ).plus(Key("logit_scale", ("logit_scale",), "logit_scale", default=0.0625, kind="real"), sliding_window(default=4096)),
+        ).plus(
+            Key("logit_scale", ("logit_scale",), "logit_scale", default=0.0625, kind="real"),
+            sliding_window(default=4096),
+        ),
         always={"rotary_pct": 1.0, "position_embedding_type": "rope_gptj", "sliding_window_pattern": _PERIOD},
         metadata={"rope.scaling.type": string("none")},
         tied=True,

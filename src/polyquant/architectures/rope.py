@@ -131,7 +131,7 @@ def scaling_metadata(
             if value is not None:
                 out[f"rope.scaling.{key}"] = f32(float(value))
         both = rope.get("mscale_all_dim")
-        if log and _number(both):
+        if log and isinstance(both, int | float):
             out["rope.scaling.yarn_log_multiplier"] = f32(log * float(both))
         said = {"mscale", "mscale_all_dim"} if log and rope.get("mscale") == both else set[str]()
         said |= {key for key, value in (known or {}).items() if rope.get(key) == value}
@@ -157,10 +157,14 @@ def llama3_factors(rope: Mapping[str, Any], theta: float, head: int, *, file: ob
         raise InputError(
             "llama3 RoPE parameters cannot be right", file=file, expected="0 < low < high", found=dict(rope)
         )
-    frequencies = 1.0 / theta ** (np.arange(0, head, 2, dtype=np.float64) / head)  # [head / 2]
-    turns = context * frequencies / (2 * math.pi)  # [head / 2] rotations within the original context
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return np.asarray(1.0 / ((1.0 - blend) / factor + blend), np.float32)
+    one, single = (
+        np.float32(1),
+        np.float32,
+    )  # in float32 throughout, as llama.cpp's converter does: its files are equal to the last bit
+    frequencies = one / np.power(single(theta), np.arange(0, head, 2, dtype=np.float32) / single(head))  # [head / 2]
+    turns = single(context) / (single(2 * math.pi) / frequencies)  # [head / 2] rotations within the original context
+    blend = np.clip((turns - single(low)) / single(high - low), 0, 1)
+    return np.asarray(one / ((one - blend) / single(factor) + blend), np.float32)
 
 
 def recognise_llama3(factors: F32, theta: float, context: int) -> dict[str, Any] | None:

@@ -209,7 +209,12 @@ def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnin
     if warning:
         warnings.append(warning)
     window = config.get("sliding_window")
-    if "window" not in hyper.more and isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
+    if (
+        "window" not in hyper.more
+        and isinstance(window, int)
+        and window < hyper.context
+        and config.get("use_sliding_window", True)
+    ):
         warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
     return {f"{family.name}.{k}": v for k, v in keys.items()}
 

@@ -9,7 +9,7 @@ against what the codec does. Callers ask for a capability and never for the clas
     runs        Packed, OwnProduct, HoldsBias
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, WholeNumbers
-    codes       WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
+    codes       HoldsBlocks, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
     searches    FitsInputs
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from polyquant.ops.matmul import Rounding
 
 __all__ = [
-    "Configurable", "CountsSymbols", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "Opaque", "Ordered", "OwnProduct", "Packed",
+    "Configurable", "CountsSymbols", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "HoldsBlocks", "Opaque", "Ordered", "OwnProduct", "Packed",
     "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets",
 ]  # fmt: skip
 
@@ -151,6 +151,15 @@ class WholeNumbers(Protocol):
 
 
 # ---------------------------------------------------------------- codes
+
+
+@runtime_checkable
+class HoldsBlocks(Protocol):
+    """Codes that are the blocks of another codec, in parts of its own."""
+
+    @property
+    def holds(self) -> str:
+        """The codec whose blocks `unpack` gives and `pack` takes."""
 
 
 @runtime_checkable

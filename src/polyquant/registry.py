@@ -48,6 +48,7 @@ CODECS: dict[str, str] = {
     **_family("i2_s", "i2_s.x86 i2_s.arm i2_s.x4 trinity.i2_s"),
     **_family("trinity", "trinity.tq2_0"),
     **_family("tl", "tl1 tl2"),
+    **_family("hf_mxfp4", "hf_mxfp4"),
     **_family("hf_bitnet", "hf_bitnet.autobitlinear hf_bitnet.bitlinear"),
     **_family("trellis", "trellis.2 trellis.3 trellis.4 trellis.5 trellis.6 trellis.7 trellis.8"),
 }
@@ -78,6 +79,7 @@ ARCHITECTURES: dict[str, str] = {
     "minimax-m2": "polyquant.architectures.minimax_m2:MINIMAX_M2",
     "nemotron": "polyquant.architectures.nemotron:NEMOTRON",
     "cohere2": "polyquant.architectures.cohere2:COHERE2",
+    "gpt-oss": "polyquant.architectures.gpt_oss:GPT_OSS",
     "glm4": "polyquant.architectures.glm4:GLM4",
     "glm4moe": "polyquant.architectures.glm4_moe:GLM4_MOE",
     "deepseek-v2": "polyquant.architectures.deepseek:DEEPSEEK_V2",

@@ -181,14 +181,14 @@ def _title(checkpoint: Checkpoint) -> str:
 
 
 def _size_label(shapes: Mapping[str, Shape]) -> str:
-    """1.0M; of experts "8x1.0M": their number, then the weights of one of them with all that is shared."""
+    """1.0M; of experts "8x1.0M": their number, then the weights of one of them with all that is shared, biases of all experts too."""
     total, stacks, one = 0, [], 0
     for name, shape in shapes.items():
         size = math.prod(shape)
-        if "_exps." not in name:
+        if "_exps.weight" not in name:
             total += size
             continue
-        stacks.append(shape[-2 if ".bias" in name else -3] if len(shape) > 1 else 1)
+        stacks.append(shape[-3] if len(shape) > 2 else 1)
         one += size // stacks[-1]
     count = sum(stacks) // len(stacks) if stacks else 0
     return f"{count}x{_rounded(total + one)}" if count else _rounded(total)
@@ -223,12 +223,16 @@ def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnin
 
 
 def to_hf(
-    checkpoint: Checkpoint, *, dtype: str | None = None, quantization_config: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: str | None = None,
+    quantization_config: Mapping[str, Any] | None = None,
+    packed: bool = False,
 ) -> Translation:
     """Hugging Face names and the small files (config.json, generation_config.json, tokenizer) of a GGUF checkpoint.
 
     dtype: of the matrices that will be written, as config.json calls it; None: the source's if they are floats of one type, else
-    bfloat16. quantization_config: goes into config.json. Unknown
+    bfloat16. quantization_config: goes into config.json. packed: weights may have the names of tensors that another tool packs their codes into. Unknown
     architectures keep their tensor names, with a warning. Raises InputError.
     """
     metadata = checkpoint.metadata
@@ -255,7 +259,7 @@ def to_hf(
         }
     else:
         hyper = family.hyper.read_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
-        tensors = _hf_tensors(checkpoint, family, hyper, dropped, warnings)
+        tensors = _hf_tensors(checkpoint, family, hyper, warnings, packed=packed)
         config = {
             "architectures": [family.class_name],
             "model_type": family.model_type,
@@ -293,10 +297,10 @@ def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
 
 
 def _hf_tensors(
-    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
+    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, warnings: list[str], *, packed: bool
 ) -> tuple[TensorMap, ...]:
     stored = (w for w in checkpoint.values() if w.name not in family.constant_names)
-    mapped = hf_maps(stored, family, hyper, checkpoint.path)
+    mapped = hf_maps(stored, family, hyper, checkpoint.path, packed=packed)
     seen: set[str] = set()
     for made in mapped.maps:
         if made.target in seen:

@@ -11,6 +11,7 @@ from polyquant.capabilities import (
     Fitted,
     Grouped,
     HoldsBias,
+    HoldsBlocks,
     Opaque,
     Ordered,
     OwnProduct,
@@ -26,7 +27,7 @@ from polyquant.errors import CodecError
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, Rounding, round_activations
 from polyquant.testing.refusals import refused
-from polyquant.types import F32, Affine, Codec, Floats, Parts, Shape, Ternary, as_matrix
+from polyquant.types import F32, Affine, Blocks, Codec, Floats, Parts, Shape, Ternary, as_matrix
 
 __all__ = ["check_capabilities"]
 
@@ -46,6 +47,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     opaque           says why
     symbols          as many as weights
     rows             those of the whole
+    blocks           are of the codec that is named, and come back
     bits, groups, offsets   those of the unpacked codes
     trellis          the codec that is named has the same numbers
     inputs           codes for a Hessian have the codec's form and sizes
@@ -117,6 +119,10 @@ def _check_fields(codec: Codec, said: Swappable) -> None:
 
 def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
     codes = codec.unpack(parts, shape)
+    if isinstance(codec, HoldsBlocks):
+        assert isinstance(codes, Blocks) and codes.codec == codec.holds
+        for part, array in codec.pack(codes).items():
+            np.testing.assert_array_equal(array, np.asarray(parts[part]).reshape(array.shape))
     if isinstance(codec, WithBits):
         assert isinstance(codec.bits, int) and 1 <= codec.bits <= 8, codec.bits
     if isinstance(codes, Affine):

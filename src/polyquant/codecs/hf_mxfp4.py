@@ -49,30 +49,28 @@ class HFMxfp4:
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Blocks:
         """Floats [..., K] to the blocks of ggml's mxfp4. Raises CodecError."""
-        check_columns(self.name, np.shape(w), _BLOCK)
         return MXFP4.quantize(w, importance=importance)
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
         """Blocks of ggml's mxfp4 [rows, K / 32 * 17] to parts; every bit stays. Raises CodecError for other blocks."""
         if codes.codec != self.holds:
             raise CodecError("codes of another block type cannot be packed", expected=self.holds, found=codes.codec)
-        rows = len(codes.blocks)
-        cells = codes.blocks.reshape(rows, -1, 1 + _BLOCK // 2)
+        rows, size = codes.blocks.shape
+        cells = codes.blocks.reshape(rows, size // MXFP4.type_size, MXFP4.type_size)
         halves = cells[:, :, 1:]
         nibbles = np.concatenate([halves & 15, halves >> 4], axis=2)  # [rows, K / 32, 32] in the order of the weights
         blocks = nibbles[:, :, 0::2] | nibbles[:, :, 1::2] << 4
-        return {"blocks": blocks.reshape(rows, -1), "scales": np.ascontiguousarray(cells[:, :, 0])}
+        return {"blocks": blocks.reshape(rows, blocks.shape[1] * 16), "scales": np.ascontiguousarray(cells[:, :, 0])}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
         """Parts to blocks of ggml's mxfp4; every bit stays. Raises CodecError if a size contradicts the shape."""
         specs = self.specs(shape)
         rows, count = specs["scales"].shape
-        pairs, scales = (
-            stored_bytes(self.name, parts, key, spec).reshape(rows, count, -1) for key, spec in specs.items()
-        )
+        pairs, scales = (stored_bytes(self.name, parts, key, spec) for key, spec in specs.items())
+        pairs = pairs.reshape(rows, count, _BLOCK // 2)
         nibbles = np.stack([pairs & 15, pairs >> 4], axis=3).reshape(rows, count, _BLOCK)
-        blocks = np.concatenate([scales, nibbles[:, :, :16] | nibbles[:, :, 16:] << 4], axis=2)
-        return Blocks(self.holds, blocks.reshape(rows, -1))
+        blocks = np.concatenate([scales.reshape(rows, count, 1), nibbles[:, :, :16] | nibbles[:, :, 16:] << 4], axis=2)
+        return Blocks(self.holds, blocks.reshape(rows, count * MXFP4.type_size))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """The numbers of ggml's mxfp4, bit for bit."""

@@ -115,6 +115,7 @@ DEEPSEEK_V2 = Architecture(
     layer=ConvertedOnly(),
     pairs=True,
     biases=(Bias(("attn_kv_a_mqa", "attn_q_a", "attn_output"), "attention_bias"),),
+    behind_last="a layer that predicts the token after the next (MTP), which deepseek2 does not run",
 )
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
@@ -122,5 +123,9 @@ DEEPSEEK_V3 = replace(
     class_name="DeepseekV3ForCausalLM",
     reads=("deepseek_v3",),
     gguf_told_by=("expert_gating_func=2",),
-    hyper=replace(DEEPSEEK_V2.hyper, keys=(*_TABLE.keys, gating_key(default="sigmoid"))),
+    hyper=replace(
+        DEEPSEEK_V2.hyper,
+        keys=(*_TABLE.keys, gating_key(default="sigmoid")),
+        written={"num_nextn_predict_layers": 0, "rope_interleave": True},
+    ),
 )

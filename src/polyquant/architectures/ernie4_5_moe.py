@@ -52,5 +52,6 @@ ERNIE4_5_MOE = Architecture(
     ),
     layer=ConvertedOnly(),
     pairs=True,
+    unused={r"model\.mtp_.*": "predicts the token after the next (MTP), which ernie4_5-moe does not run"},
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), "use_bias"),),
 )  # fmt: skip

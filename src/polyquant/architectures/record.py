@@ -49,7 +49,8 @@ class Architecture:
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. shown:
     entries of config.json that are true where a tensor of this GGUF stem is there. constants: tensors that GGUF
-    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. ternary: None for an
+    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason;
+    behind_last: the reason for those of layers that num_hidden_layers does not count, "" where they are stored. ternary: None for an
     ordinary model.
     """
 
@@ -71,6 +72,7 @@ class Architecture:
     constants: Callable[[Hyper], Mapping[str, F32]] | None = None
     constant_names: tuple[str, ...] = ("rope_freqs.weight",)
     unused: Mapping[str, str] = field(default_factory=dict)
+    behind_last: str = ""
     ternary: Ternary | None = None
 
     @property
@@ -109,8 +111,10 @@ class Architecture:
         found = self.changes.get(stem)
         return found if found is not None and (suffix == "weight" or found.biases) else None
 
-    def left_out(self, name: str) -> str | None:
-        """Why GGUF does not store a Hugging Face tensor of this name; None if it does."""
+    def left_out(self, name: str, layers: int) -> str | None:
+        """Why GGUF does not store a Hugging Face tensor of this name, of a model of so many layers; None if it does."""
+        if self.behind_last and (place := self.names.within(name)) is not None and place[0] >= layers:
+            return self.behind_last
         return next((why for pattern, why in self.unused.items() if re.fullmatch(pattern, name)), None)
 
     def has_bias(self, config: Mapping[str, Any], stem: str) -> bool:

@@ -139,7 +139,7 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
             dropped[weight.name] = "computed from the configuration, not a weight"
         elif hyper.tied and family.names.to_gguf(weight.name) == "output.weight":
             dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
-        elif (reason := family.left_out(weight.name)) is not None:
+        elif (reason := family.left_out(weight.name, hyper.layers)) is not None:
             dropped[weight.name] = reason
         else:
             yield weight

@@ -14,7 +14,7 @@ from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias
-from polyquant.architectures.windows import all_but_each, layer_types
+from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
 from polyquant.gguf_values import string
 
 __all__ = ["COHERE2"]
@@ -39,8 +39,9 @@ COHERE2 = Architecture(
         always={"rotary_pct": 1.0, "position_embedding_type": "rope_gptj", "sliding_window_pattern": _PERIOD},
         metadata={"rope.scaling.type": string("none")},
         tied=True,
-        windows=all_but_each(_PERIOD),
-        more_config=lambda hyper: layer_types(hyper.windows),
+        windows=where_listed(all_but_every(_PERIOD)),
+        gguf_windows=gguf_windows(all_but_every(_PERIOD)),
+        more_config=layer_types,
     ),
     layer=ConvertedOnly(),
     pairs=True,

@@ -61,5 +61,5 @@ GLM4_MOE = Architecture(
     ),
     layer=ConvertedOnly(),
     biases=(Bias(("attn_q", "attn_k", "attn_v"), "attention_bias"),),
-    shown={"use_qk_norm": "attn_k_norm"},
+    switches={"use_qk_norm": lambda tensors: "blk.0.attn_k_norm.weight" in tensors},
 )

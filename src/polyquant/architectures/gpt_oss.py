@@ -19,7 +19,7 @@ from polyquant.architectures.moves import Make, Move, turned_halves
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias
-from polyquant.architectures.windows import all_but_each, layer_types
+from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
 from polyquant.operations import SAME, Operation, Slice
 from polyquant.types import Shape
 
@@ -79,10 +79,11 @@ GPT_OSS = Architecture(
             sliding_window(default=128),
             constant("gating", 3),
         ),
-        windows=all_but_each(2, size=128),
+        windows=where_listed(all_but_every(2), size=128),
+        gguf_windows=gguf_windows(all_but_every(2)),
         yarn={"truncate": False},
         written={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
-        more_config=lambda hyper: layer_types(hyper.windows),
+        more_config=layer_types,
     ),
     layer=ConvertedOnly(),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),

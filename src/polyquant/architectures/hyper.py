@@ -37,6 +37,7 @@ class Hyper:
         attention_softcap, logit_softcap, attention_scale, embedding_scale, residual_scale, logit_scale
         layer_kv_heads              key/value heads of each layer, 0 where it has no attention
         ssm_conv, ssm_inner, ssm_state, ssm_heads, ssm_groups                     state-space layers
+        head_dim_swa                heads of layers with a sliding window, where they have a width of their own
         q_lora, kv_lora, rope_head, nope_head, value_head                         latent attention (MLA)
     """
 

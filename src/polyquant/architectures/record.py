@@ -17,9 +17,9 @@ from polyquant.architectures.hyper_table import USUAL, HyperTable
 from polyquant.architectures.moves import Move
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Feed, Layer
-from polyquant.types import F32
+from polyquant.types import F32, Shape
 
-__all__ = ["Architecture", "Bias", "Ternary"]
+__all__ = ["Architecture", "Bias", "LayerNumber", "Ternary", "has"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,19 @@ class Ternary:
     tokens_in_gguf: bool = True
 
 
+def has(inside: str) -> Callable[[frozenset[str]], bool]:
+    """True where the first layer has a GGUF tensor of this name: an entry of `switches`."""
+    return lambda tensors: f"blk.0.{inside}" in tensors
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNumber:
+    """One number of a layer: the GGUF key, whole, of the list of all layers, and the shape of its Hugging Face tensor."""
+
+    key: str
+    shape: Shape = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A model family.
@@ -47,10 +60,11 @@ class Architecture:
     architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF, or "key=value", that tell it
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
-    through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. shown:
-    entries of config.json that are true where a tensor of this GGUF stem is there. constants: tensors that GGUF
+    through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason;
-    behind_last: the reason for those of layers that num_hidden_layers does not count, "" where they are stored. ternary: None for an
+    behind_last: the reason for those of layers that num_hidden_layers does not count, "" where they are stored. layer_numbers: Hugging Face
+    name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of
+    all GGUF tensors say that it is true. ternary: None for an
     ordinary model.
     """
 
@@ -68,11 +82,12 @@ class Architecture:
     moves: tuple[Move, ...] = ()
     pairs: bool = False
     biases: tuple[Bias, ...] = ()
-    shown: Mapping[str, str] = field(default_factory=dict)
     constants: Callable[[Hyper], Mapping[str, F32]] | None = None
-    constant_names: tuple[str, ...] = ("rope_freqs.weight",)
+    constant_names: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     unused: Mapping[str, str] = field(default_factory=dict)
     behind_last: str = ""
+    layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)
+    switches: Mapping[str, Callable[[frozenset[str]], bool]] = field(default_factory=dict)
     ternary: Ternary | None = None
 
     @property
@@ -122,6 +137,6 @@ class Architecture:
         return any(stem in b.stems and (b.key is None or bool(config.get(b.key))) for b in self.biases)
 
     def bias_entries(self, tensors: frozenset[str]) -> dict[str, bool]:
-        """Entries of config.json about tensors that some models have (biases, `shown`), from the names of all GGUF tensors."""
-        biases = {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
-        return biases | {key: f"blk.0.{stem}.weight" in tensors for key, stem in self.shown.items()}
+        """Entries of config.json about biases and other tensors that a model may lack, from the names of all GGUF tensors."""
+        biased = {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
+        return biased | {key: said(tensors) for key, said in self.switches.items()}

@@ -3,7 +3,7 @@
     to_gguf: Hugging Face -> GGUF, in the order and with the value types of llama.cpp's converter
     to_hf:   GGUF -> Hugging Face, its inverse
 
-Nothing is read but headers, configuration and tokenizer (and the few numbers of `rope_freqs.weight`). `general.file_type` is left to
+Nothing is read but headers, configuration and tokenizer (and the few numbers of RoPE's divisors and of activations). `general.file_type` is left to
 the caller, who knows the codecs.
 """
 
@@ -16,9 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from polyquant.architectures import rope
+from polyquant.architectures import layer_numbers, rope_tensors
 from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
@@ -41,12 +39,18 @@ _COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)
 
 
 def to_gguf(
-    checkpoint: Checkpoint, *, architecture: str | None = None, with_tokenizer: bool = True, name: str | None = None
+    checkpoint: Checkpoint,
+    *,
+    architecture: str | None = None,
+    with_tokenizer: bool = True,
+    name: str | None = None,
+    pre: str | None = None,
 ) -> Translation:
     """GGUF names and metadata of a Hugging Face checkpoint.
 
     architecture: another of our GGUF architectures than the usual one (`bitnet` for llama.cpp's BitNet). name: general.name, else made
-    from the folder's. Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError, PlanError.
+    from the folder's. pre: llama.cpp's name of the pre-tokenizer, else found by what it does. Unknown architectures keep their tensor
+    names, with a warning. Raises InputError, UnknownNameError, PlanError, UnsupportedError.
     """
     config = checkpoint.config
     family = of_config(config)
@@ -75,17 +79,14 @@ def to_gguf(
         hyper = _hyper(checkpoint, family)
         tensors = _gguf_tensors(checkpoint, family, hyper, dropped, warnings)
         constants |= family.constants(hyper) if family.constants else {}
-        if hyper.rope.get("rope_type") == "llama3":
-            constants[rope.FREQS] = rope.llama3_factors(
-                hyper.rope, hyper.rope_theta, hyper.head_size, file=checkpoint.path
-            )
+        constants |= rope_tensors.constants(hyper, checkpoint.path)
     metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
     if family is not None and hyper is not None:
-        metadata |= _sizes(family, hyper, config, warnings)
+        metadata |= _sizes(family, hyper, config, warnings) | layer_numbers.metadata(checkpoint, family, hyper.layers)
     metadata["general.quantization_version"] = u32(2)
     if with_tokenizer:
         rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
-        found = tokenizer.from_files(checkpoint.files, config, rows=rows)
+        found = tokenizer.from_files(checkpoint.files, config, rows=rows, pre=pre)
         metadata |= found.metadata()
         warnings += found.warnings
         if found.prefix:
@@ -137,6 +138,8 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
     for weight in checkpoint.values():
         if _COMPUTED.fullmatch(weight.name):
             dropped[weight.name] = "computed from the configuration, not a weight"
+        elif (number := layer_numbers.find(weight.name, family)) is not None:
+            dropped[weight.name] = f"said by {number.key}"
         elif hyper.tied and family.names.to_gguf(weight.name) == "output.weight":
             dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
         elif (reason := family.left_out(weight.name, hyper.layers)) is not None:
@@ -181,14 +184,14 @@ def _title(checkpoint: Checkpoint) -> str:
 
 
 def _size_label(shapes: Mapping[str, Shape]) -> str:
-    """1.0M; of experts "8x1.0M": their number, then the weights of one of them with all that is shared, biases of all experts too."""
+    """1.0M; of experts "8x1.0M": their number, then the weights of one of them with all that is shared."""
     total, stacks, one = 0, [], 0
     for name, shape in shapes.items():
         size = math.prod(shape)
-        if "_exps.weight" not in name:
+        if "_exps." not in name or len(shape) < 3:  # biases and factors of experts count as shared
             total += size
             continue
-        stacks.append(shape[-3] if len(shape) > 2 else 1)
+        stacks.append(shape[-3])
         one += size // stacks[-1]
     count = sum(stacks) // len(stacks) if stacks else 0
     return f"{count}x{_rounded(total + one)}" if count else _rounded(total)
@@ -205,16 +208,10 @@ def _rounded(parameters: int) -> str:
 
 
 def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnings: list[str]) -> dict[str, Meta]:
-    keys, warning = family.hyper.to_metadata(hyper)
-    if warning:
-        warnings.append(warning)
-    window = config.get("sliding_window")
-    if (
-        "window" not in hyper.more
-        and isinstance(window, int)
-        and window < hyper.context
-        and config.get("use_sliding_window", True)
-    ):
+    keys, lost = family.hyper.to_metadata(hyper)
+    warnings += lost
+    window = None if "window" in hyper.more else config.get("sliding_window")
+    if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
         warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
     return {f"{family.name}.{k}": v for k, v in keys.items()}
 
@@ -242,6 +239,7 @@ def to_hf(
     family = of_metadata(metadata)
     warnings: list[str] = []
     dropped: dict[str, str] = {}
+    constants: dict[str, F32] = {}
     words = vocabulary.from_metadata(metadata, file=checkpoint.path)
     embedding = checkpoint.weights.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else len(words.tokens)
@@ -259,6 +257,7 @@ def to_hf(
         }
     else:
         hyper = family.hyper.read_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
+        hyper = replace(hyper, rope=rope_tensors.restored(checkpoint, hyper, dropped, warnings) or hyper.rope)
         tensors = _hf_tensors(checkpoint, family, hyper, warnings, packed=packed)
         config = {
             "architectures": [family.class_name],
@@ -266,7 +265,7 @@ def to_hf(
             **family.hyper.to_config(hyper),
             **family.bias_entries(frozenset(checkpoint.weights)),
         }
-        _restore_rope(checkpoint, hyper, config, dropped, warnings)
+        constants |= layer_numbers.tensors(checkpoint, family, hyper.layers)
     dtype = dtype or _dtype(checkpoint)
     config |= tokenizer_files.special_ids(words) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
     if quantization_config:
@@ -277,7 +276,12 @@ def to_hf(
     }
     written, doubts = tokenizer_files.files(words)
     return Translation(
-        label, tensors, files=files | written, dropped=dropped, warnings=(*warnings, *words.warnings, *doubts)
+        label,
+        tensors,
+        files=files | written,
+        dropped=dropped,
+        constants=constants,
+        warnings=(*warnings, *words.warnings, *doubts),
     )
 
 
@@ -312,28 +316,6 @@ def _hf_tensors(
             f"(first: {printable(mapped.strange[0])})"
         )
     return tuple(mapped.maps)
-
-
-def _restore_rope(
-    checkpoint: Checkpoint, hyper: Hyper, config: dict[str, Any], dropped: dict[str, str], warnings: list[str]
-) -> None:
-    weight = checkpoint.weights.get(rope.FREQS)
-    if weight is None:
-        return
-    if weight.shape != (hyper.head_size // 2,):
-        raise InputError(
-            "wrong shape", file=checkpoint.path, tensor=rope.FREQS, expected=(hyper.head_size // 2,), found=weight.shape
-        )
-    found = rope.recognise_llama3(np.asarray(weight.dequantize(), np.float32), hyper.rope_theta, hyper.context)
-    if found is None:
-        dropped[rope.FREQS] = "no rope_parameters give these factors"
-        warnings.append(
-            "rope_freqs.weight is not of a scaling that transformers knows: it was left out, long contexts will suffer"
-        )
-        return
-    dropped[rope.FREQS] = "said by rope_parameters (llama3)"
-    config["rope_scaling"] = found
-    config["rope_parameters"] = {**found, "rope_theta": hyper.rope_theta}
 
 
 def float_config(data: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Sliding windows as transformers reads them from config.json: for each layer how many of the last positions it attends to, 0 for all.
 
-Where GGUF has a key it says the size alone: which layers have the window is known of the architecture (`all_but_each`).
+GGUF has a key for their size in some architectures, and which layers have one its readers know by themselves: `gguf_windows`.
 """
 
 from __future__ import annotations
@@ -8,21 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, whole_number
+from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, Hyper, whole_number
 from polyquant.errors import InputError
 
 __all__ = [
-    "Windows",
-    "all_but_each",
-    "in_every_layer",
-    "in_every_layer_if_said",
-    "layer_types",
-    "nowhere",
-    "where_asked",
-]
+    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "nowhere", "where_asked", "where_listed",
+]  # fmt: skip
 
 Windows: TypeAlias = Callable[[Mapping[str, Any], int, object], tuple[int, ...]]
 """(config.json, number of layers, its path) -> windows, () if no layer has one. Raises InputError."""
+Pattern: TypeAlias = Callable[[int], bool]
+"""True for the number of a layer that has a window."""
 
 
 def nowhere(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
@@ -36,43 +32,52 @@ def in_every_layer(config: Mapping[str, Any], layers: int, file: object) -> tupl
     return (window,) * layers if window else ()
 
 
-def where_asked(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
-    """Qwen: with `use_sliding_window`, where `layer_types` says so, else from layer `max_window_layers` on."""
-    window = _size(config, file) if config.get("use_sliding_window") is True else 0
-    if not window:
-        return ()
-    if (said := _by_types(config, layers, window, file)) is not None:
-        return said
-    said = config.get("max_window_layers")
-    first = whole_number(28 if said is None else said, "max_window_layers", MAX_LAYERS, file=file, low=0)
-    return tuple(window if i >= first else 0 for i in range(layers))
-
-
 def in_every_layer_if_said(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
     """Mixtral: as Mistral, but no window where config.json does not name one."""
     return in_every_layer(config, layers, file) if "sliding_window" in config else ()
 
 
-def all_but_each(period: int, size: int = 4096) -> Windows:
-    """`sliding_window` where `layer_types` says so, else in all layers but each `period`-th. size: where config.json says none."""
+def where_asked(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
+    """Qwen: with `use_sliding_window`, where `layer_types` says so, else from layer `max_window_layers` on."""
+    window = _size(config, file) if config.get("use_sliding_window") is True else 0
+    if not window:
+        return ()
+    if (listed := _listed(config, layers, window, file)) is not None:
+        return listed
+    said = config.get("max_window_layers")
+    first = whole_number(28 if said is None else said, "max_window_layers", MAX_LAYERS, file=file, low=0)
+    return tuple(window if i >= first else 0 for i in range(layers))
+
+
+def all_but_every(period: int) -> Pattern:
+    """The last layer of each `period` attends to all."""
+    return lambda layer: (layer + 1) % period != 0
+
+
+def where_listed(pattern: Pattern, size: int = 4096) -> Windows:
+    """Where `layer_types` says so, else by the pattern. size: where config.json does not name it."""
 
     def read(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
         window = _size({"sliding_window": size, **config}, file)
-        if not window:
-            return ()
-        said = _by_types(config, layers, window, file)
-        return said if said is not None else tuple(0 if (i + 1) % period == 0 else window for i in range(layers))
+        listed = _listed(config, layers, window, file)
+        return tuple(window if pattern(i) else 0 for i in range(layers)) if listed is None else listed
 
     return read
 
 
-def layer_types(windows: Sequence[int]) -> dict[str, list[str]]:
-    """What config.json says of these windows."""
-    return {"layer_types": ["sliding_attention" if w else "full_attention" for w in windows]} if windows else {}
+def gguf_windows(pattern: Pattern) -> Callable[[Hyper], tuple[int, ...]]:
+    """Of the size in the row `window`, by the pattern."""
+    return lambda hyper: tuple(hyper.count("window") if pattern(i) else 0 for i in range(hyper.layers))
 
 
-def _by_types(config: Mapping[str, Any], layers: int, window: int, file: object) -> tuple[int, ...] | None:
-    """Windows of the layers that `layer_types` calls so; None where it says nothing."""
+def layer_types(hyper: Hyper) -> dict[str, list[str]]:
+    """The entry of config.json that says which layers have a window."""
+    windows = hyper.windows or (0,) * hyper.layers
+    return {"layer_types": ["sliding_attention" if w else "full_attention" for w in windows]}
+
+
+def _listed(config: Mapping[str, Any], layers: int, window: int, file: object) -> tuple[int, ...] | None:
+    """By `layer_types`; None if there is none."""
     types = config.get("layer_types")
     if not isinstance(types, Sequence) or isinstance(types, str):
         return None

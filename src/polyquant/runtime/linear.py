@@ -17,10 +17,10 @@ from polyquant.capabilities import HoldsBias, OwnProduct, Packed, TrellisDialect
 from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
 from polyquant.ops.decoder import add_bias
-from polyquant.ops.matmul import Group, Rounding, round_activations
-from polyquant.types import F32, Floats, Ternary, Weight
+from polyquant.ops.matmul import Group, round_activations
+from polyquant.types import F32, Floats, Rounding, Ternary, Weight
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "packed_handle"]
 
 _CHUNK = 1 << 20  # weights that are dequantized at a time
 
@@ -56,7 +56,7 @@ class Linear:
 
 def _groups(weights: Sequence[Weight]) -> list[Group]:
     """Neighbours of one kind together; none if a weight has no kernel."""
-    handles = [_handle(w) for w in weights]
+    handles = [packed_handle(w) for w in weights]
     if any(h is None for h in handles):
         return []
     out = []
@@ -66,7 +66,8 @@ def _groups(weights: Sequence[Weight]) -> list[Group]:
     return out
 
 
-def _handle(weight: Weight) -> Any | None:
+def packed_handle(weight: Weight) -> Any | None:
+    """A native handle on a weight [N, K] as it lies, or arranged anew in memory; None where no kernel takes it."""
     if not native.available():
         return None
     codec, shape = weight.codec, weight.shape
@@ -74,7 +75,8 @@ def _handle(weight: Weight) -> Any | None:
     if found is None and codec.form is Ternary:
         found = repacked(codec.unpack(weight.parts, shape))
     if found is None and isinstance(codec, TrellisDialect) and (own := codec.trellis(shape)) is not weight.codec:
-        found = own.packed(own.pack(codec.unpack(weight.parts, shape)), shape)  # arranged anew in memory
+        arranged = own.pack(codec.unpack(weight.parts, shape))  # anew in memory
+        found = own.packed(arranged, shape) if isinstance(own, Packed) else None
     return found
 
 

@@ -77,6 +77,9 @@ ARCHITECTURES: dict[str, str] = {
     "bitnet-25": "polyquant.architectures.bitnet:BITNET_25",
     "bitnet": "polyquant.architectures.bitnet:BITNET",
     "chatglm": "polyquant.architectures.chatglm:CHATGLM",
+    "mamba2": "polyquant.architectures.mamba:MAMBA2",
+    "lfm2": "polyquant.architectures.lfm2:LFM2",
+    "lfm2moe": "polyquant.architectures.lfm2:LFM2_MOE",
 }
 
 

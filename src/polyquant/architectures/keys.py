@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import Key
 
-__all__ = ["GATING", "expert_keys", "gating_key", "layer_norm_eps", "shared_expert_key", "sliding_window"]
+__all__ = ["GATING", "expert_keys", "gating_key", "layer_norm_eps", "shared_expert_key", "silent", "sliding_window"]
 
 GATING = {"softmax": 1, "sigmoid": 2, "softmax_after_topk": 3}
 """expert_gating_func of GGUF."""
@@ -66,3 +67,17 @@ def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
     return Key(
         "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set"
     )
+
+
+def silent(*rows: Key) -> Callable[[Hyper], str | None]:
+    """The sentence of `HyperTable.unsaid` about rows without a key in GGUF: which of them differ from what its readers take."""
+
+    def unsaid(hyper: Hyper) -> str | None:
+        lost = [
+            f"{row.config[0]} = {row.shown(hyper.value(row.name))}"
+            for row in rows
+            if hyper.value(row.name) != row.default
+        ]
+        return f"GGUF cannot say {', '.join(lost)}: runtimes will take other values" if lost else None
+
+    return unsaid

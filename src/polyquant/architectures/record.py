@@ -48,7 +48,8 @@ class Architecture:
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
-    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. ternary: None for an
+    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. optional: entries of config.json
+    that say whether layers have a tensor, by its GGUF name. ternary: None for an
     ordinary model.
     """
 
@@ -69,6 +70,7 @@ class Architecture:
     constants: Callable[[Hyper], Mapping[str, F32]] | None = None
     constant_names: tuple[str, ...] = ("rope_freqs.weight",)
     unused: Mapping[str, str] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)
     ternary: Ternary | None = None
 
     @property
@@ -116,5 +118,7 @@ class Architecture:
         return any(stem in b.stems and (b.key is None or bool(config.get(b.key))) for b in self.biases)
 
     def bias_entries(self, tensors: frozenset[str]) -> dict[str, bool]:
-        """Entries of config.json about biases, from the names of all GGUF tensors."""
-        return {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
+        """Entries of config.json about biases and other tensors that some models have, from the names of all GGUF tensors."""
+        inside = {name.split(".", 2)[-1] for name in tensors if name.startswith("blk.")}
+        out = {b.key: f"{b.stems[0]}.bias" in inside for b in self.biases if b.key is not None}
+        return out | {key: name in inside for key, name in self.optional.items()}

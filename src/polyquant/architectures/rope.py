@@ -28,6 +28,7 @@ __all__ = [
     "recognise_llama3",
     "rotated",
     "scaling_metadata",
+    "share",
     "shortest",
 ]
 
@@ -90,6 +91,14 @@ def rotated(value: Any, head: int, file: object, *, counted: bool) -> int:
         found = whole_number(int(head * share), "partial_rotary_factor times head_dim", head, file=file)
     if found % 2:
         raise InputError("an odd number of a head's numbers cannot be rotated", file=file, found=found)
+    return found
+
+
+def share(count: int, head: int) -> float:
+    """What partial_rotary_factor is where `count` of the `head` numbers of a head turn: transformers rounds the product of the two down."""
+    found = count / head
+    while int(head * found) < count:
+        found = math.nextafter(found, 2.0)
     return found
 
 

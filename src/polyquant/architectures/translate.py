@@ -146,7 +146,12 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
 
 
 def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, warnings: list[str]) -> None:
-    needed = ["token_embd.weight", "output_norm.weight"] + (["output.weight"] if hyper.tied is False else [])
+    whole = set(family.names.top.values()) & {
+        "token_embd",
+        "output_norm",
+        *(("output",) if hyper.tied is False else ()),
+    }
+    needed = [f"{stem}.weight" for stem in sorted(whole)]
     for i in range(hyper.layers):
         stems = family.linears & family.layer.shapes(hyper, i).keys()
         needed += [f"blk.{i}.{stem}.weight" for stem in sorted(stems)]
@@ -205,10 +210,9 @@ def _rounded(parameters: int) -> str:
 
 
 def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnings: list[str]) -> dict[str, Meta]:
-    keys, warning = family.hyper.to_metadata(hyper)
-    if warning:
-        warnings.append(warning)
-    window = config.get("sliding_window")
+    keys, lost = family.hyper.to_metadata(hyper)
+    warnings += lost
+    window = None if "window" in hyper.more else config.get("sliding_window")
     if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
         warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
     return {f"{family.name}.{k}": v for k, v in keys.items()}

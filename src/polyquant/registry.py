@@ -80,6 +80,11 @@ ARCHITECTURES: dict[str, str] = {
     "mamba2": "polyquant.architectures.mamba:MAMBA2",
     "lfm2": "polyquant.architectures.lfm2:LFM2",
     "lfm2moe": "polyquant.architectures.lfm2:LFM2_MOE",
+    "granitehybrid-moe": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID_MOE",
+    "granitehybrid": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID",
+    "falcon-h1": "polyquant.architectures.falcon_h1:FALCON_H1",
+    "nemotron_h_moe": "polyquant.architectures.nemotron_h:NEMOTRON_H_MOE",
+    "nemotron_h": "polyquant.architectures.nemotron_h:NEMOTRON_H",
 }
 
 

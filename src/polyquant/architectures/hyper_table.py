@@ -176,6 +176,10 @@ class HyperTable:
         """This table with further rows."""
         return replace(self, keys=(*self.keys, *keys))
 
+    def without(self, *rows: str) -> HyperTable:
+        """This table without some rows."""
+        return replace(self, keys=tuple(k for k in self.keys if k.name not in rows))
+
     def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
         """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
         return replace(self, keys=tuple(replace(k, **rows.get(k.name, {})) for k in self.keys))

@@ -59,7 +59,7 @@ def to_gguf(
                 f"a model of type '{family.model_type}' cannot become architecture '{architecture}'",
                 file=checkpoint.path,
             )
-        family = asked
+        family = family if family is not None and asked.name == family.name else asked
     warnings: list[str] = []
     dropped: dict[str, str] = {}
     constants: dict[str, F32] = {}

@@ -288,6 +288,7 @@ class HyperTable:
                 out |= dict.fromkeys(key.config, rope.share(hyper.rotary_size, hyper.head_size))
         if "rope_theta" in out:
             part = {k: out[k] for k in ("partial_rotary_factor",) if k in out}
+            part |= out.get("rope_parameters", {})  # what rows say goes there too
             out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **part, **hyper.rope}
             out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}
         if hyper.tied is not None:

@@ -109,5 +109,5 @@ FALCON_H1 = Architecture(
     },
     layer=ConvertedOnly(),
     biases=(Bias(("ssm_conv1d",), "mamba_conv_bias"),),
-    optional={"mamba_rms_norm": "ssm_norm.weight"},
+    switches={"mamba_rms_norm": "ssm_norm.weight"},
 )

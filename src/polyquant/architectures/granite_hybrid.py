@@ -14,7 +14,7 @@ from typing import Any
 
 from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper_table import USUAL, Key
-from polyquant.architectures.keys import expert_keys, shared_expert_key
+from polyquant.architectures.keys import expert_keys, granite_keys, no_head_dim, shared_expert_key
 from polyquant.architectures.layer_kinds import ATTENTION, kv_heads, words, words_of
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.mamba import (
@@ -48,16 +48,13 @@ _ROTATES = Key(
 _TABLE = USUAL.changed(
     context={"config": (), "default": ANY_CONTEXT, "say": lambda value: {"max_position_embeddings": value}},
     kv_heads=_ONE,
-    head_dim={"config": (), "write": "never"},
+    head_dim=no_head_dim(),
     vocab={"write": "always"},
     rotated={"write": "always"},
 ).plus(
     _EVERY,
     *expert_keys("num_local_experts", feed_forward=None),
-    Key("attention_scale", ("attention_multiplier",), "attention.scale", default=1.0, kind="real"),
-    Key("embedding_scale", ("embedding_multiplier",), "embedding_scale", default=1.0, kind="real"),
-    Key("residual_scale", ("residual_multiplier",), "residual_scale", default=1.0, kind="real"),
-    Key("logit_scale", ("logits_scaling",), "logit_scale", default=1.0, kind="real"),
+    *granite_keys(),
     shared_expert_key("shared_intermediate_size"),
     *ssm_keys(
         conv="mamba_d_conv",

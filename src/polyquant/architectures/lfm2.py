@@ -13,7 +13,7 @@ from typing import Any
 
 from polyquant.architectures.changes import Squeezed
 from polyquant.architectures.hyper_table import USUAL, HyperTable, Key
-from polyquant.architectures.keys import GATING, expert_keys, silent
+from polyquant.architectures.keys import GATING, expert_keys, no_head_dim, silent
 from polyquant.architectures.layer_kinds import kv_heads, words, words_of
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
@@ -52,7 +52,7 @@ def _table(feed_forward: Mapping[str, Any]) -> HyperTable:
         kv_heads=_ONE,
         rope_theta={"default": 1000000.0},
         norm_eps={"config": ("norm_eps",), "default": 1e-5},
-        head_dim={"config": (), "write": "never"},
+        head_dim=no_head_dim(),
         vocab={"write": "always"},
         activation={"config": ()},
     ).plus(_EVERY, Key("conv_cache", ("conv_L_cache",), "shortconv.l_cache", default=3))
@@ -120,5 +120,5 @@ LFM2_MOE = replace(
         tied=True,
         unsaid=silent(*_UNSAID),
     ),
-    optional={"use_expert_bias": "exp_probs_b.bias"},
+    switches={"use_expert_bias": "exp_probs_b.bias"},
 )

@@ -14,6 +14,7 @@ from typing import Any
 from polyquant.architectures.changes import Column, Decay, Groups, Squeezed
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
+from polyquant.architectures.keys import no_head_dim
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias
@@ -98,7 +99,7 @@ _TABLE = USUAL.changed(
     heads={"config": (), "default": 0, "low": 0},
     kv_heads={"config": (), "write": "never", "low": 0},
     norm_eps={"config": ("layer_norm_epsilon",), "default": 1e-5},
-    head_dim={"config": (), "write": "never"},
+    head_dim=no_head_dim(),
     **NO_ROPE,
 ).plus(
     *ssm_keys(

@@ -39,11 +39,14 @@ class NameTable:
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
     prefix: str = "model.layers."
     bare: bool = True
+    _roots: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _layer_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _exact_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _top_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        roots = (self.prefix.partition(".")[0] + ".", *(f"{stem}." for stem in self.top))
+        object.__setattr__(self, "_roots", roots)
         for back, table in (("_layer_back", self.layer), ("_exact_back", self.exact), ("_top_back", self.top)):
             object.__setattr__(self, back, {gguf: hf for hf, gguf in reversed(list(table.items()))})
 
@@ -55,10 +58,9 @@ class NameTable:
 
     def full(self, name: str) -> str:
         """The name with the root that a checkpoint of the bare decoder leaves out."""
-        root = self.prefix.partition(".")[0] + "."
-        if not self.bare or name.startswith((root, *(f"{stem}." for stem in self.top))):
+        if not self.bare or name.startswith(self._roots):
             return name
-        return root + name
+        return self._roots[0] + name
 
     def to_gguf(self, name: str) -> str | None:
         """The GGUF name of a Hugging Face tensor; None if the architecture has no such tensor."""

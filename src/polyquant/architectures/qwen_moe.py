@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyquant.architectures.keys import expert_keys, shared_expert_key
+from polyquant.architectures.keys import always_normed, expert_keys, expert_norm_key, shared_expert_key
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
@@ -46,6 +46,6 @@ QWEN3_MOE = replace(
     reads=("qwen3_moe",),
     names=NameTable({**QWEN3.names.layer, "mlp.gate": "ffn_gate_inp"}),
     moves=EXPERTS,
-    hyper=QWEN3.hyper.plus(*expert_keys()),
+    hyper=replace(QWEN3.hyper.plus(*expert_keys(), expert_norm_key()), unsaid=always_normed),
     layer=ConvertedOnly(),
 )

@@ -118,7 +118,10 @@ def read_index(folder: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]
         raise InputError("is missing", file=folder / name)
     content = strict_json.typed(strict_json.read(path, strict_json.INDEX), dict, "index", file=path)
     weight_map = strict_json.typed(content.get("weight_map"), dict, "weight_map", file=path)
+    known: set[str] = set()
     for tensor, file in weight_map.items():
+        if isinstance(file, str) and file in known:
+            continue
         if not base_name(file):
             raise LeavesFolderError(
                 "weight_map names a file outside the folder",
@@ -127,5 +130,6 @@ def read_index(folder: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]
                 expected="a base name",
                 found=file,
             )
+        known.add(file)
     metadata = content.get("metadata")
     return weight_map, metadata if isinstance(metadata, dict) else {}

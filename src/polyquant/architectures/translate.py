@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from polyquant.architectures import layer_numbers, rope_tensors
+from polyquant.architectures import layer_numbers, pooling, rope_tensors
 from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
@@ -77,6 +77,7 @@ def to_gguf(
     metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
     if family is not None and hyper is not None:
         metadata |= _sizes(family, hyper, config, warnings) | layer_numbers.metadata(checkpoint, family, hyper.layers)
+        metadata |= pooling.to_metadata(checkpoint.files, family.name, hyper) if family.encoder else {}
     metadata["general.quantization_version"] = u32(2)
     if with_tokenizer:
         rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
@@ -270,6 +271,8 @@ def to_hf(
         "generation_config.json": _json(tokenizer_files.generation_config(words)),
     }
     written, doubts = tokenizer_files.files(words)
+    if family is not None and family.encoder:
+        files |= pooling.to_files(metadata, family.name, hyper)
     return Translation(
         label,
         tensors,

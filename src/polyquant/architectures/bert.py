@@ -69,6 +69,7 @@ BERT = Architecture(
         r"(bert\.)?embeddings\.position_ids": "counts from 0",
     },
     encoder=True,
+    lacks="GGUF has no pooler: give add_pooling_layer=False to transformers, which makes one of random numbers otherwise",
 )
 
 _TRAINED = 2048
@@ -121,7 +122,7 @@ NOMIC_BERT = Architecture(
         ).plus(_TOKEN_TYPES),
         always={
             "activation_function": "swiglu", "prenorm": False, "causal": False, "qkv_proj_bias": False, "mlp_fc1_bias": False,
-            "mlp_fc2_bias": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+            "mlp_fc2_bias": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "moe_every_n_layers": 0,
         },
         written={"hidden_act": "silu"},
         metadata=BIDIRECTIONAL,

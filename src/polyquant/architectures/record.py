@@ -58,7 +58,8 @@ class Architecture:
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. layer_numbers: Hugging Face
     name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> GGUF name inside a layer; it is true where a layer has that tensor. ternary: None for an
-    ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled.
+    ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled. lacks: what a folder
+    made of a GGUF file is without, a sentence.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Architecture:
     switches: Mapping[str, str] = field(default_factory=dict)
     ternary: Ternary | None = None
     encoder: bool = False
+    lacks: str = ""
 
     @property
     def runs(self) -> bool:

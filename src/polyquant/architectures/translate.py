@@ -273,6 +273,8 @@ def to_hf(
     written, doubts = tokenizer_files.files(words)
     if family is not None and family.encoder:
         files |= pooling.to_files(metadata, family.name, hyper)
+    if family is not None and family.lacks:
+        warnings.append(family.lacks)
     return Translation(
         label,
         tensors,

@@ -94,7 +94,7 @@ ARCHITECTURES: dict[str, str] = {
     "bitnet": "polyquant.architectures.bitnet:BITNET",
     "chatglm": "polyquant.architectures.chatglm:CHATGLM",
     "bert": "polyquant.architectures.bert:BERT",
-    "nomic-bert": "polyquant.architectures.bert:NOMIC_BERT",
+    "nomic-bert": "polyquant.architectures.nomic_bert:NOMIC_BERT",
     "modern-bert": "polyquant.architectures.modern_bert:MODERN_BERT",
     "mamba2": "polyquant.architectures.mamba:MAMBA2",
     "lfm2": "polyquant.architectures.lfm2:LFM2",
@@ -102,7 +102,7 @@ ARCHITECTURES: dict[str, str] = {
     "granitehybrid-moe": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID_MOE",
     "granitehybrid": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID",
     "falcon-h1": "polyquant.architectures.falcon_h1:FALCON_H1",
-    "nemotron_h_moe": "polyquant.architectures.nemotron_h:NEMOTRON_H_MOE",
+    "nemotron_h_moe": "polyquant.architectures.nemotron_h_moe:NEMOTRON_H_MOE",
     "nemotron_h": "polyquant.architectures.nemotron_h:NEMOTRON_H",
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 from polyquant.architectures.hyper import MAX_LAYERS, Hyper
 from polyquant.architectures.hyper_table import USUAL, HyperTable, Key
 from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
-from polyquant.architectures.mamba import product, ssm_keys
+from polyquant.architectures.mixer import product, ssm_keys
 from polyquant.errors import InputError
 from polyquant.operations import Index
 

@@ -14,7 +14,7 @@ from polyquant.architectures.changes import Change, Times
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA_NAMES
-from polyquant.architectures.mamba import MIXER_CHANGES, in_pieces, mixer_exact, mixer_stems, product, ssm_keys
+from polyquant.architectures.mixer import MIXER_CHANGES, in_pieces, mixer_exact, mixer_stems, product, ssm_keys
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias

@@ -66,12 +66,8 @@ LFM2 = Architecture(
     names=NameTable(
         {
             "operator_norm": "attn_norm",
-            "conv.conv": "shortconv.conv",
-            "conv.in_proj": "shortconv.in_proj",
-            "conv.out_proj": "shortconv.out_proj",
-            "self_attn.q_proj": "attn_q",
-            "self_attn.k_proj": "attn_k",
-            "self_attn.v_proj": "attn_v",
+            **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
+            **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
             "self_attn.out_proj": "attn_output",
             "self_attn.q_layernorm": "attn_q_norm",
             "self_attn.k_layernorm": "attn_k_norm",

@@ -38,6 +38,7 @@ class Hyper:
         layer_kv_heads, layer_feed_forward    key/value heads and width of each layer, 0 where it has no attention or no feed-forward part
         recurrent                   1 for each layer with a delta rule instead of attention
         ssm_conv, ssm_inner, ssm_state, ssm_heads, ssm_groups                     state-space layers
+        head_dim_swa                heads of layers with a sliding window, where they have a width of their own
         q_lora, kv_lora, rope_head, nope_head, value_head                         latent attention (MLA)
     """
 

@@ -18,7 +18,7 @@ from polyquant.architectures.layer_kinds import kv_heads, words, words_of
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.record import Architecture, Bias, has
 from polyquant.gguf_values import u32
 
 __all__ = ["LFM2", "LFM2_MOE"]
@@ -100,7 +100,7 @@ LFM2_MOE = replace(
     names=replace(
         LFM2.names,
         layer={**LFM2.names.layer, "feed_forward.gate": "ffn_gate_inp"},
-        exact={"feed_forward.expert_bias": "exp_probs_b.bias"},
+        exact={"feed_forward.expert_bias": has("exp_probs_b.bias")},
     ),
     moves=tuple(
         Experts(f"feed_forward.experts.{{e}}.{part}.weight", f"ffn_{name}_exps.weight")
@@ -116,5 +116,5 @@ LFM2_MOE = replace(
         tied=True,
         unsaid=silent(*_UNSAID),
     ),
-    switches={"use_expert_bias": "exp_probs_b.bias"},
+    switches={"use_expert_bias": has("exp_probs_b.bias")},
 )

@@ -100,7 +100,7 @@ LFM2_MOE = replace(
     names=replace(
         LFM2.names,
         layer={**LFM2.names.layer, "feed_forward.gate": "ffn_gate_inp"},
-        exact={"feed_forward.expert_bias": has("exp_probs_b.bias")},
+        exact={"feed_forward.expert_bias": "exp_probs_b.bias"},
     ),
     moves=tuple(
         Experts(f"feed_forward.experts.{{e}}.{part}.weight", f"ffn_{name}_exps.weight")

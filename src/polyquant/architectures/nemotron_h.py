@@ -101,7 +101,7 @@ NEMOTRON_H = Architecture(
             **NO_ROPE,
         ).plus(
             _EVERY,
-            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=_widths, read_gguf=per_layer("feed_forward_length")),
+            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=_widths, read_gguf=per_layer("feed_forward_length"), each_layer=True),
             *ssm_keys(
                 conv="conv_kernel", state="ssm_state_size", groups="n_groups", heads="mamba_num_heads", inner=product("mamba_num_heads", "mamba_head_dim")
             ),

@@ -55,7 +55,7 @@ def _table(feed_forward: Mapping[str, Any]) -> HyperTable:
         head_dim=no_head_dim(),
         vocab={"write": "always"},
         activation={"config": ()},
-    ).plus(_EVERY, Key("conv_cache", ("conv_L_cache",), "shortconv.l_cache", default=3))
+    ).plus(_EVERY, Key("short_conv", ("conv_L_cache",), "shortconv.l_cache", default=3))
 
 
 LFM2 = Architecture(

@@ -27,6 +27,15 @@ const Handle& handle_of(nanobind::handle member) {
 
 constexpr size_t kMostMatrices = 64;  // of a group
 
+// A packed matrix and the bytes that it keeps alive.
+using PackedBytes = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+struct Packed {
+  PackedBytes bytes;
+  PackedMatrix matrix;
+  const PackedKernel* kernel = nullptr;
+  const BlockKernel* dequantizer = nullptr;
+};
+
 // x [T, K] times a group of matrices -> y [T, sum of N], recorded if a tape runs. A group has cols, rows and run(x, tokens, rounding, y).
 template <class G>
 void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> x, int how,
@@ -79,6 +88,7 @@ struct MatrixGroup {
 
 void bind_affine(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
+void bind_experts(nanobind::module_& m);
 void bind_packed(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);
 void bind_trellis(nanobind::module_& m);

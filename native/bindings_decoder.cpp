@@ -4,13 +4,10 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
-#include <initializer_list>
 #include <optional>
 
-#include "bindings.hpp"
+#include "bindings_steps.hpp"
 #include "decoder.hpp"
-#include "tape.hpp"
-#include "threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -18,56 +15,11 @@ using namespace nb::literals;
 namespace polyquant {
 namespace {
 
-using Rows = nb::ndarray<const float, nb::device::cpu>;  // any step from row to row, rows contiguous
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-using Output = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Steps = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Grid = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Recent = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-
-constexpr size_t long_work = size_t(1) << 17;  // floats to go through; below that another thread would wait longer for the GIL than for us
-
-// Counts as kernel time, and lets other Python threads run meanwhile if it is long enough to be worth it.
-class Kernel {
- public:
-  explicit Kernel(size_t work) {
-    if (work >= long_work) release_.emplace();
-  }
-
- private:
-  KernelTime time_;
-  std::optional<nb::gil_scoped_release> release_;
-};
-
-// Runs a step of a layer at `position`, and records it: `touched` are the activations that it reads and writes, which it holds by pointer. It
-// holds whatever else it needs as arrays, which keeps them alive.
-template <class F>
-void perform(size_t work, size_t position, std::initializer_list<const float*> touched, const F& step) {
-  {
-    Kernel running(work);
-    step(position);
-  }
-  record(touched, step);
-}
-
-void require(bool good, const char* what) {
-  if (!good) throw nb::value_error(what);
-}
-
-// Floats from one entry of the first axis to the next; the other axes must lie contiguously.
-size_t stride_of(const Rows& x) {
-  int64_t width = 1;
-  for (size_t axis = x.ndim(); axis-- > 1;) {
-    require(x.shape(axis) <= 1 || x.stride(axis) == width, "rows must be contiguous");
-    width *= int64_t(x.shape(axis));
-  }
-  if (x.ndim() == 0 || x.shape(0) <= 1) return size_t(width);
-  require(x.stride(0) >= width, "rows must be contiguous");
-  return size_t(x.stride(0));
-}
 
 void same_shape(const Rows& x, const Out& out) {
   require(x.ndim() == out.ndim(), "out must have the shape of x");

@@ -22,16 +22,6 @@ const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
 
 namespace {
 
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// A matrix and the bytes that it keeps alive.
-struct Packed {
-  Bytes bytes;
-  PackedMatrix matrix;
-  const PackedKernel* kernel = nullptr;
-  const BlockKernel* dequantizer = nullptr;
-};
-
 const PackedKernel* find_packed(std::string_view name) {
   for (const PackedKernel& k : packed_set().kernels)
     if (name == k.name) return &k;
@@ -41,7 +31,7 @@ const PackedKernel* find_packed(std::string_view name) {
 bool has_packed(const std::string& name) { return find_packed(name) || find_block_kernel(name); }
 
 // lane_step: 0 where lines hold one row; 1 if four neighbouring rows share a line, rows / 4 if the quarters of the matrix do.
-Packed make_packed(const std::string& name, Bytes bytes, size_t rows, size_t cols, float scale, size_t lane_step) {
+Packed make_packed(const std::string& name, PackedBytes bytes, size_t rows, size_t cols, float scale, size_t lane_step) {
   Packed p{bytes, {}, find_packed(name), find_block_kernel(name)};
   if (!p.kernel && !p.dequantizer) throw nb::value_error("no packed kernel of that name");
   const size_t block = size_t(p.kernel ? p.kernel->block : p.dequantizer->weights);

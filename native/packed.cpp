@@ -1,11 +1,10 @@
 // Which kernels run, and the loop over rows that they share.
-#include "packed.hpp"
+#include "packed_loop.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "threads.hpp"
@@ -32,50 +31,43 @@ void use_plain_kernels(bool plain) { chosen.store(plain ? &packed_plain() : best
 
 namespace {
 
-struct Free {
-  void operator()(uint8_t* p) const { std::free(p); }
-};
-
-struct Room {
-  std::unique_ptr<uint8_t, Free> data;
-  size_t size = 0;
-  uint8_t* at_least(size_t bytes) {
-    if (bytes > size) {
-      size = (bytes + 4095) / 4096 * 4096;
-      data.reset(static_cast<uint8_t*>(std::aligned_alloc(64, size)));
-      if (!data) std::abort();  // a few rows of floats
-    }
-    return data.get();
-  }
-};
-
 thread_local Room panel_room, row_room, input_room;
 
-// Eight chunks a thread: few enough that each thread reads long stretches, enough that one that was interrupted holds up little.
-constexpr size_t kChunks = 8, kLeastBytes = 16 << 10;
+}  // namespace
 
-size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens, size_t bytes) {
-  const size_t group = tokens > 4 ? 8 : w.lanes, line = w.line_bytes / w.lanes + 1;
-  const size_t share = std::max(kLeastBytes, bytes / (kChunks * size_t(get_threads())));
-  return std::max<size_t>(1, share / line / group) * group;
+uint8_t* Room::at_least(size_t bytes) {
+  if (bytes > size_) {
+    size_ = (bytes + 4095) / 4096 * 4096;
+    data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, size_)));
+    if (!data_) std::abort();  // a few rows of floats
+  }
+  return data_.get();
 }
 
-struct Rounded {
-  Activations a;
+void Room::Free::operator()(uint8_t* p) const { std::free(p); }
 
-  Rounded(const float* x, size_t cols, size_t tokens, Rounding how) {
-    const size_t padded = (cols + kUnit - 1) / kUnit * kUnit, blocks = padded / 32;
-    uint8_t* room = input_room.at_least(tokens * (2 * padded + 4 * blocks * sizeof(float)));
-    auto* scale = reinterpret_cast<float*>(room);
-    float *sum16 = scale + tokens * blocks, *sum32 = sum16 + 2 * tokens * blocks;
-    auto* q = reinterpret_cast<int8_t*>(sum32 + tokens * blocks);
-    a = {q, q + tokens * padded, scale, sum16, sum32, tokens, padded, how != Rounding::block};
-    const PackedSet& set = packed_set();
-    const auto one = [&](size_t t) {
-      const float* row = x + t * cols;
-      int8_t* qt = q + t * padded;
-      float *st = scale + t * blocks, *at = sum16 + 2 * t * blocks, *bt = sum32 + t * blocks;
-      if (how == Rounding::token) return set.round_token(row, cols, blocks, qt, st, at, bt);
+size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens, size_t share) {
+  const size_t group = tokens > kFewTokens ? 8 : w.lanes, line = w.line_bytes / w.lanes + 1;
+  return std::max<size_t>(1, std::max(kLeastBytes, share) / line / group) * group;
+}
+
+size_t share_of_a_chunk(size_t bytes) { return bytes / (kChunks * size_t(get_threads())); }
+
+Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bool in_pairs) {
+  const size_t padded = (cols + kUnit - 1) / kUnit * kUnit, blocks = padded / 32;
+  uint8_t* room = input_room.at_least(tokens * (2 * padded + 4 * blocks * sizeof(float)));
+  auto* scale = reinterpret_cast<float*>(room);
+  float *sum16 = scale + tokens * blocks, *sum32 = sum16 + 2 * tokens * blocks;
+  auto* q = reinterpret_cast<int8_t*>(sum32 + tokens * blocks);
+  int8_t* paired = q + tokens * padded;
+  const PackedSet& set = packed_set();
+  const auto one = [&](size_t t) {
+    const float* row = x + t * cols;
+    int8_t* qt = q + t * padded;
+    float *st = scale + t * blocks, *at = sum16 + 2 * t * blocks, *bt = sum32 + t * blocks;
+    if (how == Rounding::token) {
+      set.round_token(row, cols, blocks, qt, st, at, bt);
+    } else {
       const bool wide = how == Rounding::wide;
       const size_t full = cols / 128 * 4;
       set.round_blocks(row, full, wide, qt, st, at, bt);
@@ -84,16 +76,16 @@ struct Rounded {
         for (size_t j = 32 * b; j < cols && j < 32 * b + 128; ++j) rest[j - 32 * b] = row[j];
         set.round_blocks(rest, 4, wide, qt + 32 * b, st + b, at + 2 * b, bt + b);
       }
-    };
-    parallel_for(tokens > 8 ? (tokens + 7) / 8 : 1, [&](size_t c) {
-      const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
-      for (size_t t = first; t < last; ++t) one(t);
-    });
-    if (tokens > 4) return;
-    int8_t* paired = q + tokens * padded;
-    for (size_t i = 0; i < tokens * padded; i += 16) std::memcpy(paired + (i / 16 % 4 == 1 || i / 16 % 4 == 2 ? i ^ 48 : i), q + i, 16);
-  }
-};
+    }
+    if (!in_pairs) return;
+    for (size_t i = 0; i < padded; i += 16) std::memcpy(paired + t * padded + (i / 16 % 4 == 1 || i / 16 % 4 == 2 ? i ^ 48 : i), qt + i, 16);
+  };
+  parallel_for(tokens > 8 ? (tokens + 7) / 8 : 1, [&](size_t c) {
+    const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
+    for (size_t t = first; t < last; ++t) one(t);
+  });
+  return {q, paired, scale, sum16, sum32, tokens, padded, how != Rounding::block};
+}
 
 void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride) {
   const PackedMatrix& w = *job.matrix;
@@ -116,8 +108,6 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const float* x,
   }
 }
 
-}  // namespace
-
 uint8_t* scratch(size_t bytes) { return panel_room.at_least(bytes); }
 
 void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding) {
@@ -133,11 +123,11 @@ void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tok
   for (size_t j = 0; j < jobs.size(); ++j) {
     const PackedMatrix& w = *jobs[j].matrix;
     integers = integers || (rounding != Rounding::none && jobs[j].kernel);
-    const size_t step = rows_of_a_chunk(w, tokens, bytes);
+    const size_t step = rows_of_a_chunk(w, tokens, share_of_a_chunk(bytes));
     for (size_t first = 0; first < w.rows; first += step) pieces.push_back({j, first, std::min(w.rows, first + step)});
   }
   Activations a{};
-  if (integers) a = Rounded(x, jobs[0].matrix->cols, tokens, rounding).a;
+  if (integers) a = rounded(x, jobs[0].matrix->cols, tokens, rounding, tokens <= kFewTokens);
   const Piece* list = pieces.data();
   parallel_for(pieces.size(), [&](size_t i) {
     const Piece piece = list[i];

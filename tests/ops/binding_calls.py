@@ -68,6 +68,19 @@ def packed(rows: int = 8, cols: int = 256) -> Any:
     return lib.packed("q4_0", u8(rows * cols // 32 * 18), rows, cols)
 
 
+def lanes() -> Any:
+    """Four rows to a line, a quarter of the matrix apart."""
+    return lib.packed("hf_bitnet", u8(8 * 256 // 4), 8, 256, 1.0, 2)
+
+
+def ids(*chosen: int) -> np.ndarray:
+    return guarded(np.array(chosen, np.int32))
+
+
+def ids2(*shape: int) -> np.ndarray:
+    return whole(np.int32, *shape)
+
+
 def affine(how: str = "floats", groups: int = 2) -> Any:
     return lib.affine(
         i8(6, 64, low=-128, high=127), f32(6, groups), f32(6, groups), how, 0.1, 3.0, f32(6), whole(np.int32, 6)
@@ -112,6 +125,23 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (lib.AffineGroup([affine("floats", 64)]), f32(9, 64), 0, f32(9, 6)),
     ],
     "Packed.__init__": [],
+    "PackedExperts.__init__": [
+        lambda: ([packed()], 4),
+        lambda: ([packed(16), [packed(), packed(), packed(), packed()]], 4),
+        lambda: ([lib.packed("hf_bitnet", u8(16 * 64), 16, 256, 1.0, 1), [lanes(), lanes()]], 2),
+    ],
+    "PackedExperts.multiply": [
+        lambda: (lib.PackedExperts([packed(), packed(16)], 4), f32(2, 256), ids(0, 3, 3, 1), 1, f32(4, 6)),
+        lambda: (lib.PackedExperts([packed(9)], 3), f32(14, 256), ids(*range(3), *[2] * 11), 1, f32(14, 3)),
+        lambda: (lib.PackedExperts([[lanes(), lanes()]], 2), f32(5, 256), ids(1, 1, 0, 1, 1), 3, f32(5, 8)),
+        lambda: (
+            lib.PackedExperts([lib.packed("f32", u8(6 * 40 * 4), 6, 40)], 2),
+            f32(3, 40),
+            ids(1, 1, 0),
+            0,
+            f32(3, 3),
+        ),
+    ],
     "PackedGroup.__init__": [lambda: ([packed(), packed(16)],)],
     "PackedGroup.multiply": [
         lambda: (lib.PackedGroup([packed(), packed(16)]), f32(3, 256), 1, f32(3, 24)),
@@ -134,6 +164,8 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     ],
     "add": [lambda: (f32(3, 5), f32(3, 5), f32(3, 5))],
     "add_bias": [lambda: (f32(3, 5), f32(5))],
+    "add_expert_bias": [lambda: (f32(3, 5), f32(4, 5), ids(3, 0, 3))],
+    "add_gated": [lambda: (f32(3, 5), f32(3, 5), f32(3, 1), f32(3, 5))],
     "affine": [
         lambda: (i8(6, 64), f32(6, 2), Maybe(f32(6, 2)), "floats", 0.1, 3.0, Maybe(f32(6)), Maybe(whole(np.int32, 6)))
     ],
@@ -143,6 +175,11 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "affine_quantize": [lambda: ("bf16", u8(6 * 64 * 2, most=63), i8(6, 64), f32(6, 2), f32(6, 2), 8, True, True)],
     "affine_row_sums": [lambda: (i8(6, 64), whole(np.int64, 6))],
     "attend": [lambda: cache(np.float32), lambda: cache(np.float16), lambda: cache(np.int8)],
+    "clamped_swiglu": [
+        lambda: (f32(3, 5), f32(3, 5), f32(3, 5), 1.702, 7.0),
+        lambda: (f32(3, 10)[:, ::2], f32(3, 10)[:, 1::2], f32(3, 5), 1.702, 7.0),
+    ],
+    "combine": [lambda: (f32(6, 5), Maybe(f32(2, 3)), f32(2, 5))],
     "count_symbols": [lambda: (u8(37), whole(np.uint64, 4))],
     "dequantize": [lambda: ("q4_0", u8(4 * 18), f32(4 * 32)), lambda: ("iq2_xs", u8(2 * 74), f32(512))],
     "dequantize_lanes": [lambda: (u8(64), f32(256), 0.5, *LANES)],
@@ -166,9 +203,15 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: ("q4_k", f32(2, 256), u8(2, 144), Maybe(f32(256))),
     ],
     "relayout_lanes": [lambda: (u8(64), u8(64), 32, 32, True, False, 8, False, False)],
+    "relu2": [lambda: (f32(3, 5), f32(3, 5))],
     "rms_norm": [lambda: (f32(3, 2, 5), f32(5), f32(3, 2, 5), 1e-5)],
     "rotate": [lambda: (f32(3, 2, 8), f32(3, 4), f32(3, 4), f32(3, 2, 8), False)],
+    "route": [
+        lambda: (f32(3, 12), Maybe(f32(12)), ids2(3, 4), f32(3, 4), 1, True, 1e-20, 0.0, 2.5, 4, 2, True, 0.0),
+        lambda: (f32(20, 12), Maybe(None), ids2(20, 12), f32(20, 12), 2, False, 0.0, 0.0, 1.0, 1, 1, False, 0.0),
+    ],
     "set_threads": [lambda: (2,)],
+    "spread": [lambda: (f32(2, 5), f32(2, 3), f32(6, 5))],
     "ternarize": [lambda: (f32(512), i8(512), f32(2))],
     "ternarize_tensor": [lambda: (f32(37), i8(37), False, 0.1)],
     "trellis": [trellis_arguments, lambda: trellis_arguments(2, 12)],
@@ -226,7 +269,16 @@ class Odd:
 
 
 def handles() -> list[Any]:
-    classes = (lib.Packed, lib.Affine, lib.Trellis, lib.PackedGroup, lib.AffineGroup, lib.TrellisGroup, lib.Tape)
+    classes = (
+        lib.Packed,
+        lib.PackedExperts,
+        lib.Affine,
+        lib.Trellis,
+        lib.PackedGroup,
+        lib.AffineGroup,
+        lib.TrellisGroup,
+        lib.Tape,
+    )
     return [packed(), affine(), trellis(), lib.Tape(), *(h for c in classes if (h := new(c)) is not None)]
 
 
@@ -329,7 +381,7 @@ def others(value: Any) -> Iterator[Any]:
             "ab",
             [value],
             {0: value[0]},
-            np.array(value),
+            np.array(value, object),
         )
         for handle in handles():
             yield from ([handle], [*value, handle])

@@ -28,7 +28,7 @@ _TABLE = USUAL.changed(
     norm_eps={"config": ("layernorm_epsilon",)},
     head_dim={"config": ("kv_channels",)},
     vocab={"config": ("padded_vocab_size", "vocab_size")},
-    rotated={"default": 0.5},
+    rotated={"config": (), "default": 0.5},
     activation={"config": ()},
 )
 

@@ -31,7 +31,7 @@ def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
     name = metadata.get("general.architecture")
     records = (*registry.architectures(), *registry.installed_architectures())
     special = (r for r in records if r.name == name and r.gguf_told_by)
-    found = next((r for r in special if all(f"{name}.{key}" in metadata for key in r.gguf_told_by)), None)
+    found = next((r for r in special if all(_said(metadata.get(f"{name}.{key}")) for key in r.gguf_told_by)), None)
     return found or by_name(name)
 
 
@@ -54,4 +54,9 @@ def _of_config(records: Sequence[Architecture], config: Mapping[str, Any]) -> Ar
         if found := next((r for r in records if name in r.claims), None):
             return found
     kind = config.get("model_type")
-    return next((r for r in records if kind in r.reads and all(key in config for key in r.told_by)), None)
+    return next((r for r in records if kind in r.reads and all(_said(config.get(key)) for key in r.told_by)), None)
+
+
+def _said(value: object) -> bool:
+    """True for an entry that is there and not zero: a model with 0 experts has none."""
+    return value is not None and not (isinstance(value, int | float) and value == 0)

@@ -42,7 +42,7 @@ from polyquant.types import Meta
 
 __all__ = ["USUAL", "HyperTable", "Key"]
 
-Writing: TypeAlias = Literal["always", "where set", "never"]
+Writing: TypeAlias = Literal["always", "where set", "unless default", "never"]
 ValueKind: TypeAlias = Literal["count", "real", "flag", "text", "counts", "reals", "flags"]
 """Of one number, a switch or a word; of lists with an entry for each layer."""
 
@@ -60,7 +60,7 @@ class Key:
     one from the value to entries of config.json. gguf: the key after the architecture's name, None where GGUF has none; also: further keys that get the same value;
     aliases: what other writers call it; read_gguf: instead of these, a function of what looks a key up. default: where nobody says it: a value, another
     row's name, or None if it must be said. kind: of value. high, low: bounds of a count. unit: config.json counts in it. write: into GGUF; "where set": unless
-    it is 0 or empty.
+    it is 0 or empty; "unless default": where readers of GGUF would take another value.
     """
 
     name: str
@@ -82,6 +82,12 @@ class Key:
     def real(self) -> bool:
         """True for a number with a fraction."""
         return self.kind == "real"
+
+    def written(self, value: Any) -> bool:
+        """True if GGUF gets this value."""
+        if self.gguf is None or self.write == "never":
+            return False
+        return self.write == "always" or bool(value if self.write == "where set" else value != self.default)
 
     def of_config(self, config: Mapping[str, Any]) -> Any:
         """The raw value of a config.json, None if it does not say one."""
@@ -151,7 +157,8 @@ class HyperTable:
 
     always: entries of config.json that this architecture has: another value there is another architecture; they are written too. written:
     entries that are only written. metadata: keys of GGUF that it always has. tied: what a config.json that does not say it means. windows:
-    reads sliding windows. more_metadata: GGUF keys that are computed, more_config: entries of config.json that are.
+    reads sliding windows of a config.json; gguf_windows: those that readers of GGUF know by themselves. more_metadata: GGUF keys that are computed, more_config: entries
+    of config.json that are. unsaid: what GGUF cannot say of a model, a sentence, or None.
     """
 
     keys: tuple[Key, ...] = _ROWS
@@ -160,12 +167,18 @@ class HyperTable:
     metadata: Mapping[str, Meta] = field(default_factory=dict)
     tied: bool | None = None
     windows: Windows = nowhere
+    gguf_windows: Callable[[Hyper], tuple[int, ...]] | None = None
     more_metadata: Callable[[Hyper], Mapping[str, Meta]] | None = None
     more_config: Callable[[Hyper], Mapping[str, Any]] | None = None
+    unsaid: Callable[[Hyper], str | None] | None = None
 
     def plus(self, *keys: Key) -> HyperTable:
         """This table with further rows."""
         return replace(self, keys=(*self.keys, *keys))
+
+    def without(self, *rows: str) -> HyperTable:
+        """This table without some rows."""
+        return replace(self, keys=tuple(k for k in self.keys if k.name not in rows))
 
     def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
         """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
@@ -219,7 +232,8 @@ class HyperTable:
         found = {**found, "vocab": found["vocab"] or vocab}
         for name, value in _SILENT.items():
             found[name] = value if found[name] is None else found[name]
-        return self._checked(found, rope.of_metadata(get), tied, file, counted=counted)
+        hyper = self._checked(found, rope.of_metadata(get), tied, file, counted=counted)
+        return replace(hyper, windows=self.gguf_windows(hyper)) if self.gguf_windows else hyper
 
     def _checked(
         self,
@@ -270,26 +284,37 @@ class HyperTable:
                 out |= key.say(value)
             elif key.name != "rotated":
                 out |= dict.fromkeys(key.config, key.shown(value))
+            elif hyper.rotated or key.default != 1.0:
+                out |= dict.fromkeys(key.config, rope.share(hyper.rotary_size, hyper.head_size))
         if "rope_theta" in out:
-            out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
+            part = {k: out[k] for k in ("partial_rotary_factor",) if k in out}
+            part |= out.get("rope_parameters", {})  # what rows say goes there too
+            out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **part, **hyper.rope}
             out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}
         if hyper.tied is not None:
             out["tie_word_embeddings"] = hyper.tied
         return out | dict(self.always) | dict(self.written) | dict(self.more_config(hyper) if self.more_config else {})
 
-    def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
-        """(GGUF keys after the architecture's name, warning about what they cannot say). Raises InputError."""
+    def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], tuple[str, ...]]:
+        """(GGUF keys after the architecture's name, warnings about what they cannot say). Raises InputError."""
         scaling, warning = rope.scaling_metadata(hyper)
         out: dict[str, Meta] = {}
         for key in self.keys:
             if key.name == "rope_theta":
                 out |= scaling
-            if key.gguf is None or key.write == "never" or (key.write == "where set" and not hyper.value(key.name)):
+            if key.gguf is None or not key.written(hyper.value(key.name)):
                 continue
             value = hyper.rotary_size if key.name == "rotated" else hyper.value(key.name)
             out |= dict.fromkeys((key.gguf, *key.also), key.meta(value))
         out |= {k: v for k, v in self.metadata.items() if k not in scaling}
-        return out | dict(self.more_metadata(hyper) if self.more_metadata else {}), warning
+        warnings = (warning, self.unsaid(hyper) if self.unsaid else None, self._lost_windows(hyper))
+        return out | dict(self.more_metadata(hyper) if self.more_metadata else {}), tuple(w for w in warnings if w)
+
+    def _lost_windows(self, hyper: Hyper) -> str | None:
+        """A warning where readers of GGUF give windows to other layers than the configuration does."""
+        if hyper.windows and self.gguf_windows is not None and hyper.windows != self.gguf_windows(hyper):
+            return "GGUF cannot say which layers have a sliding window: runtimes will follow the architecture's usual pattern"
+        return None
 
 
 USUAL = HyperTable()

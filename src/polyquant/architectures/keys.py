@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import Key
 
-__all__ = ["GATING", "expert_keys", "gating_key", "layer_norm_eps", "shared_expert_key", "sliding_window"]
+__all__ = [
+    "GATING",
+    "expert_keys",
+    "gating_key",
+    "granite_keys",
+    "layer_norm_eps",
+    "no_head_dim",
+    "shared_expert_key",
+    "silent",
+    "sliding_window",
+    "softcap_key",
+]
 
 GATING = {"softmax": 1, "sigmoid": 2, "softmax_after_topk": 3}
 """expert_gating_func of GGUF."""
@@ -33,6 +45,22 @@ def expert_keys(
     return (
         *rows,
         Key("expert_feed_forward", (feed_forward,), "expert_feed_forward_length", default=0, low=0, write="where set"),
+    )
+
+
+def expert_norm_key() -> Key:
+    """Whether the weights of the chosen experts sum to 1, where GGUF has no key for it since its readers take it so."""
+    return Key(
+        "expert_norm", ("norm_topk_prob",), default=1, kind="flag", read=lambda said: said.get("norm_topk_prob", False)
+    )
+
+
+def always_normed(hyper: Hyper) -> str | None:
+    """HyperTable.unsaid of an architecture with that row."""
+    return (
+        None
+        if hyper.more["expert_norm"]
+        else "GGUF cannot say norm_topk_prob false: runtimes will norm the weights of the experts"
     )
 
 
@@ -64,5 +92,48 @@ def layer_norm_eps(config: str, default: float | None = 1e-5) -> dict[str, Any]:
 def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
     """The window of the layers that have one."""
     return Key(
-        "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set"
+        "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set",
+        say=lambda value: {config: value or None},
+    )  # fmt: skip
+
+
+def softcap_key(name: str, default: float) -> Key:
+    """attention_softcap or logit_softcap: c tanh(x / c) of the scores or the logits, 0 for none. default: where config.json does not name it."""
+    config = "attn_logit_softcapping" if name == "attention_softcap" else "final_logit_softcapping"
+
+    def read(said: Mapping[str, Any]) -> Any:
+        return said.get(config, default) or 0.0  # null: none
+
+    return Key(
+        name, (config,), config, default=default, kind="real", write="where set", read=read, say=lambda v: {config: v or None}
+    )  # fmt: skip
+
+
+def granite_keys() -> tuple[Key, ...]:
+    """The factors of Granite."""
+    rows = (
+        ("attention_scale", "attention_multiplier", "attention.scale"),
+        ("embedding_scale", "embedding_multiplier", "embedding_scale"),
+        ("residual_scale", "residual_multiplier", "residual_scale"),
+        ("logit_scale", "logits_scaling", "logit_scale"),
     )
+    return tuple(Key(name, (config,), gguf, default=1.0, kind="real", write="where set") for name, config, gguf in rows)
+
+
+def no_head_dim() -> dict[str, Any]:
+    """What `head_dim` is in an architecture where it is always hidden / heads: `USUAL.changed(head_dim=no_head_dim())`."""
+    return {"config": (), "write": "never"}
+
+
+def silent(*rows: Key) -> Callable[[Hyper], str | None]:
+    """The sentence of `HyperTable.unsaid` about rows without a key in GGUF: which of them differ from what its readers take."""
+
+    def unsaid(hyper: Hyper) -> str | None:
+        lost = [
+            f"{row.config[0]} = {row.shown(hyper.value(row.name))}"
+            for row in rows
+            if hyper.value(row.name) != row.default
+        ]
+        return f"GGUF cannot say {', '.join(lost)}: runtimes will take other values" if lost else None
+
+    return unsaid

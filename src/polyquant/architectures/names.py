@@ -22,6 +22,8 @@ __all__ = ["NameTable"]
 
 _IN_LAYER = re.compile(r"([0-9]{1,5})\.(.+)")
 _SUFFIXES = ("weight", "bias")
+_READ = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+"""The last two are what the first checkpoints call the numbers of a layer norm."""
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -31,6 +33,7 @@ class NameTable:
 
     layer: of those inside a layer; also_read: further Hugging Face stems for the same, never written. exact: whole names inside a layer. top: stems of those outside the
     layers. prefix: of Hugging Face names inside. bare: names may lack the first word of the prefix (checkpoints of the decoder without its head).
+    outer: what checkpoints with a head put in front of every name; never written.
     """
 
     layer: Mapping[str, str]
@@ -39,11 +42,15 @@ class NameTable:
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
     prefix: str = "model.layers."
     bare: bool = True
+    outer: str = ""
+    _roots: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _layer_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _exact_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _top_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        roots = (self.prefix.partition(".")[0] + ".", *(f"{stem}." for stem in self.top))
+        object.__setattr__(self, "_roots", roots)
         for back, table in (("_layer_back", self.layer), ("_exact_back", self.exact), ("_top_back", self.top)):
             object.__setattr__(self, back, {gguf: hf for hf, gguf in reversed(list(table.items()))})
 
@@ -55,10 +62,9 @@ class NameTable:
 
     def full(self, name: str) -> str:
         """The name with the root that a checkpoint of the bare decoder leaves out."""
-        root = self.prefix.partition(".")[0] + "."
-        if not self.bare or name.startswith((root, *(f"{stem}." for stem in self.top))):
+        if not self.bare or name.startswith(self._roots):
             return name
-        return root + name
+        return self._roots[0] + name
 
     def to_gguf(self, name: str) -> str | None:
         """The GGUF name of a Hugging Face tensor; None if the architecture has no such tensor."""
@@ -68,9 +74,9 @@ class NameTable:
                 return f"blk.{layer}.{self.exact[inside]}"
             stem, _, suffix = inside.rpartition(".")
             found = self.layer.get(stem) or self.also_read.get(stem)
-            return f"blk.{layer}.{found}.{suffix}" if found and suffix in _SUFFIXES else None
+            return f"blk.{layer}.{found}.{_READ[suffix]}" if found and suffix in _READ else None
         stem, _, suffix = self.full(name).rpartition(".")
-        return f"{self.top[stem]}.{suffix}" if stem in self.top and suffix in _SUFFIXES else None
+        return f"{self.top[stem]}.{_READ[suffix]}" if stem in self.top and suffix in _READ else None
 
     def to_hf(self, name: str) -> str | None:
         """The Hugging Face name of a GGUF tensor; None if the architecture has no such tensor."""

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyquant.architectures.keys import expert_keys, shared_expert_key
+from polyquant.architectures.keys import always_normed, expert_keys, expert_norm_key, shared_expert_key
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.qwen import QWEN2, QWEN3
 
-__all__ = ["EXPERTS", "QWEN2_MOE", "QWEN3_MOE"]
+__all__ = ["EXPERTS", "QWEN2_MOE", "QWEN3_MOE", "SHARED"]
 
 EXPERTS = tuple(
     Experts(f"mlp.experts.{{e}}.{part}_proj.weight", f"ffn_{part}_exps.weight") for part in ("gate", "up", "down")
 )
 """One matrix for each expert, as most name them."""
 
-_SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+"""The shared expert beside them."""
 
 QWEN2_MOE = replace(
     QWEN2,
@@ -31,7 +32,7 @@ QWEN2_MOE = replace(
     class_name="Qwen2MoeForCausalLM",
     reads=("qwen2_moe",),
     names=NameTable(
-        {**LLAMA_NAMES, **_SHARED, "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
+        {**LLAMA_NAMES, **SHARED, "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
     ),
     moves=EXPERTS,
     hyper=QWEN2.hyper.plus(*expert_keys(), shared_expert_key("shared_expert_intermediate_size")),
@@ -45,6 +46,6 @@ QWEN3_MOE = replace(
     reads=("qwen3_moe",),
     names=NameTable({**QWEN3.names.layer, "mlp.gate": "ffn_gate_inp"}),
     moves=EXPERTS,
-    hyper=QWEN3.hyper.plus(*expert_keys()),
+    hyper=replace(QWEN3.hyper.plus(*expert_keys(), expert_norm_key()), unsaid=always_normed),
     layer=ConvertedOnly(),
 )

@@ -17,9 +17,9 @@ from polyquant.architectures.hyper_table import USUAL, HyperTable
 from polyquant.architectures.moves import Move
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Feed, Layer
-from polyquant.types import F32
+from polyquant.types import F32, Shape
 
-__all__ = ["Architecture", "Bias", "Ternary"]
+__all__ = ["Architecture", "Bias", "LayerNumber", "Ternary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,25 @@ class Ternary:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNumber:
+    """One number of a layer: the GGUF key, whole, of the list of all layers, and the shape of its Hugging Face tensor."""
+
+    key: str
+    shape: Shape = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """A model family.
 
     name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
-    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF that tell it
+    architecture, if it has all keys of `told_by`, and none is 0; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF that tell it
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
-    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. ternary: None for an
-    ordinary model.
+    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. layer_numbers: Hugging Face
+    name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> GGUF name inside a layer; it is true where a layer has that tensor. ternary: None for an
+    ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled.
     """
 
     name: str
@@ -67,9 +76,12 @@ class Architecture:
     pairs: bool = False
     biases: tuple[Bias, ...] = ()
     constants: Callable[[Hyper], Mapping[str, F32]] | None = None
-    constant_names: tuple[str, ...] = ("rope_freqs.weight",)
+    constant_names: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     unused: Mapping[str, str] = field(default_factory=dict)
+    layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
     ternary: Ternary | None = None
+    encoder: bool = False
 
     @property
     def runs(self) -> bool:
@@ -116,5 +128,7 @@ class Architecture:
         return any(stem in b.stems and (b.key is None or bool(config.get(b.key))) for b in self.biases)
 
     def bias_entries(self, tensors: frozenset[str]) -> dict[str, bool]:
-        """Entries of config.json about biases, from the names of all GGUF tensors."""
-        return {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
+        """Entries of config.json about biases and other tensors that a model may lack, from the names of all GGUF tensors."""
+        inside = {name.split(".", 2)[-1] for name in tensors if name.startswith("blk.")}
+        out = {b.key: f"{b.stems[0]}.bias" in inside for b in self.biases if b.key is not None}
+        return out | {key: name in inside for key, name in self.switches.items()}

@@ -1,6 +1,6 @@
-"""Scaled RoPE: what config.json says, what GGUF says, and the one kind that GGUF says as a tensor.
+"""Scaled RoPE: what config.json says, what GGUF says as metadata, and the divisors of llama3, which it says as a tensor.
 
-linear, yarn: keys `{arch}.rope.scaling.*`. llama3: `rope_freqs.weight`, float32 [head / 2], the divisor of each frequency: 1 where the
+linear, yarn: keys `{arch}.rope.scaling.*`. longrope: two tensors (rope_tensors.py) and a key. llama3: `rope_freqs.weight`, float32 [head / 2], the divisor of each frequency: 1 where the
 wavelength is short, `factor` where it is long, and between the two a blend that is linear in context / wavelength.
 
 transformers before 5 writes `rope_theta` and `rope_scaling`; from 5 on `rope_parameters`. Both are read, both are written.
@@ -22,12 +22,14 @@ from polyquant.types import F32, Meta
 __all__ = [
     "FREQS",
     "llama3_factors",
+    "longrope_factor",
     "of_config",
     "of_metadata",
     "parameters",
     "recognise_llama3",
     "rotated",
     "scaling_metadata",
+    "share",
     "shortest",
 ]
 
@@ -51,10 +53,17 @@ def of_config(config: Mapping[str, Any], rope: Mapping[str, Any], file: object) 
         raise InputError("rope_type is no string", file=file, found=kind)
     if kind == "default":
         return {}
+    kind = "longrope" if "long_factor" in rope else kind  # the first of them called it su or yarn
     scaled = {k: v for k, v in rope.items() if k not in ("rope_theta", "type", "rope_type")}
     # The context before scaling stands inside the object, at the top, or nowhere: then the trained context is meant.
     original = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))
-    if kind in ("yarn", "llama3") and "original_max_position_embeddings" not in scaled and original is not None:
+    if kind == "longrope" and config.get("original_max_position_embeddings") is not None:
+        scaled["original_max_position_embeddings"] = original  # this one goes before
+    if (
+        kind in ("yarn", "llama3", "longrope")
+        and "original_max_position_embeddings" not in scaled
+        and original is not None
+    ):
         scaled["original_max_position_embeddings"] = original
     for key, value in scaled.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -93,6 +102,14 @@ def rotated(value: Any, head: int, file: object, *, counted: bool) -> int:
     return found
 
 
+def share(count: int, head: int) -> float:
+    """What partial_rotary_factor is where `count` of the `head` numbers of a head turn: transformers rounds the product of the two down."""
+    found = count / head
+    while int(head * found) < count:
+        found = math.nextafter(found, 2.0)
+    return found
+
+
 def shortest(value: Any) -> Any:
     """A float32 as the shortest decimal that gives it back: 1e-05, not 9.999999747378752e-06."""
     if isinstance(value, float) and math.isfinite(value):
@@ -106,8 +123,10 @@ def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
     """(keys after `{arch}.`, warning) for the scaling of `hyper`. Raises InputError."""
     rope = hyper.rope
     kind = rope.get("rope_type")
-    if kind is None or kind == "llama3":
+    if kind in (None, "llama3", "proportional"):
         return {}, None
+    if kind == "longrope":
+        return {"rope.scaling.attn_factor": f32(longrope_factor(rope, hyper.context))}, None
     if kind not in ("linear", "yarn") or not _number(rope.get("factor")):
         return {}, f"RoPE scaling '{kind}' has no counterpart in GGUF: long contexts will behave as if there were none"
     out = {"rope.scaling.type": string(kind), "rope.scaling.factor": f32(float(rope["factor"]))}
@@ -136,6 +155,20 @@ def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
     return out, None
 
 
+def longrope_factor(rope: Mapping[str, Any], context: int) -> float:
+    """Factor of cos and sin of a longrope scaling: said, or sqrt(1 + ln(factor) / ln(original)). Raises InputError."""
+    said, factor = rope.get("attention_factor"), rope.get("factor")
+    original = rope.get("original_max_position_embeddings", context)
+    if not _number(original) or original <= 1:
+        raise InputError(
+            "original_max_position_embeddings cannot be right", expected="a context length", found=original
+        )
+    if isinstance(said, int | float) and _number(said):
+        return float(said)
+    scale = float(factor) if isinstance(factor, int | float) and _number(factor) else context / original
+    return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -150,10 +183,13 @@ def llama3_factors(rope: Mapping[str, Any], theta: float, head: int, *, file: ob
         raise InputError(
             "llama3 RoPE parameters cannot be right", file=file, expected="0 < low < high", found=dict(rope)
         )
-    frequencies = 1.0 / theta ** (np.arange(0, head, 2, dtype=np.float64) / head)  # [head / 2]
-    turns = context * frequencies / (2 * math.pi)  # [head / 2] rotations within the original context
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return np.asarray(1.0 / ((1.0 - blend) / factor + blend), np.float32)
+    # In float32 throughout, as the real converter computes them.
+    one, exponents = np.float32(1), np.arange(0, head, 2, dtype=np.float32) / np.float32(head)
+    wavelengths = np.float32(2 * math.pi) / (one / np.float32(theta) ** exponents)  # [head / 2]
+    turns = np.float32(context) / wavelengths  # rotations within the original context
+    blend = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, one)
+    mixed = one / ((one - blend) / np.float32(factor) + blend)
+    return np.where(blend == 0, np.float32(factor), mixed).astype(np.float32)
 
 
 def recognise_llama3(factors: F32, theta: float, context: int) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
     to_gguf: Hugging Face -> GGUF, in the order and with the value types of llama.cpp's converter
     to_hf:   GGUF -> Hugging Face, its inverse
 
-Nothing is read but headers, configuration and tokenizer (and the few numbers of `rope_freqs.weight`). `general.file_type` is left to
+Nothing is read but headers, configuration and tokenizer (and the few numbers of RoPE's divisors and of activations). `general.file_type` is left to
 the caller, who knows the codecs.
 """
 
@@ -16,9 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from polyquant.architectures import rope
+from polyquant.architectures import layer_numbers, pooling, rope_tensors
 from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
@@ -59,7 +57,7 @@ def to_gguf(
                 f"a model of type '{family.model_type}' cannot become architecture '{architecture}'",
                 file=checkpoint.path,
             )
-        family = asked
+        family = family if family is not None and asked.name == family.name else asked
     warnings: list[str] = []
     dropped: dict[str, str] = {}
     constants: dict[str, F32] = {}
@@ -75,13 +73,11 @@ def to_gguf(
         hyper = _hyper(checkpoint, family)
         tensors = _gguf_tensors(checkpoint, family, hyper, dropped, warnings)
         constants |= family.constants(hyper) if family.constants else {}
-        if hyper.rope.get("rope_type") == "llama3":
-            constants[rope.FREQS] = rope.llama3_factors(
-                hyper.rope, hyper.rope_theta, hyper.head_size, file=checkpoint.path
-            )
+        constants |= rope_tensors.constants(hyper, checkpoint.path)
     metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
     if family is not None and hyper is not None:
-        metadata |= _sizes(family, hyper, config, warnings)
+        metadata |= _sizes(family, hyper, config, warnings) | layer_numbers.metadata(checkpoint, family, hyper.layers)
+        metadata |= pooling.to_metadata(checkpoint.files, family.name, hyper) if family.encoder else {}
     metadata["general.quantization_version"] = u32(2)
     if with_tokenizer:
         rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
@@ -137,6 +133,8 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
     for weight in checkpoint.values():
         if _COMPUTED.fullmatch(weight.name):
             dropped[weight.name] = "computed from the configuration, not a weight"
+        elif (number := layer_numbers.find(weight.name, family)) is not None:
+            dropped[weight.name] = f"said by {number.key}"
         elif hyper.tied and family.names.to_gguf(weight.name) == "output.weight":
             dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
         elif (reason := family.left_out(weight.name)) is not None:
@@ -146,7 +144,12 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
 
 
 def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, warnings: list[str]) -> None:
-    needed = ["token_embd.weight", "output_norm.weight"] + (["output.weight"] if hyper.tied is False else [])
+    whole = set(family.names.top.values()) & {
+        "token_embd",
+        "output_norm",
+        *(("output",) if hyper.tied is False else ()),
+    }
+    needed = [f"{stem}.weight" for stem in sorted(whole)]
     for i in range(hyper.layers):
         stems = family.linears & family.layer.shapes(hyper, i).keys()
         needed += [f"blk.{i}.{stem}.weight" for stem in sorted(stems)]
@@ -205,10 +208,9 @@ def _rounded(parameters: int) -> str:
 
 
 def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnings: list[str]) -> dict[str, Meta]:
-    keys, warning = family.hyper.to_metadata(hyper)
-    if warning:
-        warnings.append(warning)
-    window = config.get("sliding_window")
+    keys, lost = family.hyper.to_metadata(hyper)
+    warnings += lost
+    window = None if "window" in hyper.more else config.get("sliding_window")
     if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
         warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
     return {f"{family.name}.{k}": v for k, v in keys.items()}
@@ -233,6 +235,7 @@ def to_hf(
     family = of_metadata(metadata)
     warnings: list[str] = []
     dropped: dict[str, str] = {}
+    constants: dict[str, F32] = {}
     words = vocabulary.from_metadata(metadata, file=checkpoint.path)
     embedding = checkpoint.weights.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else len(words.tokens)
@@ -250,6 +253,7 @@ def to_hf(
         }
     else:
         hyper = family.hyper.read_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
+        hyper = replace(hyper, rope=rope_tensors.restored(checkpoint, hyper, dropped, warnings) or hyper.rope)
         tensors = _hf_tensors(checkpoint, family, hyper, dropped, warnings)
         config = {
             "architectures": [family.class_name],
@@ -257,7 +261,7 @@ def to_hf(
             **family.hyper.to_config(hyper),
             **family.bias_entries(frozenset(checkpoint.weights)),
         }
-        _restore_rope(checkpoint, hyper, config, dropped, warnings)
+        constants |= layer_numbers.tensors(checkpoint, family, hyper.layers)
     dtype = dtype or _dtype(checkpoint)
     config |= tokenizer_files.special_ids(words) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
     if quantization_config:
@@ -267,8 +271,15 @@ def to_hf(
         "generation_config.json": _json(tokenizer_files.generation_config(words)),
     }
     written, doubts = tokenizer_files.files(words)
+    if family is not None and family.encoder:
+        files |= pooling.to_files(metadata, family.name, hyper)
     return Translation(
-        label, tensors, files=files | written, dropped=dropped, warnings=(*warnings, *words.warnings, *doubts)
+        label,
+        tensors,
+        files=files | written,
+        dropped=dropped,
+        constants=constants,
+        warnings=(*warnings, *words.warnings, *doubts),
     )
 
 
@@ -303,28 +314,6 @@ def _hf_tensors(
             f"(first: {printable(mapped.strange[0])})"
         )
     return tuple(mapped.maps)
-
-
-def _restore_rope(
-    checkpoint: Checkpoint, hyper: Hyper, config: dict[str, Any], dropped: dict[str, str], warnings: list[str]
-) -> None:
-    weight = checkpoint.weights.get(rope.FREQS)
-    if weight is None:
-        return
-    if weight.shape != (hyper.head_size // 2,):
-        raise InputError(
-            "wrong shape", file=checkpoint.path, tensor=rope.FREQS, expected=(hyper.head_size // 2,), found=weight.shape
-        )
-    found = rope.recognise_llama3(np.asarray(weight.dequantize(), np.float32), hyper.rope_theta, hyper.context)
-    if found is None:
-        dropped[rope.FREQS] = "no rope_parameters give these factors"
-        warnings.append(
-            "rope_freqs.weight is not of a scaling that transformers knows: it was left out, long contexts will suffer"
-        )
-        return
-    dropped[rope.FREQS] = "said by rope_parameters (llama3)"
-    config["rope_scaling"] = found
-    config["rope_parameters"] = {**found, "rope_theta": hyper.rope_theta}
 
 
 def float_config(data: bytes) -> bytes:

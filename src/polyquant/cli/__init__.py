@@ -32,6 +32,7 @@ COMMANDS = {
     "serve": "Answer OpenAI's API over HTTP with it.",
     "edit": "Change GGUF metadata; tensor data stays untouched.",
     "repair": "Mend an msModelSlim folder into a new one.",
+    "architectures": "Which models convert, and which of them run here.",
     "doctor": "Is this installation sound and fast?",
     "demo": "The main job on an embedded model, in a minute.",
 }

@@ -18,13 +18,13 @@ from polyquant.ops import native
 from polyquant.ops.trellis import TILE_ORDERS
 from polyquant.types import F32, U8
 
-__all__ = ["BLOCK", "Group", "Rounding", "packed", "round_activations", "trellis"]
+__all__ = ["BLOCK", "ROUNDING_CODES", "Group", "Rounding", "packed", "round_activations", "trellis"]
 
 BLOCK = 32
 _STEPS = tuple(np.float32(t) for t in range(127, 119, -1))
 Rounding: TypeAlias = Literal["none", "block", "token", "wide"]
 """How activations are rounded before a multiplication: not at all, to int8 per block of 32, per token, per block of 128."""
-_CODES: dict[Rounding, int] = {"none": 0, "block": 1, "token": 2, "wide": 3}
+ROUNDING_CODES: dict[Rounding, int] = {"none": 0, "block": 1, "token": 2, "wide": 3}
 
 
 def packed(name: str, blocks: U8, rows: int, cols: int, *, scale: float = 1.0, lane_step: int = 0) -> Any | None:
@@ -86,7 +86,7 @@ class Group:
     def __call__(self, x: F32, rounding: Rounding) -> list[F32]:
         """x [T, K] C-contiguous -> one [T, N_i] for each: columns of one array."""
         y = native.empty(len(x), self._rows)
-        self._multiply(x, _CODES[rounding], y)
+        self._multiply(x, ROUNDING_CODES[rounding], y)
         return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
 
 

@@ -20,7 +20,7 @@ from polyquant.ops.decoder import add_bias
 from polyquant.ops.matmul import Group, Rounding, round_activations
 from polyquant.types import F32, Floats, Ternary, Weight
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "packed_handle"]
 
 _CHUNK = 1 << 20  # weights that are dequantized at a time
 
@@ -56,7 +56,7 @@ class Linear:
 
 def _groups(weights: Sequence[Weight]) -> list[Group]:
     """Neighbours of one kind together; none if a weight has no kernel."""
-    handles = [_handle(w) for w in weights]
+    handles = [packed_handle(w) for w in weights]
     if any(h is None for h in handles):
         return []
     out = []
@@ -66,7 +66,8 @@ def _groups(weights: Sequence[Weight]) -> list[Group]:
     return out
 
 
-def _handle(weight: Weight) -> Any | None:
+def packed_handle(weight: Weight) -> Any | None:
+    """A native handle on a weight [N, K] as it lies, or arranged anew in memory; None where no kernel takes it."""
     if not native.available():
         return None
     codec, shape = weight.codec, weight.shape

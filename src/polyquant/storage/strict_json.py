@@ -179,7 +179,11 @@ def integer(value: Any, what: str, *, low: int = 0, file: object = None) -> int:
 
 def integers(value: Any, what: str, *, file: object = None) -> tuple[int, ...]:
     """A list of non-negative ints as a tuple. Raises InputError."""
-    return tuple(integer(v, what, file=file) for v in typed(value, list, what, file=file))
+    found = typed(value, list, what, file=file)
+    for v in found:
+        if type(v) is not int or v < 0:
+            integer(v, what, file=file)
+    return tuple(found)
 
 
 def _word(kind: type) -> str:

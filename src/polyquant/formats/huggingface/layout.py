@@ -10,7 +10,7 @@ from polyquant.errors import PlanError
 from polyquant.formats.huggingface.dtypes import PACKED, bitnet_codec, stored_tensors
 from polyquant.formats.huggingface.exl3 import METHOD, exl3_config
 from polyquant.storage import strict_json
-from polyquant.storage.folder import base_name
+from polyquant.storage.folder import inner_name
 from polyquant.storage.safetensors import header_bytes
 from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
@@ -53,7 +53,7 @@ def lay_out(
         plans.append(_whole(_INDEX, _json(content)))
     taken = {p.name for p in plans}
     for name, data in sorted(files.items()):
-        if not base_name(name) or name in taken:
+        if not inner_name(name) or name in taken:
             raise PlanError("a file beside the weights needs a plain name of its own", file=name)
         plans.append(_whole(name, data))
     return Layout(tuple(plans), slots, folder=True)

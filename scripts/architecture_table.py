@@ -1,0 +1,79 @@
+"""docs/architectures.md: which architectures convert and run, measured on the golden models of tests/vectors/architectures.
+
+    PYTHONPATH=src python scripts/architecture_table.py > docs/architectures.md
+
+For each model: tensors and metadata keys of our GGUF that equal the real converter's, and the relative error of the float logits (root mean square of the
+difference over that of transformers' logits), computed from the Hugging Face folder and from the GGUF file.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyquant.analysis.architectures import known_architectures
+from polyquant.architectures.find import of_config
+from polyquant.runtime.load import load
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+HEAD = """# Architectures
+
+Each architecture is one record in `src/polyquant/architectures/`; `polyquant architectures` prints the list. All convert between Hugging Face folders and GGUF, both
+ways. The table is made by `scripts/architecture_table.py`, from models with random weights that the real programs made (transformers 5.23.0, llama.cpp's
+converter of October 2026): *equal* counts tensors (name, shape, type and bytes) and metadata keys that equal the real converter's; the last two columns are the
+relative error of our float logits against those of transformers, from the folder and from the GGUF file.
+
+| Hugging Face class | GGUF | traits | equal tensors | equal keys | folder | GGUF |
+|---|---|---|---|---|---|---|"""
+
+
+def measured(name: str) -> dict[str, Any]:
+    """The cells of one golden model."""
+    from architectures.golden_models import Golden, differences
+
+    golden = Golden(name)
+    record = of_config(golden.config)
+    assert record is not None
+    with tempfile.TemporaryDirectory() as folder:
+        gguf = golden.to_gguf(Path(folder) / "model.gguf")
+        found = differences(golden, gguf)
+        tensors, keys = len(golden.said["tensors"]), len(golden.said["metadata"])
+        wrong_keys = sum(f.split(":")[0] in golden.said["metadata"] for f in found)
+        wrong = len(found) - wrong_keys
+        errors = [_error(golden, path) for path in (golden.folder, gguf)] if record.runs else ["-", "-"]
+    return {"equal": f"{tensors - wrong} of {tensors}", "keys": f"{keys - wrong_keys} of {keys}", "errors": errors}
+
+
+def _error(golden: Any, path: Path) -> str:
+    wanted = golden.logits()
+    if "hf_torch" not in wanted:
+        return "-"
+    found = load(path, activations="float").logits(wanted["tokens"].tolist())
+    return f"{np.sqrt(np.mean((found - wanted['hf_torch']) ** 2) / np.mean(wanted['hf_torch'] ** 2)):.0e}"
+
+
+def main() -> None:
+    """Print the page."""
+    from architectures.golden_models import NAMES, Golden
+
+    golden = {}
+    for name in NAMES:
+        if (record := of_config(Golden(name).config)) is not None:
+            golden.setdefault(record.class_name, name)
+    print(HEAD)
+    for known in known_architectures():
+        cells = ["-", "-", "-", "-"]
+        if known.class_name in golden:
+            found = measured(golden[known.class_name])
+            cells = [found["equal"], found["keys"], *found["errors"]]
+        runs = "" if known.runs else " (converted only)"
+        print(f"| {known.class_name} | {known.name}{runs} | {', '.join(known.traits)} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The model architectures that polyquant knows, installed packages' among them: what `polyquant architectures` and docs/architectures.md list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyquant import registry
+from polyquant.architectures.record import Architecture
+from polyquant.architectures.windows import nowhere
+
+__all__ = ["Known", "known_architectures"]
+
+_OF_KEYS = {
+    "experts": "experts",
+    "shared_feed_forward": "shared expert",
+    "shared_experts": "shared expert",
+    "kv_lora": "latent attention",
+    "ssm_conv": "state space",
+    "short_conv": "short convolutions",
+    "attention_softcap": "soft caps",
+    "window": "sliding windows",
+    "pooling": "embeddings",
+}
+"""Trait that a hyper-parameter of this name tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One architecture. name: general.architecture of GGUF; model_type, class_name: of config.json; runs: False if it is only converted."""
+
+    name: str
+    model_type: str
+    class_name: str
+    runs: bool
+    traits: tuple[str, ...]
+
+
+def known_architectures() -> tuple[Known, ...]:
+    """In the order of their Hugging Face class names."""
+    records = {r.class_name: r for r in (*registry.installed_architectures(), *registry.architectures())}
+    return tuple(
+        Known(r.name, r.model_type, r.class_name, r.runs, _traits(r))
+        for r in sorted(records.values(), key=lambda r: r.class_name.lower())
+    )
+
+
+def _traits(record: Architecture) -> tuple[str, ...]:
+    keys = {key.name for key in record.hyper.keys}
+    stems = {name.removesuffix(".weight") for move in record.moves for name in move.targets} | set(
+        record.names.layer.values()
+    )
+    found = [trait for name, trait in _OF_KEYS.items() if name in keys]
+    found += ["sliding windows"] if record.hyper.windows is not nowhere else []
+    found += ["fused q, k, v"] if "attn_qkv" in stems and "ssm_conv" not in keys else []
+    found += ["ternary"] if record.ternary is not None else []
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,67 @@
+"""Gemma 3 (text): Gemma 2 with norms on the heads of q and k and without caps; five layers of six have a window, and a base of their own for RoPE. A scaling is of
+the others only.
+
+Source: modeling_gemma3.py of transformers; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures.changes import Plus
+from polyquant.architectures.gemma import FOUR_NORMS, GEMMA2, GEMMA_TABLE, NORMS, attention_scale, query_scalar
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import Key
+from polyquant.architectures.keys import sliding_window, softcap_key
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
+
+__all__ = ["GEMMA3", "LOCAL_THETA", "two_ropes"]
+
+
+def _local_theta(config: Mapping[str, Any]) -> Any:
+    rope = config.get("rope_parameters")
+    local = rope.get("sliding_attention") if isinstance(rope, Mapping) else None
+    return config.get("rope_local_base_freq") or (local.get("rope_theta") if isinstance(local, Mapping) else None)
+
+
+LOCAL_THETA = Key(
+    "rope_theta_swa", ("rope_local_base_freq",), "rope.freq_base_swa", default=10000.0, kind="real", read=_local_theta
+)
+"""The base of the layers with a window."""
+
+
+def two_ropes(hyper: Hyper) -> dict[str, Any]:
+    """rope_parameters of config.json where layers with a window have a base of their own."""
+    local = {"rope_type": "default", "rope_theta": hyper.more["rope_theta_swa"]}
+    full = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+
+
+_SCALE, _UNSAID = attention_scale(62)
+
+GEMMA3 = replace(
+    GEMMA2,
+    name="gemma3",
+    model_type="gemma3_text",
+    class_name="Gemma3ForCausalLM",
+    reads=("gemma3_text",),
+    names=NameTable({**FOUR_NORMS, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}),
+    changes=dict.fromkeys((*NORMS, "attn_q_norm", "attn_k_norm"), Plus(1.0)),
+    hyper=replace(
+        GEMMA_TABLE.changed(rope_theta={"default": 1e6, "write": "always"}, context={"default": 131072}).plus(
+            LOCAL_THETA,
+            softcap_key("logit_softcap", 0.0),
+            sliding_window(default=4096),
+            _SCALE,
+        ),
+        tied=True,
+        always={"use_bidirectional_attention": False},  # EmbeddingGemma is another architecture
+        windows=where_listed(all_but_every(6)),
+        gguf_windows=gguf_windows(all_but_every(6)),
+        more_config=lambda hyper: {**layer_types(hyper), **query_scalar(hyper), **two_ropes(hyper)},
+        unsaid=_UNSAID,
+    ),
+)

@@ -1,0 +1,50 @@
+"""Tensors of one number in each layer, which GGUF says as metadata: a list with an entry for each layer (Apertus' activation)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polyquant.architectures.record import Architecture, LayerNumber
+from polyquant.errors import InputError
+from polyquant.gguf_values import f32s
+from polyquant.types import F32, Checkpoint, Meta
+
+__all__ = ["find", "metadata", "tensors"]
+
+
+def find(name: str, record: Architecture) -> LayerNumber | None:
+    """The entry of the record for a Hugging Face tensor of this name."""
+    place = record.names.within(name) if record.layer_numbers else None
+    return record.layer_numbers.get(place[1]) if place else None
+
+
+def metadata(checkpoint: Checkpoint, record: Architecture, layers: int) -> dict[str, Meta]:
+    """The lists of a Hugging Face checkpoint. Raises InputError for a layer that lacks its number."""
+    out: dict[str, Meta] = {}
+    for inside, number in record.layer_numbers.items():
+        names = _names(record, inside, layers, checkpoint)
+        if missing := [n for n in names if n not in checkpoint or checkpoint[n].shape != number.shape]:
+            raise InputError("a layer lacks this number", file=checkpoint.path, tensor=missing[0])
+        out[number.key] = f32s([float(np.asarray(checkpoint[n].dequantize()).reshape(())) for n in names])
+    return out
+
+
+def _names(record: Architecture, inside: str, layers: int, checkpoint: Checkpoint) -> list[str]:
+    """As the checkpoint spells them: those of a bare decoder lack the root."""
+    full = [f"{record.names.prefix}{i}.{inside}" for i in range(layers)]
+    by_full = {record.names.full(name): name for name in checkpoint}
+    return [by_full.get(name, name) for name in full]
+
+
+def tensors(checkpoint: Checkpoint, record: Architecture, layers: int) -> dict[str, F32]:
+    """Hugging Face tensors of the lists of a GGUF file. Raises InputError for a list of another length."""
+    out: dict[str, F32] = {}
+    for inside, number in record.layer_numbers.items():
+        values = checkpoint.metadata.get(number.key)
+        if values is None or isinstance(values, str | int | float) or len(values) != layers:
+            raise InputError(
+                f"{number.key} cannot be right", file=checkpoint.path, expected=f"a number for each of {layers} layers"
+            )
+        for i, value in enumerate(values):
+            out[f"{record.names.prefix}{i}.{inside}"] = np.full(number.shape, value, np.float32)
+    return out

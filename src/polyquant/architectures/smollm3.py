@@ -1,0 +1,56 @@
+"""SmolLM3: Llama, but every fourth layer rotates nothing. q and k rows are stored interleaved, as Llama's.
+
+GGUF has no key for no_rope_layers: its readers know the pattern. Source: modeling_smollm3.py of transformers; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import Key
+from polyquant.architectures.llama import LLAMA
+from polyquant.architectures.parts import ConvertedOnly
+
+__all__ = ["SMOLLM3"]
+
+_PERIOD = 4
+
+
+def _usual(layers: int) -> list[int]:
+    return [int((i + 1) % _PERIOD != 0) for i in range(layers)]
+
+
+def _read(config: Mapping[str, Any]) -> Any:
+    """1 for each layer that rotates; () where that is the usual pattern."""
+    layers, listed = config.get("num_hidden_layers", 0), config.get("no_rope_layers")
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        period = config.get("no_rope_layer_interval", _PERIOD)
+        listed = [int((i + 1) % period != 0) for i in range(layers)] if period else _usual(layers)
+    return () if list(listed) == _usual(layers) else listed
+
+
+def _unsaid(hyper: Hyper) -> str | None:
+    usual = "every fourth layer rotates nothing, the others do"
+    return f"GGUF cannot say no_rope_layers: runtimes will take it that {usual}" if hyper.more["rotating"] else None
+
+
+SMOLLM3 = replace(
+    LLAMA,
+    name="smollm3",
+    model_type="smollm3",
+    class_name="SmolLM3ForCausalLM",
+    reads=("smollm3",),
+    hyper=replace(
+        LLAMA.hyper.changed(rope_theta={"default": 2000000.0}).plus(
+            Key("rotating", (), default=(), kind="flags", read=_read)
+        ),
+        tied=True,
+        written={"no_rope_layer_interval": _PERIOD, "use_sliding_window": False},
+        more_config=lambda hyper: {"no_rope_layers": list(hyper.more["rotating"] or _usual(hyper.layers))},
+        unsaid=_unsaid,
+    ),
+    layer=ConvertedOnly(),
+)

@@ -1,0 +1,42 @@
+"""StableLM: Llama's block with layer norms; a quarter of each head rotates. StableLM 2 12B has a norm for each head of q and k, and adds attention and
+feed-forward part of one norm (`use_parallel_residual`).
+
+Source: modeling_stablelm.py of transformers; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyquant.architectures.hyper_table import USUAL, Key
+from polyquant.architectures.keys import layer_norm_eps, no_head_dim
+from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.moves import Experts
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.record import Architecture, Bias
+
+__all__ = ["STABLELM"]
+
+STABLELM = Architecture(
+    name="stablelm",
+    model_type="stablelm",
+    class_name="StableLmForCausalLM",
+    reads=("stablelm",),
+    names=NameTable(LLAMA_NAMES),
+    moves=tuple(
+        Experts(f"self_attn.{x}_layernorm.norms.{{e}}.weight", f"attn_{x}_norm.weight") for x in "qk"
+    ),  # one norm a head
+    hyper=replace(
+        USUAL.changed(
+            rope_theta={"write": "unless default"},
+            norm_eps=layer_norm_eps("layer_norm_eps"),
+            head_dim=no_head_dim(),
+            rotated={"config": ("partial_rotary_factor", "rope_pct"), "default": 0.25, "write": "always"},
+        ).plus(Key("parallel", ("use_parallel_residual",), "use_parallel_residual", kind="flag", default=0)),
+        tied=False,
+    ),
+    layer=ConvertedOnly(),
+    biases=(Bias(("attn_q", "attn_k", "attn_v"), "use_qkv_bias"),),
+    switches={"qk_layernorm": "attn_q_norm.weight"},
+)

@@ -1,0 +1,247 @@
+"""A mixture of experts: who computes a token, and what becomes of their outputs. numpy references and the choice of their native twins.
+
+T tokens, E experts, `used` of them for each token, A = T * used assignments: assignment t * used + j is the j-th expert of token t.
+
+Shazeer et al. 2017 (the mixture), Fedus et al. 2021 (Switch), DeepSeek-AI 2024 (V2: groups of experts; V3: sigmoid scores and a bias that
+only chooses). Softmax and sigmoid are computed in float64 and rounded to float32, so that both engines choose alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import InputError
+from polyquant.ops import native
+from polyquant.ops.matmul import ROUNDING_CODES, Rounding
+from polyquant.types import F32
+
+__all__ = [
+    "ExpertGroup",
+    "Gating",
+    "Ids",
+    "Routing",
+    "add_expert_bias",
+    "add_gated",
+    "clamped_swiglu",
+    "clamped_swiglu_pairs",
+    "combine",
+    "relu2",
+    "route",
+    "spread",
+]
+
+Ids: TypeAlias = NDArray[np.int32]
+Gating: TypeAlias = Literal["softmax", "sigmoid", "softmax_after_topk"]
+"""What makes scores of logits: softmax over all experts, sigmoid, or softmax over those that were chosen by their logits."""
+_SCORES: dict[Gating, int] = {"softmax": 0, "sigmoid": 1, "softmax_after_topk": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token chooses its experts, and what their outputs weigh. Raises InputError for numbers that fit no router.
+
+    experts, used: how many there are, and how many compute a token. norm: weights are divided by max(their sum, least) + eps. scale: of all
+    weights, last. groups: of neighbouring experts, of which only the best groups_used take part; a group's score is the largest of its experts
+    ("max", DeepSeek V2) or the sum of its two largest ("top2", V3). left_out: the score of experts in other groups where scores or a bias choose:
+    0 in transformers, -inf in DeepSeek's own code. Softmax scores without a bias choose as -inf does: no expert of another group is taken.
+
+        Mixtral, Qwen3-MoE        Routing(E, used, norm=True)                 OLMoE, Qwen2-MoE      norm as norm_topk_prob says
+        GPT-OSS, Granite-MoE      Routing(E, used, "softmax_after_topk")      Llama 4               Routing(E, 1, "sigmoid")
+        DeepSeek V2               Routing(E, used, groups=, groups_used=, scale=)
+        DeepSeek V3, GLM-4-MoE    Routing(E, used, "sigmoid", norm=True, eps=1e-20, scale=, groups=, groups_used=, group_score="top2") and a bias
+        MiniMax-M2                Routing(E, used, "sigmoid", norm=True) and a bias
+        LFM2-MoE                  Routing(E, used, "sigmoid", norm=True, eps=1e-6, scale=) and a bias
+        ERNIE-4.5-MoE             Routing(E, used, norm=True, least=1e-12) and a bias
+    """
+
+    experts: int
+    used: int
+    gating: Gating = "softmax"
+    norm: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    groups_used: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    eps: float = 0.0
+    least: float = 0.0
+    left_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.gating not in _SCORES:
+            raise InputError("unknown gating of experts", expected=" or ".join(_SCORES), found=self.gating)
+        if self.group_score not in ("max", "top2"):
+            raise InputError("unknown score of a group of experts", expected="max or top2", found=self.group_score)
+        if not 1 <= self.used <= self.experts:
+            raise InputError("experts per token out of range", expected=f"1 to {self.experts}", found=self.used)
+        if self.groups < 1 or self.experts % self.groups:
+            raise InputError(
+                "groups must divide the experts", expected=f"a divisor of {self.experts}", found=self.groups
+            )
+        size = self.experts // self.groups
+        fewest = -(-self.used // size)
+        if not fewest <= self.groups_used <= self.groups:
+            raise InputError(
+                "groups per token out of range", expected=f"{fewest} to {self.groups}", found=self.groups_used
+            )
+        if self.group_score == "top2" and size < 2:
+            raise InputError("groups of one expert have no two best", expected="at least 2 experts", found=size)
+        if not all(math.isfinite(x) for x in (self.scale, self.eps, self.least)) or math.isnan(self.left_out):
+            raise InputError("scale, eps and least of a router must be finite, left_out a number")
+
+
+def route(logits: F32, how: Routing, bias: F32 | None = None) -> tuple[Ids, F32]:
+    """logits [T, E] -> ids int32 [T, used], the best first (of equals the one with the lower index), and weights float32 [T, used].
+
+    bias: float32 [E], added to scores when they choose; weights are the scores without it. A logit that is NaN chooses as -inf does. Raises
+    InputError for shapes that do not fit, and for a bias with "softmax_after_topk", whose scores follow the choice.
+    """
+    if logits.ndim != 2 or logits.shape[1] != how.experts or (bias is not None and bias.shape != (how.experts,)):
+        raise InputError(
+            "one logit and one bias for each expert needed", expected=how.experts, found=list(logits.shape)
+        )
+    if bias is not None and how.gating == "softmax_after_topk":
+        raise InputError("a bias of the choice needs scores of all experts", expected="softmax or sigmoid")
+    if (lib := native.lib()) is not None:
+        ids = native.empty(len(logits), how.used).view(np.int32)
+        weights = native.empty(len(logits), how.used)
+        lib.route(
+            logits, bias, ids, weights, _SCORES[how.gating], how.norm, how.eps, how.least, how.scale,
+            how.groups, how.groups_used, how.group_score == "top2", how.left_out,
+        )  # fmt: skip
+        return ids, weights
+    with np.errstate(all="ignore"):
+        scores = _scores(logits, how)
+        plain = bias is None and how.group_score == "max"
+        choice = _ordered(logits if plain else scores if bias is None else scores + bias)
+        if how.groups > 1:
+            choice = _in_groups(choice, how, np.float32(-np.inf) if plain else np.float32(how.left_out))
+        ids = _best(choice, how.used)
+        picked = np.take_along_axis(scores, ids, 1)
+        wide = (_softmax(picked) if how.gating == "softmax_after_topk" else picked).astype(np.float64)
+        if how.norm:
+            wide /= np.maximum(wide.sum(1, keepdims=True), how.least) + how.eps
+        return ids, np.asarray(wide * how.scale, np.float32)
+
+
+def _scores(logits: F32, how: Routing) -> F32:
+    if how.gating == "softmax":
+        return _softmax(logits)
+    if how.gating == "sigmoid":
+        return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))), np.float32)
+    return logits
+
+
+def _softmax(x: F32) -> F32:
+    wide = x.astype(np.float64)
+    e = np.exp(wide - _ordered(x).max(1, keepdims=True))
+    return np.asarray(e / e.sum(1, keepdims=True), np.float32)
+
+
+def _ordered(x: F32) -> F32:
+    return np.where(np.isnan(x), np.float32(-np.inf), x)
+
+
+def _best(values: F32, count: int) -> Ids:
+    return np.argsort(-values, axis=1, kind="stable")[:, :count].astype(np.int32)
+
+
+def _in_groups(choice: F32, how: Routing, left_out: np.float32) -> F32:
+    tokens = len(choice)
+    apart = choice.reshape(tokens, how.groups, -1)
+    top = -np.sort(-apart, axis=2)
+    score = top[:, :, 0] + top[:, :, 1] if how.group_score == "top2" else top[:, :, 0]
+    kept = np.zeros((tokens, how.groups, 1), bool)
+    np.put_along_axis(kept[:, :, 0], _best(_ordered(score), how.groups_used), True, 1)
+    return np.where(kept, apart, left_out).reshape(choice.shape)
+
+
+class ExpertGroup:
+    """Native stacks of matrices with one input. stacks: for each a handle on E * N rows, or E handles on N rows (ops.matmul.packed).
+
+    Raises ValueError where one handle cannot be cut into experts, or shapes differ.
+    """
+
+    def __init__(self, stacks: Sequence[Any], experts: int, sizes: Sequence[int]) -> None:
+        self._multiply = native.module().PackedExperts(list(stacks), experts).multiply
+        ends = np.cumsum(sizes).tolist()
+        self._rows = ends[-1]
+        self._slices = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
+
+    def __call__(self, x: F32, ids: Ids, rounding: Rounding) -> list[F32]:
+        """x [T, K] or [A, K], ids [T, used] -> one [A, N_i] for each stack: columns of one array."""
+        y = native.empty(ids.size, self._rows)
+        self._multiply(x, ids.reshape(-1), ROUNDING_CODES[rounding], y)
+        return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
+
+
+def add_expert_bias(y: F32, bias: F32, ids: Ids) -> None:
+    """y [A, n] += bias[ids], bias [E, n]."""
+    if (lib := native.lib()) is not None:
+        lib.add_expert_bias(y, bias, ids.reshape(-1))
+    else:
+        np.add(y, bias[ids.reshape(-1)], out=y)
+
+
+def combine(y: F32, used: int, weights: F32 | None = None) -> F32:
+    """Sum of what a token's experts give: y [A, n], weights [T, used] or None for ones -> [T, n]."""
+    tokens = len(y) // used
+    if (lib := native.lib()) is not None:
+        out = native.empty(tokens, y.shape[1])
+        lib.combine(y, weights, out)
+        return out
+    apart = y.reshape(tokens, used, -1)
+    out = np.zeros((tokens, y.shape[1]), np.float32)
+    for j in range(used):
+        out += apart[:, j] if weights is None else apart[:, j] * weights[:, j : j + 1]
+    return out
+
+
+def spread(x: F32, weights: F32) -> F32:
+    """Weighted inputs of each assignment: x [T, n], weights [T, used] -> [A, n]."""
+    tokens, used = weights.shape
+    if (lib := native.lib()) is not None:
+        out = native.empty(tokens * used, x.shape[1])
+        lib.spread(x, weights, out)
+        return out
+    return np.asarray((x[:, None] * weights[:, :, None]).reshape(tokens * used, -1), np.float32)
+
+
+def add_gated(y: F32, x: F32, gate: F32) -> F32:
+    """y + sigmoid(gate) * x; y, x [T, n], gate [T, 1]."""
+    if (lib := native.lib()) is not None:
+        out = native.empty(*y.shape)
+        lib.add_gated(y, x, gate, out)
+        return out
+    with np.errstate(over="ignore"):
+        return y + (1 / (1 + np.exp(-gate.astype(np.float64)))).astype(np.float32) * x
+
+
+def clamped_swiglu(gate: F32, up: F32, alpha: float = 1.702, limit: float = 7.0) -> F32:
+    """(clamp(up, -limit, limit) + 1) * g / (1 + exp(-alpha g)), g = min(gate, limit), as in GPT-OSS; gate, up [A, n] of any steps."""
+    if (lib := native.lib()) is not None:
+        out = native.empty(*gate.shape)
+        lib.clamped_swiglu(gate, up, out, alpha, limit)
+        return out
+    g, u = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
+    with np.errstate(over="ignore"):
+        return np.asarray(g / (1 + np.exp(g * np.float32(-alpha))) * (u + 1), np.float32)
+
+
+def clamped_swiglu_pairs(both: F32) -> F32:
+    """`clamped_swiglu` of gates in the even columns and ups in the odd ones, as GPT-OSS stores them: both [A, 2n] -> [A, n]."""
+    return clamped_swiglu(both[:, ::2], both[:, 1::2])
+
+
+def relu2(x: F32) -> F32:
+    """max(x, 0)^2 (Primer, So et al. 2021); x [A, n]."""
+    if (lib := native.lib()) is not None:
+        out = native.empty(*x.shape)
+        lib.relu2(x, out)
+        return out
+    return np.square(np.maximum(x, 0))

@@ -1,0 +1,117 @@
+"""y = x W_e^T + b_e, e the expert that each row chose: stacks of matrices as they lie in the file.
+
+Only the matrices of chosen experts are read. Where all experts have a packed kernel (ops/matmul.py), one native call does every row of every expert:
+one token's experts share the threads, many tokens are sorted by expert. Else each expert is a `Linear` of its own, made when it is first chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from polyquant.capabilities import Packed
+from polyquant.errors import InputError
+from polyquant.ops import native
+from polyquant.ops.experts import ExpertGroup, Ids, add_expert_bias
+from polyquant.ops.matmul import Rounding
+from polyquant.rows import expert
+from polyquant.runtime.linear import Linear, packed_handle
+from polyquant.types import F32, Ternary, Weight
+
+__all__ = ["ExpertLinear", "Stack"]
+
+Stack: TypeAlias = Weight | Sequence[Weight]
+"""Matrices [N, K] of E experts: one weight [E, N, K], or one for each expert."""
+
+
+class ExpertLinear:
+    """Stacks with one input. bias: float32 [E, N_i] or None, one for each.
+
+    Raises InputError where stacks differ in experts or input, or a bias does not fit; UnsupportedError for a codec that holds a stack as one.
+    """
+
+    def __init__(self, stacks: Sequence[Stack], bias: Sequence[F32 | None], rounding: Rounding) -> None:
+        self._stacks, self.bias = tuple(stacks), tuple(bias)
+        firsts = [_of(s, 0) for s in self._stacks]
+        self.experts = _count(self._stacks[0])
+        self.sizes, self.cols = [w.shape[0] for w in firsts], firsts[0].shape[1]
+        for stack, first, b in zip(self._stacks, firsts, self.bias, strict=True):
+            if _count(stack) != self.experts or first.shape[1] != self.cols:
+                raise InputError(
+                    "stacks of other experts or another input",
+                    tensor=first.name,
+                    expected=f"{self.experts} experts of {self.cols} inputs",
+                    found=f"{_count(stack)} of {first.shape[1]}",
+                )
+            if b is not None and b.shape != (self.experts, first.shape[0]):
+                raise InputError(
+                    "a bias that does not fit its experts",
+                    tensor=first.name,
+                    expected=[self.experts, first.shape[0]],
+                    found=list(b.shape),
+                )
+        if rounding == "block" and all(w.codec.form is Ternary for w in firsts):
+            rounding = "wide"
+        self.rounding = rounding
+        self._group = self._grouped()
+        self._linears: dict[int, Linear] = {}
+
+    @property
+    def kernel(self) -> Literal["packed", "apart"]:
+        """How the next call multiplies: "packed" can be recorded, "apart" goes through Python expert by expert."""
+        return "packed" if self._group is not None and native.lib() is not None else "apart"
+
+    def __call__(self, x: F32, ids: Ids) -> Sequence[F32]:
+        """x [T, K], or [A, K] with a row for each assignment, ids [T, used] -> one [A, N_i] for each stack, A = T * used."""
+        if self._group is None or native.lib() is None:
+            return self._apart(x, ids.reshape(-1))
+        y = self._group(x, ids, self.rounding)
+        for out, bias in zip(y, self.bias, strict=True):
+            if bias is not None:
+                add_expert_bias(out, bias, ids)
+        return y
+
+    def _apart(self, x: F32, ids: Ids) -> Sequence[F32]:
+        out = [np.empty((len(ids), n), np.float32) for n in self.sizes]
+        rows = np.arange(len(ids)) // (len(ids) // len(x))
+        for e in np.unique(ids).tolist():
+            chose = np.flatnonzero(ids == e)
+            for y, found in zip(out, self._linear(e)(x[rows[chose]]), strict=True):
+                y[chose] = found
+        return out
+
+    def _linear(self, e: int) -> Linear:
+        if e not in self._linears:
+            bias = [None if b is None else b[e] for b in self.bias]
+            self._linears[e] = Linear([_of(s, e) for s in self._stacks], bias, self.rounding)
+        return self._linears[e]
+
+    def _grouped(self) -> ExpertGroup | None:
+        if not native.available():
+            return None
+        handles = [_handles(s) for s in self._stacks]
+        return None if any(h is None for h in handles) else ExpertGroup(handles, self.experts, self.sizes)
+
+
+def _count(stack: Stack) -> int:
+    return stack.shape[0] if isinstance(stack, Weight) else len(stack)
+
+
+def _of(stack: Stack, e: int) -> Weight:
+    return expert(stack, e) if isinstance(stack, Weight) else stack[e]
+
+
+def _handles(stack: Stack) -> Any | None:
+    """One handle on all rows, or one for each expert; None where some expert has no packed kernel."""
+    if isinstance(stack, Weight):
+        whole = stack.codec.packed(stack.parts, stack.shape) if isinstance(stack.codec, Packed) else None
+        if _packed(whole):
+            return whole
+    apart = [packed_handle(_of(stack, e)) for e in range(_count(stack))]
+    return apart if all(_packed(h) for h in apart) else None
+
+
+def _packed(handle: object) -> bool:
+    return isinstance(handle, native.module().Packed)

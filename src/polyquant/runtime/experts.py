@@ -1,0 +1,91 @@
+"""A feed-forward part of experts, of which each token takes a few: sum over its experts of weight_e * D_e activation(U_e x), plus a shared expert.
+
+Behind the norm, and independent of the architectures' records: whoever builds a layer hands in what it computes with. One token's way through it is
+native steps only, ids and weights included, so that a tape can record it (runtime/step.py) as long as `ExpertLinear.kernel` is "packed".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from polyquant.errors import InputError
+from polyquant.ops.decoder import add, swiglu
+from polyquant.ops.experts import Routing, add_gated, combine, route, spread
+from polyquant.runtime.expert_linear import ExpertLinear
+from polyquant.runtime.linear import Linear
+from polyquant.types import F32
+
+__all__ = ["Activation", "Experts", "SharedExpert"]
+
+Activation = Callable[..., F32]
+"""What stands between the matrices: takes the outputs of the first, [rows, n] each, e.g. gate and up, and gives the input of the second."""
+
+
+class SharedExpert:
+    """The expert of all tokens: D activation(U x), times sigmoid(gate x) where there is a gate [1, hidden]. halves: one matrix holds gate and up."""
+
+    linears = ("gate_up", "down")
+
+    def __init__(
+        self,
+        gate_up: Linear,
+        down: Linear,
+        *,
+        activation: Activation = swiglu,
+        halves: bool = False,
+        gate: Linear | None = None,
+    ) -> None:
+        self.gate_up, self.down, self.activation, self.halves, self.gate = gate_up, down, activation, halves, gate
+
+    def added(self, y: F32, x: F32) -> F32:
+        """y + what this expert makes of x; [T, hidden] each."""
+        outputs = self.gate_up(x)
+        (out,) = self.down(self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs)))
+        if self.gate is None:
+            return add(y, out)
+        (gate,) = self.gate(x)
+        return add_gated(y, out, gate)
+
+
+class Experts:
+    """x [T, hidden] -> [T, hidden].
+
+    router: gives logits [T, E]; a bias of its own is part of them. bias: float32 [E], takes part in the choice only. gate_up: stacks whose outputs the
+    activation takes: gate and up, one of both (halves: gate first), or up alone (ops.experts.relu2). weighed: where the weights go, "outputs" of
+    experts, or their "inputs" (Llama 4). Raises InputError where router, experts and routing do not fit together.
+    """
+
+    def __init__(
+        self,
+        router: Linear,
+        routing: Routing,
+        gate_up: ExpertLinear,
+        down: ExpertLinear,
+        *,
+        bias: F32 | None = None,
+        activation: Activation = swiglu,
+        halves: bool = False,
+        weighed: Literal["outputs", "inputs"] = "outputs",
+        shared: SharedExpert | None = None,
+    ) -> None:
+        found = [router.weights[0].shape[0], gate_up.experts, down.experts]
+        if any(n != routing.experts for n in found):
+            raise InputError(
+                "router and experts do not fit together", expected=f"{routing.experts} experts", found=found
+            )
+        self.router, self.routing, self.bias = router, routing, bias
+        self.gate_up, self.down, self.shared = gate_up, down, shared
+        self.activation, self.halves, self.weighed = activation, halves, weighed
+
+    def __call__(self, x: F32) -> F32:
+        """See above."""
+        (logits,) = self.router(x)
+        ids, weights = route(logits, self.routing, self.bias)
+        outputs = self.gate_up(x if self.weighed == "outputs" else spread(x, weights), ids)
+        h = self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs))
+        (y,) = self.down(h, ids)
+        out = combine(y, self.routing.used, weights if self.weighed == "outputs" else None)
+        return out if self.shared is None else self.shared.added(out, x)

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from architecture_vectors import write
 from safetensors.torch import save_file
+
+from architecture_vectors import write
 from tiny_models import TINY, Tiny
 
 VECTORS = Path(__file__).resolve().parent.parent / "tests" / "vectors" / "architectures"
@@ -88,7 +89,9 @@ def make(tiny: Tiny, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
         said = hub_style(said) if tiny.hub_style else said
     else:
         tensors = tiny.checkpoint({k: v.detach().to(torch.bfloat16) for k, v in model.state_dict().items()}, config)
-        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+        save_file(
+            {k: v.contiguous().clone() for k, v in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+        )
         said = {}
     said = {k: v for k, v in {**said, **tiny.said}.items() if k not in tiny.unsaid}
     (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

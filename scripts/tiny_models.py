@@ -44,7 +44,13 @@ def rope(theta: float, **scaling: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling}}
 
 
-LLAMA3 = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 
 
 def _internlm2(state: Tensors, config: Any) -> Tensors:
@@ -86,7 +92,14 @@ def _fused(state: Tensors, name: str, join: Callable[..., torch.Tensor], names: 
 
 def _hub(model_type: str, class_name: str, sizes: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """config.json of a model whose code is on the hub."""
-    return {"architectures": [class_name], "model_type": model_type, "hidden_act": "silu", "torch_dtype": "bfloat16", **sizes, **more}
+    return {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        **sizes,
+        **more,
+    }
 
 
 _TINY = (
@@ -134,6 +147,11 @@ _TINY = (
     Tiny(
         "granitemoe", "GraniteMoeForCausalLM", "GraniteMoeConfig",
         {**SHALLOW, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
+         "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, **rope(10000.0)},
+    ),
+    Tiny(
+        "granitemoeshared", "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig",
+        {**SHALLOW, "intermediate_size": 32, "shared_intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
          "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, **rope(10000.0)},
     ),
     Tiny(

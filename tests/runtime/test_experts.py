@@ -11,7 +11,7 @@ import polyquant as pq
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops import native
 from polyquant.ops.decoder import swiglu
-from polyquant.ops.experts import Ids, Routing, clamped_swiglu, clamped_swiglu_pairs, relu2
+from polyquant.ops.experts import Ids, Routing, clamped_swiglu_pairs, relu2
 from polyquant.ops.matmul import round_activations
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.experts import Experts, SharedExpert

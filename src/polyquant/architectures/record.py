@@ -55,7 +55,7 @@ class Architecture:
     architecture, if it has all keys of `told_by`, and none is 0; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF that tell it
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
-    through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
+    through on the way to GGUF. moves: tensors that are split, joined or stacked; what is split goes through `changes` after. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. layer_numbers: Hugging Face
     name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> GGUF name inside a layer; it is true where a layer has that tensor. ternary: None for an
     ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled.

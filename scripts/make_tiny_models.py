@@ -110,6 +110,7 @@ def convert(llama_cpp: Path, hf: Path, gguf: Path, tiny: Tiny) -> None:
     kind = convert_hf_to_gguf.get_model_class(config["architectures"][0])
     kind.set_vocab = lambda self: self._set_vocab_gpt2()
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    usual = ModelBase.__dict__["load_hparams"]
     if tiny.plain_config:
         ModelBase.load_hparams = staticmethod(lambda folder, is_mistral_format: dict(config))
     if tiny.name == "baichuan":  # its own method calls itself for ever where a tensor keeps its rows
@@ -119,6 +120,7 @@ def convert(llama_cpp: Path, hf: Path, gguf: Path, tiny: Tiny) -> None:
         )(self, data, name, bid)
     sys.argv = ["convert_hf_to_gguf.py", str(hf), "--outfile", str(gguf), "--outtype", tiny.outtype]
     convert_hf_to_gguf.main()
+    ModelBase.load_hparams = usual
     del sys.path[:2]
 
 

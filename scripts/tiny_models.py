@@ -32,11 +32,10 @@ class Tiny:
 
 
 SIZES = {
-    "vocab_size": 384, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 512,
+    "vocab_size": 384, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
     "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "tie_word_embeddings": False,
 }  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 2}
-SHALLOW = {**GROUPED, "num_hidden_layers": 2}
 
 
 def rope(theta: float, **scaling: Any) -> dict[str, Any]:
@@ -105,28 +104,28 @@ def _hub(model_type: str, class_name: str, sizes: Mapping[str, Any], **more: Any
 _TINY = (
     Tiny(
         "gpt_neox", "GPTNeoXForCausalLM", "GPTNeoXConfig",
-        {**SIZES, "num_hidden_layers": 2, "use_parallel_residual": True, **rope(10000.0, partial_rotary_factor=0.5)},
+        {**SIZES, "use_parallel_residual": True, **rope(10000.0, partial_rotary_factor=0.5)},
         said={"rotary_pct": 0.5, "rotary_emb_base": 10000}, unsaid=("rope_theta", "attention_bias"), plain_config=True,
     ),
     Tiny(
         "exaone4", "Exaone4ForCausalLM", "Exaone4Config",
-        {**GROUPED, "intermediate_size": 80, "num_hidden_layers": 4, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": "LLLG",
+        {**GROUPED, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": "LLLG",
          "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "tie_word_embeddings": True, **rope(1000000.0, **LLAMA3)},
     ),
     Tiny(
-        "internlm2", "LlamaForCausalLM", "LlamaConfig", {**SHALLOW, **rope(1000000.0), "rms_norm_eps": 1e-5}, checkpoint=_internlm2,
-        said=_hub("internlm2", "InternLM2ForCausalLM", SHALLOW, bias=False, rms_norm_eps=1e-05, rope_theta=1000000, rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "internlm2", "LlamaForCausalLM", "LlamaConfig", {**GROUPED, **rope(1000000.0), "rms_norm_eps": 1e-5}, checkpoint=_internlm2,
+        said=_hub("internlm2", "InternLM2ForCausalLM", GROUPED, bias=False, rms_norm_eps=1e-05, rope_theta=1000000, rope_scaling={"type": "dynamic", "factor": 2.0}),
     ),
     Tiny(
-        "baichuan", "LlamaForCausalLM", "LlamaConfig", {**SIZES, "num_hidden_layers": 2, **rope(10000.0), "rms_norm_eps": 1e-6}, checkpoint=_baichuan,
-        said=_hub("baichuan", "BaichuanForCausalLM", {**SIZES, "num_hidden_layers": 2}, rms_norm_eps=1e-06, model_max_length=512),
+        "baichuan", "LlamaForCausalLM", "LlamaConfig", {**SIZES, **rope(10000.0), "rms_norm_eps": 1e-6}, checkpoint=_baichuan,
+        said=_hub("baichuan", "BaichuanForCausalLM", SIZES, rms_norm_eps=1e-06, model_max_length=512),
     ),
     Tiny(
         "minicpm", "GraniteForCausalLM", "GraniteConfig",
-        {**GROUPED, **rope(10000.0), "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "embedding_multiplier": 12, "residual_multiplier": 1.4 / 3**0.5,
-         "logits_scaling": 64 / 32, "attention_multiplier": 16**-0.5},
+        {**GROUPED, **rope(10000.0), "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "embedding_multiplier": 12, "residual_multiplier": 1.4 / 2**0.5,
+         "logits_scaling": 48 / 24, "attention_multiplier": 12**-0.5},
         checkpoint=lambda state, config: {k: v for k, v in state.items() if k != "lm_head.weight"},
-        said=_hub("minicpm", "MiniCPMForCausalLM", GROUPED, rms_norm_eps=1e-05, rope_scaling=None, scale_emb=12, dim_model_base=32, scale_depth=1.4),
+        said=_hub("minicpm", "MiniCPMForCausalLM", GROUPED, rms_norm_eps=1e-05, rope_scaling=None, scale_emb=12, dim_model_base=24, scale_depth=1.4),
         unsaid=("tie_word_embeddings",),
     ),
     Tiny(
@@ -142,21 +141,21 @@ _TINY = (
     ),
     Tiny(
         "ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5Config",
-        {**SHALLOW, "head_dim": 32, "tie_word_embeddings": True, "rms_norm_eps": 1e-5, **rope(500000.0)},
+        {**GROUPED, "head_dim": 16, "tie_word_embeddings": True, "rms_norm_eps": 1e-5, **rope(500000.0)},
     ),
     Tiny(
         "granitemoe", "GraniteMoeForCausalLM", "GraniteMoeConfig",
-        {**SHALLOW, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
+        {**GROUPED, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
          "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, **rope(10000.0)},
     ),
     Tiny(
         "granitemoeshared", "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig",
-        {**SHALLOW, "intermediate_size": 32, "shared_intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
+        {**GROUPED, "intermediate_size": 32, "shared_intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
          "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, **rope(10000.0)},
     ),
     Tiny(
         "seed_oss", "SeedOssForCausalLM", "SeedOssConfig",
-        {**SHALLOW, "head_dim": 32, "attention_bias": True, "attention_out_bias": False, **rope(10000000.0)},
+        {**GROUPED, "head_dim": 16, "attention_bias": True, "attention_out_bias": False, **rope(10000000.0)},
         hub_style=False,
     ),
     Tiny(
@@ -164,12 +163,12 @@ _TINY = (
     ),
     Tiny(
         "olmo3", "Olmo3ForCausalLM", "Olmo3Config",
-        {**GROUPED, "intermediate_size": 56, "num_hidden_layers": 4, "sliding_window": 8, "tie_word_embeddings": False,
+        {**GROUPED, "intermediate_size": 64, "num_hidden_layers": 4, "sliding_window": 8, "tie_word_embeddings": False,
          "layer_types": ["sliding_attention"] * 3 + ["full_attention"], **rope(500000.0)},
     ),
     Tiny(
         "mistral", "MistralForCausalLM", "MistralConfig",
-        {**SHALLOW, "head_dim": 32, "sliding_window": None, "rms_norm_eps": 1e-5, **rope(1000000.0)},
+        {**GROUPED, "head_dim": 16, "sliding_window": None, "rms_norm_eps": 1e-5, **rope(1000000.0)},
     ),
 )  # fmt: skip
 TINY = {tiny.name: tiny for tiny in _TINY}

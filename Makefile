@@ -44,9 +44,11 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/run.py --markdown docs/benchmarks.md
 
 # For work on the kernels: builds the extension into src/polyquant, so that PYTHONPATH=src runs it.
-native:
-	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release > build-dev.log 2>&1 || { cat build-dev.log; exit 1; }
-	cmake --build build/dev
+native: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet cmake ninja nanobind
+	$(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  > build-dev.log 2>&1 || { cat build-dev.log; exit 1; }
+	$(BIN)/cmake --build build/dev
 	cp build/dev/_native*.so src/polyquant/
 
 clean:

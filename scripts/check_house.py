@@ -1,5 +1,6 @@
 """The house rules that no linter knows: sizes of files and functions, one importer of the extension module, one module that
-prints, no vague file names, no branch on a format's name or a codec's class outside its package, and no random numbers that tests share.
+prints, no vague file names, no branch on a format's name or a codec's class outside its package, no circle of imports, and no random numbers that
+tests share.
 
 Exit status 1 and one line per breach. Part of `make lint`.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -85,6 +86,50 @@ def codec_classes() -> frozenset[str]:
     )
 
 
+def import_circles(sources: Mapping[str, str]) -> Iterator[str]:
+    """Circles among modules (dotted name -> source text), imports for types alone and inside of functions among them: one line for each.
+
+    A package imports as what its __init__.py is. Leave out the root, which names every verb.
+    """
+    graph = _without_ends({name: _imported(ast.parse(text), sources) - {name} for name, text in sources.items()})
+    while graph:
+        path = [min(graph)]
+        while path[-1] not in path[:-1]:
+            path.append(min(graph[path[-1]]))
+        circle = path[path.index(path[-1]) :]
+        yield f"imports in a circle: {' -> '.join(circle)}"
+        graph = _without_ends({name: needs - set(circle) for name, needs in graph.items() if name not in circle})
+
+
+def _without_ends(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Without what imports nothing else, again and again: every path through the rest comes to a circle."""
+    while ends := {name for name, needs in graph.items() if not needs}:
+        graph = {name: needs - ends for name, needs in graph.items() if name not in ends}
+    return graph
+
+
+def _imported(tree: ast.Module, known: Collection[str]) -> set[str]:
+    """Modules of `known` that are imported, wherever in the file."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= whole | ({node.module or ""} if whole - set(known) else set())
+    return found & set(known)
+
+
+def package_sources() -> dict[str, str]:
+    """Dotted name -> text of every module but the root."""
+    out = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    del out["polyquant"]
+    return out
+
+
 def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and reason of random numbers that depend on which tests ran before: those of a generator made once for several tests, and of the
     one that Python and numpy each have for the process. Whether a bound holds for them changes with the order of the tests.
@@ -135,6 +180,7 @@ def _prints(function: ast.expr) -> bool:
 def main() -> int:
     """Print breaches; 1 if there are any."""
     found = [line for path in sorted(SOURCE.rglob("*.py")) for line in breaches(path)]
+    found += import_circles(package_sources())
     for path in sorted(TESTS.rglob("*.py")):
         if TESTS / "vectors" not in path.parents:  # those were made once, by scripts
             tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ _VERBS = {
     "convert": "polyquant.conversion.convert:convert",
     "demo": "polyquant.analysis.demo:demo",
     "doctor": "polyquant.analysis.doctor:doctor",
-    "edit": "polyquant.formats.gguf:edit",
+    "edit": "polyquant.formats.gguf.edit:edit",
     "evaluate": "polyquant.analysis.evaluate:evaluate",
     "explain": "polyquant.analysis.validate:explain",
     "inspect": "polyquant.analysis.inspect:inspect",

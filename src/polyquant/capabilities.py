@@ -8,27 +8,25 @@ against what the codec does. Callers ask for a capability and never for the clas
 
     runs        Packed, OwnProduct, HoldsBias
     options     Configurable, Tiled, Fitted
-    bytes       Swappable, Opaque, CountsSymbols, DecodesRows, WholeNumbers
+    bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, WholeNumbers
     codes       WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
     searches    FitsInputs
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.types import F32, Codec, Form, Parts, Shape
-
-if TYPE_CHECKING:
-    from polyquant.codecs.trellis import Trellis
-    from polyquant.ops.matmul import Rounding
+from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
-    "Configurable", "CountsSymbols", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "Opaque", "Ordered", "OwnProduct", "Packed",
-    "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets",
+    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "Opaque", "Ordered", "OwnProduct", "Packed",
+    "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -141,6 +139,22 @@ class DecodesRows(Protocol):
         """True if it does: then a caller can go row block by row block over parts that it holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a part of one matrix lies in the same part of a stack: these spans of an axis, one after the other; a number stands for so many zeros."""
+
+    pieces: tuple[slice | int, ...]
+    axis: int = 0
+
+
+@runtime_checkable
+class Stackable(Protocol):
+    """Not `row_sliced`, but one matrix of a stack [..., rows, K] can be taken out of the parts with its bytes unchanged."""
+
+    def cut(self, shape: Shape, index: int) -> tuple[Codec, Mapping[str, Cut]]:
+        """The codec of matrix `index` as a weight [rows, K], and where each of its parts lies. Raises CodecError, which says why, for matrices that share bytes."""
+
+
 @runtime_checkable
 class WholeNumbers(Protocol):
     """Numbers of one dtype, unquantized, that may be whole."""
@@ -196,8 +210,8 @@ class WithOffsets(Protocol):
 class TrellisDialect(Protocol):
     """Trellis codes in any container."""
 
-    def trellis(self, shape: Shape) -> Trellis:
-        """The codec of Trellis v3 that holds a weight of this shape with the same codes. Raises CodecError for a shape that the codec does not take."""
+    def trellis(self, shape: Shape) -> Codec:
+        """The codec of Trellis v3 (codecs.trellis.Trellis) that holds a weight of this shape with the same codes. Raises CodecError for a shape that the codec does not take."""
 
 
 # ---------------------------------------------------------------- searches

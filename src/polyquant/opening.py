@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyquant.errors import InputError, UnsupportedError, listed
+from polyquant.errors import InputError, PolyquantError, UnsupportedError, listed
 from polyquant.options import build, given, options_of, refuse_unknown
-from polyquant.registry import FORMATS, formats
+from polyquant.registry import FORMATS, PluginWarning, formats
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence
 
@@ -20,12 +22,18 @@ __all__ = ["accepted", "detect", "look", "open_as", "open_checkpoint"]
 
 
 def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
-    """The format and why. Raises InputError for what is missing or unknown; never judges by extension alone."""
+    """The format and why. Raises InputError for what is missing or unknown; never judges by extension alone.
+
+    A format of an installed package whose `sniff` fails is passed over: a PluginWarning names it, and the error where no other format knows the path.
+    """
     where = Path(path)
     folder = os.path.isdir(where)  # noqa: PTH112 - False for a name that no file can have, which opening then says
     head = b"" if folder else _first_bytes(where)
+    failed: dict[str, Exception] = {}
     for found in formats():
-        if (evidence := found.sniff(where)) is not None:
+        if (evidence := _sniffed(found, where, failed)) is not None:
+            for name, problem in failed.items():
+                warnings.warn(f"{_failure(name, problem)}; it was passed over", PluginWarning, stacklevel=2)
             return found, evidence
     if head in (b"3IRT", b"TRI3"):
         raise UnsupportedError("a Trinity .tri file", file=where, hint="export it as GGUF with Trinity, then open that")
@@ -34,13 +42,37 @@ def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
             "not a format that polyquant knows",
             file=where,
             found=f"first bytes {head!r}" if head else "an empty file",
-            hint=f"expected GGUF, safetensors or a Hugging Face folder{_installed()}",
+            hint=f"expected GGUF, safetensors or a Hugging Face folder{_installed()}{_failures(failed)}",
         )
     raise InputError(
         "a folder without weights",
         file=where,
-        hint=f"expected *.safetensors, pytorch_model.bin or an index of shards{_installed()}",
+        hint=f"expected *.safetensors, pytorch_model.bin or an index of shards{_installed()}{_failures(failed)}",
     )
+
+
+def _sniffed(form: Format, path: Path, failed: dict[str, Exception]) -> Evidence | None:
+    """What a format says of a path. One of another package that raises says nothing, and is noted in `failed`."""
+    if form.name in FORMATS:
+        return form.sniff(path)
+    try:
+        found = form.sniff(path)
+        if found is not None and not isinstance(found, Evidence):
+            raise TypeError(f"sniff gives Evidence or None, not {type(found).__name__}")
+    except Exception as problem:  # noqa: BLE001 - of a strange package, whatever it raises
+        failed[form.name] = problem
+        return None
+    return found
+
+
+def _failure(name: str, problem: Exception) -> str:
+    said = str(problem) if isinstance(problem, PolyquantError) else f"{type(problem).__name__}: {problem}"
+    return f"the plugin '{name}' could not look at it: {said}"
+
+
+def _failures(failed: Mapping[str, Exception]) -> str:
+    """Those of installed packages, as the end of a sentence."""
+    return "".join(f"; {_failure(name, problem)}" for name, problem in failed.items())
 
 
 def _installed() -> str:

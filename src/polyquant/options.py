@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["NoOptions", "Option", "build", "given", "option", "options_of", "refuse_unknown"]
+__all__ = ["NoOptions", "Option", "SaysTargetOptions", "build", "given", "option", "options_of", "refuse_unknown"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,15 @@ class Option:
 @dataclass(frozen=True, slots=True)
 class NoOptions:
     """For what takes none."""
+
+
+@runtime_checkable
+class SaysTargetOptions(Protocol):
+    """A format that can say the options of its target without importing what writes it."""
+
+    @property
+    def target_options(self) -> type | None:
+        """`target.options`; None for a format that is only read."""
 
 
 def option(

@@ -20,13 +20,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from polyquant.capabilities import Configurable
-from polyquant.errors import UnknownNameError, UnsupportedError
-from polyquant.types import Codec
+from polyquant.errors import UnknownNameError, UnsupportedError, listed
 
 if TYPE_CHECKING:
     from polyquant.architectures.record import Architecture
     from polyquant.formats.protocol import Format
+    from polyquant.types import Codec
 
 __all__ = [
     "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures",
@@ -79,6 +78,7 @@ ARCHITECTURES: dict[str, str] = {
     "gemma": "polyquant.architectures.gemma:GEMMA",
     "gemma2": "polyquant.architectures.gemma:GEMMA2",
     "gemma3": "polyquant.architectures.gemma3:GEMMA3",
+    "gemma4": "polyquant.architectures.gemma4:GEMMA4",
     "phi2": "polyquant.architectures.phi:PHI2",
     "phi3": "polyquant.architectures.phi:PHI3",
     "stablelm": "polyquant.architectures.stablelm:STABLELM",
@@ -107,7 +107,7 @@ ARCHITECTURES: dict[str, str] = {
     "bitnet": "polyquant.architectures.bitnet:BITNET",
     "chatglm": "polyquant.architectures.chatglm:CHATGLM",
     "bert": "polyquant.architectures.bert:BERT",
-    "nomic-bert": "polyquant.architectures.bert:NOMIC_BERT",
+    "nomic-bert": "polyquant.architectures.nomic_bert:NOMIC_BERT",
     "modern-bert": "polyquant.architectures.modern_bert:MODERN_BERT",
     "mamba2": "polyquant.architectures.mamba:MAMBA2",
     "lfm2": "polyquant.architectures.lfm2:LFM2",
@@ -115,7 +115,7 @@ ARCHITECTURES: dict[str, str] = {
     "granitehybrid-moe": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID_MOE",
     "granitehybrid": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID",
     "falcon-h1": "polyquant.architectures.falcon_h1:FALCON_H1",
-    "nemotron_h_moe": "polyquant.architectures.nemotron_h:NEMOTRON_H_MOE",
+    "nemotron_h_moe": "polyquant.architectures.nemotron_h_moe:NEMOTRON_H_MOE",
     "nemotron_h": "polyquant.architectures.nemotron_h:NEMOTRON_H",
 }
 
@@ -155,7 +155,7 @@ def _loaded(entry: Any) -> Any:
     """What an entry point names. Raises UnsupportedError that names it, whatever the strange module raises."""
     try:
         return entry.load()
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise UnsupportedError(
             f"the plugin '{entry.name}' cannot be loaded: {type(problem).__name__}: {problem}",
             hint=f"reinstall or remove the package {_package(entry)}",
@@ -203,6 +203,8 @@ def codec(name: str | Codec, **options: Any) -> Codec:
     found: Codec = _load(name.lower()) if isinstance(name, str) else name
     if not options:
         return found
+    from polyquant.capabilities import Configurable  # numpy, which a list of names and formats does without
+
     if not isinstance(found, Configurable):
         raise TypeError(f"codec '{found}' takes no options, found {', '.join(options)}")
     return found.configure(**options)
@@ -242,9 +244,24 @@ def _installed_formats() -> dict[str, Format]:
         if name in FORMATS or getattr(found, "name", None) != name:
             why = "exists already" if name in FORMATS else f"calls itself '{getattr(found, 'name', found)}'"
             warnings.warn(f"the plugin '{name}' is left out: a format of this name {why}", PluginWarning, stacklevel=2)
+        elif lacking := [member for member, kind in _MEMBERS.items() if not _has(found, member, kind)]:
+            why = f"its format has no usable {listed(lacking, len(lacking))}"
+            warnings.warn(f"the plugin '{name}' is left out: {why}", PluginWarning, stacklevel=2)
         else:
             out[name] = found
     return out
+
+
+_MEMBERS: dict[str, type] = {"title": str, "priority": int, "open_options": type, "sniff": Callable, "open": Callable}  # type: ignore[dict-item]
+"""What finding and opening a path asks of every format, whoever's the path is."""
+
+
+def _has(found: Any, member: str, kind: type) -> bool:
+    """True if the member is there and of the kind, whatever looking at it does in a strange package."""
+    try:
+        return isinstance(getattr(found, member), kind)
+    except Exception:  # noqa: BLE001 - a property of a strange package
+        return False
 
 
 def _mentions(group: str) -> bool:

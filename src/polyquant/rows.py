@@ -6,18 +6,19 @@ Memory holds the rows of a block: of sources whose codecs cannot be read by rows
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import InputError, UnsupportedError
+from polyquant.capabilities import Cut, Stackable
+from polyquant.errors import CodecError, InputError, UnsupportedError
 from polyquant.operations import Index, Operation, Same
-from polyquant.types import F32, ArraySpec, Parts, StoredArray, Weight, as_matrix
+from polyquant.types import F32, ArraySpec, Codec, Parts, StoredArray, Weight, as_matrix
 
-__all__ = ["expert", "experts", "float_rows", "stored_rows", "whole_floats"]
+__all__ = ["expert", "experts", "float_rows", "matrix_name", "stored_rows", "whole_floats"]
 
 _GAP = 1 << 16
 """Bytes between two rows that are read rather than skipped."""
@@ -87,47 +88,89 @@ def _runs(rows: Index, gap: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """Entries [start, stop) of a stored array's first axis."""
+class _Piece:
+    """What a cut leaves of a stored array."""
 
     whole: StoredArray
-    start: int
-    stop: int
+    cut: Cut
 
     @property
     def spec(self) -> ArraySpec:
-        """Shape and dtype of the span."""
-        found = self.whole.spec
-        return replace(found, shape=(self.stop - self.start, *found.shape[1:]))
+        """Shape and dtype of what is left."""
+        found, axis = self.whole.spec, self.cut.axis
+        return replace(found, shape=(*found.shape[:axis], sum(map(_length, self.cut.pieces)), *found.shape[axis + 1 :]))
 
     def view(self) -> NDArray[Any]:
-        """The span of the file's map: nothing is copied."""
-        return self.whole.view()[self.start : self.stop]
+        """One span of the first axis lies in the file's map; anything else is put together in memory."""
+        return _taken(self.whole.view(), self.cut)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Entries [start, stop) of the span."""
-        return self.whole.read(self.start + start, self.start + stop)
+        """Entries [start, stop) of the first axis; for a cut along another axis these are read of the whole array."""
+        if self.cut.axis:
+            return _taken(self.whole.read(start, stop), self.cut)
+        found, at = [self.whole.read(0, 0)], 0
+        for piece in self.cut.pieces:
+            low, high = max(start - at, 0), min(stop - at, _length(piece))
+            at += _length(piece)
+            if low < high and isinstance(piece, slice):
+                found.append(self.whole.read(piece.start + low, piece.start + high))
+            elif low < high:
+                found.append(np.zeros((high - low, *found[0].shape[1:]), found[0].dtype))
+        return found[1] if len(found) == 2 else np.concatenate(found)
+
+
+def _length(piece: slice | int) -> int:
+    return piece if isinstance(piece, int) else int(piece.stop - piece.start)
+
+
+def _taken(whole: NDArray[Any], cut: Cut) -> NDArray[Any]:
+    """The pieces of an array that is in memory or mapped."""
+    before, after = whole.shape[: cut.axis], whole.shape[cut.axis + 1 :]
+    found = [
+        np.zeros((*before, p, *after), whole.dtype) if isinstance(p, int) else whole[(slice(None),) * cut.axis + (p,)]
+        for p in cut.pieces
+    ]
+    return found[0] if len(found) == 1 and not cut.axis else np.concatenate(found, axis=cut.axis)
+
+
+def matrix_name(stack: str, index: int) -> str:
+    """What one matrix of a stack is called, wherever it is asked for by itself."""
+    return f"{stack}[{index}]"
 
 
 def expert(weight: Weight, index: int) -> Weight:
-    """Matrix `index` of a stack [experts, rows, K] as a weight [rows, K]: its parts are spans of the stack's, and nothing is read.
+    """Matrix `index` of a stack [experts, rows, K] as a weight [rows, K]: its parts are pieces of the stack's, and nothing is read.
 
-    Raises InputError for what is no stack or an expert that it lacks, UnsupportedError for a codec whose parts belong to the whole stack.
+    Raises InputError for what is no stack or an expert that it lacks, UnsupportedError where the bytes of the codec belong to several matrices.
     """
     shape = weight.shape
     if len(shape) < 3 or not 0 <= index < math.prod(shape[:-2]):
         raise InputError(f"has no matrix {index}", tensor=weight.name, expected="[experts, rows, K]", found=list(shape))
-    n = shape[-2]
-    total = as_matrix(shape)[0]
-    apart = weight.codec.row_sliced and all(a.spec.shape[:1] == (total,) for a in weight.arrays.values())
-    if not apart:
+    try:
+        codec, cuts = _cuts(weight, index)
+    except CodecError as problem:
         raise UnsupportedError(
-            f"{weight.codec.name} holds a stack as one: its matrices cannot be taken apart",
+            problem.message,
             tensor=weight.name,
-            hint="convert it to a codec of blocks, e.g. q8_0, or tq2_0 for ternary weights",
-        )
-    spans = {part: _Span(array, index * n, (index + 1) * n) for part, array in weight.arrays.items()}
-    return Weight(f"{weight.name}[{index}]", shape[-2:], weight.codec, spans)
+            expected=problem.expected,
+            found=problem.found,
+            hint=problem.hint or "convert it to a codec of blocks, e.g. q8_0, or tq2_0 for ternary weights",
+        ) from None
+    pieces = {part: _Piece(array, cuts[part]) for part, array in weight.arrays.items()}
+    return Weight(matrix_name(weight.name, index), shape[-2:], codec, pieces)
+
+
+def _cuts(weight: Weight, index: int) -> tuple[Codec, Mapping[str, Cut]]:
+    """Codec and cuts of one matrix. Raises CodecError where there are none."""
+    found, n, total = weight.codec, weight.shape[-2], as_matrix(weight.shape)[0]
+    if found.row_sliced and all(a.spec.shape[:1] == (total,) for a in weight.arrays.values()):
+        return found, dict.fromkeys(weight.arrays, Cut((slice(index * n, (index + 1) * n),)))
+    if not isinstance(found, Stackable):
+        raise CodecError(f"{found.name} holds a stack as one and does not say where its matrices lie")
+    specs = found.specs(weight.shape)
+    if any(specs[part].shape != array.spec.shape for part, array in weight.arrays.items()):
+        raise CodecError(f"{found.name} cannot be taken apart here: its parts are stored in another shape")
+    return found.cut(weight.shape, index)
 
 
 def experts(weight: Weight) -> tuple[Weight, ...]:

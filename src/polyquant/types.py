@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,12 @@ U8: TypeAlias = NDArray[np.uint8]
 I8: TypeAlias = NDArray[np.int8]
 Shape: TypeAlias = tuple[int, ...]
 Parts: TypeAlias = Mapping[str, NDArray[Any]]
+Rounding: TypeAlias = Literal["none", "block", "token", "wide"]
+"""How inputs are rounded before a multiplication: not at all, to int8 per block of 32, per token, per block of 128."""
 
 __all__ = [
     "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
-    "Kind", "Layout", "Meta", "Parts", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
+    "Kind", "Layout", "Meta", "Parts", "Rounding", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
     "Translation", "TrellisCode", "TrellisCodes", "Undecoded", "Weight", "as_matrix",
 ]  # fmt: skip
 
@@ -275,14 +277,9 @@ class Undecoded:
 
     def error(self) -> UnsupportedError:
         """What every use of the checkpoint raises."""
-        return UnsupportedError(
-            f"unsupported quantization scheme: {self.scheme}",
-            file=self.file,
-            tensor=self.tensor,
-            expected=None if self.found is None else "float weights",
-            found=self.found,
-            hint=self.hint,
-        )
+        expected = None if self.found is None else "float weights"
+        where: dict[str, object] = {"file": self.file, "tensor": self.tensor, "expected": expected, "found": self.found}
+        return UnsupportedError(f"unsupported quantization scheme: {self.scheme}", **where, hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,9 +9,9 @@ import pytest
 
 import polyquant as pq
 from folders import fill
+from format_modules import gguf
 from polyquant.calibration.importance import load_importance
 from polyquant.errors import InputError
-from polyquant.formats import gguf
 from polyquant.types import Kind, Meta, TensorSpec
 
 

@@ -130,7 +130,7 @@ def huge(name: str, dims: tuple[int, int]) -> Maker:
 
 UNRUNNABLE: dict[str, Maker] = {
     "one weight file without config.json": bare,
-    "architecture unknown": setting(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
+    "architecture unknown": setting(model_type="mpt", architectures=["MptForCausalLM"]),
     "architecture a list": setting(model_type=["llama"], architectures=None),
     "architecture of the first ChatGLM": setting(model_type="chatglm", architectures=None),
     "a mixture of experts": setting(num_local_experts=8),

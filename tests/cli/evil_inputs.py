@@ -12,7 +12,7 @@ from cli.bad_inputs import GGUF, SETTINGS, SOUND, Maker, model, saved
 from cli.bad_models import tensors
 from folders import safetensors_bytes
 from formats.gguf_files import ARCH, array, entry, file, tensor, text
-from polyquant.formats.gguf import edit
+from polyquant.formats.gguf.edit import edit
 from polyquant.types import Kind, Meta
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\n\x08\x7f\u202eb\u2066\u2028\u200e[/red][bold]"

@@ -24,7 +24,7 @@ PROMPT = "And it came to pass"
 SIX = ", when the man was come"  # six tokens on, by transformers 5.23 in float32
 SLOW = """
 import sys, time
-from polyquant.runtime.model import Session
+from polyquant.runtime.session import Session
 feed = Session.feed
 def slowly(self, tokens):
     time.sleep(0.05)

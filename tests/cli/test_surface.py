@@ -28,6 +28,28 @@ def test_help_explains_with_an_example(command, polyquant):
     assert max(map(len, shown.out.splitlines())) <= 80
 
 
+HEAVY = (
+    "numpy",
+    "ml_dtypes",
+    "rich",
+    "polyquant.types",
+    "polyquant.conversion",
+    "polyquant.formats.gguf.target",
+    "polyquant.formats.protocol",
+)
+
+
+@pytest.mark.parametrize("command", ["convert", "quantize"])
+def test_help_of_a_conversion_imports_options_only(command):
+    """A tenth of a second; with the modules that do the work it is three times that."""
+    code = "import sys; from polyquant.cli import main; main([sys.argv[1], '--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=True)
+    assert "--tile BM,BK,bm" in done.stdout
+    loaded = set(done.stderr.split())
+    assert "polyquant.formats.gguf.options" in loaded
+    assert not [name for name in HEAVY if name in loaded]
+
+
 def test_help_and_version(polyquant):
     overview = polyquant("--help").out
     assert all(command in overview for command in COMMANDS)

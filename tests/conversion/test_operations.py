@@ -12,12 +12,13 @@ import pytest
 import packers
 import polyquant as pq
 from folders import fill
+from format_modules import gguf
 from polyquant.analysis.compare import compare_checkpoints
 from polyquant.architectures import translate
 from polyquant.conversion import plan as planning
 from polyquant.conversion import work
 from polyquant.errors import InputError, PlanError, UnsupportedError
-from polyquant.formats import gguf, steps
+from polyquant.formats import steps
 from polyquant.formats.actions import action_of
 from polyquant.formats.gguf.target import GGUFTarget
 from polyquant.formats.steps import Step

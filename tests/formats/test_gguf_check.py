@@ -3,10 +3,10 @@ import struct
 
 import pytest
 
+from format_modules import gguf
 from formats.gguf_files import ARCH, array, entry, file, saved, sound, string, tensor, text, u32
 from golden import VECTORS
 from polyquant.errors import InputError
-from polyquant.formats import gguf
 from polyquant.types import Severity
 
 T = tensor("a", (4, 2), 0, 0)

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from format_modules import gguf
 from formats.gguf_files import ARCH, file, saved, tensor, text, u32
 from polyquant import registry
-from polyquant.formats import gguf
 from polyquant.formats.gguf.dialect import TYPES, WRITTEN_AS
 
 MEANINGS = sorted({(t.codec, t.block, t.nbytes, i) for d in ("mainline",) for i, t in TYPES[d].items()})

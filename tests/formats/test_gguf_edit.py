@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
+from format_modules import gguf
 from formats.gguf_files import ARCH, file, saved, sound, tensor, text, u32
 from golden import VECTORS
 from polyquant.errors import InputError, PlanError, UnknownNameError
-from polyquant.formats import gguf
 from polyquant.formats.gguf.header import read_header
 from polyquant.storage.source import Source
 from polyquant.types import Kind, Meta
@@ -173,7 +173,9 @@ def test_targets_that_exist_are_kept(tmp_path):
 def test_edits_at_the_same_time_lose_nothing(tmp_path, length):
     keys = [f"key{i}" for i in range(8)]
     path = saved(tmp_path, file([ARCH, *(text(key, "-" * length) for key in keys)], [], b""))
-    script = "import sys; from polyquant.formats import gguf; gguf.edit(sys.argv[1], set={sys.argv[2]: sys.argv[3]})"
+    script = (
+        "import sys; from polyquant.formats.gguf.edit import edit; edit(sys.argv[1], set={sys.argv[2]: sys.argv[3]})"
+    )
     new = {key: f"{i}" * (length if length == 1 else length + i) for i, key in enumerate(keys)}
     running = [subprocess.Popen([sys.executable, "-c", script, path, *item]) for item in new.items()]
     assert [p.wait(60) for p in running] == [0] * len(keys)

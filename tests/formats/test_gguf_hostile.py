@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from format_modules import gguf
 from formats.gguf_files import GGUF_VECTORS, SMALL, mutate, saved, sound
 from golden import VECTORS
 from polyquant.errors import PolyquantError
-from polyquant.formats import gguf
 from polyquant.types import Severity
 
 SEEDS = [

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import polyquant
+from format_modules import gguf
 from formats.gguf_files import GGUF_VECTORS
 from golden import VECTORS, arrays
 from polyquant.errors import UnknownNameError, UnsupportedError
-from polyquant.formats import gguf
 from polyquant.types import Kind
 
 PLAIN = {

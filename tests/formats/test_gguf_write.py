@@ -2,11 +2,11 @@ import gguf as gguf_py
 import numpy as np
 import pytest
 
+from format_modules import gguf
 from formats.gguf_files import GGUF_VECTORS
 from golden import VECTORS
 from polyquant import registry
 from polyquant.errors import InputError, PlanError
-from polyquant.formats import gguf
 from polyquant.types import Kind, Meta, TensorSpec
 
 MODELS = [

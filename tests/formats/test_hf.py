@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from folders import fill, raw_safetensors, safetensors_bytes, specs
+from format_modules import hf
 from golden import VECTORS
 from polyquant.errors import InputError, PlanError, UnsupportedError
-from polyquant.formats import huggingface as hf
 from polyquant.registry import codec
 from polyquant.types import TensorSpec
 

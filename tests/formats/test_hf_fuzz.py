@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from folders import mutate, safetensors_bytes
+from format_modules import hf
 from golden import VECTORS
 from polyquant.errors import PolyquantError
-from polyquant.formats import huggingface as hf
 
 
 def sharded(folder):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import packers
+from format_modules import hf
 from golden import VECTORS
 from polyquant.errors import InputError
-from polyquant.formats import huggingface as hf
 from polyquant.formats.huggingface.quantized import method_of
 from polyquant.types import Affine
 

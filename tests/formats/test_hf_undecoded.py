@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 import packers
 import polyquant
+from format_modules import hf
 from polyquant.errors import UnsupportedError
-from polyquant.formats import huggingface as hf
 from polyquant.opening import open_checkpoint
 from polyquant.types import Severity
 

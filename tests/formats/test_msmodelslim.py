@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import polyquant
+from format_modules import msmodelslim
 from formats.msmodelslim_folders import FOLDERS, MSMODELSLIM, copy, description, edit_json, edit_tensors, load, shards
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError
-from polyquant.formats import msmodelslim
 from polyquant.formats.msmodelslim import static
 from polyquant.formats.msmodelslim.description import parse
 from polyquant.formats.msmodelslim.infer import Facts, codec_for

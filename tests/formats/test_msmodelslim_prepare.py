@@ -31,7 +31,7 @@ def run(**options):
     source = open_checkpoint(QWEN2)
     told = []
     asked = MsModelSlimOptions(calibration=IDS, **options)
-    found = prepare(source, asked, targets(source), told.append)
+    found = prepare(source, asked, targets(source).items(), told.append)
     assert told == sorted(told)
     assert found.values.keys() >= derived(source, asked, targets(source)).keys()
     return source, found, told
@@ -133,7 +133,7 @@ def test_effort_max_lowers_the_output_error_of_every_layer(tmp_path):
     source, codec = open_checkpoint(folder), MsModelSlim("w8a16", group=128)
     names = [n for n in source if is_linear(n, source[n].shape) and ".layers.1." in n]
     found = prepare(
-        source, MsModelSlimOptions(effort="max", calibration=str(text)), dict.fromkeys(names, codec), lambda _: None
+        source, MsModelSlimOptions(effort="max", calibration=str(text)), [(n, codec) for n in names], lambda _: None
     )
     for name in sorted(names, key=found.order):
         w, h = source[name].dequantize(), found.hessian(name)
@@ -149,13 +149,13 @@ def test_a_layer_without_inputs_is_named(tmp_path):
     source = open_checkpoint(QWEN2)
     wanted = targets(source) | {"model.layers.0.mlp.spare.weight": MsModelSlim("w8a8")}
     with pytest.raises(InputError, match=r"no inputs.*--keep 'model\.layers\.0\.mlp\.spare'"):
-        prepare(source, MsModelSlimOptions(calibration=IDS), wanted, lambda _: None)
+        prepare(source, MsModelSlimOptions(calibration=IDS), wanted.items(), lambda _: None)
     tower = {**source.weights, "vision.0.self_attn.k_proj.weight": source["model.layers.0.self_attn.k_proj.weight"]}
     with pytest.raises(InputError, match=r"vision\.0\.self_attn\.k_proj.*does not reach this cache"):
         prepare(
             replace(source, weights=tower),
             MsModelSlimOptions(calibration=IDS, kv="c8"),
-            targets(source),
+            targets(source).items(),
             lambda _: None,
         )
 

@@ -26,7 +26,7 @@ def prepared(folder, method, ids, **options):
     source = open_checkpoint(folder)
     targets = {n: MsModelSlim("w8a8") for n, w in source.items() if is_linear(n, w.shape)}
     return source, prepare(
-        source, MsModelSlimOptions(smooth=method, calibration=str(ids), **options), targets, lambda _: None
+        source, MsModelSlimOptions(smooth=method, calibration=str(ids), **options), targets.items(), lambda _: None
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from formats.msmodelslim_folders import MSMODELSLIM
 from polyquant.errors import PlanError
-from polyquant.formats.msmodelslim import lay_out
-from polyquant.formats.msmodelslim import open as open_folder
+from polyquant.formats.msmodelslim.layout import lay_out
+from polyquant.formats.msmodelslim.open import open as open_folder
 from polyquant.registry import codec
 from polyquant.types import Checkpoint, Layout, TensorSpec
 

@@ -10,10 +10,9 @@ import pytest
 
 import polyquant
 from folders import fill, specs
+from format_modules import hf, trellis
 from formats.trellis_folders import INDEX, TRELLIS, copy, edit_json, edit_tensor, edit_tensors
 from polyquant.errors import InputError, UnknownNameError, UnsupportedError
-from polyquant.formats import huggingface as hf
-from polyquant.formats import trellis
 from polyquant.testing.codecs import same_floats
 
 EXPECTED = {"v2_exl3": "v2_exl3", "v2_odd": "v2_odd"}

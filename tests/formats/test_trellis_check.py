@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import polyquant
+from format_modules import trellis
 from formats.trellis_folders import INDEX, TRELLIS, copy, edit_json, edit_tensor, edit_tensors
 from polyquant.errors import InputError
-from polyquant.formats import trellis
 from polyquant.formats.trellis.codes import CODES
 from polyquant.types import Severity
 

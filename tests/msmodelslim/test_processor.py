@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from golden import VECTORS
 from polyquant.codecs.dtypes import NUMPY, WORDS
 from polyquant.errors import InputError, PlanError
-from polyquant.formats.huggingface import open as open_hf
+from polyquant.formats.huggingface.open import open as open_hf
 from polyquant.msmodelslim import MSModelSlimWeightProcessor
 from polyquant.opening import open_checkpoint
 

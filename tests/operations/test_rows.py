@@ -14,10 +14,12 @@ import polyquant
 from polyquant import registry
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.operations import SAME, AddConstant, Concat, Interleave, Matrix, Rows, Slice, Stack, Transpose, chain
+from polyquant.ops import native
 from polyquant.ops.metrics import error_sums
 from polyquant.rows import expert, experts, float_rows, stored_rows, whole_floats
 from polyquant.runtime.linear import Linear
-from polyquant.types import ArraySpec, Weight, as_matrix
+from polyquant.testing.codecs import any_parts
+from polyquant.types import ArraySpec, Ternary, Weight, as_matrix
 
 STACK = (3, 8, 512)  # [experts, N, K]
 
@@ -117,22 +119,105 @@ def test_what_is_no_expert():
         expert(held("w", np.zeros((4, 32), np.float32)), 0)
 
 
-@pytest.mark.parametrize("codec", ["i2_s.x86", "tl1", "trellis.3"])
-def test_codecs_that_hold_a_stack_as_one_say_so(codec):
-    """They decode it right, as one matrix; its experts have no bytes of their own."""
+def whole_stack(codec, shape, **options):
+    """A stack of random bytes of its size, with real floats where there are some: what is not a code may be anything."""
+    found = polyquant.codec(codec, **options)
     rng = np.random.default_rng(0)
-    w = rng.integers(-1, 2, (2, 128, 128)).astype(np.float32) * np.float32(0.5)
-    found = polyquant.codec(codec, **({"tile": (32, 64, 32)} if codec == "tl1" else {}))
-    parts = found.pack(found.quantize(w))
-    stack = Weight("stack", w.shape, found, {k: Held(v) for k, v in parts.items()})
-    back = stack.dequantize()
-    assert back.shape == w.shape
-    if codec == "trellis.3":
-        assert error_sums(w, back).snr > 10
+    if found.form is Ternary:
+        w = rng.integers(-1, 2, shape).astype(np.float32) * np.float32(1 if codec.startswith("trinity") else 0.37)
+        parts = found.pack(found.quantize(w))
     else:
-        np.testing.assert_array_equal(back, w)
-    with pytest.raises(UnsupportedError, match=r"holds a stack as one.*convert it"):
+        parts = any_parts(found, shape)
+    return Weight("stack", shape, found, {k: Held(v) for k, v in parts.items()})
+
+
+CUTS = [
+    ("i2_s.x86", (3, 4, 96), {}),  # blocks of 128 run over rows, not over matrices
+    ("i2_s.x86", (2, 2, 4, 128), {}),
+    ("i2_s.arm", (5, 2, 96), {}),
+    ("i2_s.x4", (3, 8, 5), {}),
+    ("trinity.i2_s", (3, 5, 7), {}),  # padded rows
+    ("tl1", (3, 64, 128), {"tile": (32, 64, 32)}),
+    ("tl1", (3, 128, 64), {"tile": (64, 64, 64)}),
+    ("tl1", (4, 1024, 4096), {}),  # as one matrix it has a known model's shape, and so a known tile
+    ("tl2", (3, 64, 288), {"tile": (32, 96, 32)}),  # no columns of pairs
+    ("tl2", (3, 64, 320), {"tile": (32, 96, 32)}),
+    ("tl2", (2, 64, 448), {"tile": (64, 192, 32)}),
+    ("trellis.3", (3, 128, 80), {}),
+    ("trellis.4", (3, 32, 64), {"hadamard": (16, 32)}),
+    ("trellis.3.mul1.14.flat", (3, 48, 300), {}),
+    ("trellis.2.grid", (3, 16, 130), {}),
+    ("trellis.3.lut.9", (2, 128, 64), {}),
+    ("trellis.3", (3, 64, 64), {}),  # an odd number of matrices is rotated in the blocks of one
+]
+
+
+@pytest.mark.parametrize("engine", ["native", "numpy"])
+@pytest.mark.parametrize(("codec", "shape", "options"), CUTS)
+def test_an_expert_is_cut_out_of_parts_of_the_whole_stack(codec, shape, options, engine):
+    stack = whole_stack(codec, shape, **options)
+    with native.engine(engine):
+        whole = stack.dequantize().reshape(-1, *shape[-2:])
+        assert np.unique(whole).size > 2
+        for i, one in enumerate(experts(stack)):
+            assert one.shape == shape[-2:]
+            np.testing.assert_array_equal(one.dequantize(), whole[i])
+            np.testing.assert_array_equal(one.codec.dequantize(one.read(), one.shape), whole[i])
+            assert {k: a.spec for k, a in one.arrays.items()} == one.codec.specs(one.shape)
+            for array in one.arrays.values():
+                np.testing.assert_array_equal(array.view(), array.read(0, array.spec.shape[0]))
+                np.testing.assert_array_equal(array.view()[3:9], array.read(3, min(9, array.spec.shape[0])))
+
+
+def test_what_a_cut_reads():
+    """The matrix and the scale at the end, not the stack; and what the pieces of TL2 leave out is zeros."""
+    stack = whole_stack("i2_s.x86", (3, 4, 96))
+    expert(stack, 1).read()
+    assert stack.arrays["blocks"].reads == [(0, 0), (96, 192), (288, 320)]
+    stack = whole_stack("tl2", (3, 64, 320), tile=(32, 96, 32))
+    stack.arrays["blocks"].array[-36:-32] = 255  # unused
+    one = expert(stack, 2).parts["blocks"]
+    assert one[-36:-32].tolist() == [0] * 4 and one[-32:].tolist() == stack.arrays["blocks"].array[-32:].tolist()
+
+
+def test_a_cut_multiplies_as_it_lies():
+    for codec, shape in (("i2_s.x86", (2, 32, 128)), ("trellis.3", (2, 128, 128))):
+        stack = whole_stack(codec, shape)
+        x = np.random.default_rng(1).standard_normal((3, shape[2])).astype(np.float32)
+        for one in experts(stack):
+            (y,) = Linear([one], [None], "none")(x)
+            expected = x.astype(np.float64) @ one.dequantize().astype(np.float64).T
+            np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape", "options", "says"),
+    [
+        (
+            "i2_s.x86",
+            (4, 1, 32),
+            {},
+            r"a block of 128 weights holds weights of two matrices \(found matrices \[1, 32\]\)",
+        ),
+        ("i2_s.x4", (2, 2, 32), {}, r"a block of 4 rows holds"),
+        ("tl1", (2, 32, 64), {"tile": (64, 64, 32)}, r"a tile of 64 rows holds rows of two matrices"),
+        ("trellis.3", (2, 24, 32), {}, r"a tile of 16 outputs holds rows of two matrices"),
+        ("trellis.3", (2, 64, 32), {}, r"the rotation of 128 outputs mixes rows of two matrices"),
+        ("hf_bitnet.bitlinear", (2, 4, 32), {}, r"each byte holds weights of all quarters"),
+    ],
+)
+def test_matrices_that_share_bytes_are_refused(codec, shape, options, says):
+    """They decode right, as one matrix; its experts have no bytes of their own."""
+    stack = whole_stack(codec, shape, **options)
+    assert stack.dequantize().shape == shape
+    with pytest.raises(UnsupportedError, match=rf"^stack: {codec} cannot be taken apart.*{says}.*convert it"):
         expert(stack, 0)
+
+
+def test_a_stack_whose_tile_is_unknown():
+    stack = whole_stack("tl1", (2, 64, 64), tile=(32, 64, 32))
+    with pytest.raises(UnsupportedError, match=r"its tile is not in the file.*pass tile="):
+        expert(Weight("stack", stack.shape, polyquant.codec("tl1"), stack.arrays), 0)
 
 
 def test_one_scale_cannot_hold_experts_of_several():

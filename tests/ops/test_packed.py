@@ -9,9 +9,9 @@ import pytest
 
 import polyquant as pq
 from polyquant.ops import native
-from polyquant.ops.matmul import Group, Rounding, round_activations
+from polyquant.ops.matmul import Group, round_activations
 from polyquant.registry import CODECS
-from polyquant.types import Floats, Parts, Ternary
+from polyquant.types import Floats, Parts, Rounding, Ternary
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no native kernels here")
 

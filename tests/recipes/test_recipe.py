@@ -3,7 +3,8 @@ from gguf import GGUFReader
 
 from golden import VECTORS
 from polyquant.errors import PlanError, PolyquantError, UnknownNameError
-from polyquant.recipes.recipe import LAYERS, Facts, builtin_recipes, load_recipe, parse_rule
+from polyquant.recipes.reading import builtin_recipes, load_recipe, parse_rule
+from polyquant.recipes.recipe import LAYERS, Facts
 
 LLAMA_QUANTIZE = [
     ("tiny-llama-untied", "Q2_K", Facts(layers=2, gqa=2)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyquant as pq
-from polyquant.errors import InputError, UnsupportedError
+from polyquant.errors import InputError
 from polyquant.ops import native
 from polyquant.ops.decoder import swiglu
 from polyquant.ops.experts import Ids, Routing, clamped_swiglu_pairs, relu2
@@ -155,8 +155,13 @@ def test_stacks_that_do_not_fit():
         ExpertLinear([weight("q8_0", 4, 8, 64), weight("q8_0", 4, 8, 32)], [None, None], "block")
     with pytest.raises(InputError, match="bias"):
         ExpertLinear([weight("q8_0", 4, 8, 64)], [floats(4, 9)], "block")
-    with pytest.raises(UnsupportedError, match="taken apart"):
-        ExpertLinear([weight("i2_s.x86", 4, 64, 256)], [None], "block")
+
+
+def test_experts_of_a_stack_with_one_scale():
+    stack, x, ids = weight("i2_s.x86", 4, 64, 256), floats(3, 256), np.array([[2], [0], [2]], np.int32)
+    (y,) = ExpertLinear([stack], [None], "none")(x, ids)
+    exact = stack.dequantize().reshape(4, 64, 256)
+    np.testing.assert_allclose(y, [exact[e] @ row for e, row in zip(ids[:, 0], x, strict=True)], rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------- the whole part

@@ -90,7 +90,7 @@ def test_after_rewind(kind, back):
     model = polyquant.load(LLAMA, cache=kind)
     tokens, rest = text(model, 40), text(model, 40, seed=1)
     recorded, plain = model.session(), polyquant.load(LLAMA, cache=kind).session()
-    plain.model.decoder._recordable = False
+    plain.decoder._recordable = False
     for session in (recorded, plain):
         for token in tokens:
             session.feed([token])
@@ -114,7 +114,7 @@ def test_whatever_comes_in_between(kind):
                 np.testing.assert_array_equal(recorded.feed(some), plain.feed(some))
         if pieces % 7 == 3:
             for session in (recorded, plain):
-                session.model.decoder.alone(0, np.ones((90, model.decoder.hyper.hidden), np.float32), session.cache)
+                session.decoder.alone(0, np.ones((90, model.decoder.hyper.hidden), np.float32), session.cache)
 
 
 def test_two_sessions_take_turns():
@@ -221,7 +221,7 @@ def test_a_tape_runs_only_where_it_may():
 
 def test_what_a_step_returns_is_the_callers():
     session = polyquant.load(LLAMA).session()
-    decoder = session.model.decoder
+    decoder = session.decoder
     states = [decoder.hidden(np.array([t]), session.cache) for t in (1, 2, 3)]
     copies = [s.copy() for s in states]
     decoder.hidden(np.array([4]), session.cache)

@@ -1,4 +1,5 @@
-"""Two house rules: tests share no random numbers, and only a format's own package branches on its name. They find that, and nothing else."""
+"""Three house rules: tests share no random numbers, only a format's own package branches on its name, modules import in no circle. They find that, and
+nothing else."""
 
 import ast
 import importlib.util
@@ -77,3 +78,39 @@ def test_branches_on_a_format_or_a_codec_are_found(line):
 @pytest.mark.parametrize("line", ["found.format == other.format", "isinstance(codec, Packed)", "version == 'gguf'"])
 def test_other_comparisons_are_none(line):
     assert not list(script().names_a_format(Path("conversion/plan.py"), ast.parse(line)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from p.a import x", "import p.a", "from p import a", "if TYPE_CHECKING:\n    from p.a import X", "def f():\n    from p.a import x"],
+)  # fmt: skip
+def test_circles_of_imports_are_found(line):
+    sources = {
+        "p.a": "from p.b import y",
+        "p.b": "from p.c import z",
+        "p.c": line,
+        "p.d": "from p.a import x\nimport numpy",
+    }
+    assert list(script().import_circles(sources)) == ["imports in a circle: p.a -> p.b -> p.c -> p.a"]
+
+
+def test_each_circle_is_told_once():
+    sources = {"p.a": "import p.b", "p.b": "import p.a", "p.x": "from p import y, a", "p.y": "from p.x import z"}
+    assert list(script().import_circles(sources)) == ["imports in a circle: p.a -> p.b -> p.a", "imports in a circle: p.x -> p.y -> p.x"]  # fmt: skip
+
+
+def test_imports_without_a_circle_are_none():
+    sources = {
+        "p": "from p.a import x",
+        "p.a": "from p.b import y\nfrom p import b",
+        "p.b": "import p.c.d",
+        "p.c": "",
+        "p.c.d": "from os import path",
+    }
+    assert not list(script().import_circles(sources))
+
+
+def test_the_package_has_no_circle():
+    found = script().package_sources()
+    assert len(found) > 200 and "polyquant.registry" in found
+    assert not list(script().import_circles(found))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyquant.formats.gguf import edit
+from polyquant.formats.gguf.edit import edit
 from polyquant.storage import renames, work_folder
 from polyquant.storage.staging import staged
 from polyquant.types import ArraySpec, FilePlan, Kind, Layout, Meta, Slot

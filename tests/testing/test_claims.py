@@ -14,17 +14,17 @@ from polyquant.testing.capabilities import check_capabilities
 from polyquant.testing.codecs import any_parts, check_codec
 from polyquant.types import Codec
 
-NAMES = [n for n in capabilities.__all__ if n not in ("Field", "Tile")]
+NAMES = [n for n in capabilities.__all__ if n not in ("Cut", "Field", "Tile")]
 CLAIMS = {
     "f32": "Packed Swappable WholeNumbers",
     "q4_k": "Packed Swappable",
     "iq2_xxs": "Packed Swappable",
     "tq1_0": "Packed Swappable",
-    "i2_s.x86": "Configurable CountsSymbols Packed",
+    "i2_s.x86": "Configurable CountsSymbols Packed Stackable",
     "trinity.tq2_0": "Packed",
-    "hf_bitnet.bitlinear": "Configurable Packed",
-    "tl2": "Configurable Fitted Tiled",
-    "trellis.3": "Configurable FitsInputs OwnProduct Packed TrellisDialect WithBits",
+    "hf_bitnet.bitlinear": "Configurable Packed Stackable",
+    "tl2": "Configurable Fitted Stackable Tiled",
+    "trellis.3": "Configurable FitsInputs OwnProduct Packed Stackable TrellisDialect WithBits",
     "metal_marlin.4": "Configurable TrellisDialect WithBits",
     "exl3.3.mul1": "TrellisDialect WithBits",
     "gptq.4.g128": "Grouped Ordered OwnProduct Packed WithBits WithOffsets",

@@ -9,6 +9,7 @@ import pytest
 
 from polyquant import registry
 from polyquant.conversion.convert import convert
+from polyquant.options import NoOptions
 from polyquant.testing.formats import check_format, check_target
 from polyquant.types import Evidence
 
@@ -35,6 +36,14 @@ def tiny(tmp_path_factory):
     from polyquant.testing.architectures import tiny_model
 
     return tiny_model(RECORD, tmp_path_factory.mktemp("model") / "hf")
+
+
+def test_options_that_are_not_the_targets_are_found(tmp_path):
+    class Wrong(type(registry.format_named("hf"))):
+        target_options = NoOptions
+
+    with pytest.raises(AssertionError, match="target_options"):
+        check_format(Wrong(), SAMPLES["hf"])
 
 
 @pytest.mark.parametrize("name", registry.FORMATS)

@@ -160,3 +160,92 @@ def test_a_broken_codec_is_an_error_where_it_is_asked_for(broken, tmp_path):
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "the plugin 'lost.codec' cannot be loaded: ImportError" in done.stderr
     assert not (tmp_path / "y").exists()
+
+
+FAILING = """
+from polyquant.errors import InputError
+from polyquant.formats.folder_format import FolderFormat
+from polyquant.options import NoOptions
+
+
+class Failing(FolderFormat):
+    title, priority, open_options = "failing files", 99, NoOptions
+    target = None
+    target_options = None
+
+    def __init__(self, name, problem):
+        self.name, self.problem = name, problem
+
+    def sniff(self, path):
+        if isinstance(self.problem, Exception):
+            raise self.problem
+        return self.problem
+
+    def open(self, path, options):
+        raise NotImplementedError
+
+
+BUG = Failing("bug", ZeroDivisionError("by\\nzero"))
+STRICT = Failing("strict", InputError("holds a link that leaves it"))
+YES = Failing("yes", True)
+SHORT = Failing("short", None)
+SHORT.priority = "high"
+"""
+
+
+@pytest.fixture
+def failing(tmp_path):
+    """A package whose formats raise while they look at a path that is not theirs, and one that lacks a member; its architecture is none."""
+    site = tmp_path / "site"
+    info = site / "failing_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing-plugin\nVersion: 1.0\n", encoding="utf-8")
+    points = [f"{name} = failing_plugin:{name.upper()}" for name in ("bug", "strict", "yes", "short")]
+    lines = [
+        "[polyquant.formats]",
+        *points,
+        "[polyquant.architectures]",
+        "odd = math:pi",
+        "stops = stopping_plugin:RECORD",
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    (site / "failing_plugin.py").write_text(FAILING, encoding="utf-8")
+    (site / "stopping_plugin.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
+    return site
+
+
+def test_a_format_that_fails_to_look_is_passed_over(failing, tmp_path):
+    done = child(["-m", "polyquant", "inspect", LLAMA], failing, cwd=tmp_path)
+    assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
+    assert done.stderr.splitlines() == [
+        "polyquant: the plugin 'short' is left out: its format has no usable priority",
+        "polyquant: the plugin 'bug' could not look at it: ZeroDivisionError: by\\nzero; it was passed over",
+        "polyquant: the plugin 'strict' could not look at it: holds a link that leaves it; it was passed over",
+        "polyquant: the plugin 'yes' could not look at it: TypeError: sniff gives Evidence or None, not bool; it was passed over",
+    ]
+
+
+def test_where_no_format_knows_a_path_the_error_names_those_that_failed(failing, tmp_path):
+    for path in (Path(__file__), Path(__file__).parent):
+        done = child(["-m", "polyquant", "inspect", path], failing, cwd=tmp_path)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        last = done.stderr.splitlines()[-1]
+        assert (
+            "the plugin 'bug' could not look at it: ZeroDivisionError: by\\nzero; the plugin 'strict' could not" in last
+        )
+
+
+def test_a_format_that_fails_to_look_hides_no_help(failing, tmp_path):
+    done = child(["-m", "polyquant", "convert", "--help"], failing, cwd=tmp_path)
+    assert done.returncode == 0 and "--tile" in done.stdout
+
+
+def test_what_is_no_architecture_is_a_warning(failing, tmp_path):
+    code = "from polyquant.architectures.find import by_name, known; print(by_name('x'), 'llama' in known())"
+    done = child(["-c", code], failing, cwd=tmp_path)
+    assert done.stdout.split() == ["None", "True"]
+    assert "the plugin 'stops' cannot be loaded: SystemExit: 3" in done.stderr
+    assert (
+        "an installed architecture is left out: 3.141592653589793 is no architectures.record.Architecture"
+        in done.stderr
+    )

@@ -273,8 +273,7 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path):
 REFUSED = {
     "nothing": (lambda p: folder(p, None), "neither tokenizer.json nor tokenizer.model"),
     "a GGUF without": (lambda p: Checkpoint("gguf", p, {}, naming="gguf"), "no tokenizer in the file"),
-    "t5": (lambda p: Checkpoint("gguf", p, {}, {**METADATA, "tokenizer.ggml.model": "t5"}, naming="gguf"), "tokenizer model 't5'"),
-    "bert": (lambda p: Checkpoint("gguf", p, {}, {**METADATA, "tokenizer.ggml.model": "bert"}, naming="gguf"), "tokenizer model 'bert'"),
+    "rwkv": (lambda p: Checkpoint("gguf", p, {}, {**METADATA, "tokenizer.ggml.model": "rwkv"}, naming="gguf"), "tokenizer model 'rwkv'"),
     "unknown cut": (
         lambda p: Checkpoint("gguf", p, {}, {**METADATA, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x\x1b[2J"}, naming="gguf"),
         r"pre-tokenizer 'x\x1b[2J' is unknown",

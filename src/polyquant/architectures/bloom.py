@@ -15,7 +15,7 @@ import numpy as np
 from polyquant.architectures.changes import Change
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
-from polyquant.architectures.keys import layer_norm_eps, no_head_dim
+from polyquant.architectures.keys import four_times, layer_norm_eps, no_head_dim
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias
@@ -63,10 +63,7 @@ BLOOM = Architecture(
             layers={"config": ("n_layer", "num_hidden_layers")},
             context={"config": ("seq_length",), "default": "hidden"},
             hidden={"config": ("hidden_size", "n_embed")},
-            feed_forward={
-                "config": ("n_inner",),
-                "read": lambda config: config.get("n_inner") or 4 * (config.get("hidden_size") or config.get("n_embed", 0)),
-            },
+            feed_forward=four_times("n_inner", "hidden_size", "n_embed"),
             heads={"config": ("n_head", "num_attention_heads")},
             kv_heads={"config": ()},
             norm_eps=layer_norm_eps("layer_norm_epsilon"),

@@ -11,7 +11,7 @@ import numpy as np
 from polyquant.architectures.hyper import MAX_LAYERS, Hyper
 from polyquant.architectures.hyper_table import USUAL, HyperTable, Key
 from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
-from polyquant.architectures.mamba import product, ssm_keys
+from polyquant.architectures.mixer import product, ssm_keys
 from polyquant.errors import InputError
 from polyquant.operations import Index
 
@@ -61,7 +61,7 @@ def delta_table(*rows: Key, **changed: Mapping[str, Any]) -> HyperTable:
             inner=product("linear_num_value_heads", "linear_value_head_dim"),
         ),
         Key(
-            "recurrent", ("layer_types",), "attention.recurrent_layers", kind="flags", read=_recurrent, read_gguf=_recurrent_gguf,
+            "recurrent", ("layer_types",), "attention.recurrent_layers", kind="flags", read=_recurrent, read_gguf=_recurrent_gguf, each_layer=True,
             say=lambda where: {"layer_types": words_of(where, "linear_attention", "full_attention")},
         ),
         Key("attention_interval", ("full_attention_interval",), "full_attention_interval", default=4),

@@ -18,7 +18,7 @@ import numpy as np
 from polyquant.architectures.changes import Change
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
-from polyquant.architectures.keys import layer_norm_eps, no_head_dim
+from polyquant.architectures.keys import four_times, layer_norm_eps, no_head_dim
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias
@@ -67,10 +67,7 @@ FALCON = Architecture(
         USUAL.changed(
             layers={"config": ("num_hidden_layers", "n_layer")},
             context={"config": ()},
-            feed_forward={
-                "config": ("ffn_hidden_size",),
-                "read": lambda config: config.get("ffn_hidden_size") or 4 * config.get("hidden_size", 0),
-            },
+            feed_forward=four_times("ffn_hidden_size", "hidden_size"),
             heads={"config": ("num_attention_heads", "n_head")},
             kv_heads={
                 "config": ("num_kv_heads",),

@@ -14,10 +14,10 @@ from polyquant.architectures.changes import Change, Times
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA_NAMES
-from polyquant.architectures.mamba import MIXER_CHANGES, in_pieces, mixer_exact, mixer_stems, product, ssm_keys
+from polyquant.architectures.mixer import MIXER_CHANGES, in_pieces, mixer_exact, mixer_stems, product, ssm_keys
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.record import Architecture, Bias, has
 from polyquant.operations import SAME, Multiply, MultiplyRows, Operation, chain
 from polyquant.types import Shape
 
@@ -109,5 +109,5 @@ FALCON_H1 = Architecture(
     },
     layer=ConvertedOnly(),
     biases=(Bias(("ssm_conv1d",), "mamba_conv_bias"),),
-    switches={"mamba_rms_norm": "ssm_norm.weight"},
+    switches={"mamba_rms_norm": has("ssm_norm.weight")},
 )

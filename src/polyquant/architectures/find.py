@@ -5,25 +5,36 @@ Our own records come first, so that installing a package changes nothing about m
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyquant import registry
 from polyquant.architectures.record import Architecture
+from polyquant.errors import printable
 
 __all__ = ["by_name", "known", "of_config", "of_metadata"]
 
 
+def _installed() -> tuple[Architecture, ...]:
+    """Records of installed packages; a PluginWarning for what is none."""
+    found = registry.installed_architectures()
+    for other in (f for f in found if not isinstance(f, Architecture)):
+        why = f"{other!r} is no architectures.record.Architecture"
+        warnings.warn(f"an installed architecture is left out: {printable(why)}", registry.PluginWarning, stacklevel=3)
+    return tuple(f for f in found if isinstance(f, Architecture))
+
+
 def known() -> dict[str, Architecture]:
     """general.architecture -> the record that a GGUF file of that name is read with."""
-    return _by_name((*registry.architectures(), *registry.installed_architectures()))
+    return _by_name((*registry.architectures(), *_installed()))
 
 
 def by_name(name: object) -> Architecture | None:
     """The architecture of a GGUF file, None if it is not ours and no installed package's."""
     if not isinstance(name, str):
         return None
-    return _by_name(registry.architectures()).get(name) or _by_name(registry.installed_architectures()).get(name)
+    return _by_name(registry.architectures()).get(name) or _by_name(_installed()).get(name)
 
 
 def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
@@ -37,7 +48,7 @@ def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
 
 def of_config(config: Mapping[str, Any]) -> Architecture | None:
     """The architecture of a config.json, None if it is not ours and no installed package's. Its class decides before its model type."""
-    return _of_config(registry.architectures(), config) or _of_config(registry.installed_architectures(), config)
+    return _of_config(registry.architectures(), config) or _of_config(_installed(), config)
 
 
 def _by_name(records: Sequence[Architecture]) -> dict[str, Architecture]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from polyquant.architectures.changes import Transposed
 from polyquant.architectures.hyper_table import USUAL
-from polyquant.architectures.keys import layer_norm_eps
+from polyquant.architectures.keys import four_times, layer_norm_eps
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture
@@ -41,10 +41,7 @@ GPT2 = Architecture(
         layers={"config": ("n_layer",)},
         context={"config": ("n_positions", "n_ctx")},
         hidden={"config": ("n_embd",)},
-        feed_forward={
-            "config": ("n_inner",),
-            "read": lambda config: config.get("n_inner") or 4 * config.get("n_embd", 0),
-        },
+        feed_forward=four_times("n_inner", "n_embd"),
         heads={"config": ("n_head",)},
         kv_heads={"config": (), "write": "never"},
         norm_eps=layer_norm_eps("layer_norm_epsilon"),

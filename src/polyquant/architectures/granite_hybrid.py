@@ -17,7 +17,7 @@ from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import expert_keys, granite_keys, no_head_dim, shared_expert_key
 from polyquant.architectures.layer_kinds import ATTENTION, kv_heads, words, words_of
 from polyquant.architectures.llama import LLAMA_NAMES
-from polyquant.architectures.mamba import (
+from polyquant.architectures.mixer import (
     ANY_CONTEXT,
     MIXER_CHANGES,
     in_pieces,

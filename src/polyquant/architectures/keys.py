@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper import MAX_SIZE, Hyper
 from polyquant.architectures.hyper_table import Key
 
 __all__ = [
     "GATING",
+    "always_normed",
     "expert_keys",
+    "expert_norm_key",
+    "four_times",
     "gating_key",
     "granite_keys",
     "layer_norm_eps",
     "no_head_dim",
+    "said_count",
     "shared_expert_key",
     "silent",
     "sliding_layers_key",
@@ -141,6 +145,22 @@ def granite_keys() -> tuple[Key, ...]:
 def no_head_dim() -> dict[str, Any]:
     """What `head_dim` is in an architecture where it is always hidden / heads: `USUAL.changed(head_dim=no_head_dim())`."""
     return {"config": (), "write": "never"}
+
+
+def said_count(config: Mapping[str, Any], *keys: str) -> int | None:
+    """The first of these entries of config.json that is a count; what is none of them is found where the row is read."""
+    values = (config.get(key) for key in keys)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_SIZE), None)
+
+
+def four_times(own: str, *hidden: str) -> dict[str, Any]:
+    """What `feed_forward` is where it is four times as wide as the model unless config.json says another width."""
+
+    def read(config: Mapping[str, Any]) -> Any:
+        width = said_count(config, *hidden)
+        return config.get(own) or (4 * width if width else None)
+
+    return {"config": (own,), "read": read}
 
 
 def silent(*rows: Key) -> Callable[[Hyper], str | None]:

@@ -41,7 +41,8 @@ def kv_heads(
 
     one = {"read_gguf": largest("attention.head_count_kv"), "write": "never"}
     every = Key(
-        "layer_kv_heads", ("layer_types",), "attention.head_count_kv", kind="counts", read=read, say=say, read_gguf=per_layer("attention.head_count_kv")
+        "layer_kv_heads", ("layer_types",), "attention.head_count_kv", kind="counts", read=read, say=say, read_gguf=per_layer("attention.head_count_kv"),
+        each_layer=True,
     )  # fmt: skip
     return one, every
 
@@ -51,7 +52,8 @@ def largest(key: str) -> Callable[[Callable[..., Any]], Any]:
 
     def read(get: Callable[..., Any]) -> Any:
         value = get(key, whole=True)
-        return max(map(int, value), default=None) if isinstance(value, Iterable) else value
+        counts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
+        return max(counts) if counts and all(isinstance(n, int) for n in counts) else value
 
     return read
 

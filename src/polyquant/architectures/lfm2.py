@@ -18,7 +18,7 @@ from polyquant.architectures.layer_kinds import kv_heads, words, words_of
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.record import Architecture, Bias, has
 from polyquant.gguf_values import u32
 
 __all__ = ["LFM2", "LFM2_MOE"]
@@ -55,7 +55,7 @@ def _table(feed_forward: Mapping[str, Any]) -> HyperTable:
         head_dim=no_head_dim(),
         vocab={"write": "always"},
         activation={"config": ()},
-    ).plus(_EVERY, Key("conv_cache", ("conv_L_cache",), "shortconv.l_cache", default=3))
+    ).plus(_EVERY, Key("short_conv", ("conv_L_cache",), "shortconv.l_cache", default=3))
 
 
 LFM2 = Architecture(
@@ -66,12 +66,8 @@ LFM2 = Architecture(
     names=NameTable(
         {
             "operator_norm": "attn_norm",
-            "conv.conv": "shortconv.conv",
-            "conv.in_proj": "shortconv.in_proj",
-            "conv.out_proj": "shortconv.out_proj",
-            "self_attn.q_proj": "attn_q",
-            "self_attn.k_proj": "attn_k",
-            "self_attn.v_proj": "attn_v",
+            **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
+            **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
             "self_attn.out_proj": "attn_output",
             "self_attn.q_layernorm": "attn_q_norm",
             "self_attn.k_layernorm": "attn_k_norm",
@@ -120,5 +116,5 @@ LFM2_MOE = replace(
         tied=True,
         unsaid=silent(*_UNSAID),
     ),
-    switches={"use_expert_bias": "exp_probs_b.bias"},
+    switches={"use_expert_bias": has("exp_probs_b.bias")},
 )

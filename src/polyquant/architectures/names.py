@@ -61,7 +61,8 @@ class NameTable:
         return (int(found[1]), found[2]) if found else None
 
     def full(self, name: str) -> str:
-        """The name with the root that a checkpoint of the bare decoder leaves out."""
+        """The name with the root that a checkpoint of the bare decoder leaves out, without what one with a head puts in front."""
+        name = name.removeprefix(self.outer)
         if not self.bare or name.startswith(self._roots):
             return name
         return self._roots[0] + name

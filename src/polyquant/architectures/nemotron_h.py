@@ -1,8 +1,6 @@
-"""Nemotron-H (NVIDIA 2025): each layer is one thing, a Mamba-2 mixer, attention without positions, an MLP, or experts behind a sigmoid with a shared one.
+"""Nemotron-H (NVIDIA 2025): each layer is one thing, a Mamba-2 mixer, attention without positions, or an MLP. With experts: nemotron_h_moe.py.
 
-    y = h + one of them(norm(h));  an MLP and each expert is D relu(U x)^2
-
-nemotron_h        no experts                 nemotron_h_moe    the same with experts, and further keys
+    y = h + one of them(norm(h));  an MLP is D relu(U x)^2
 
 Which layer is what: `layers_block_type` of transformers 5, before that a letter each in `hybrid_override_pattern`: M, * and - or E. GGUF tells it by
 `attention.head_count_kv` and `feed_forward_length`, 0 where a layer has none. Rows of q and k are stored interleaved though nothing rotates.
@@ -17,9 +15,8 @@ from typing import Any
 from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
-from polyquant.architectures.keys import expert_keys, shared_expert_key
 from polyquant.architectures.layer_kinds import ATTENTION, kv_heads, per_layer, words
-from polyquant.architectures.mamba import (
+from polyquant.architectures.mixer import (
     ANY_CONTEXT,
     MIXER_CHANGES,
     NO_ROPE,
@@ -28,14 +25,12 @@ from polyquant.architectures.mamba import (
     product,
     ssm_keys,
 )
-from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import boolean, u32
-from polyquant.types import Meta
 
-__all__ = ["NEMOTRON_H", "NEMOTRON_H_MOE"]
+__all__ = ["NEMOTRON_H"]
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _WIDTHS = {"mlp": "intermediate_size", "moe": "moe_intermediate_size"}
@@ -75,10 +70,6 @@ def _said_of_layers(hyper: Hyper) -> dict[str, Any]:
     }
 
 
-def _rotated(hyper: Hyper) -> dict[str, Meta]:
-    return {"rope.dimension_count": u32(hyper.hidden // max(hyper.heads, 1))}
-
-
 _ONE, _EVERY = kv_heads(_attends, lambda counts: {})
 NEMOTRON_H = Architecture(
     name="nemotron_h",
@@ -110,47 +101,17 @@ NEMOTRON_H = Architecture(
             **NO_ROPE,
         ).plus(
             _EVERY,
-            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=_widths, read_gguf=per_layer("feed_forward_length")),
+            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=_widths, read_gguf=per_layer("feed_forward_length"), each_layer=True),
             *ssm_keys(
                 conv="conv_kernel", state="ssm_state_size", groups="n_groups", heads="mamba_num_heads", inner=product("mamba_num_heads", "mamba_head_dim")
             ),
         ),
         metadata={"rope.scaling.finetuned": boolean(False)},
-        more_metadata=_rotated,
+        more_metadata=lambda hyper: {"rope.dimension_count": u32(hyper.hidden // max(hyper.heads, 1))},
         more_config=_said_of_layers,
     ),
     changes={**MIXER_CHANGES, "attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
     layer=ConvertedOnly(),
     biases=(Bias(("ssm_conv1d",), "use_conv_bias"), Bias(("ssm_in", "ssm_out"), "use_bias"), Bias(("ffn_up", "ffn_down"), "mlp_bias")),
     unused={r"mtp\..*": "layers that predict several tokens are not converted"},
-)  # fmt: skip
-NEMOTRON_H_MOE = replace(
-    NEMOTRON_H,
-    name="nemotron_h_moe",
-    told_by=("num_experts_per_tok",),
-    names=replace(
-        NEMOTRON_H.names,
-        layer={
-            **NEMOTRON_H.names.layer,
-            "mixer.gate": "ffn_gate_inp",
-            "mixer.shared_experts.up_proj": "ffn_up_shexp",
-            "mixer.shared_experts.down_proj": "ffn_down_shexp",
-            "mixer.fc1_latent_proj": "ffn_latent_down",
-            "mixer.fc2_latent_proj": "ffn_latent_up",
-        },
-        exact={**mixer_exact("mixer"), "mixer.gate.e_score_correction_bias": "exp_probs_b.bias"},
-    ),
-    moves=tuple(
-        Experts(f"mixer.experts.{{e}}.{part}_proj.weight", f"ffn_{part}_exps.weight") for part in ("up", "down")
-    ),
-    hyper=NEMOTRON_H.hyper.plus(
-        *expert_keys("n_routed_experts"),
-        shared_expert_key("moe_shared_expert_intermediate_size"),
-        Key("shared_experts", ("n_shared_experts",), "expert_shared_count", default=1, low=0),
-        Key("expert_norm", ("norm_topk_prob",), "expert_weights_norm", kind="flag", default=1),
-        Key("expert_scale", ("routed_scaling_factor",), "expert_weights_scale", kind="real", default=1.0),
-        Key("expert_groups", ("n_group",), "expert_group_count", default=1),
-        Key("expert_groups_used", ("topk_group",), "expert_group_used_count", default=1),
-        Key("expert_latent", ("moe_latent_size",), "moe_latent_size", default=0, low=0, write="where set", say=lambda size: {"moe_latent_size": size or None}),
-    ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from polyquant.architectures.keys import layer_norm_eps, no_head_dim, sliding_wi
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture, Bias
-from polyquant.architectures.windows import in_every_layer
+from polyquant.architectures.windows import gguf_windows, in_every_layer
 
 __all__ = ["PHI2", "PHI3"]
 
@@ -82,6 +82,7 @@ PHI3 = Architecture(
             replace(sliding_window(), write="always"),
         ),
         windows=in_every_layer,
+        gguf_windows=gguf_windows(lambda layer: True),
         tied=False,
     ),
     layer=ConvertedOnly(),

@@ -95,12 +95,7 @@ QWEN35_MOE = replace(
     hyper=delta_table(
         *EXPERT_KEYS,
         _SECTIONS,
-        feed_forward={
-            "default": 0,
-            "low": 0,
-            "write": "where set",
-            "say": lambda n: {"intermediate_size": n} if n else {},
-        },
+        feed_forward={"default": 0, "low": 0, "write": "where set", "say": lambda n: {"intermediate_size": n} if n else {}},
     ),
     changes={
         **FROM_ONE,
@@ -112,7 +107,7 @@ QWEN35_MOE = replace(
         "ssm_out": Change(_columns),
     },
     moves=(*EXPERTS, _FUSED),
-)
+)  # fmt: skip
 QWEN35 = replace(
     QWEN35_MOE,
     name="qwen35",

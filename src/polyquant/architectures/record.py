@@ -19,7 +19,7 @@ from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Feed, Layer
 from polyquant.types import F32, Shape
 
-__all__ = ["Architecture", "Bias", "LayerNumber", "Ternary"]
+__all__ = ["Architecture", "Bias", "LayerNumber", "Ternary", "has"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Ternary:
     scale a token, as it was trained; else with one a block."""
 
     tokens_in_gguf: bool = True
+
+
+def has(inside: str) -> Callable[[frozenset[str]], bool]:
+    """True where a layer has a GGUF tensor of this name: an entry of `switches`."""
+    return lambda tensors: any(name.startswith("blk.") and name.split(".", 2)[-1] == inside for name in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,10 @@ class Architecture:
     config.json and GGUF. layer: the parts of a decoder layer. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked; what is split goes through `changes` after. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. layer_numbers: Hugging Face
-    name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> GGUF name inside a layer; it is true where a layer has that tensor. ternary: None for an
-    ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled.
+    name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of
+    all GGUF tensors say that it is true. ternary: None for an
+    ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled. lacks: what a folder
+    made of a GGUF file is without, a sentence.
     """
 
     name: str
@@ -79,9 +86,10 @@ class Architecture:
     constant_names: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     unused: Mapping[str, str] = field(default_factory=dict)
     layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)
-    switches: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, Callable[[frozenset[str]], bool]] = field(default_factory=dict)
     ternary: Ternary | None = None
     encoder: bool = False
+    lacks: str = ""
 
     @property
     def runs(self) -> bool:
@@ -130,5 +138,5 @@ class Architecture:
     def bias_entries(self, tensors: frozenset[str]) -> dict[str, bool]:
         """Entries of config.json about biases and other tensors that a model may lack, from the names of all GGUF tensors."""
         inside = {name.split(".", 2)[-1] for name in tensors if name.startswith("blk.")}
-        out = {b.key: f"{b.stems[0]}.bias" in inside for b in self.biases if b.key is not None}
-        return out | {key: name in inside for key, name in self.switches.items()}
+        biased = {b.key: f"{b.stems[0]}.bias" in inside for b in self.biases if b.key is not None}
+        return biased | {key: said(tensors) for key, said in self.switches.items()}

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper import MAX_LAYERS, Hyper
 from polyquant.architectures.hyper_table import Key
+from polyquant.architectures.keys import said_count
 from polyquant.architectures.llama import LLAMA
 from polyquant.architectures.parts import ConvertedOnly
 
@@ -20,15 +21,15 @@ _PERIOD = 4
 
 
 def _usual(layers: int) -> list[int]:
-    return [int((i + 1) % _PERIOD != 0) for i in range(layers)]
+    return [int((i + 1) % _PERIOD != 0) for i in range(min(layers, MAX_LAYERS))]
 
 
 def _read(config: Mapping[str, Any]) -> Any:
     """1 for each layer that rotates; () where that is the usual pattern."""
-    layers, listed = config.get("num_hidden_layers", 0), config.get("no_rope_layers")
+    layers, listed = said_count(config, "num_hidden_layers") or 0, config.get("no_rope_layers")
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        period = config.get("no_rope_layer_interval", _PERIOD)
-        listed = [int((i + 1) % period != 0) for i in range(layers)] if period else _usual(layers)
+        period = said_count(config, "no_rope_layer_interval") or _PERIOD
+        listed = [int((i + 1) % period != 0) for i in range(min(layers, MAX_LAYERS))]
     return () if list(listed) == _usual(layers) else listed
 
 
@@ -49,7 +50,7 @@ SMOLLM3 = replace(
         ),
         tied=True,
         written={"no_rope_layer_interval": _PERIOD, "use_sliding_window": False},
-        more_config=lambda hyper: {"no_rope_layers": list(hyper.more["rotating"] or _usual(hyper.layers))},
+        more_config=lambda hyper: {"no_rope_layers": hyper.more["rotating"] or _usual(hyper.layers)},
         unsaid=_unsaid,
     ),
     layer=ConvertedOnly(),

@@ -14,7 +14,7 @@ from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.record import Architecture, Bias, has
 
 __all__ = ["STABLELM"]
 
@@ -38,5 +38,5 @@ STABLELM = Architecture(
     ),
     layer=ConvertedOnly(),
     biases=(Bias(("attn_q", "attn_k", "attn_v"), "use_qkv_bias"),),
-    switches={"qk_layernorm": "attn_q_norm.weight"},
+    switches={"qk_layernorm": has("attn_q_norm.weight")},
 )

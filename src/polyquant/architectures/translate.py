@@ -39,12 +39,18 @@ _COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)
 
 
 def to_gguf(
-    checkpoint: Checkpoint, *, architecture: str | None = None, with_tokenizer: bool = True, name: str | None = None
+    checkpoint: Checkpoint,
+    *,
+    architecture: str | None = None,
+    with_tokenizer: bool = True,
+    name: str | None = None,
+    pre: str | None = None,
 ) -> Translation:
     """GGUF names and metadata of a Hugging Face checkpoint.
 
     architecture: another of our GGUF architectures than the usual one (`bitnet` for llama.cpp's BitNet). name: general.name, else made
-    from the folder's. Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError, PlanError.
+    from the folder's. pre: llama.cpp's name of the pre-tokenizer, else found by what it does. Unknown architectures keep their tensor
+    names, with a warning. Raises InputError, UnknownNameError, PlanError, UnsupportedError.
     """
     config = checkpoint.config
     family = of_config(config)
@@ -81,7 +87,7 @@ def to_gguf(
     metadata["general.quantization_version"] = u32(2)
     if with_tokenizer:
         rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
-        found = tokenizer.from_files(checkpoint.files, config, rows=rows)
+        found = tokenizer.from_files(checkpoint.files, config, rows=rows, pre=pre)
         metadata |= found.metadata()
         warnings += found.warnings
         if found.prefix:
@@ -188,10 +194,10 @@ def _size_label(shapes: Mapping[str, Shape]) -> str:
     total, stacks, one = 0, [], 0
     for name, shape in shapes.items():
         size = math.prod(shape)
-        if "_exps." not in name:
+        if "_exps." not in name or len(shape) < 3:  # biases and factors of experts count as shared
             total += size
             continue
-        stacks.append(shape[-2 if ".bias" in name else -3] if len(shape) > 1 else 1)
+        stacks.append(shape[-3])
         one += size // stacks[-1]
     count = sum(stacks) // len(stacks) if stacks else 0
     return f"{count}x{_rounded(total + one)}" if count else _rounded(total)
@@ -273,6 +279,8 @@ def to_hf(
     written, doubts = tokenizer_files.files(words)
     if family is not None and family.encoder:
         files |= pooling.to_files(metadata, family.name, hyper)
+    if family is not None and family.lacks:
+        warnings.append(family.lacks)
     return Translation(
         label,
         tensors,

@@ -8,6 +8,7 @@ tensors are asked for in the order of the stages.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -78,12 +79,13 @@ class GatheringStages(Stages, Protocol):
 class Hessians:
     """Hessians by tensor, for one request each, from any thread.
 
-    wanted: the tensors that will be asked for; others are not collected. tick: told the share of the stages needed that is done; what it raises ends the
+    wanted: the tensors that will be asked for, each as often as it will be (several targets may be rows of one source); others are not collected. tick: told the share of the stages needed that is done; what it raises ends the
     calibration.
     """
 
     def __init__(self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None) -> None:
-        self._stages, self.wanted, self._tick = stages, frozenset(wanted), tick
+        self._stages, self._left, self._tick = stages, Counter(iter(wanted)), tick
+        self.wanted = frozenset(self._left)
         self._stage_of = {name: i for i, names in enumerate(stages.names) for name in names}
         self._last = max((i for name, i in self._stage_of.items() if name in self.wanted), default=0)
         self._held: dict[str, Moments] = {}
@@ -95,14 +97,15 @@ class Hessians:
         return self._stage_of.get(name, len(self._stages.names))
 
     def of(self, name: str) -> tuple[F32 | None, str]:
-        """(Hessian [K, K], "") or (None, why there is none). Runs the stages up to the tensor's. Raises KeyError for a second request."""
+        """(Hessian [K, K], "") or (None, why there is none). Runs the stages up to the tensor's. Raises KeyError for one request too many."""
         if name not in self._stage_of:
             return None, "not calibrated: the model gives it no inputs"
         with self._lock:
             while self._next <= self._stage_of[name]:
                 self._held.update(self._stages.run(self._next, self.wanted, self._told))
                 self._next += 1
-            found = self._held.pop(name)
+            self._left[name] -= 1
+            found = self._held[name] if self._left[name] > 0 else self._held.pop(name)
         if found.count < LEAST_INPUTS:
             return None, f"not calibrated: {found.count} inputs seen, fewer than {LEAST_INPUTS}"
         return found.hessian, ""

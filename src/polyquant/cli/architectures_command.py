@@ -24,7 +24,7 @@ def architectures(style: str) -> None:
     if style == "json":
         as_json([asdict(known) for known in found])
         return
-    rows = table("Hugging Face class", "GGUF", "runs", "traits")
+    rows = table("=Hugging Face class", "GGUF", "runs", "traits")
     for known in found:
         rows.add_row(known.class_name, known.name, "yes" if known.runs else "-", ", ".join(known.traits))
     rows.show()

@@ -13,16 +13,14 @@ from polyquant.cli.console import (
     as_json,
     decibel,
     json_option,
-    layout_option,
     paragraph,
     progress,
     table,
-    tile_option,
     watcher,
 )
+from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say
 from polyquant.errors import listed, printable
-from polyquant.formats.gguf import LAYOUTS
 
 
 @click.command(
@@ -42,9 +40,9 @@ Examples:
     help="Order of the tensors: as in the file, or worst first.",
 )
 @click.option("--limit", type=click.IntRange(0), default=0, help="Show only so many tensors; 0: all.")
-@layout_option
-@click.option("--a-layout", type=click.Choice(LAYOUTS), help="The same for A.")
-@tile_option
+@source_option("ternary_layout")
+@source_option("ternary_layout", flag="--a-layout", help="The same for A.")
+@source_option("tile")
 @click.option("--repair", is_flag=True, help="B is Metal Marlin's Trellis: compare what its quantizer meant.")
 @click.option(
     "--axes",

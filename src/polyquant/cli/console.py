@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from polyquant.cli.terminal import say, say_json, styled, width
 from polyquant.errors import printable
@@ -24,17 +22,13 @@ __all__ = [
     "cache_option",
     "decibel",
     "json_option",
-    "layout_option",
     "paragraph",
     "progress",
     "size",
     "table",
     "tensor_name",
-    "tile_option",
     "watcher",
 ]
-
-_err = Console(stderr=True, highlight=False)
 
 
 def size(n: float) -> str:
@@ -56,7 +50,8 @@ class Table:
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._right = [c.startswith(">") for c in columns]
-        self._head = [c.lstrip(">") for c in columns]
+        self._whole = [c.startswith((">", "=")) for c in columns]
+        self._head = [c.lstrip(">=") for c in columns]
         self._rows: list[list[str]] = []
 
     def add_row(self, *cells: str) -> None:
@@ -67,8 +62,8 @@ class Table:
         """Header and rows of at most `most` characters: the widest column of texts is cut, down to 6 letters."""
         rows = [self._head, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        texts = [i for i, right in enumerate(self._right) if not right]
-        while sum(widths) + 2 * (len(widths) - 1) > most:
+        texts = [i for i, whole in enumerate(self._whole) if not whole]
+        while texts and sum(widths) + 2 * (len(widths) - 1) > most:
             widest = max(texts, key=widths.__getitem__)
             if widths[widest] <= 6:
                 break
@@ -100,7 +95,7 @@ def tensor_name(name: str, most: int = 34) -> str:
 
 
 def table(*columns: str) -> Table:
-    """An empty table; a column that starts with '>' is right-aligned."""
+    """An empty table; a column that starts with '>' is right-aligned, and one that starts with '=' is never cut."""
     return Table(columns)
 
 
@@ -134,6 +129,10 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
     """A bar with rate (in `unit`, which is `per` a second) and remaining time on a terminal; nothing in a pipe. The block gets
     tell(done, total, name).
     """
+    from rich.console import Console  # `--help` draws no bars
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    screen = Console(stderr=True, highlight=False)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -143,8 +142,8 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
         TextColumn("{task.fields[name]}", markup=False),  # "[/b]" is a name too
     )
     # A tensor can take longer than the half minute from which rich would tell the speed.
-    silent = not _err.is_terminal
-    with Progress(*columns, console=_err, transient=True, disable=silent, speed_estimate_period=3600) as bar:
+    silent = not screen.is_terminal
+    with Progress(*columns, console=screen, transient=True, disable=silent, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=None, rate="", name="")
 
         def tell(done: int, total: int, name: str) -> None:
@@ -165,21 +164,6 @@ def watcher(tell: Callable[[int, int, str], None]) -> Callable[[Told], None]:
     return lambda event: tell(event.done, event.total, event.tensor)
 
 
-class _TileType(click.ParamType[tuple[int, int, int]]):
-    name = "BM,BK,bm"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
-        numbers = [int(x) for x in str(value).split(",") if x.isdigit() and len(x) < 6]
-        if len(numbers) != 3 or 0 in numbers:
-            self.fail(f"'{printable(value)}' is no tile; write three numbers, e.g. 128,64,32", param, ctx)
-        return numbers[0], numbers[1], numbers[2]
-
-
-tile_option = click.option(
-    "--tile",
-    type=_TileType(),
-    help="Kernel configuration of TL1/TL2 tensors, which no file holds; known models need none.",
-)
 activations_option = click.option(
     "--activations",
     type=click.Choice(["int8", "float"]),
@@ -199,9 +183,4 @@ json_option = click.option(
     default="human",
     show_default=True,
     help="Output for people or programs.",
-)
-layout_option = click.option(
-    "--ternary-layout",
-    type=click.Choice(["i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"]),
-    help="How the ternary bytes of a GGUF lie; the file cannot tell.  [default: i2_s.x86]",
 )

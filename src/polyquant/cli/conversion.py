@@ -1,100 +1,29 @@
-"""What `convert` and `quantize` share: their options, the printed plan, the run, the printed report."""
+"""What `convert` and `quantize` do: the printed plan, the run, the printed report."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
-
-import click
+from typing import Any
 
 from polyquant.capabilities import FitsInputs, WithBits
 from polyquant.cli.console import (
     as_json,
     decibel,
-    json_option,
     paragraph,
     progress,
     size,
     table,
     watcher,
 )
-from polyquant.cli.option_flags import format_options
 from polyquant.cli.terminal import say, say_some
-from polyquant.conversion.convert import convert, guess_format, plan, smaller, targets
+from polyquant.conversion.convert import convert, guess_format, plan, smaller
 from polyquant.conversion.execute import Report, StepReport
 from polyquant.conversion.steps import Plan
 from polyquant.errors import listed, printable
 from polyquant.formats.existing import refuse_target
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class _TargetName(click.ParamType[str]):
-    """The name of a format that can be written, that of an installed package too."""
-
-    name = "FORMAT"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(form.name for form, _ in targets())}]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        names = [form.name for form, _ in targets()]
-        if value not in names:
-            near = get_close_matches(value, names, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            self.fail(f"'{printable(value)}' is not one of {', '.join(repr(n) for n in names)}.{hint}", param, ctx)
-        return str(value)
-
-
-_OPTIONS = (
-    click.argument("src", type=click.Path()),
-    click.argument("dst", type=click.Path()),
-    click.option(
-        "--to",
-        type=_TargetName(),
-        help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; msmodelslim with its codecs; else hf]",
-    ),
-    click.option(
-        "--codec",
-        metavar="NAME",
-        help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
-    ),
-    click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
-    click.option(
-        "--rule",
-        "rules",
-        multiple=True,
-        metavar="GLOB=CODEC",
-        help="Tried before the recipe; repeatable, first match wins. trellis.4 takes window and codebook from --effort, --codebook.",
-    ),
-    click.option("--importance", type=click.Path(), metavar="FILE", help="Importance matrix (imatrix in GGUF form)."),
-    click.option("--requantize", is_flag=True, help="Allow quantizing what is quantized already (loses more)."),
-    click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
-    click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
-    click.option(
-        "--resume",
-        type=click.Choice(["auto", "required", "never"]),
-        default="auto",
-        show_default=True,
-        help="Take up an unfinished run of the same job.",
-    ),
-    click.option("--threads", type=click.IntRange(1, 256), help="Worker threads.  [default: all cores]"),
-    click.option("--no-measure", is_flag=True, help="Do not measure the error of each tensor."),
-    json_option,
-)
-
-
-def conversion_options(command: F) -> F:
-    """All options of a conversion, those of the formats last."""
-    command = format_options(sources=True, targets=True)(command)
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def run_conversion(

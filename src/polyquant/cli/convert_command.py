@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from polyquant.cli.conversion import conversion_options, run_conversion
+from polyquant.cli.conversion_options import conversion_options
 from polyquant.cli.option_flags import GroupedCommand
 
 
@@ -26,4 +26,6 @@ Examples:
 @conversion_options
 def convert(**options: Any) -> None:
     """Turn SRC (GGUF file, Hugging Face, Trellis or msModelSlim folder) into DST. Without --codec or --recipe the weights keep their types."""
+    from polyquant.cli.conversion import run_conversion
+
     run_conversion(**options)

@@ -6,7 +6,7 @@ import click
 
 from polyquant.cli.terminal import say
 from polyquant.errors import PlanError, printable
-from polyquant.formats.gguf import edit as run
+from polyquant.formats.gguf.edit import edit as run
 from polyquant.formats.gguf.settings import parse_setting
 from polyquant.types import Meta
 

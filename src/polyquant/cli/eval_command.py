@@ -13,16 +13,14 @@ from polyquant.cli.console import (
     as_json,
     cache_option,
     json_option,
-    layout_option,
     paragraph,
     progress,
     size,
     table,
     tensor_name,
-    tile_option,
 )
+from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some
-from polyquant.formats.gguf import LAYOUTS
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations
 
@@ -57,9 +55,9 @@ Examples:
 @click.option("--tokens", type=click.IntRange(2), help="Use only so many tokens of the text.")
 @activations_option
 @cache_option
-@layout_option
-@click.option("--against-layout", type=click.Choice(LAYOUTS), help="The same for OTHER.")
-@tile_option
+@source_option("ternary_layout")
+@source_option("ternary_layout", flag="--against-layout", help="The same for OTHER.")
+@source_option("tile")
 @json_option
 def eval(
     path: str,

@@ -9,7 +9,8 @@ import click
 from polyquant.analysis.inspect import Inspection, shown
 from polyquant.analysis.inspect import inspect as run
 from polyquant.analysis.layer_table import LayerTable
-from polyquant.cli.console import as_json, json_option, layout_option, size, table
+from polyquant.cli.console import as_json, json_option, size, table
+from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some, styled
 from polyquant.errors import printable
 
@@ -27,7 +28,7 @@ Examples:
 @click.argument("path", type=click.Path())
 @click.option("--tensors", metavar="GLOB", help="List tensors whose names match, one a line.")
 @click.option("--metadata/--no-metadata", default=True, help="Show the key/value metadata too.")
-@layout_option
+@source_option("ternary_layout")
 @json_option
 def inspect(path: str, tensors: str | None, metadata: bool, ternary_layout: str | None, style: str) -> None:
     """What is in PATH (a GGUF file, a Hugging Face, Trellis or msModelSlim folder). Reads headers only."""

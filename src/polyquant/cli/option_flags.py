@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from polyquant.options import Option, options_of
+from polyquant.options import Option, SaysTargetOptions, options_of
 from polyquant.registry import formats
 
-__all__ = ["GroupedCommand", "format_options"]
+if TYPE_CHECKING:
+    from polyquant.formats.protocol import Format
+
+__all__ = ["GroupedCommand", "format_options", "source_option", "writable"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GENERAL = "Options"
@@ -68,9 +71,9 @@ def format_options(*, sources: bool, targets: bool) -> Callable[[F], F]:
 def _flags(*, sources: bool, targets: bool) -> list[Callable[[Any], Any]]:
     taking: dict[str, list[tuple[str, Option]]] = {}
     for form in sorted(formats(), key=lambda f: f.priority):
-        target = form.target
+        writing = _target_options(form) if targets else None
         classes = [form.open_options] if sources else []
-        classes += [target.options] if targets and target is not None else []
+        classes += [writing] if writing is not None else []
         for cls in classes:
             for name, option in options_of(cls).items():
                 if option.flag and all(title != form.title for title, _ in taking.get(name, ())):
@@ -78,6 +81,27 @@ def _flags(*, sources: bool, targets: bool) -> list[Callable[[Any], Any]]:
     single = [item for item in taking.items() if len(item[1]) == 1]
     shared = [item for item in taking.items() if len(item[1]) > 1]
     return [_flag(name, found) for name, found in (*shared, *single)]
+
+
+def _target_options(form: Format) -> type | None:
+    """Of what writes the format, without importing it where that can be helped; None where nothing does."""
+    if isinstance(form, SaysTargetOptions):
+        return form.target_options
+    return None if form.target is None else form.target.options
+
+
+def writable() -> list[str]:
+    """Names of the formats that can be written, in the order in which they are asked."""
+    return [form.name for form in formats() if _target_options(form) is not None]
+
+
+def source_option(name: str, *, flag: str | None = None, help: str | None = None) -> Callable[[F], F]:
+    """The flag of one option of reading, as the formats that take it describe it; or another flag of the same kind with a help of its own."""
+    found = [(f.title, options_of(f.open_options)[name]) for f in formats() if name in options_of(f.open_options)]
+    if flag is None:
+        return _flag(name, found)
+    _, first = found[0]
+    return click.option(flag, help=help, metavar=first.metavar, **_kind(first, first.choices))
 
 
 def _flag(name: str, found: Sequence[tuple[str, Option]]) -> Callable[[Any], Any]:

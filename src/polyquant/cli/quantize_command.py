@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from polyquant.cli.conversion import conversion_options, run_conversion
+from polyquant.cli.conversion_options import conversion_options
 from polyquant.cli.option_flags import GroupedCommand
 
 
@@ -31,4 +31,6 @@ Examples:
 @conversion_options
 def quantize(**options: Any) -> None:
     """Make SRC smaller: like convert; without --recipe, --codec or --bits the recipe q4_k_m, 4 bits for a Trellis folder, w8a16 for msModelSlim."""
+    from polyquant.cli.conversion import run_conversion
+
     run_conversion(shrink=True, **options)

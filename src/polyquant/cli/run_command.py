@@ -11,13 +11,15 @@ from typing import Any
 
 import click
 
-from polyquant.cli.console import activations_option, as_json, cache_option, json_option, layout_option, tile_option
+from polyquant.cli.console import activations_option, as_json, cache_option, json_option
+from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, printable
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.load import load
-from polyquant.runtime.model import Model, Session
+from polyquant.runtime.model import Model
 from polyquant.runtime.sampling import Sampling
+from polyquant.runtime.session import Session
 
 _LOADING = ("activations", "cache", "threads", "context", "ternary_layout", "tile")
 """Options that are `load`'s."""
@@ -56,8 +58,8 @@ Examples:
 @click.option("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
 @click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
 @click.option("--stats", is_flag=True, help="Times on stderr, in a pipe too.")
-@layout_option
-@tile_option
+@source_option("ternary_layout")
+@source_option("tile")
 @json_option
 def run(path: str, style: str, **options: Any) -> None:
     """Go on with a text, or answer it, with the model at PATH (a GGUF file or a Hugging Face folder)."""

@@ -7,7 +7,8 @@ import sys
 import click
 
 from polyquant.analysis.validate import validate as run
-from polyquant.cli.console import as_json, json_option, layout_option, progress, tile_option, watcher
+from polyquant.cli.console import as_json, json_option, progress, watcher
+from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, styled
 from polyquant.errors import printable
 from polyquant.types import Finding, Severity
@@ -30,8 +31,8 @@ Examples:
     metavar="PROGRAM",
     help="Of an msModelSlim folder also what vllm-ascend, mindie or sglang rejects or computes wrongly.",
 )
-@layout_option
-@tile_option
+@source_option("ternary_layout")
+@source_option("tile")
 @json_option
 def validate(
     path: str,

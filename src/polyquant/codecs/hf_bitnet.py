@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import Cut
 from polyquant.codecs.arguments import output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
@@ -117,6 +118,14 @@ class HFBitNet:
             with np.errstate(divide="ignore", over="ignore"):
                 value = np.float32(1) / value
         return value
+
+    def cut(self, shape: Shape, index: int) -> tuple[HFBitNet, dict[str, Cut]]:
+        """Raises CodecError, always: a byte holds one row of each quarter of the stack."""
+        del index
+        raise CodecError(
+            f"{self.name} cannot be taken apart: each byte holds weights of all quarters of the stack",
+            found=f"shape {list(shape)}",
+        )
 
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
         """Parts to codes [R, K]. Raises CodecError if a shape contradicts that of the weight."""

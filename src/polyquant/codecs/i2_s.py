@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.capabilities import Cut
 from polyquant.codecs.arguments import output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, likely_zero_symbol, one_scale, ternarize
 from polyquant.errors import CodecError
@@ -198,6 +199,20 @@ class I2S:
             return None
         payload, scale = self.payload(parts, shape), float(self.scale(parts, shape)[0])
         return matmul.packed(self.name, payload, rows, k, scale=scale, lane_step=0 if self.width else 1)
+
+    def cut(self, shape: Shape, index: int) -> tuple[I2S, dict[str, Cut]]:
+        """Matrix `index` of a stack: its blocks, then the end with the one scale. Raises CodecError where a block holds two matrices."""
+        rows, k = shape[-2:]
+        block = 1 if self.trinity else 4 * (self.width or max(1, k))
+        if rows * k % block:
+            whole = f"{block} weights" if self.width else "4 rows"
+            raise CodecError(
+                f"{self.name} cannot be taken apart here: a block of {whole} holds weights of two matrices",
+                found=f"matrices {[rows, k]}",
+            )
+        size, end = self.payload_bytes((rows, k)), self.payload_bytes(shape)
+        own = slice(index * size, (index + 1) * size)
+        return self, {"blocks": Cut((own,) if self.trinity else (own, slice(end, end + _TAIL)))}
 
     @property
     def zero_symbol(self) -> int:

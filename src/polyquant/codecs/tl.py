@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.capabilities import Tile
+from polyquant.capabilities import Cut, Tile
 from polyquant.codecs.arguments import output, stored_bytes
 from polyquant.codecs.ternary import check_codes, count_bytes, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
@@ -51,6 +51,8 @@ TILES: dict[tuple[int, int], tuple[Tile, Tile]] = {
 }
 """(rows, K) -> tile of TL1, tile of TL2."""
 
+_TAIL = 32
+"""Bytes after the payload: the scale, zeros."""
 _SWAP = np.r_[0:8, 16:24, 8:16, 24:32]  # rows of a block of 32 in the order of TL2's bytes
 _NIBBLES = np.stack([np.arange(256) >> 4, np.arange(256) & 15], axis=1)  # [256, 2]
 
@@ -280,6 +282,28 @@ class TL:
         chosen = codes.codes if rows is None else codes.codes[rows]
         scaled(chosen, codes.scale, out.reshape(chosen.shape))
         return out
+
+    def cut(self, shape: Shape, index: int) -> tuple[TL, dict[str, Cut]]:
+        """Matrix `index` of a stack: its tiles of each section, zeros up to its size, the end with the one scale.
+
+        Raises CodecError where a tile holds rows of two matrices, or as `fit`.
+        """
+        tile, three, _ = self.fit(shape)
+        rows, k = shape[-2:]
+        if rows % tile[0]:
+            raise CodecError(
+                f"{self.name} cannot be taken apart here: a tile of {tile[0]} rows holds rows of two matrices",
+                found=f"matrices {[rows, k]}",
+            )
+        codec = self.with_tile(tile)
+        _, _, size = codec.fit((rows, k))
+        total, length = self.specs(shape)["blocks"].shape[0], codec.specs((rows, k))["blocks"].shape[0]
+        pieces: list[slice | int] = []
+        at, matrices = 0, as_matrix(shape)[0] // rows
+        for each in (rows * three // 6, rows * three // 24, rows * (k - three) // 4):  # index, sign, pairs
+            pieces.append(slice(at + index * each, at + (index + 1) * each))
+            at += matrices * each
+        return codec, {"blocks": Cut((*pieces, length - _TAIL - size, slice(total - _TAIL, total)))}
 
     def count_undefined(self, parts: Parts, shape: Shape) -> int:
         """Nibbles that no quantizer writes. Raises CodecError as unpack does."""

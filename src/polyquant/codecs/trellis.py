@@ -25,13 +25,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from polyquant.capabilities import Cut
 from polyquant.codecs.arguments import column_weights, exact_part, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
 from polyquant.registry import Search
-from polyquant.types import F32, ArraySpec, Parts, Shape, TrellisCode, TrellisCodes, as_matrix
+from polyquant.types import F32, ArraySpec, Parts, Rounding, Shape, TrellisCode, TrellisCodes, as_matrix
 
 __all__ = [
     "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "TrellisSearch", "from_tiles", "numbers", "restore", "trellis_named",
@@ -180,6 +181,23 @@ class Trellis:
         }
         return found | ({"lut": ArraySpec((1 << self.window_bits,), f32)} if self.codebook == "lut" else {})
 
+    def cut(self, shape: Shape, index: int) -> tuple[Trellis, dict[str, Cut]]:
+        """Matrix `index` of a stack: its columns of tiles, of scales and of sv; su is everyone's.
+
+        Raises CodecError where a tile of 16 outputs, or a block of the rotation along N, holds rows of two matrices.
+        """
+        n, k = shape[-2:]
+        blocks = self.blocks(shape)
+        if n % 16 or n % blocks[1]:
+            what = "a tile of 16 outputs holds" if n % 16 else f"the rotation of {blocks[1]} outputs mixes"
+            raise CodecError(
+                f"{self.name} cannot be taken apart here: {what} rows of two matrices", found=f"matrices {[n, k]}"
+            )
+        codec = self if self.blocks((n, k)) == blocks else replace(self, hadamard=blocks)
+        own, tiles = slice(index * n, (index + 1) * n), slice(index * n // 16, (index + 1) * n // 16)
+        cuts = {"indices": Cut((tiles,), 1), "scales": Cut((own,), 1), "su": Cut((slice(0, k),)), "sv": Cut((own,))}
+        return codec, cuts | ({"lut": Cut((slice(0, 1 << self.window_bits),))} if self.codebook == "lut" else {})
+
     # ------------------------------------------------------------ layout
 
     def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
@@ -294,7 +312,7 @@ class Trellis:
             **{key: exact_part(parts, key, specs[key]) for key in ("scales", "su", "sv")},
         )
 
-    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: matmul.Rounding) -> F32:
+    def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: Rounding) -> F32:
         """x [T, K] -> x W^T [T, N]: the reference of the packed kernel. The input is rounded after its rotation, 128 numbers with one scale."""
         if rounding == "none":
             return np.asarray(x @ self.dequantize(parts, shape).T, np.float32)

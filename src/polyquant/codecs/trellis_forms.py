@@ -15,7 +15,10 @@ def exact_trellis(codec: Codec, shape: Shape) -> Trellis:
     """The codec `Trellis` that holds a weight of another codec of trellis codes without changing one. Raises CodecError where there is none."""
     if not isinstance(codec, TrellisDialect):
         raise CodecError("no codec of Trellis v3 holds these codes", expected="trellis codes", found=codec.name)
-    return codec.trellis(shape)
+    found = codec.trellis(shape)
+    if not isinstance(found, Trellis):
+        raise CodecError(f"{codec.name} names no codec of Trellis v3", expected="trellis codes", found=found.name)
+    return found
 
 
 def as_exl3(codec: Codec, shape: Shape) -> Codec | None:

@@ -18,7 +18,8 @@ from polyquant.formats.protocol import Format, OnTensor, Target
 from polyquant.formats.steps import Progress
 from polyquant.opening import detect, open_as
 from polyquant.options import build, given, options_of, refuse_unknown
-from polyquant.recipes.recipe import Rule, parse_rule
+from polyquant.recipes.reading import parse_rule
+from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.storage.work_folder import Resume, held_bytes
 from polyquant.types import F32

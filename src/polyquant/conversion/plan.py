@@ -16,7 +16,8 @@ from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
 from polyquant.formats.protocol import Choice, Format, OnTensor, Planning, Target
 from polyquant.formats.steps import Step, importance_shapes
-from polyquant.recipes.recipe import Facts, Recipe, Rule, load_recipe, uniform
+from polyquant.recipes.reading import load_recipe, uniform
+from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
 from polyquant.types import F32, Action, Checkpoint, TensorMap, TensorSpec, Translation, Weight
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyquant.formats.packaged import PackagedFormat
-from polyquant.types import Checkpoint, TensorMap, Translation
+
+if TYPE_CHECKING:
+    from polyquant.types import Checkpoint, Translation
 
 __all__ = ["FolderFormat"]
 
@@ -21,6 +24,8 @@ class FolderFormat(PackagedFormat):
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         """Every file that readers know, byte for byte."""
+        from polyquant.types import TensorMap, Translation
+
         tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
         paths = {**checkpoint.files, **({"config.json": folder / "config.json"} if checkpoint.config else {})}

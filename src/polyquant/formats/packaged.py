@@ -1,23 +1,28 @@
-"""A format whose code lies in the modules of one package, each imported when it is asked for."""
+"""A format whose code lies in the modules of one package, each imported when it is asked for: what a command line needs for `--help` is the options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from polyquant.formats.protocol import Target
-from polyquant.types import Evidence, Finding
+if TYPE_CHECKING:
+    from polyquant.formats.protocol import Target
+    from polyquant.types import Evidence, Finding
 
 __all__ = ["PackagedFormat"]
 
 
 class PackagedFormat:
-    """Half of a Format (formats.protocol). package: its dotted name; target, sniff: where in it they are, "module:attribute"."""
+    """Half of a Format (formats.protocol). package: its dotted name; target, sniff: where in it they are, "module:attribute".
+
+    target_options: the options of the target, said again so that nobody imports what writes to know them.
+    """
 
     package: ClassVar[str]
     target_place: ClassVar[str]
+    target_options: type
     sniff_place: ClassVar[str] = "open:sniff"
 
     def take(self, place: str) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from polyquant.errors import UnsupportedError
 from polyquant.operations import Stack
 from polyquant.ops.metrics import ErrorSums
+from polyquant.rows import matrix_name
 from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap, TensorSpec, TrellisCodes, as_matrix
 
 __all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes", "shared_importance"]
@@ -45,14 +48,29 @@ class Step:
 
     @property
     def inputs(self) -> str:
-        """The source tensor whose inputs are the target's, as calibration asks for them. Raises UnsupportedError where columns become others."""
-        if self.sources and not self.map.op.keeps_rows([s.shape for s in self.sources]):
+        """The source tensor whose inputs are the target's, as calibration asks for them: of a stack the one matrix that is taken, "name[3]".
+
+        Raises UnsupportedError where columns become others, and for rows of several matrices of a stack.
+        """
+        shapes = [s.shape for s in self.sources]
+        if shapes and not self.map.op.keeps_rows(shapes):
             raise UnsupportedError(
                 "is made of other columns than its source has: no calibration tells what they read",
                 tensor=self.map.target,
                 found=self.map.origin,
             )
-        return self.map.source
+        source = self.map.source
+        if not shapes or len(shapes[0]) < 3 or len(self.map.shape) > 2:
+            return source
+        (rows,) = self.map.op.needs(np.arange(as_matrix(self.map.shape)[0]), shapes)
+        matrices = np.unique(rows // shapes[0][-2])
+        if len(matrices) != 1:
+            raise UnsupportedError(
+                "is made of rows of several matrices of a stack, which read different inputs",
+                tensor=self.map.target,
+                found=f"{len(matrices)} matrices of {source}",
+            )
+        return matrix_name(source, int(matrices[0]))
 
     @property
     def streams(self) -> bool:

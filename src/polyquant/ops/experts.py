@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from polyquant.errors import InputError
 from polyquant.ops import native
-from polyquant.ops.matmul import ROUNDING_CODES, Rounding
-from polyquant.types import F32
+from polyquant.ops.matmul import ROUNDING_CODES
+from polyquant.types import F32, Rounding
 
 __all__ = [
     "ExpertGroup",

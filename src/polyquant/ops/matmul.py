@@ -9,21 +9,19 @@ max(max|x|, 1e-5) / 127, as it was trained: then all blocks of the token share i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.ops import native
 from polyquant.ops.trellis import TILE_ORDERS
-from polyquant.types import F32, U8
+from polyquant.types import F32, U8, Rounding
 
-__all__ = ["BLOCK", "ROUNDING_CODES", "Group", "Rounding", "packed", "round_activations", "trellis"]
+__all__ = ["BLOCK", "ROUNDING_CODES", "Group", "packed", "round_activations", "trellis"]
 
 BLOCK = 32
 _STEPS = tuple(np.float32(t) for t in range(127, 119, -1))
-Rounding: TypeAlias = Literal["none", "block", "token", "wide"]
-"""How activations are rounded before a multiplication: not at all, to int8 per block of 32, per token, per block of 128."""
 ROUNDING_CODES: dict[Rounding, int] = {"none": 0, "block": 1, "token": 2, "wide": 3}
 
 

@@ -15,10 +15,9 @@ from polyquant.capabilities import Packed
 from polyquant.errors import InputError
 from polyquant.ops import native
 from polyquant.ops.experts import ExpertGroup, Ids, add_expert_bias
-from polyquant.ops.matmul import Rounding
 from polyquant.rows import expert
 from polyquant.runtime.linear import Linear, packed_handle
-from polyquant.types import F32, Ternary, Weight
+from polyquant.types import F32, Rounding, Ternary, Weight
 
 __all__ = ["ExpertLinear", "Stack"]
 

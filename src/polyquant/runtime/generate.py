@@ -12,22 +12,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.sampling import Sampler, Sampling, log_probability
+from polyquant.runtime.session import Session
 from polyquant.tokenizers.tokenizer import TextStream, Tokenizer
+from polyquant.types import F32
 
-if TYPE_CHECKING:
-    from polyquant.runtime.model import Model, Session
-    from polyquant.types import F32
-
-__all__ = ["Finish", "Generation", "Token", "generate"]
+__all__ = ["Finish", "Generation", "Speaks", "Token", "generate"]
 
 Finish = Literal["stop", "length"]
 _LONGEST = 256  # characters of a token, on average: a longer prompt is refused unread
+
+
+class Speaks(Protocol):
+    """What writing text needs of a model (runtime.model.Model)."""
+
+    @property
+    def vocab(self) -> int:
+        """Number of tokens."""
+
+    @property
+    def context(self) -> int:
+        """Positions of a text."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text <-> ids. Raises UnsupportedError where there is none that can be run."""
+
+    def session(self) -> Session:
+        """A new text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ class Generation:
         self.prompt_seconds = self.seconds = 0.0
         self.reused = 0
         self._sampler, self._ends, self._text = sampler, ends, text
-        room = session.model.context - len(prompt) + 1  # the last token needs no place of its own
+        room = session.context - len(prompt) + 1  # the last token needs no place of its own
         self._limit = room if limit is None else min(limit, room)
         self._tokens = self._run()
 
@@ -151,7 +168,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def generate(
-    model: Model,
+    model: Speaks,
     prompt: str | Sequence[int],
     *,
     max_tokens: int | None = 128,
@@ -177,7 +194,7 @@ def generate(
     return Generation(session or model.session(), ids, Sampler(sampling or Sampling()), max_tokens, ends, text)
 
 
-def _tokenizer(model: Model, *, needed: bool) -> Tokenizer | None:
+def _tokenizer(model: Speaks, *, needed: bool) -> Tokenizer | None:
     try:
         return model.tokenizer
     except UnsupportedError:
@@ -186,7 +203,7 @@ def _tokenizer(model: Model, *, needed: bool) -> Tokenizer | None:
         return None
 
 
-def _ids(model: Model, prompt: str | Sequence[int], add_special: bool) -> list[int]:
+def _ids(model: Speaks, prompt: str | Sequence[int], add_special: bool) -> list[int]:
     limit = model.context
     if isinstance(prompt, str):
         if len(prompt) > _LONGEST * limit:

@@ -17,8 +17,8 @@ from polyquant.capabilities import HoldsBias, OwnProduct, Packed, TrellisDialect
 from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
 from polyquant.ops.decoder import add_bias
-from polyquant.ops.matmul import Group, Rounding, round_activations
-from polyquant.types import F32, Floats, Ternary, Weight
+from polyquant.ops.matmul import Group, round_activations
+from polyquant.types import F32, Floats, Rounding, Ternary, Weight
 
 __all__ = ["Linear", "packed_handle"]
 
@@ -75,7 +75,8 @@ def packed_handle(weight: Weight) -> Any | None:
     if found is None and codec.form is Ternary:
         found = repacked(codec.unpack(weight.parts, shape))
     if found is None and isinstance(codec, TrellisDialect) and (own := codec.trellis(shape)) is not weight.codec:
-        found = own.packed(own.pack(codec.unpack(weight.parts, shape)), shape)  # arranged anew in memory
+        arranged = own.pack(codec.unpack(weight.parts, shape))  # anew in memory
+        found = own.packed(arranged, shape) if isinstance(own, Packed) else None
     return found
 
 

@@ -12,7 +12,6 @@ from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.opening import open_checkpoint
 from polyquant.ops import native
-from polyquant.ops.matmul import Rounding
 from polyquant.runtime import identity
 from polyquant.runtime.c8 import C8, read_c8
 from polyquant.runtime.decoder import Decoder
@@ -24,7 +23,7 @@ from polyquant.runtime.norm import read_norm
 from polyquant.runtime.rotary import rotary
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import Floats
+from polyquant.types import Floats, Rounding
 
 __all__ = ["Activations", "load"]
 

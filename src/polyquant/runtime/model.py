@@ -1,4 +1,4 @@
-"""A loaded model: logits, and sessions that go on where they stopped."""
+"""A loaded model: logits, sessions, and text that it writes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.architectures.record import Architecture
-from polyquant.errors import InputError
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.generate import Generation, generate
 from polyquant.runtime.sampling import Sampling
+from polyquant.runtime.session import Session
 from polyquant.tokenizers.tokenizer import Tokenizer, open_tokenizer
 from polyquant.types import F32, Checkpoint
 
-__all__ = ["Model", "Session"]
-
-_CHUNK = 512  # tokens that go through the layers at a time
+__all__ = ["Model"]
 
 
 class Model:
@@ -49,7 +47,7 @@ class Model:
 
     def session(self) -> Session:
         """A new text: an empty cache."""
-        return Session(self)
+        return Session(self.decoder, self.context)
 
     def logits(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """float32 [T, vocab]: row t after token t. Raises InputError for tokens outside the vocabulary, or more than the context."""
@@ -90,59 +88,3 @@ class Model:
         return self.generate(
             render_chat(self.tokenizer, messages, name=template, tools=tools), **{**options, "add_special": False}
         )
-
-
-class Session:
-    """One text on its way through the model. tokens: those seen so far; position: how many."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.cache = model.decoder.cache()
-        self.tokens: list[int] = []
-
-    @property
-    def position(self) -> int:
-        """Tokens seen so far."""
-        return self.cache.length
-
-    def feed(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
-        """Go on with these tokens -> logits [vocab] after the last. Raises InputError."""
-        ids = self._checked(tokens)
-        for a in range(0, len(ids), _CHUNK):
-            hidden = self.model.decoder.hidden(ids[a : a + _CHUNK], self.cache)
-        self.tokens += ids.tolist()
-        logits: F32 = self.model.decoder.logits(hidden[-1:])[0]
-        return logits
-
-    def feed_all(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
-        """Go on with these tokens -> logits [T, vocab] after each. Raises InputError."""
-        ids = self._checked(tokens)
-        out = np.empty((len(ids), self.model.vocab), np.float32)
-        for a in range(0, len(ids), _CHUNK):
-            out[a : a + _CHUNK] = self.model.decoder.logits(self.model.decoder.hidden(ids[a : a + _CHUNK], self.cache))
-        self.tokens += ids.tolist()
-        return out
-
-    def rewind(self, position: int) -> None:
-        """Forget what came after the first `position` tokens."""
-        self.cache.truncate(position)
-        del self.tokens[position:]
-
-    def _checked(self, tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise InputError("tokens must be a list of ids", found=f"{ids.dtype} {list(ids.shape)}")
-        listed = (
-            ids.tolist()
-        )  # of one token, the common case, Python finds the least and the greatest sooner than numpy
-        if min(listed) < 0 or max(listed) >= self.model.vocab:
-            raise InputError(
-                "a token is outside the vocabulary", expected=f"0 to {self.model.vocab - 1}", found=max(listed)
-            )
-        if self.position + len(ids) > self.model.context:
-            raise InputError(
-                "the text is longer than the model's context",
-                expected=f"at most {self.model.context} tokens",
-                found=self.position + len(ids),
-            )
-        return ids.astype(np.int64)

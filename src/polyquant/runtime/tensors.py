@@ -14,11 +14,10 @@ import numpy as np
 from polyquant.architectures.record import Architecture
 from polyquant.capabilities import Opaque, WholeNumbers
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
-from polyquant.ops.matmul import Rounding
 from polyquant.runtime.derived import made
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.ternarize import ternarized
-from polyquant.types import F32, Checkpoint, Floats, Shape, TensorMap, Weight
+from polyquant.types import F32, Checkpoint, Floats, Rounding, Shape, TensorMap, Weight
 
 __all__ = ["Tensors"]
 

@@ -162,8 +162,9 @@ def tiny_hyper(record: Architecture) -> Hyper:
 
 
 def _sample(key: Key) -> Value:
-    if key.name in _SAMPLES:
-        return _SAMPLES[key.name]
+    sample = _SAMPLES.get(key.name)
+    if sample is not None and (key.default is None or not isinstance(sample, tuple)):
+        return sample
     if key.gguf is None and key.default is not None:
         return key.default  # readers of GGUF know no other
     if key.kind == "real":

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.capabilities import (
     CountsSymbols,
@@ -15,6 +19,7 @@ from polyquant.capabilities import (
     Ordered,
     OwnProduct,
     Packed,
+    Stackable,
     Swappable,
     Tiled,
     TrellisDialect,
@@ -22,11 +27,12 @@ from polyquant.capabilities import (
     WithBits,
     WithOffsets,
 )
-from polyquant.errors import CodecError
+from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
-from polyquant.ops.matmul import Group, Rounding, round_activations
+from polyquant.ops.matmul import Group, round_activations
+from polyquant.rows import experts
 from polyquant.testing.refusals import refused
-from polyquant.types import F32, Affine, Codec, Floats, Parts, Shape, Ternary, as_matrix
+from polyquant.types import F32, Affine, ArraySpec, Codec, Floats, Parts, Rounding, Shape, Ternary, Weight, as_matrix
 
 __all__ = ["check_capabilities"]
 
@@ -47,6 +53,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     symbols          as many as weights
     rows             those of the whole
     bits, groups, offsets   those of the unpacked codes
+    stacks           one matrix of a stack, taken out, decodes as it does inside; row_sliced codecs have it for nothing
     trellis          the codec that is named has the same numbers
     inputs           codes for a Hessian have the codec's form and sizes
     """
@@ -78,6 +85,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     if isinstance(codec, DecodesRows) and codec.decodes_rows:
         whole = codec.dequantize(parts, shape)
         np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])
+    _check_stack(codec, parts, shape)
     _check_codes(codec, parts, shape)
     if isinstance(codec, FitsInputs) and w is not None:
         _check_inputs(codec, w)
@@ -106,6 +114,50 @@ def _near(found: F32, expected: F32) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=_BOUND * float(np.abs(expected).max(initial=0)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A stored array in memory."""
+
+    array: NDArray[Any]
+
+    @property
+    def spec(self) -> ArraySpec:
+        return ArraySpec(self.array.shape, self.array.dtype)
+
+    def view(self) -> NDArray[Any]:
+        return self.array
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        return self.array[start:stop].copy()
+
+
+def _check_stack(codec: Codec, parts: Parts, shape: Shape) -> None:
+    """The same parts as a stack of two matrices. Codecs may refuse stacks; one that is read by rows or is `Stackable` gives each matrix bit for bit,
+    and only the latter may say that two matrices share bytes."""
+    rows, k = as_matrix(shape)
+    stack = (2, rows // 2, k)
+    if rows % 2 or not (codec.row_sliced or isinstance(codec, Stackable)):
+        return
+    try:
+        codec.specs(stack)
+        weight = Weight("stack", stack, codec, {key: _Held(part) for key, part in parts.items()})
+        taken = experts(weight)
+    except (CodecError, UnsupportedError) as refusal:
+        assert "\n" not in str(refusal)
+        assert isinstance(refusal, CodecError) or not codec.row_sliced, refusal
+        return
+    whole = codec.dequantize(parts, stack)
+    for one, expected in zip(taken, whole, strict=True):
+        assert one.shape == stack[1:]
+        said = {key: (spec.shape, spec.dtype) for key, spec in one.codec.specs(one.shape).items()}
+        assert {key: (a.spec.shape, a.spec.dtype) for key, a in one.arrays.items()} == said, (codec.name, said)
+        for found in (one.parts, one.read()):
+            same = one.codec.dequantize(found, one.shape)
+            np.testing.assert_array_equal(
+                same.view(np.uint32), expected.view(np.uint32), err_msg=f"{codec}: {one.name}"
+            )
+
+
 def _check_fields(codec: Codec, said: Swappable) -> None:
     size = codec.specs(codec.granule)["blocks"].nbytes
     at = 0
@@ -130,7 +182,7 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
             assert bool(codec.offsets(parts, shape).any()) == bool(codes.offset.any())
     if isinstance(codec, TrellisDialect):
         own = codec.trellis(shape)
-        assert own.trellis(shape) is own
+        assert isinstance(own, TrellisDialect) and own.trellis(shape) is own
         same = own.dequantize(own.pack(codes), shape)
         np.testing.assert_array_equal(same, codec.dequantize(parts, shape))
 

@@ -1,10 +1,14 @@
-"""How a byte-level BPE cuts text into words before merging: the pre_tokenizer of tokenizer.json <-> `tokenizer.ggml.pre`.
+"""How a BPE cuts text into words before merging: the pre_tokenizer of tokenizer.json <-> `tokenizer.ggml.pre`.
 
 tokenizer.json says it as a tree of splits; llama.cpp as a name with a list of regular expressions built in, each applied to the pieces
-that the one before it left. Both are brought to that list, so that two spellings of the same cut meet. Some names also imply that a
-whole word found in the vocabulary is not merged (`ignore_merges`) and that a BOS token is put in front unless the file says otherwise.
+that the one before it left, where both what matches and what lies between become pieces. Some names also imply that a whole word found
+in the vocabulary is not merged (`ignore_merges`), that a BOS token is put in front unless the file says otherwise, or that text is
+merged as it is, with ▁ for spaces, and not as bytes (`raw`).
 
-Source of the names: llama.cpp's src/llama-vocab.cpp. Names that stand for the same list are read alike; the first one is written.
+Source of the names: llama.cpp's src/llama-vocab.cpp. Names that stand for the same cut are read alike; the first one is written, unless
+the model's family has a name of its own (families.py). The expressions are those of the models' own tokenizer.json. llama.cpp's are
+rewritten for its engine, with two slips that we do not follow: in gpt-4o and tekken it takes letters outside ASCII for small and capital at
+once and marks for none; deepseek-llm keeps runs of digits, which that vocabulary has no tokens for.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["KINDS", "PreTokenizer", "kind_of", "recognise", "to_json"]
+__all__ = ["GPT2", "KINDS", "PUNCTUATION", "PreTokenizer", "kind_of", "spelling", "to_json"]
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -22,31 +26,66 @@ _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_U
 _CASED_TAIL = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACE}"
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_TAIL}"
-_QWEN2 = rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_TAIL}"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_LLAMA3 = rf"{_WORDS}|{_LETTERS}|\p{{N}}{{1,3}}{_TAIL}"
+_QWEN2 = rf"{_WORDS}|{_LETTERS}|\p{{N}}{_TAIL}"
 _QWEN35 = rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACE}"
 _TEKKEN = _CASED % ("", "") + r"|\p{N}" + _CASED_TAIL
 _GPT4O = _CASED % (f"{_WORDS}?", f"{_WORDS}?") + r"|\p{N}{1,3}" + _CASED_TAIL
-_DEEPSEEK3 = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"""
-    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACE
+_YOUTU = _CASED % (f"{_WORDS}?", f"{_WORDS}?") + r"|\p{N}" + _CASED_TAIL
+_NO_HAN = _CASED.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")
+_KIMI = rf"[\p{{Han}}]+|{_NO_HAN % (f'{_WORDS}?', f'{_WORDS}?')}|\p{{N}}{{1,3}}{_TAIL}"
+_ASCII_WORD = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
 )
-_SEED = rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}"
+_DEEPSEEK3 = rf"{_ASCII_WORD}[\r\n]*|{_SPACE}"
+_SPARK = rf"{_ASCII_WORD}|[\r\n]|\s+(?!\S)|\s+"
+_SEED = rf"{_WORDS}|{_LETTERS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}"
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_HALVING = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s{1}"
+_JAIS2 = rf"{_WORDS}|{_LETTERS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_HALVING}"
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
 _CJK_OLD = "[一-龥ࠀ-一가-\ud7ff]+"
-_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
+_YOUTU_BLOCKS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK
+_AFMOE_BLOCKS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-"
+    "\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
+"""What `Punctuation` of tokenizer.json takes: ASCII's and Unicode's."""
+_ALPHABETS = (
+    "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f"
+    "\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-"
+    "\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b"
+    "\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-"
+    "\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183"
+    "\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+"
+)
+"""Letters with case and a space before them, as DeepSeek-LLM lists them."""
+_SYMBOLS = "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"
+_LINES = r"[^\n]+|[\n]+"
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way to cut. names: all that llama.cpp gives it, the one to write first. add_bos: llama.cpp's default for these names."""
+    """One way to cut. names: all that llama.cpp gives it, the one to write first. add_bos: llama.cpp's default for these names.
+
+    nfc: the models' text is composed first (llama.cpp never does that). raw: text is merged as it is, with ▁ for spaces, not as bytes.
+    """
 
     names: tuple[str, ...]
     splits: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
     nfc: bool = False
+    raw: bool = False
 
 
 KINDS = (
@@ -55,24 +94,40 @@ KINDS = (
          "exaone4", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code", "roberta-bpe"),
         (GPT2,),
     ),
-    PreTokenizer(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
-        (_LLAMA3,),
-        ignore_merges=True,
-        add_bos=True,
-    ),
+    PreTokenizer(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+                 (_LLAMA3,), ignore_merges=True, add_bos=True),
     PreTokenizer(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), (_LLAMA3,)),
     PreTokenizer(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"),
                  (_QWEN2,), nfc=True),
     PreTokenizer(("qwen35",), (_QWEN35,), nfc=True),
     PreTokenizer(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), (r"\p{N}", GPT2)),
     PreTokenizer(("tekken",), (_TEKKEN,), ignore_merges=True, add_bos=True),
-    PreTokenizer(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (_GPT4O,)),
-    PreTokenizer(("deepseek-v3", "hunyuan-dense", "joyai-llm"), (r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
+    PreTokenizer(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (_GPT4O,)),
+    PreTokenizer(("granite-embed-multi-97m",), (_GPT4O,), ignore_merges=True),
+    PreTokenizer(("tiny_aya", "cohere2moe"), (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+    PreTokenizer(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), (r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
     PreTokenizer(("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_OLD, r"\p{N}")),
+    PreTokenizer(("deepseek-llm",), (r"[\r\n]", _ALPHABETS, _SYMBOLS, r"\s+$", _CJK_OLD, r"\p{N}")),
+    PreTokenizer(("spark2_5",), (r"\p{N}{1,3}", _CJK, _SPARK, r"\p{N}")),
+    PreTokenizer(("youtu",), (_YOUTU_BLOCKS, _YOUTU), ignore_merges=True),
+    PreTokenizer(("kimi-k2",), (_KIMI,)),
+    PreTokenizer(("afmoe",), (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _AFMOE_BLOCKS, _DEEPSEEK3)),
+    PreTokenizer(("minicpm5",), (r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), ignore_merges=True),
     PreTokenizer(("seed-coder",), (_SEED,)),
     PreTokenizer(("bailingmoe", "bailingmoe2", "llada-moe"), (_BAILING,)),
-    PreTokenizer(("default",), (_PUNCTUATION, GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    PreTokenizer(("exaone-moe",), (_EXAONE_MOE,)),
+    PreTokenizer(("jais-2",), (_JAIS2,)),
+    PreTokenizer(("laguna",), (_LINES, _QWEN2)),
+    PreTokenizer(("ufakzeka",), (_QWEN2.removeprefix(f"{_WORDS}|"),)),
+    PreTokenizer(("bloom", "poro-chat", "gpt3-finnish"), (_BLOOM,)),
+    PreTokenizer(("viking",), (_BLOOM, r"\p{N}")),
+    PreTokenizer(("chameleon",), (r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}",
+                                  r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True),
+    PreTokenizer(("superbpe",), (r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    PreTokenizer(("falcon",), (PUNCTUATION, GPT2, "[0-9][0-9][0-9]")),
+    PreTokenizer(("default",), (PUNCTUATION.replace("`", ""), GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    PreTokenizer(("gemma4", "granite-embed-multi-311m"), (_LINES,), add_bos=True, raw=True),
+    PreTokenizer(("sarvam-moe",), (_LINES,), raw=True),
 )  # fmt: skip
 
 _BY_NAME = {name: kind for kind in KINDS for name in kind.names}
@@ -83,48 +138,25 @@ def kind_of(name: str) -> PreTokenizer | None:
     return _BY_NAME.get(name)
 
 
-def recognise(pre_tokenizer: Any, *, ignore_merges: bool) -> PreTokenizer | None:
-    """The kind that equals a pre_tokenizer of tokenizer.json; None if llama.cpp has none that we know."""
-    splits = _splits(pre_tokenizer)
-    if splits is None:
-        return None
-    return next((k for k in KINDS if k.ignore_merges == ignore_merges and k.splits == splits), None)
-
-
-def _splits(node: Any) -> tuple[str, ...] | None:
-    """The tree of splits as a list of expressions in one spelling; None if it holds something else."""
-    found: tuple[str, ...] | None = None
-    match node:
-        case {"type": "Sequence", "pretokenizers": [*children]}:
-            inner = [_splits(child) for child in children]
-            found = None if None in inner else tuple(s for part in inner for s in part or ())
-        case {"type": "ByteLevel", "add_prefix_space": True}:
-            found = None
-        case {"type": "ByteLevel"}:
-            found = (GPT2,) if node.get("use_regex", True) else ()
-        case {"type": "Digits"}:
-            found = (r"\p{N}",) if node.get("individual_digits") else (r"\p{N}+",)
-        case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": way}:
-            # Cut out and thrown away, inverted, is what matches: the same as isolated for expressions that match everything.
-            if (way, bool(node.get("invert"))) in (("Isolated", False), ("Removed", True)):
-                found = (_spelling(regex),)
-    return found
-
-
-def _spelling(regex: str) -> str:
+def spelling(regex: str) -> str:
     """One of several spellings of the same expression."""
-    regex = regex.replace("\r", r"\r").replace("\n", r"\n")
+    regex = regex.replace("\r", r"\r").replace("\n", r"\n").replace("\t", r"\t")
     return regex.replace("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", _WORDS)
 
 
 def to_json(kind: PreTokenizer) -> dict[str, Any]:
-    """The pre_tokenizer of tokenizer.json that cuts like `kind`."""
-    end = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": kind.splits[-1] == GPT2}
-    splits = kind.splits[:-1] if kind.splits[-1] == GPT2 else kind.splits
-    nodes: list[dict[str, Any]] = [
-        {"type": "Digits", "individual_digits": True}
-        if s == r"\p{N}"
-        else {"type": "Split", "pattern": {"Regex": s}, "behavior": "Isolated", "invert": False}
-        for s in splits
-    ]
-    return {"type": "Sequence", "pretokenizers": [*nodes, end]} if nodes else end
+    """The pre_tokenizer of tokenizer.json that cuts like `kind`; text of a raw kind is cut and not turned into bytes."""
+    nodes: list[dict[str, Any]] = []
+    for s in kind.splits:
+        if s == GPT2:
+            nodes.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True})
+        elif s == r"\p{N}":
+            nodes.append({"type": "Digits", "individual_digits": True})
+        else:
+            nodes.append({"type": "Split", "pattern": {"Regex": s}, "behavior": "Isolated", "invert": False})
+    if GPT2 in kind.splits[:-1]:  # bytes are made last: what follows reads letters
+        at = kind.splits.index(GPT2)
+        nodes[at] = {"type": "Split", "pattern": {"Regex": GPT2}, "behavior": "Isolated", "invert": False}
+    if not kind.raw and kind.splits[-1] != GPT2:
+        nodes.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
+    return nodes[0] if len(nodes) == 1 else {"type": "Sequence", "pretokenizers": nodes}

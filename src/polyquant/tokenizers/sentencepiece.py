@@ -3,7 +3,7 @@
     ModelProto   1 pieces (repeated)   2 trainer_spec   3 normalizer_spec
     piece        1 text (string)       2 score (float32)   3 type (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte)
     trainer      3 model_type (1 unigram, 2 BPE, 3 word, 4 char)
-    normalizer   3 add_dummy_prefix (bool, default true)
+    normalizer   2 precompiled_charsmap (bytes)   3 add_dummy_prefix (bool, default true)   4 remove_extra_whitespaces (bool, default true)
 
 Each field is a varint key (number << 3 | wire type) and a value: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes. The type
 numbers are also those of `tokenizer.ggml.token_type`.
@@ -15,28 +15,45 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from polyquant.errors import InputError
+from polyquant.storage.source import Source
 
-__all__ = ["BPE", "MAX_TOKENS", "Model", "parse"]
+__all__ = ["BPE", "MAX_TOKENS", "UNIGRAM", "Model", "parse", "read"]
 
-BPE = 2
+UNIGRAM, BPE = 1, 2
 MAX_TOKENS = 1 << 22
+_MAX_FILE = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """pieces: (text, score, type) by id. model_type: 2 is BPE. add_prefix: a space is put before the text."""
+    """pieces: (text, score, type) by id. model_type: 1 unigram, 2 BPE. add_prefix: a space is put before the text. charsmap: replacements
+    of characters. collapse_spaces: several count as one, and those at the ends are dropped."""
 
     pieces: tuple[tuple[str, float, int], ...]
     model_type: int
     add_prefix: bool
+    charsmap: bytes = b""
+    collapse_spaces: bool = True
+
+
+def read(path: Path) -> Model:
+    """The model of a file. Raises InputError."""
+    source = Source(path)
+    try:
+        if source.size > _MAX_FILE:
+            raise InputError(f"{path.name} is too large", file=path, expected=f"at most {_MAX_FILE}", found=source.size)
+        return parse(bytes(source.pread(0, source.size)), file=path)
+    finally:
+        source.close()
 
 
 def parse(data: bytes, *, file: object = None) -> Model:
     """The model in `data`. Raises InputError for anything that is no such file."""
     pieces: list[tuple[str, float, int]] = []
-    model_type, add_prefix = 1, True
+    model_type, normalizer = UNIGRAM, dict[int, int | bytes]()
     for number, value in _fields(data, file):
         if number == 1 and isinstance(value, bytes):
             if len(pieces) >= MAX_TOKENS:
@@ -45,10 +62,17 @@ def parse(data: bytes, *, file: object = None) -> Model:
         elif number == 2 and isinstance(value, bytes):
             model_type = next((v for n, v in _fields(value, file) if n == 3 and isinstance(v, int)), model_type)
         elif number == 3 and isinstance(value, bytes):
-            add_prefix = bool(next((v for n, v in _fields(value, file) if n == 3 and isinstance(v, int)), add_prefix))
+            normalizer = dict(_fields(value, file))
     if not pieces:
         raise InputError("no pieces: not a SentencePiece model", file=file)
-    return Model(tuple(pieces), model_type, add_prefix)
+    charsmap = normalizer.get(2, b"")
+    return Model(
+        tuple(pieces),
+        model_type,
+        add_prefix=bool(normalizer.get(3, True)),
+        charsmap=charsmap if isinstance(charsmap, bytes) else b"",
+        collapse_spaces=bool(normalizer.get(4, True)),
+    )
 
 
 def _piece(data: bytes, file: object) -> tuple[str, float, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from polyquant.storage.strict_json import typed
 from polyquant.tokenizers.sentencepiece import MAX_TOKENS
 from polyquant.tokenizers.vocabulary import CONTROL, NORMAL, UNUSED, USER
 
-__all__ = ["Added", "Table", "lay_out", "read_added", "read_merges", "read_vocab"]
+__all__ = ["BYTE_PIECE", "Added", "Table", "lay_out", "looks_special", "read_added", "read_merges", "read_vocab"]
+
+BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token that stands for one byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def read_merges(items: Any, file: Path) -> list[tuple[str, str]]:
     return out
 
 
-def _looks_special(text: str) -> bool:
+def looks_special(text: str) -> bool:
     """Tokens that some files forget to mark: llama.cpp's converter takes them as control tokens."""
     return (
         text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
@@ -92,7 +96,7 @@ def lay_out(items: Iterable[tuple[str, int]], added: Iterable[Added], rows: int 
             tokens[i], types[i] = text, NORMAL
     for a in added:
         if a.id < size:
-            special = a.special or _looks_special(a.text)
+            special = a.special or looks_special(a.text)
             types[a.id] = CONTROL if special else USER
             tokens[a.id] = a.text if special else a.text.replace("▁", " ")
     warnings = []

@@ -1,7 +1,7 @@
 """Text <-> token ids, by the `tokenizers` package (extra `run`).
 
 A Hugging Face folder's own tokenizer.json runs as it is, whatever its kind. The tokenizer of a GGUF file, or of a lone tokenizer.model,
-is said in tokenizer.json's words first (models/tokenizer_files.py); a kind that cannot be said so is refused, never guessed.
+is said in tokenizer.json's words first (writing.py); a kind that cannot be said so is refused, never guessed.
 
 BOS and EOS around a text: as the file says. In a folder, add_bos_token and add_eos_token of tokenizer_config.json take the place of the
 post-processor, as in transformers; in a GGUF file llama.cpp's defaults hold where a key is absent.
@@ -9,16 +9,15 @@ post-processor, as in transformers; in a GGUF file llama.cpp's defaults hold whe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from polyquant.errors import InputError, PolyquantError, UnsupportedError, printable
+from polyquant.errors import InputError, UnsupportedError, printable
 from polyquant.storage import strict_json
 from polyquant.storage.source import Source
-from polyquant.tokenizers import pretokenizers, vocabulary
+from polyquant.tokenizers import engine, pretokenizers, vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.tokenizers.reading import chat_templates, from_files, settings_of
 from polyquant.tokenizers.vocabulary import Vocabulary
@@ -29,12 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TextStream", "Tokenizer", "open_tokenizer"]
 
+_ALONE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tekken.json", "merges.txt")
 _KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _TURN_ENDS = (
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>",
-    "<|end_of_turn|>", "<｜end▁of▁sentence｜>", "<EOT>",
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>", "<turn|>",
+    "<|tool_response>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>",
+    "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[",
 )  # fmt: skip
 """Control tokens that end an answer whatever the file's eos entry says; most of llama.cpp's list."""
+_MESSAGE_END = "<|end|>"
+_HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+"""Where both tokens are there, `<|end|>` ends a message, after which the answer goes on (gpt-oss, Solar Open)."""
 _REPLACEMENT = "\ufffd"
 
 
@@ -62,8 +66,10 @@ class Tokenizer:
         self._skipped = {i for i, token in core.get_added_tokens_decoder().items() if token.special}
         # Ids around a text say nothing either, though the table may not call them special (ChatGLM's `sop`).
         self._hidden = {i for side in around or () for i in side} - self._skipped
-        texts = (core.token_to_id(text) for text in _TURN_ENDS)
-        self.ends = frozenset(ends) | {i for i in texts if i is not None and i in self._skipped}
+        found = {text: i for text in _TURN_ENDS if (i := core.token_to_id(text)) is not None and i in self._skipped}
+        if any(pair <= set(found) for pair in _HARMONY):
+            found.pop(_MESSAGE_END, None)
+        self.ends = frozenset(ends) | set(found.values())
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. add_special: BOS and EOS around it as the file says. parse_special: `<|eot_id|>` in the text is that token,
@@ -71,7 +77,7 @@ class Tokenizer:
         before, after = self._around if add_special and self._around is not None else ((), ())
         with self._lock:  # the switch belongs to the whole tokenizer
             self._core.encode_special_tokens = not parse_special
-            ids: list[int] = _guarded(
+            ids: list[int] = engine.guarded(
                 lambda: self._core.encode(text, add_special_tokens=add_special and self._around is None).ids,
                 "the tokenizer fails on this text",
                 self.file,
@@ -149,7 +155,7 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         return _from_folder(checkpoint)
     if checkpoint.naming == "gguf":
         words = vocabulary.from_metadata(checkpoint.metadata, file=checkpoint.path)
-    elif "tokenizer.model" in checkpoint.files:
+    elif any(name in checkpoint.files for name in _ALONE):
         words = from_files(checkpoint.files, checkpoint.config)
     else:
         raise _absent(checkpoint.path, "there is neither tokenizer.json nor tokenizer.model beside the weights")
@@ -173,7 +179,7 @@ def _from_words(words: Vocabulary, checkpoint: Checkpoint) -> Tokenizer:
     body = tokenizer_files.document(words, notes)
     ends = {words.special[k] for k in ("eos", "eot", "eom") if k in words.special}
     return Tokenizer(
-        _guarded(lambda: _assembled(body), "the tokenizer cannot be used", checkpoint.path),
+        engine.guarded(lambda: _assembled(body), "the tokenizer cannot be used", checkpoint.path),
         special=words.special,
         ends=ends | _ends_of_folder(checkpoint),
         around=(words.prefix, ()) if words.prefix else None,
@@ -245,21 +251,13 @@ def _bytes(path: Path) -> bytes:
         source.close()
 
 
-def _package() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise UnsupportedError("text needs the package 'tokenizers'", hint="pip install 'polyquant[run]'") from None
-    return tokenizers
-
-
 def _core(raw: bytes, file: object) -> Core:
-    package = _package()
+    package = engine.package()
     try:
         text = raw.decode()
     except UnicodeDecodeError as e:
         raise InputError(f"tokenizer.json is not UTF-8 (byte {e.start})", file=file) from None
-    core: Core = _guarded(lambda: package.Tokenizer.from_str(text), "tokenizer.json cannot be used", file)
+    core: Core = engine.guarded(lambda: package.Tokenizer.from_str(text), "tokenizer.json cannot be used", file)
     core.no_truncation()
     core.no_padding()
     return core
@@ -267,18 +265,11 @@ def _core(raw: bytes, file: object) -> Core:
 
 def _assembled(body: Mapping[str, Any]) -> Core:
     """What from_str would make of a tokenizer.json, in half the time: the large lists go over without being written and parsed."""
-    package = _package()
-    model = {k: v for k, v in body["model"].items() if k != "type"}
-    vocab, merges = model.pop("vocab"), model.pop("merges")
-    pairs = [(merge[:cut], merge[cut + 1 :]) for merge in merges for cut in (merge.find(" ", 1),)]
-    core: Core = package.Tokenizer(
-        package.models.BPE(vocab, pairs, **{k: v for k, v in model.items() if v is not None})
-    )
-    small = {**body, "added_tokens": [], "model": {**body["model"], "unk_token": None, "vocab": {}, "merges": []}}
-    shell = package.Tokenizer.from_str(json.dumps(small))
+    package = engine.package()
+    core: Core = package.Tokenizer(_model(body["model"]))
     for stage in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if body[stage] is not None:
-            setattr(core, stage, getattr(shell, stage))
+            setattr(core, stage, engine.stage(stage, body[stage]))
     # Two calls: each builds the search for all of them anew. Their ids are those of the vocabulary.
     added = [package.AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in body["added_tokens"]]
     core.add_special_tokens([token for token in added if token.special])
@@ -286,11 +277,14 @@ def _assembled(body: Mapping[str, Any]) -> Core:
     return core
 
 
-def _guarded(call: Any, what: str, file: object) -> Any:
-    """The package raises bare `Exception`, and lets panics of its Rust code through as a BaseException that has no public name."""
-    try:
-        return call()
-    except BaseException as e:
-        if isinstance(e, PolyquantError) or not (type(e) is Exception or type(e).__name__ == "PanicException"):
-            raise
-        raise InputError(f"{what}: {printable(e)}", file=file) from None
+def _model(said: Mapping[str, Any]) -> Any:
+    """The `model` of a tokenizer.json."""
+    models = engine.package().models
+    model = {k: v for k, v in said.items() if k != "type" and v is not None}
+    vocab = model.pop("vocab")
+    if said["type"] == "Unigram":
+        return models.Unigram([(text, score) for text, score in vocab], **model)
+    if said["type"] == "WordPiece":
+        return models.WordPiece(vocab, **model)
+    pairs = [(merge[:cut], merge[cut + 1 :]) for merge in model.pop("merges") for cut in (merge.find(" ", 1),)]
+    return models.BPE(vocab, pairs, **model)

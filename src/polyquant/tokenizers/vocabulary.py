@@ -1,13 +1,24 @@
 """A tokenizer as GGUF says it, and the metadata keys `tokenizer.*`.
 
-| key | here |
+| key tokenizer.ggml. | here |
 |---|---|
-| tokenizer.ggml.model | model: gpt2 (byte-level BPE) or llama (SentencePiece's BPE: pieces merge by score, bytes as fallback) |
-| tokenizer.ggml.pre | pre: how text is cut into words (pretokenizers.py) |
-| tokenizer.ggml.tokens, .token_type, .scores, .merges | lists by id (merges: by rank, "left right") |
-| tokenizer.ggml.bos_token_id, ... | special |
-| tokenizer.ggml.add_bos_token, .add_eos_token, .add_sep_token | adds; llama.cpp's default where absent |
-| tokenizer.chat_template, .chat_template.NAME | templates: never rendered here |
+| model | model: a row of the table below |
+| pre | pre: how text is cut into words (pretokenizers.py) |
+| tokens, token_type, scores, merges | lists by id (merges: by rank, "left right") |
+| bos_token_id, ... | special |
+| add_bos_token, add_eos_token, add_sep_token | adds; llama.cpp's default where absent |
+| token_type_count | segments: rows of the token-type embedding |
+| normalizer.lowercase, normalizer.strip_accents | lowercase, strip_accents; absent: true, and as lowercase |
+| add_space_prefix, remove_extra_whitespaces, precompiled_charsmap | space_prefix, collapse_spaces, charsmap |
+| (tokenizer.chat_template, .chat_template.NAME) | templates: never rendered here |
+
+| model | what it is | scores | merges |
+|---|---|---|---|
+| gpt2 | BPE over bytes | | yes |
+| llama | SentencePiece's BPE: pieces merge by score, bytes as fallback | yes | |
+| gemma4 | BPE over text with ▁ for spaces, bytes as fallback | yes | yes |
+| bert | WordPiece: a word's first piece begins with ▁, others have no mark (tokenizer.json marks the others, with ##) | | |
+| t5 | SentencePiece's unigram: the pieces whose scores add up to most | yes | |
 """
 
 from __future__ import annotations
@@ -22,11 +33,15 @@ from polyquant.errors import InputError
 from polyquant.gguf_values import boolean, f32s, i32s, string, strings, u32
 from polyquant.tokenizers import pretokenizers
 from polyquant.tokenizers.sentencepiece import MAX_TOKENS
-from polyquant.types import Meta
+from polyquant.types import Kind, Meta
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER", "Vocabulary", "from_metadata"]
+__all__ = ["BYTE", "CONTROL", "MODELS", "NORMAL", "UNKNOWN", "UNUSED", "USER", "Vocabulary", "from_metadata"]
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+MODELS = ("gpt2", "llama", "gemma4", "bert", "t5")
+_SCORED = ("llama", "gemma4", "t5")
+_MERGED = ("gpt2", "gemma4")
 
 _ID_KEYS = {
     "bos": "bos_token_id",
@@ -39,14 +54,19 @@ _ID_KEYS = {
     "cls": "cls_token_id",
     "mask": "mask_token_id",
 }
-_SENTENCEPIECE_IDS = {"unk": 0, "bos": 1, "eos": 2}
+_DEFAULT_IDS = {
+    "llama": {"unk": 0, "bos": 1, "eos": 2},
+    "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+}
+"""Ids that llama.cpp takes where a file names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """See the module's table. scores: empty for gpt2. merges: empty for llama. space_prefix: None where it does not apply.
+    """See the module's tables. scores, merges: empty for models without. Switches are None where they do not apply or nothing is said.
 
-    prefix: ids in front of every text, in place of bos (ChatGLM); GGUF has no key for them.
+    prefix: ids in front of every text, in place of bos (ChatGLM); GGUF has no key for them. omits: keys that are not written.
     """
 
     model: str = ""
@@ -58,25 +78,50 @@ class Vocabulary:
     special: Mapping[str, int] = field(default_factory=dict)
     adds: Mapping[str, bool] = field(default_factory=dict)
     space_prefix: bool | None = None
+    collapse_spaces: bool | None = None
+    charsmap: bytes = b""
+    segments: int | None = None
+    lowercase: bool | None = None
+    strip_accents: bool | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[int, ...] = ()
+    omits: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
     def metadata(self) -> dict[str, Meta]:
         """GGUF keys in the converter's order; empty without tokens, but for the chat template."""
         out: dict[str, Meta] = {}
         if self.tokens:
-            out = {"model": string(self.model), "pre": string(self.pre), "tokens": strings(self.tokens)}
+            out = {"model": string(self.model)}
+            if self.pre:
+                out["pre"] = string(self.pre)
+            out["tokens"] = strings(self.tokens)
             if self.scores:
                 out["scores"] = f32s(self.scores)
             out["token_type"] = i32s(self.types)
+            if self.segments is not None:
+                out["token_type_count"] = u32(self.segments)
             if self.merges:
                 out["merges"] = strings(self.merges)
-            out |= {_ID_KEYS[k]: u32(v) for k, v in self.special.items()}
+            # llama.cpp has no key for cls: bos stands for it.
+            out |= {_ID_KEYS[k]: u32(v) for k, v in self.special.items() if k != "cls"}
             out |= {f"add_{k}_token": boolean(v) for k, v in self.adds.items()}
-            if self.space_prefix is not None:
-                out["add_space_prefix"] = boolean(self.space_prefix)
+            out |= {
+                key: boolean(value)
+                for key, value in self._switches().items()
+                if value is not None and key not in self.omits
+            }
+            if self.charsmap:
+                out["precompiled_charsmap"] = Meta(Kind.ARRAY, list(self.charsmap), Kind.UINT8)
         return {f"tokenizer.ggml.{k}": v for k, v in out.items()} | self._template_keys()
+
+    def _switches(self) -> dict[str, bool | None]:
+        return {
+            "add_space_prefix": self.space_prefix,
+            "remove_extra_whitespaces": self.collapse_spaces,
+            "normalizer.lowercase": self.lowercase,
+            "normalizer.strip_accents": self.strip_accents,
+        }
 
     def _template_keys(self) -> dict[str, Meta]:
         allowed = letters.ascii_letters + letters.digits
@@ -88,12 +133,28 @@ class Vocabulary:
             out["tokenizer.chat_template"] = string(self.templates["default"])
         return out
 
+    @property
+    def raw(self) -> bool:
+        """Whether merges are over the text itself, not over bytes."""
+        kind = pretokenizers.kind_of(self.pre)
+        return self.model == "gemma4" or (self.model == "gpt2" and kind is not None and kind.raw)
+
     def added(self, kind: str) -> bool:
         """Whether `bos` or `eos` is put around a text, llama.cpp's defaults included."""
+        known = pretokenizers.kind_of("gemma4" if self.model == "gemma4" else self.pre)
+        implied = self.model == "llama" or (self.model in _MERGED and known is not None and known.add_bos)
+        if kind == "bos" and (self.model == "bert" or (self.raw and implied)):
+            return True  # whatever the file says
         if kind in self.adds:
             return self.adds[kind]
-        known = pretokenizers.kind_of(self.pre)
-        return kind == "bos" and (self.model == "llama" or (known is not None and known.add_bos))
+        return implied if kind == "bos" else kind == "eos" and self.model == "t5"
+
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids before and after every text."""
+        special = self.special
+        before = (special["bos"],) if self.added("bos") and "bos" in special else ()
+        after = "sep" if self.model == "bert" else "eos" if self.added("eos") else ""
+        return self.prefix or before, (special[after],) if after in special else ()
 
 
 def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabulary:
@@ -116,7 +177,7 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
 
     templates = _templates(metadata)
     model, tokens = get("model", str), get("tokens", Sequence)
-    if model not in ("gpt2", "llama") or not tokens:
+    if model not in MODELS or not tokens:
         why = (
             "there is no tokenizer in the file"
             if not model
@@ -131,25 +192,40 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
     for key, values in (("token_type", types), ("scores", scores)):
         if values is not None and len(values) != n:
             raise InputError(f"tokenizer.ggml.{key} does not fit the tokens", file=file, expected=n, found=len(values))
-    if model == "llama" and (scores is None or not all(map(math.isfinite, scores))):
-        raise InputError("a llama tokenizer needs a finite score for every token", file=file)
+    if model in ("llama", "t5") and (scores is None or not all(map(math.isfinite, scores))):
+        raise InputError(f"a {model} tokenizer needs a finite score for every token", file=file)
     special = {k: v for k in _ID_KEYS if (v := get(_ID_KEYS[k], int)) is not None and 0 <= v < n}
-    if model == "llama":
-        special = {k: v for k, v in _SENTENCEPIECE_IDS.items() if v < n} | special
-    adds = {k: v for k in ("bos", "eos", "sep") if (v := get(f"add_{k}_token", bool)) is not None}
-    prefix = get("add_space_prefix", bool)
+    if model == "bert" and "bos" not in special and "cls" in special:
+        special["bos"] = special["cls"]  # as files of before 2025 say it
+    special = {k: v for k, v in _DEFAULT_IDS.get(model, {}).items() if v < n} | special
+    prefix, collapse = get("add_space_prefix", bool), get("remove_extra_whitespaces", bool)
     return Vocabulary(
         model=model,
-        pre=get("pre", str) or "default",
+        pre=get("pre", str) or ("gemma4" if model == "gemma4" else "default"),
         tokens=tokens,
         types=types if types is not None else [NORMAL] * n,
-        scores=scores if model == "llama" and scores is not None else (),
-        merges=listed("merges", str) or () if model == "gpt2" else (),
+        scores=scores if model in _SCORED and scores is not None else (),
+        merges=listed("merges", str) or () if model in _MERGED else (),
         special=special,
-        adds=adds,
-        space_prefix=(prefix is None or prefix) if model == "llama" else None,
+        adds={k: v for k in ("bos", "eos", "sep") if (v := get(f"add_{k}_token", bool)) is not None},
+        space_prefix=(prefix is None or prefix) if model == "llama" else prefix,
+        collapse_spaces=collapse,
+        charsmap=_charsmap(listed("precompiled_charsmap", int), file) if model == "t5" else b"",
+        segments=get("token_type_count", int),
+        lowercase=get("normalizer.lowercase", bool),
+        strip_accents=get("normalizer.strip_accents", bool),
         templates=templates,
     )
+
+
+def _charsmap(values: list[int] | None, file: object) -> bytes:
+    """SentencePiece's table of replacements, whose first four bytes tell how long its trie is. Raises InputError."""
+    if values is None:
+        return b""
+    raw = bytes(v & 255 for v in values)
+    if len(raw) < 4 or int.from_bytes(raw[:4], "little") + 4 >= len(raw):
+        raise InputError("tokenizer.ggml.precompiled_charsmap is cut off", file=file, found=f"{len(raw)} bytes")
+    return raw
 
 
 def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:

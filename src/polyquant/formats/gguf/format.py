@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from polyquant.formats.gguf.options import GGUFOpenOptions
+from polyquant.formats.gguf.options import GGUFOpenOptions, GGUFOptions
 from polyquant.formats.packaged import PackagedFormat
-from polyquant.types import Checkpoint, TensorMap, Translation
+
+if TYPE_CHECKING:
+    from polyquant.types import Checkpoint, Translation
 
 __all__ = ["GGUF"]
 
@@ -16,6 +18,7 @@ __all__ = ["GGUF"]
 class _GGUF(PackagedFormat):
     name, title, priority = "gguf", "GGUF files", 30
     open_options: type = GGUFOpenOptions
+    target_options: type = GGUFOptions
     package, target_place, sniff_place = "polyquant.formats.gguf", "target:GGUFTarget", "reading:sniff"
 
     def open(self, path: Path, options: Any) -> Checkpoint:
@@ -29,6 +32,7 @@ class _GGUF(PackagedFormat):
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         from polyquant.formats.gguf.header import Metadata
+        from polyquant.types import TensorMap, Translation
 
         typed = dict(cast(Metadata, checkpoint.metadata).items_typed())
         architecture = typed.get("general.architecture")

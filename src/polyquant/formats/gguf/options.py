@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from polyquant.capabilities import Tile
 from polyquant.errors import PlanError
 from polyquant.formats.sizes import shard_bytes as parse_size
 from polyquant.options import option
+
+if TYPE_CHECKING:
+    from polyquant.capabilities import Tile
 
 __all__ = ["LAYOUTS", "GGUFOpenOptions", "GGUFOptions"]
 
@@ -43,6 +46,11 @@ class GGUFOptions:
 
     architecture: str | None = option(
         help="GGUF architecture to write where a model has two names (bitnet).", metavar="NAME"
+    )
+    pre_tokenizer: str | None = option(
+        help="llama.cpp's name for how text is cut into words, instead of the one that cuts as tokenizer.json does.",
+        metavar="NAME",
+        shown="found by what it does",
     )
     tile: Tile | None = option(help=_TILE, metavar="BM,BK,bm", parse=parse_tile)
     shard_bytes: int | None = option(

@@ -16,7 +16,8 @@ from polyquant.formats.gguf.options import GGUFOptions
 from polyquant.formats.plain_target import PlainTarget
 from polyquant.formats.protocol import Choice, Planning
 from polyquant.formats.steps import Step
-from polyquant.recipes.recipe import Facts, Recipe, load_recipe
+from polyquant.recipes.reading import load_recipe
+from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
 from polyquant.types import Checkpoint, Codec, Kind, Layout, Meta, TensorMap, Translation, TrellisCodes, Weight
 
@@ -41,7 +42,7 @@ class GGUFTarget(PlainTarget):
 
     def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
         """From Hugging Face's names."""
-        return translate.to_gguf(source, architecture=options.architecture)
+        return translate.to_gguf(source, architecture=options.architecture, pre=options.pre_tokenizer)
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """As any target, with the tile of TL1 and TL2. Raises CodecError."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyquant.formats.folder_format import FolderFormat
+from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.options import NoOptions
-from polyquant.types import Checkpoint, Translation
+
+if TYPE_CHECKING:
+    from polyquant.types import Checkpoint, Translation
 
 __all__ = ["HUGGINGFACE"]
 
@@ -16,6 +19,7 @@ __all__ = ["HUGGINGFACE"]
 class _HuggingFace(FolderFormat):
     name, title, priority = "hf", "Hugging Face folders", 10
     open_options: type = NoOptions
+    target_options: type = HuggingFaceOptions
     package, target_place = "polyquant.formats.huggingface", "target:HuggingFaceTarget"
 
     def open(self, path: Path, options: Any) -> Checkpoint:

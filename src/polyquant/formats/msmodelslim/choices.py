@@ -15,6 +15,7 @@ from polyquant.formats.linears import is_linear
 from polyquant.formats.msmodelslim.describe import FLOAT
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.protocol import Choice
+from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Recipe
 from polyquant.registry import codec
 from polyquant.storage import strict_json
@@ -91,6 +92,8 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
         return Choice(wanted, why)
     if (exact := exact_msmodelslim(have, shape)) is not None and (linear or isinstance(have, MsModelSlim)):
         return Choice(completed(exact, tensor.target, options), "codes kept")
+    if len(shape) > 2:
+        return Choice(_float(have, options), "a stack: the folder has a place for matrices only")
     return Choice(_float(have, options), "float" if have.form is Floats else "decoded to floats")
 
 
@@ -133,9 +136,11 @@ def _sums(name: str) -> int:
     )
 
 
-def ranges_of(options: MsModelSlimOptions, weight: str) -> tuple[float, float] | None:
-    """What --ranges says of a weight's inputs."""
-    return options.input_ranges.get(module_of(weight))
+def ranges_of(options: MsModelSlimOptions, step: Step) -> tuple[float, float] | None:
+    """What --ranges says of the inputs of a layer, by its name in the folder or in the source; the experts of a stack have no other name there than `stack[3]`."""
+    given = options.input_ranges
+    named = module_of(step.map.target)
+    return given[named] if named in given else given.get(module_of(step.inputs))
 
 
 def layout_options(source: Checkpoint, options: MsModelSlimOptions) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyquant.formats.folder_format import FolderFormat
+from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.options import NoOptions
-from polyquant.types import Checkpoint, Finding
+
+if TYPE_CHECKING:
+    from polyquant.types import Checkpoint, Finding
 
 __all__ = ["MSMODELSLIM"]
 
@@ -16,6 +19,7 @@ __all__ = ["MSMODELSLIM"]
 class _MsModelSlim(FolderFormat):
     name, title, priority = "msmodelslim", "msModelSlim folders", 40
     open_options: type = NoOptions
+    target_options: type = MsModelSlimOptions
     package, target_place = "polyquant.formats.msmodelslim", "target:MsModelSlimTarget"
 
     def open(self, path: Path, options: Any) -> Checkpoint:

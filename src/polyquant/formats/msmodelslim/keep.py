@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import PlanError
+from polyquant.formats.msmodelslim.choices import module_of
 from polyquant.formats.msmodelslim.options import AUTO, MsModelSlimOptions
 from polyquant.formats.msmodelslim.sensitivity import LIMIT, propose_keep
 from polyquant.formats.steps import Step
@@ -26,7 +27,11 @@ def with_proposal(
     steps: as they would be without. A calibration text that nothing else looks at is left out then.
     """
     fresh = (Action.QUANTIZE, Action.REQUANTIZE)
-    targets = {s.inputs: s.target for s in steps if isinstance(s.target, MsModelSlim) and s.action in fresh}
+    taken = [(s, s.target) for s in steps if isinstance(s.target, MsModelSlim) and s.action in fresh]
+    targets = {s.inputs: target for s, target in taken}
+    called: dict[str, list[str]] = {}  # as the model says it -> as the folder says it
+    for s, _ in taken:
+        called.setdefault(module_of(s.inputs), []).append(module_of(s.map.target))
     limit = LIMIT if options.keep_error is None else options.keep_error
     found = propose_keep(source, targets, options, limit, on_tensor)
     if len(found.keep) == len(targets):
@@ -36,11 +41,9 @@ def with_proposal(
             found=f"{found.before:.2g} with all of them as {next(iter(targets.values())).name}",
             hint="allow more with --keep-error, or choose another codec",
         )
-    kept = tuple(k for k in options.keep if k != AUTO) + found.keep
+    kept = tuple(k for k in options.keep if k != AUTO) + tuple(name for k in found.keep for name in called[k])
     options = replace(options, keep=kept, keep_error=None)
-    if options.wanting is None and not any(
-        c.static for n, c in targets.items() if n.removesuffix(".weight") not in kept
-    ):
+    if options.wanting is None and not any(c.static for n, c in targets.items() if module_of(n) not in found.keep):
         options = replace(options, calibration=None)
     return (
         options,

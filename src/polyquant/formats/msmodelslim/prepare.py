@@ -21,6 +21,7 @@ from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.smooth import Link, Smoothing, last_norm, links
+from polyquant.operations import Index
 from polyquant.quantizers.affine import cache_grid
 from polyquant.registry import codec
 from polyquant.runtime import identity
@@ -130,7 +131,7 @@ class Prepared:
         """True if smoothing changes a matrix of the source, quantized or not."""
         return self._smoothing is not None and (name in self._smoothing.columns or name in self._smoothing.rows)
 
-    def weight(self, name: str, w: F32, rows: slice | None = None) -> F32:
+    def weight(self, name: str, w: F32, rows: slice | Index | None = None) -> F32:
         """A linear's floats w [R, K], all or these rows of the source's weight, as smoothing leaves them."""
         return (
             w
@@ -165,9 +166,9 @@ class Prepared:
 
 
 def prepare(
-    source: Checkpoint, options: MsModelSlimOptions, targets: Mapping[str, MsModelSlim], tick: Tick
+    source: Checkpoint, options: MsModelSlimOptions, targets: Collection[tuple[str, MsModelSlim]], tick: Tick
 ) -> Prepared:
-    """Run the calibration text through the float model. targets: the codecs of the source's weights that become codes.
+    """Run the calibration text through the float model. targets: whose inputs each weight that becomes codes reads (Step.inputs), and its codec.
 
     tick: told the share that is done, from 0 to 1. Raises InputError, UnsupportedError.
     """
@@ -177,9 +178,11 @@ def prepare(
     stages = calibration_stages(source.path, options.calibration, **size)
     half = 0.5 if wants_hessians else 1.0
     smoothing = Smoothing(source, options.smooth) if options.smooth is not None else None
-    found = _Found(source, options, {n for n, c in targets.items() if c.static}, smoothing)
+    found = _Found(source, options, {n for n, c in targets if c.static}, smoothing)
     found.run(stages, lambda share: tick(half * share))
-    hessians = Hessians(stages, targets, lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
+    hessians = (
+        Hessians(stages, (n for n, _ in targets), lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
+    )
     return Prepared(source, smoothing, found.values(), found.ranges, found.means, hessians)
 
 
@@ -237,7 +240,12 @@ class _Found:
                 "not calibrated: the model gives this layer no inputs",
                 file=self.source.path,
                 tensor=name,
-                hint=f"keep it float: --keep '{name.removesuffix('.weight')}'",
+                hint="keep it float: --keep"
+                + (
+                    f" '{module}'"
+                    if (module := name.removesuffix(".weight")) != name
+                    else " and its name in the folder"
+                ),
             )
 
     def _smooth(self, gathered: Mapping[str, InputRanges]) -> None:

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from polyquant.codecs.dtypes import codec_of
 from polyquant.errors import PlanError, UnsupportedError
-from polyquant.formats import msmodelslim
 from polyquant.formats.existing import refuse_target, replaceable
+from polyquant.formats.msmodelslim.check import check
 from polyquant.formats.msmodelslim.check_layers import deq_floats, floats, stored
 from polyquant.formats.msmodelslim.description import KINDS
 from polyquant.formats.msmodelslim.folder import descriptions
-from polyquant.formats.msmodelslim.layout import SHARD_BYTES
+from polyquant.formats.msmodelslim.layout import SHARD_BYTES, lay_out
 from polyquant.formats.msmodelslim.repair_types import Layer, layers
 from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
 from polyquant.formats.msmodelslim.survey import Stored, Survey, survey
@@ -80,9 +80,9 @@ def repair(
     source, target = Path(src), Path(dst)
     refuse_target(target, source, overwrite=overwrite)
     form, _ = detect(source)
-    if form.name != msmodelslim.name:
+    if form.name != "msmodelslim":
         raise UnsupportedError("only msModelSlim folders can be repaired", file=source, found=form.name)
-    findings = list(msmodelslim.check(source))
+    findings = list(check(source))
     _refuse(f for f in findings if f.severity is Severity.ERROR and f.code not in _MENDED)
     if dialect is None and not any(f.severity is not Severity.NOTE and f.code in _MENDED for f in findings):
         return Repaired(None, (), tuple(f for f in findings if f.severity is not Severity.NOTE))
@@ -220,9 +220,7 @@ def _lay_out(found: Survey, mended: _Mended, dialect: str) -> Layout:
     }
     longest = max(sizes.values()) + 1 if len(sizes) > 1 else SHARD_BYTES
     carried = {k: v for k, v in found.description.whole.items() if k not in found.tensors}
-    return msmodelslim.lay_out(
-        specs, _side_files(found), shard_bytes=longest, dialect=dialect, words=words, carried=carried
-    )
+    return lay_out(specs, _side_files(found), shard_bytes=longest, dialect=dialect, words=words, carried=carried)
 
 
 def _side_files(found: Survey) -> dict[str, bytes]:
@@ -311,7 +309,7 @@ def _write(
             done += slot.spec.nbytes
             if on_progress is not None:
                 on_progress(Progress(done, total, name, 0.0))
-        remaining = list(msmodelslim.check(staging.folder))
+        remaining = list(check(staging.folder))
         _refuse(f for f in remaining if f.severity is Severity.ERROR)
     return tuple(f for f in remaining if f.severity is not Severity.NOTE)
 

@@ -63,7 +63,7 @@ def propose_keep(
     model = load(source.path, activations="float")
     plain = replace(options, smooth=None, kv=None, effort=None)
     static = any(c.static for c in targets.values())
-    prepared = prepare(source, plain, targets, lambda _: None) if static else None
+    prepared = prepare(source, plain, targets.items(), lambda _: None) if static else None
     probe = Probe(model, calibration_windows(model, options.calibration))
     rounder = _Rounder(model, targets, prepared)
     alone: dict[str, float] = {}

@@ -10,7 +10,7 @@ import numpy as np
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import PlanError
 from polyquant.formats.linears import is_linear
-from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of
+from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of, ranges_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import derived
 from polyquant.formats.msmodelslim.smooth import links
@@ -63,7 +63,7 @@ def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
                 hint="leave out --calibration, or add --effort max, --smooth or --kv",
             )
         return
-    missing = [s.map.source for s in static if module_of(s.map.source) not in options.input_ranges]
+    missing = [s.map.target for s in static if ranges_of(options, s) is None]
     if missing and options.ranges:
         raise PlanError(
             f"--ranges says nothing of {len(missing)} layers",

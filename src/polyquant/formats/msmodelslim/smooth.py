@@ -17,6 +17,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.parts import Feed
 from polyquant.calibration.statistics import InputRanges
 from polyquant.errors import UnsupportedError
+from polyquant.operations import Index
 from polyquant.quantizers.smooth import ALPHA, shared_by_heads, smoothing_scale
 from polyquant.runtime import identity
 from polyquant.types import F32, Checkpoint, Codec, Floats, Weight, as_matrix
@@ -62,12 +63,26 @@ def links(source: Checkpoint, method: str) -> list[Link]:
         for feed in feeds:
             stems = [f"{block}{stem}.weight" for stem in (feed.source, *feed.readers)]
             if all(stem in names for stem in stems):
+                _refuse_stacks(source, [names[stem] for stem in stems])
                 out.append(_link(source, feed, [names[stem] for stem in stems], hyper))
     if not out:
         raise UnsupportedError(
             "smoothing finds no norms before its linear layers", file=source.path, hint="leave out --smooth"
         )
     return out
+
+
+def _refuse_stacks(source: Checkpoint, names: Sequence[str]) -> None:
+    """Raises UnsupportedError for experts: each reads inputs of its own, one norm feeds them all."""
+    for name in names:
+        if len(source[name].shape) > 2:
+            raise UnsupportedError(
+                "smoothing does not spread over the experts of a stack",
+                file=source.path,
+                tensor=name,
+                found=list(source[name].shape),
+                hint="leave out --smooth",
+            )
 
 
 def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper) -> Link:
@@ -163,7 +178,7 @@ class Smoothing:
             shift = -self.norm_bias[name] * scale
         return scale, shift
 
-    def weight(self, name: str, w: F32, rows: slice) -> F32:
+    def weight(self, name: str, w: F32, rows: slice | Index) -> F32:
         """Rows of a linear's float weight as smoothing leaves them, [R, K]."""
         if name in self.columns:
             w = w * self.columns[name]
@@ -174,8 +189,8 @@ class Smoothing:
     def bias(self, name: str, bias: F32 | None) -> F32 | None:
         """The bias [N] of the linear whose weight is `name`; None if it has none and needs none."""
         added, divided = self.biases.get(name), self.rows.get(name)
-        if bias is None and added is None:
-            return None
+        if added is None and (bias is None or divided is None):
+            return bias
         total = np.zeros(self.source[name].shape[0], np.float32)
         for part in (bias, added):
             total += 0 if part is None else part

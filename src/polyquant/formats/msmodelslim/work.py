@@ -21,7 +21,7 @@ from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import Prepared, prepare
 from polyquant.formats.protocol import Context
 from polyquant.formats.steps import Piece, Step
-from polyquant.operations import Same
+from polyquant.operations import Index, Same
 from polyquant.ops.affine import quantize_stored
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.affine import input_side, quantize_linear
@@ -47,13 +47,13 @@ class MsModelSlimWorker:
         options = self._context.options
         if not steps or options.calibration is None:
             return list(steps)
-        targets = {
-            s.inputs: s.target
+        targets = [
+            (s.inputs, s.target)
             for s in self._context.steps
             if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
-        }
+        ]
         self._prepared = prepared = prepare(self._context.source, options, targets, self._context.tick)
-        return sorted(steps, key=lambda s: prepared.order(s.map.source) if s.alone else -1)
+        return sorted(steps, key=lambda s: prepared.order(s.inputs) if s.alone else -1)
 
     def takes(self, step: Step) -> bool:
         """True for codes that are made, and for what the calibration adds or changes."""
@@ -74,7 +74,7 @@ class MsModelSlimWorker:
         values = prepared.values.get(step.map.source)
         if values is None:
             floats = _floats(self._context, step, start, stop)
-            w = prepared.weight(step.map.source, floats, slice(start, stop))
+            w = prepared.weight(step.map.source, floats, _source_rows(step, start, stop))
         else:
             w = np.asarray(values, np.float32).reshape(as_matrix(step.map.shape))[start:stop]
         yield Piece(step.target.pack(Floats(w)), start, stop - start)
@@ -89,7 +89,7 @@ def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepar
     options, target = context.options, step.target
     assert isinstance(target, MsModelSlim)
     name = step.map.sources[0] if prepared is None and not target.static else step.inputs
-    inputs = ranges_of(options, name) if prepared is None else prepared.input_range(name)
+    inputs = None if not target.static else ranges_of(options, step) if prepared is None else prepared.input_range(name)
     bias = _bias(context, step, prepared) if target.static else None
     if (
         _as_stored(context, step, prepared)
@@ -102,7 +102,7 @@ def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepar
         return _piece(target.pack(plain), start, stop, error)
     w = _floats(context, step, start, stop)
     if prepared is not None:
-        w = prepared.weight(name, w, slice(start, stop))
+        w = prepared.weight(step.map.source, w, _source_rows(step, start, stop))
     found = quantize_linear(
         target,
         w,
@@ -165,6 +165,13 @@ def _floats(context: Context, step: Step, start: int, stop: int) -> F32:
     return weights[0].codec.dequantize(weights[0].read(slice(start, stop)), shape, out=_scratch("floats", shape))
 
 
+def _source_rows(step: Step, start: int, stop: int) -> slice | Index:
+    """Which rows of the one source the target's rows [start, stop) are."""
+    if isinstance(step.map.op, Same):
+        return slice(start, stop)
+    return step.map.op.needs(np.arange(start, stop), [s.shape for s in step.sources])[0]
+
+
 def _scratch(use: str, shape: tuple[int, int]) -> F32:
     """Uninitialized room of this thread, good until it is asked again for the same use: fresh pages cost more than the arithmetic on them."""
     size = shape[0] * shape[1]
@@ -182,10 +189,9 @@ def _bias(context: Context, step: Step, prepared: Prepared | None) -> F32 | None
     else:
         found = context.source.weights.get(f"{module_of(step.map.source)}.bias")
         values = None if found is None else found.codec.dequantize(found.read(), found.shape)
-        if values is not None:
-            values = step.map.op.reference([values])
     if values is None:
         return None
+    values = step.map.op.reference([values])
     stored = bias_type(context.options)
     return values.astype(NUMPY[WORDS[stored]]).astype(np.float32)
 

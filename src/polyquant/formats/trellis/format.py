@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyquant.formats.folder_format import FolderFormat
-from polyquant.formats.trellis.options import TrellisOpenOptions
-from polyquant.types import Checkpoint
+from polyquant.formats.trellis.options import TrellisOpenOptions, TrellisOptions
+
+if TYPE_CHECKING:
+    from polyquant.types import Checkpoint
 
 __all__ = ["TRELLIS"]
 
@@ -15,6 +17,7 @@ __all__ = ["TRELLIS"]
 class _Trellis(FolderFormat):
     name, title, priority = "trellis-v3", "Trellis folders", 20
     open_options: type = TrellisOpenOptions
+    target_options: type = TrellisOptions
     package, target_place = "polyquant.formats.trellis", "target:TrellisTarget"
 
     def open(self, path: Path, options: Any) -> Checkpoint:

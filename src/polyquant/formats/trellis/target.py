@@ -20,7 +20,8 @@ from polyquant.formats.steps import Step
 from polyquant.formats.trellis.config import Origin
 from polyquant.formats.trellis.layout import lay_out
 from polyquant.formats.trellis.options import METHODS, TrellisOptions
-from polyquant.recipes.recipe import Facts, Recipe, Rule, uniform
+from polyquant.recipes.reading import uniform
+from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
 from polyquant.types import (
     F32,

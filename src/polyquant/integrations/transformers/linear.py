@@ -10,11 +10,10 @@ import torch
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
-from polyquant.ops.matmul import Rounding
 from polyquant.runtime.derived import HeldArray
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import Activations
-from polyquant.types import Weight
+from polyquant.types import Rounding, Weight
 
 __all__ = ["PackedWeight", "TrellisLinear", "cpu_only"]
 

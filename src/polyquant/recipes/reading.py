@@ -1,0 +1,101 @@
+"""Recipes by name, from files and from the command line.
+
+Built-in recipes (`recipes.toml`) are the mixes that people know by name (Q4_K_M, ...). A recipe file of one's own has the same form, a rule on the
+command line is `PATTERN=CODEC`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from polyquant.errors import InputError, PlanError, UnknownNameError
+from polyquant.recipes.recipe import LAYERS, Recipe, Rule
+from polyquant.registry import CODECS, codec
+
+__all__ = ["builtin_recipes", "load_recipe", "parse_rule", "uniform"]
+
+
+def parse_rule(text: str) -> Rule:
+    """`PATTERN=CODEC`. Raises PlanError on another form, UnknownNameError for a codec that does not exist."""
+    pattern, sign, name = text.rpartition("=")
+    if not sign or not pattern or not name:
+        raise PlanError(f"a rule reads PATTERN=CODEC, not '{text}'", hint="for example --rule '*ffn_down*=q6_k'")
+    codec(name)
+    return Rule(pattern, name.lower())
+
+
+def _from_table(name: str, table: Mapping[str, Any], source: object) -> Recipe:
+    def fail(what: str) -> InputError:
+        return InputError(what, file=source, hint="see docs/recipes.md for the form of a recipe")
+
+    if unknown := set(table) - {"base", "file_type", "rules", "extends"}:
+        raise fail(f"recipe '{name}' has the unknown keys {sorted(unknown)}")
+    rules = []
+    for entry in table.get("rules", []):
+        if not isinstance(entry, dict) or not {"match", "codec"} <= set(entry) <= {
+            "match",
+            "codec",
+            "layers",
+            "gqa",
+            "importance",
+        }:
+            raise fail(
+                f"recipe '{name}': a rule has match and codec, and may have layers, gqa, importance; found {entry}"
+            )
+        if entry.get("layers") not in (None, *LAYERS):
+            raise fail(f"recipe '{name}': layers is one of {', '.join(LAYERS)}; found {entry['layers']}")
+        codec(entry["codec"])
+        rules.append(Rule(**entry))
+    base = table.get("base")
+    if base is not None:
+        codec(base)
+    recipe = Recipe(name, base, tuple(rules), table.get("file_type"))
+    if "extends" in table:
+        parent = load_recipe(table["extends"])
+        recipe = Recipe(name, base or parent.base, (*rules, *parent.rules), recipe.file_type or parent.file_type)
+    return recipe
+
+
+@cache
+def builtin_recipes() -> Mapping[str, Recipe]:
+    """The recipes that ship, by name."""
+    text = files("polyquant.recipes").joinpath("recipes.toml").read_text(encoding="utf-8")
+    return {name: _from_table(name, table, "recipes.toml") for name, table in tomllib.loads(text).items()}
+
+
+def load_recipe(name: str) -> Recipe:
+    """A built-in recipe, a `.toml` file, or the name of a codec (then: that codec for every matrix).
+
+    Raises UnknownNameError with near names, InputError for a file that is no recipe.
+    """
+    key = name.lower()
+    known = builtin_recipes()
+    if key.endswith(".toml"):
+        try:
+            table = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+            raise InputError(f"not a readable recipe: {problem}", file=name) from None
+        return _from_table(Path(name).stem, table, name)
+    if key in known:
+        return known[key]
+    if key in CODECS:
+        return uniform(key)
+    raise UnknownNameError("recipe or codec", name, [*known, *CODECS])
+
+
+def uniform(name: str) -> Recipe:
+    """One codec for every matrix. A ternary codec cannot hold embeddings, so these keep its recipe's types."""
+    key = codec(name).name
+    known = builtin_recipes()
+    family = key.removeprefix("trinity.")
+    family = "i2_s" if "i2_s" in key or key.startswith("hf_bitnet") else family
+    if family in ("i2_s", "tl1", "tl2", "tq1_0", "tq2_0"):
+        return replace(known[family], name=key, base=key)
+    file_type = known[key].file_type if key in known else None
+    return Recipe(key, key, (), file_type)

@@ -1,0 +1,73 @@
+"""One text on its way through a decoder, which goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.errors import InputError
+from polyquant.runtime.decoder import Decoder
+from polyquant.types import F32
+
+__all__ = ["Session"]
+
+_CHUNK = 512  # tokens that go through the layers at a time
+
+
+class Session:
+    """One text on its way through the model. tokens: those seen so far; position: how many."""
+
+    def __init__(self, decoder: Decoder, context: int) -> None:
+        """context: positions of a text."""
+        self.decoder, self.context = decoder, context
+        self.cache = decoder.cache()
+        self.tokens: list[int] = []
+
+    @property
+    def position(self) -> int:
+        """Tokens seen so far."""
+        return self.cache.length
+
+    def feed(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
+        """Go on with these tokens -> logits [vocab] after the last. Raises InputError."""
+        ids = self._checked(tokens)
+        for a in range(0, len(ids), _CHUNK):
+            hidden = self.decoder.hidden(ids[a : a + _CHUNK], self.cache)
+        self.tokens += ids.tolist()
+        logits: F32 = self.decoder.logits(hidden[-1:])[0]
+        return logits
+
+    def feed_all(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
+        """Go on with these tokens -> logits [T, vocab] after each. Raises InputError."""
+        ids = self._checked(tokens)
+        out = np.empty((len(ids), self.decoder.hyper.vocab), np.float32)
+        for a in range(0, len(ids), _CHUNK):
+            out[a : a + _CHUNK] = self.decoder.logits(self.decoder.hidden(ids[a : a + _CHUNK], self.cache))
+        self.tokens += ids.tolist()
+        return out
+
+    def rewind(self, position: int) -> None:
+        """Forget what came after the first `position` tokens."""
+        self.cache.truncate(position)
+        del self.tokens[position:]
+
+    def _checked(self, tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise InputError("tokens must be a list of ids", found=f"{ids.dtype} {list(ids.shape)}")
+        listed = (
+            ids.tolist()
+        )  # of one token, the common case, Python finds the least and the greatest sooner than numpy
+        if min(listed) < 0 or max(listed) >= self.decoder.hyper.vocab:
+            raise InputError(
+                "a token is outside the vocabulary", expected=f"0 to {self.decoder.hyper.vocab - 1}", found=max(listed)
+            )
+        if self.position + len(ids) > self.context:
+            raise InputError(
+                "the text is longer than the model's context",
+                expected=f"at most {self.context} tokens",
+                found=self.position + len(ids),
+            )
+        return ids.astype(np.int64)

@@ -61,8 +61,7 @@ def where_listed(pattern: Pattern, size: int = 4096) -> Windows:
     def read(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
         window = _size({"sliding_window": size, **config}, file)
         listed = _listed(config, layers, window, file)
-        found = tuple(window if pattern(i) else 0 for i in range(layers)) if listed is None else listed
-        return found if any(found) else ()
+        return tuple(window if pattern(i) else 0 for i in range(layers)) if listed is None else listed
 
     return read
 

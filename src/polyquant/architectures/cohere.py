@@ -15,7 +15,7 @@ from polyquant.architectures.keys import layer_norm_eps, no_head_dim
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.record import Architecture, Bias, has
 from polyquant.gguf_values import string
 
 __all__ = ["COHERE"]
@@ -43,6 +43,6 @@ COHERE = Architecture(
     ),
     layer=ConvertedOnly(),
     pairs=True,
-    switches={"use_qk_norm": "attn_q_norm.weight"},
+    switches={"use_qk_norm": has("attn_q_norm.weight")},
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

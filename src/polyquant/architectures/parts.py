@@ -55,7 +55,7 @@ class Attention:
     fused: q, k and v in one matrix, in this order. head_norms: a norm on each head of q and k; width_norms: one on all heads together. sub_norm: one
     before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none. rope: which layers rotate: "all", "none", or
     "windowed", those with a window where the model has any. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
-    models may have norms of the heads of q and k, another for each head. alibi: a score falls with the distance instead.
+    models may have norms of the heads of q and k, another for each head. optional_norms: some models lack the norms of q and k. alibi: a score falls with the distance instead.
     sinks: each head has a score of its own that no position has. Scores are divided by the root of the
     head's size, or multiplied with Hyper's attention_scale, and capped at its attention_softcap.
     """
@@ -69,6 +69,7 @@ class Attention:
     rope: Literal["all", "windowed", "none"] = "all"
     still: int = 0
     each_norm: bool = False
+    optional_norms: bool = False
     alibi: bool = False
     sinks: bool = False
     runtime: ClassVar[str] = "polyquant.runtime.attention:Attention"

@@ -9,7 +9,7 @@ against what the codec does. Callers ask for a capability and never for the clas
     runs        Packed, OwnProduct, HoldsBias
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, WholeNumbers
-    codes       WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
+    codes       HoldsBlocks, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
     searches    FitsInputs
 """
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
-    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "Opaque", "Ordered", "OwnProduct", "Packed",
+    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "HoldsBlocks", "Opaque", "Ordered", "OwnProduct", "Packed",
     "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets",
 ]  # fmt: skip
 
@@ -165,6 +165,15 @@ class WholeNumbers(Protocol):
 
 
 # ---------------------------------------------------------------- codes
+
+
+@runtime_checkable
+class HoldsBlocks(Protocol):
+    """Codes that are the blocks of another codec, in parts of its own."""
+
+    @property
+    def holds(self) -> str:
+        """The codec whose blocks `unpack` gives and `pack` takes."""
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from golden import VECTORS
 from polyquant.opening import open_checkpoint
 
 ROOT = VECTORS / "architectures"
+MIXED = 'base = "{codec}"\nfile_type = 38\nrules = [{{ match = "*.ffn_*_exps.weight", codec = "mxfp4" }}]\n'
 NAMES = sorted(p.name for p in ROOT.iterdir() if p.is_dir())
 
 
@@ -49,9 +50,14 @@ class Golden:
             return {k: z[k] for k in z.files}
 
     def to_gguf(self, target: Path, *, exact: bool = False) -> Path:
-        """As the real converter's file; exact: without rounding (OLMo 2's is F16 of F32)."""
-        codec = "f32" if exact and self.codec == "f16" else self.codec
-        polyquant.convert(self.folder, target, to="gguf", codec=codec)
+        """As the real converter wrote it: MXFP4 stays what it is. exact: without rounding (OLMo 2's is F16 of F32)."""
+        if any(codec == "mxfp4" for _, codec, _ in self.said["tensors"].values()):
+            recipe = target.with_suffix(".toml")
+            recipe.write_text(MIXED.format(codec=self.codec), encoding="utf-8")
+            polyquant.convert(self.folder, target, to="gguf", recipe=str(recipe))
+        else:
+            codec = "f32" if exact and self.codec == "f16" else self.codec
+            polyquant.convert(self.folder, target, to="gguf", codec=codec)
         return target
 
 

@@ -73,6 +73,7 @@ SCHEMES = {  # name: (config, tensors, scheme, what the tensors alone betray)
     "auto-round": (said("auto-round", bits=4, group_size=128), GPTQ, "auto-round 4-bit, group 128", "GPTQ or AWQ codes"),
     "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with scales that are powers of two", "8-bit floats beside weight_scale_inv"),
 }  # fmt: skip
+DECODED = {"gpt-oss"}  # where the top of config.json says it
 
 
 def folder(path, tensors, config):
@@ -105,7 +106,7 @@ def refused(path, scheme, code):
     assert [f.code for f in found] == [code] and scheme in str(found[0])
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", sorted(set(SCHEMES) - DECODED))
 def test_what_config_names_is_refused_by_name(tmp_path, name):
     config, tensors, scheme, _ = SCHEMES[name]
     refused(folder(tmp_path / "m", tensors, config), scheme, "HF061")
@@ -135,7 +136,7 @@ def test_one_file_alone(tmp_path, name):
     assert polyquant.inspect(path).tensors
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", sorted(set(SCHEMES) - DECODED))
 def test_looking_gives_the_stored_arrays_and_no_numbers(tmp_path, name):
     config, tensors, scheme, _ = SCHEMES[name]
     checkpoint = polyquant.open(folder(tmp_path / "m", tensors, config))

@@ -38,12 +38,18 @@ def by_name(name: object) -> Architecture | None:
 
 
 def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
-    """The architecture of a GGUF file's metadata. Of records that share its name the first whose keys are all there (`gguf_told_by`), which the plain one stands behind."""
+    """The architecture of a GGUF file's metadata. Of records that share its name the first that `gguf_told_by` fits, which the plain one stands behind."""
     name = metadata.get("general.architecture")
     records = (*registry.architectures(), *registry.installed_architectures())
     special = (r for r in records if r.name == name and r.gguf_told_by)
-    found = next((r for r in special if all(f"{name}.{key}" in metadata for key in r.gguf_told_by)), None)
+    found = next((r for r in special if all(_says(metadata, f"{name}.{key}") for key in r.gguf_told_by)), None)
     return found or by_name(name)
+
+
+def _says(metadata: Mapping[str, Any], told: str) -> bool:
+    """True if a key is there, or has the value that stands behind "="."""
+    key, _, value = told.partition("=")
+    return key in metadata and (not value or str(metadata[key]) == value)
 
 
 def of_config(config: Mapping[str, Any]) -> Architecture | None:

@@ -157,7 +157,9 @@ class HyperTable:
 
     always: entries of config.json that this architecture has: another value there is another architecture; they are written too. written:
     entries that are only written. metadata: keys of GGUF that it always has. tied: what a config.json that does not say it means. windows:
-    reads sliding windows of a config.json; gguf_windows: those that readers of GGUF know by themselves. more_metadata: GGUF keys that are computed, more_config: entries
+    reads sliding windows of a config.json; gguf_windows: those that readers of GGUF know by themselves. yarn: entries of a yarn scaling that
+    this architecture always has and GGUF does not say. yarn_log: what mscale_all_dim is multiplied with to be rope.scaling.yarn_log_multiplier, 0 where GGUF does not
+    say it. more_metadata: GGUF keys that are computed, more_config: entries
     of config.json that are. unsaid: what GGUF cannot say of a model, a sentence, or None.
     """
 
@@ -168,6 +170,8 @@ class HyperTable:
     tied: bool | None = None
     windows: Windows = nowhere
     gguf_windows: Callable[[Hyper], tuple[int, ...]] | None = None
+    yarn: Mapping[str, Any] = field(default_factory=dict)
+    yarn_log: float = 0.0
     more_metadata: Callable[[Hyper], Mapping[str, Meta]] | None = None
     more_config: Callable[[Hyper], Mapping[str, Any]] | None = None
     unsaid: Callable[[Hyper], str | None] | None = None
@@ -228,7 +232,9 @@ class HyperTable:
         found = {**found, "vocab": found["vocab"] or vocab}
         for name, value in _SILENT.items():
             found[name] = value if found[name] is None else found[name]
-        hyper = self._checked(found, rope.of_metadata(get), tied, file, counted=counted)
+        hyper = self._checked(
+            found, rope.of_metadata(get, known=self.yarn, log=self.yarn_log), tied, file, counted=counted
+        )
         return replace(hyper, windows=self.gguf_windows(hyper)) if self.gguf_windows else hyper
 
     def _checked(
@@ -292,7 +298,7 @@ class HyperTable:
 
     def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], tuple[str, ...]]:
         """(GGUF keys after the architecture's name, warnings about what they cannot say). Raises InputError."""
-        scaling, warning = rope.scaling_metadata(hyper)
+        scaling, warning = rope.scaling_metadata(hyper, known=self.yarn, log=self.yarn_log)
         out: dict[str, Meta] = {}
         for key in self.keys:
             if key.name == "rope_theta":

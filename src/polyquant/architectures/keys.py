@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyquant.architectures.hyper import MAX_SIZE, Hyper
+from polyquant.architectures.hyper import MAX_SIZE, Hyper, Value
 from polyquant.architectures.hyper_table import Key
 
 __all__ = [
     "GATING",
     "always_normed",
+    "constant",
     "expert_keys",
     "expert_norm_key",
+    "experts_as_wide",
     "four_times",
     "gating_key",
     "granite_keys",
+    "group_keys",
     "layer_norm_eps",
     "no_head_dim",
     "said_count",
@@ -142,3 +145,25 @@ def four_times(own: str, *hidden: str) -> dict[str, Any]:
         return config.get(own) or (4 * width if width else None)
 
     return {"config": (own,), "read": read}
+
+
+def constant(name: str, value: Value) -> Key:
+    """What no file says of this architecture, and the runtime needs."""
+    return Key(name, (), default=value, low=0, kind="real" if isinstance(value, float) else "count")
+
+
+def experts_as_wide() -> Key:
+    """expert_feed_forward, where config.json says it as intermediate_size and GGUF says both."""
+    return Key("expert_feed_forward", (), "expert_feed_forward_length", default="feed_forward", low=0)
+
+
+def group_keys() -> tuple[Key, ...]:
+    """DeepSeek's routing: experts are chosen within the best groups; their weights may be scaled to sum to 1, and get a factor."""
+    return (
+        Key("expert_groups", ("n_group",), "expert_group_count", default=1),
+        Key("expert_groups_used", ("topk_group",), "expert_group_used_count", default=1),
+        Key("expert_scale", ("routed_scaling_factor",), "expert_weights_scale", default=1.0, kind="real"),
+        Key("expert_norm", ("norm_topk_prob",), "expert_weights_norm", default=0, kind="flag", write="where set"),
+        Key("shared_experts", ("n_shared_experts",), "expert_shared_count", default=0, low=0, write="where set"),
+        Key("first_dense", ("first_k_dense_replace",), "leading_dense_block_count", default=0, low=0),
+    )

@@ -57,11 +57,12 @@ class Architecture:
     """A model family.
 
     name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
-    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF that tell it
+    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF, or "key=value", that tell it
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. ends: what stands before and behind the layers. norm: of which kind all norms are. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
-    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason. layer_numbers: Hugging Face
+    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason;
+    behind_last: the reason for those of layers that num_hidden_layers does not count, "" where they are stored. layer_numbers: Hugging Face
     name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of
     all GGUF tensors say that it is true. ternary: None for an
     ordinary model.
@@ -86,6 +87,7 @@ class Architecture:
     constants: Callable[[Hyper], Mapping[str, F32]] | None = None
     constant_names: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     unused: Mapping[str, str] = field(default_factory=dict)
+    behind_last: str = ""
     layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)
     switches: Mapping[str, Callable[[frozenset[str]], bool]] = field(default_factory=dict)
     ternary: Ternary | None = None
@@ -126,8 +128,10 @@ class Architecture:
         found = self.changes.get(stem)
         return found if found is not None and (suffix == "weight" or found.biases) else None
 
-    def left_out(self, name: str) -> str | None:
-        """Why GGUF does not store a Hugging Face tensor of this name; None if it does."""
+    def left_out(self, name: str, layers: int) -> str | None:
+        """Why GGUF does not store a Hugging Face tensor of this name, of a model of so many layers; None if it does."""
+        if self.behind_last and (place := self.names.within(name)) is not None and place[0] >= layers:
+            return self.behind_last
         return next((why for pattern, why in self.unused.items() if re.fullmatch(pattern, name)), None)
 
     def has_bias(self, config: Mapping[str, Any], stem: str) -> bool:

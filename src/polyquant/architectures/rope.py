@@ -71,8 +71,10 @@ def of_config(config: Mapping[str, Any], rope: Mapping[str, Any], file: object) 
     return {"rope_type": kind, **scaled}
 
 
-def of_metadata(get: Callable[[str], Any]) -> dict[str, Any]:
-    """Hyper.rope of a GGUF file. get: the value of a key after the architecture's name, None if it is not there."""
+def of_metadata(
+    get: Callable[[str], Any], *, known: Mapping[str, Any] | None = None, log: float = 0.0
+) -> dict[str, Any]:
+    """Hyper.rope of a GGUF file. get: the value of a key after the architecture's name, None if it is not there. known, log: as in `scaling_metadata`."""
     scaling = get("rope.scaling.type") or "linear"  # files older than the key mean this
     factor = shortest(get("rope.scaling.factor") or get("rope.scale_linear"))
     if scaling not in ("linear", "yarn") or factor is None or factor == 1.0:
@@ -87,6 +89,10 @@ def of_metadata(get: Callable[[str], Any]) -> dict[str, Any]:
             "beta_slow": shortest(get("rope.scaling.yarn_beta_slow")),
         }
         rope |= {k: v for k, v in more.items() if v is not None}
+        if log and (product := get("rope.scaling.yarn_log_multiplier")) is not None:
+            mscale = real_number(product, "rope.scaling.yarn_log_multiplier", file=None) / log
+            rope |= dict.fromkeys(("mscale", "mscale_all_dim"), float(f"{mscale:.6g}"))  # of a float32
+        rope |= known or {}
     return rope
 
 
@@ -119,8 +125,10 @@ def shortest(value: Any) -> Any:
     return value
 
 
-def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
-    """(keys after `{arch}.`, warning) for the scaling of `hyper`. Raises InputError."""
+def scaling_metadata(
+    hyper: Hyper, *, known: Mapping[str, Any] | None = None, log: float = 0.0
+) -> tuple[dict[str, Meta], str | None]:
+    """(keys after `{arch}.`, warning) for the scaling of `hyper`. known, log: `yarn` and `yarn_log` of the architecture's table. Raises InputError."""
     rope = hyper.rope
     kind = rope.get("rope_type")
     if kind in (None, "llama3", "proportional"):
@@ -147,7 +155,12 @@ def scaling_metadata(hyper: Hyper) -> tuple[dict[str, Meta], str | None]:
             value = next((rope[s] for s in sources if _number(rope.get(s))), None)
             if value is not None:
                 out[f"rope.scaling.{key}"] = f32(float(value))
-        if lost := [key for key in _WITHOUT_KEY if key in rope]:
+        both = rope.get("mscale_all_dim")
+        if log and isinstance(both, int | float):
+            out["rope.scaling.yarn_log_multiplier"] = f32(log * float(both))
+        said = {"mscale", "mscale_all_dim"} if log and rope.get("mscale") == both else set[str]()
+        said |= {key for key, value in (known or {}).items() if rope.get(key) == value}
+        if lost := [key for key in _WITHOUT_KEY if key in rope and key not in said]:
             return (
                 out,
                 f"GGUF has no key for {', '.join(lost)} of this yarn scaling: long contexts will differ a little",

@@ -146,8 +146,10 @@ def _complete(group: _Group, hyper: Hyper, file: object) -> list[Weight]:
 # ---------------------------------------------------------------- and back
 
 
-def hf_maps(weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object) -> Mapped:
-    """Raises InputError for tensors that do not fit, UnsupportedError where a part of a Hugging Face tensor is missing."""
+def hf_maps(
+    weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object, *, packed: bool = False
+) -> Mapped:
+    """packed: moves of some codecs alone are taken for these. Raises InputError for tensors that do not fit, UnsupportedError where a part of a Hugging Face tensor is missing."""
     out = Mapped()
     owners = _owners(record)
     slots: list[TensorMap | dict[str, Weight]] = []
@@ -155,7 +157,8 @@ def hf_maps(weights: Iterable[Weight], record: Architecture, hyper: Hyper, file:
     found: list[tuple[tuple[int, str], dict[str, Weight]]] = []
     for weight in weights:
         block = _LAYER.fullmatch(weight.name)
-        move = next((m for m in owners.get(block[2], ()) if m.fits(weight.codec.name)), None) if block else None
+        stored_as = weight.codec.name if packed else ""
+        move = next((m for m in owners.get(block[2], ()) if m.fits(stored_as)), None) if block else None
         if block is not None and move is not None:
             key = (int(block[1]), move.source)
             if key not in groups:

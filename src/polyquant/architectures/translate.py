@@ -142,7 +142,7 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
             dropped[weight.name] = f"said by {number.key}"
         elif hyper.tied and family.names.to_gguf(weight.name) == "output.weight":
             dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
-        elif (reason := family.left_out(weight.name)) is not None:
+        elif (reason := family.left_out(weight.name, hyper.layers)) is not None:
             dropped[weight.name] = reason
         else:
             yield weight
@@ -220,12 +220,16 @@ def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnin
 
 
 def to_hf(
-    checkpoint: Checkpoint, *, dtype: str | None = None, quantization_config: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: str | None = None,
+    quantization_config: Mapping[str, Any] | None = None,
+    packed: bool = False,
 ) -> Translation:
     """Hugging Face names and the small files (config.json, generation_config.json, tokenizer) of a GGUF checkpoint.
 
     dtype: of the matrices that will be written, as config.json calls it; None: the source's if they are floats of one type, else
-    bfloat16. quantization_config: goes into config.json. Unknown
+    bfloat16. quantization_config: goes into config.json. packed: weights may have the names of tensors that another tool packs their codes into. Unknown
     architectures keep their tensor names, with a warning. Raises InputError.
     """
     metadata = checkpoint.metadata
@@ -254,7 +258,7 @@ def to_hf(
     else:
         hyper = family.hyper.read_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
         hyper = replace(hyper, rope=rope_tensors.restored(checkpoint, hyper, dropped, warnings) or hyper.rope)
-        tensors = _hf_tensors(checkpoint, family, hyper, dropped, warnings)
+        tensors = _hf_tensors(checkpoint, family, hyper, warnings, packed=packed)
         config = {
             "architectures": [family.class_name],
             "model_type": family.model_type,
@@ -297,10 +301,10 @@ def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
 
 
 def _hf_tensors(
-    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
+    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, warnings: list[str], *, packed: bool
 ) -> tuple[TensorMap, ...]:
     stored = (w for w in checkpoint.values() if w.name not in family.constant_names)
-    mapped = hf_maps(stored, family, hyper, checkpoint.path)
+    mapped = hf_maps(stored, family, hyper, checkpoint.path, packed=packed)
     seen: set[str] = set()
     for made in mapped.maps:
         if made.target in seen:

@@ -12,7 +12,7 @@ from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, Hyper, whole_
 from polyquant.errors import InputError
 
 __all__ = [
-    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "layer_types", "nowhere", "where_asked", "where_listed",
+    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "nowhere", "where_asked", "where_listed",
 ]  # fmt: skip
 
 Windows: TypeAlias = Callable[[Mapping[str, Any], int, object], tuple[int, ...]]
@@ -32,6 +32,11 @@ def in_every_layer(config: Mapping[str, Any], layers: int, file: object) -> tupl
     return (window,) * layers if window else ()
 
 
+def in_every_layer_if_said(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
+    """Mixtral: as Mistral, but no window where config.json does not name one."""
+    return in_every_layer(config, layers, file) if "sliding_window" in config else ()
+
+
 def where_asked(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
     """Qwen: with `use_sliding_window`, where `layer_types` says so, else from layer `max_window_layers` on."""
     window = _size(config, file) if config.get("use_sliding_window") is True else 0
@@ -49,11 +54,11 @@ def all_but_every(period: int) -> Pattern:
     return lambda layer: (layer + 1) % period != 0
 
 
-def where_listed(pattern: Pattern) -> Windows:
-    """Where `layer_types` says so, else by the pattern."""
+def where_listed(pattern: Pattern, size: int = 4096) -> Windows:
+    """Where `layer_types` says so, else by the pattern. size: where config.json does not name it."""
 
     def read(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
-        window = _size(config, file)
+        window = _size({"sliding_window": size, **config}, file)
         listed = _listed(config, layers, window, file)
         return tuple(window if pattern(i) else 0 for i in range(layers)) if listed is None else listed
 

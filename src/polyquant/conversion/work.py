@@ -26,6 +26,7 @@ from polyquant.types import (
     F32,
     Action,
     Affine,
+    Blocks,
     Checkpoint,
     Codec,
     Floats,
@@ -80,6 +81,8 @@ def _transcoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bo
     assert step.source is not None
     if step.target.form is Ternary and step.source.form is Ternary:
         return transcode(parts, shape, step.source, step.target)[0], None
+    if step.target.form is Blocks and step.source.form is Blocks:
+        return step.target.pack(step.source.unpack(parts, shape)), None
     return _recoded(step, _codes_of(step.source, parts, shape), measure=measure)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polyquant.capabilities import HoldsBlocks
 from polyquant.codecs import affine_forms
 from polyquant.codecs.trellis_forms import same_codes
 from polyquant.operations import Same
 from polyquant.registry import codec
 from polyquant.types import Action, Affine, Blocks, Codec, Floats, TensorMap, TrellisCodes, Weight
 
-__all__ = ["action_of", "common", "survives"]
+__all__ = ["action_of", "blocks_of", "common", "survives"]
 
 
 def common(weights: Sequence[Weight]) -> Codec:
@@ -54,4 +55,11 @@ def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
         return (len(tensor.sources) == 1 or target.row_sliced) and affine_forms.same_codes(weight, target)
     if have.form is target.form and have.form not in (Blocks, TrellisCodes):
         return True
+    if have.form is Blocks and target.form is Blocks:
+        return blocks_of(have) == blocks_of(target)
     return same_codes(have, target, tensor.shape)
+
+
+def blocks_of(codec: Codec) -> str:
+    """The codec whose blocks a codec's codes are: its own name for most."""
+    return codec.holds if isinstance(codec, HoldsBlocks) else codec.name

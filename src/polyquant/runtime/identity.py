@@ -11,6 +11,7 @@ from polyquant.architectures.find import known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope_tensors import restored
+from polyquant.capabilities import HoldsBlocks
 from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.c8 import grid_name
@@ -51,7 +52,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 _READ = ("bitnet", "exl3")  # quantizations whose scales the weights carry
-_DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")  # the same, where weights were decoded
+_DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4")  # the same, where weights were decoded
 
 
 def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
@@ -66,7 +67,7 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     if checkpoint.describes_itself:
         return
     file = checkpoint.path / "config.json"
-    decoded = any(only_read(w.codec) for w in checkpoint.values())
+    decoded = any(only_read(w.codec) or isinstance(w.codec, HoldsBlocks) for w in checkpoint.values())
     bits = checkpoint.config.get("quantization_bit")
     if bits and not decoded:
         raise UnsupportedError(

@@ -161,6 +161,9 @@ def tiny_hyper(record: Architecture) -> Hyper:
     rotated = int(size * share) if isinstance(share, float) else 0
     activation = str(rows["activation"].default if "activation" in rows else "silu")
     more = {name: _sample(key) for name, key in rows.items() if name not in _FIELDS}
+    for name, key in rows.items():
+        if name in more and key.kind != "text" and isinstance(key.default, str):
+            more[name] = usual[key.default]
     return Hyper(
         **usual, rope={}, activation=activation, tied=False, rotated=rotated if rotated != size else 0, more=more
     )

@@ -15,6 +15,7 @@ from polyquant.capabilities import (
     Fitted,
     Grouped,
     HoldsBias,
+    HoldsBlocks,
     Opaque,
     Ordered,
     OwnProduct,
@@ -32,7 +33,20 @@ from polyquant.ops import native
 from polyquant.ops.matmul import Group, round_activations
 from polyquant.rows import experts
 from polyquant.testing.refusals import refused
-from polyquant.types import F32, Affine, ArraySpec, Codec, Floats, Parts, Rounding, Shape, Ternary, Weight, as_matrix
+from polyquant.types import (
+    F32,
+    Affine,
+    ArraySpec,
+    Blocks,
+    Codec,
+    Floats,
+    Parts,
+    Rounding,
+    Shape,
+    Ternary,
+    Weight,
+    as_matrix,
+)
 
 __all__ = ["check_capabilities"]
 
@@ -52,6 +66,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     opaque           says why
     symbols          as many as weights
     rows             those of the whole
+    blocks           are of the codec that is named, and come back
     bits, groups, offsets   those of the unpacked codes
     stacks           one matrix of a stack, taken out, decodes as it does inside; row_sliced codecs have it for nothing
     trellis          the codec that is named has the same numbers
@@ -169,6 +184,10 @@ def _check_fields(codec: Codec, said: Swappable) -> None:
 
 def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
     codes = codec.unpack(parts, shape)
+    if isinstance(codec, HoldsBlocks):
+        assert isinstance(codes, Blocks) and codes.codec == codec.holds
+        for part, array in codec.pack(codes).items():
+            np.testing.assert_array_equal(array, np.asarray(parts[part]).reshape(array.shape))
     if isinstance(codec, WithBits):
         assert isinstance(codec.bits, int) and 1 <= codec.bits <= 8, codec.bits
     if isinstance(codes, Affine):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyquant.architectures import translate
-from polyquant.capabilities import Tiled
+from polyquant.capabilities import HoldsBlocks, Tiled
 from polyquant.codecs import affine_forms
 from polyquant.errors import PlanError
 from polyquant.formats.actions import survives
@@ -66,6 +66,8 @@ class GGUFTarget(PlainTarget):
         """Almost everything has a type number; packed BitNet becomes I2_S, trellis codes become floats."""
         if have.name.startswith("hf_bitnet") or tensor.ternarize:
             return Choice(codec("i2_s.x86"), "ternary")
+        if isinstance(have, HoldsBlocks):
+            return Choice(codec(have.holds), "codes kept")
         return super().kept(have, tensor) if have.form is TrellisCodes else Choice(have, "kept")
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:

@@ -271,7 +271,9 @@ def _quantized(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
         try:
             weight = method[0].weight_of(module, described, method[1], partial(read_small, found.tensors))
         except InputError as e:
-            home = next(shard for name, (shard, _) in found.tensors.items() if name.startswith(f"{module}."))
+            home = next(
+                shard for name, (shard, _) in found.tensors.items() if name.startswith((f"{module}.", f"{module}_"))
+            )
             yield _say("HF063", ERROR, e, home.source.path, module)
             continue
         if isinstance(weight, str):

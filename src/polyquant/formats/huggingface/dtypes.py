@@ -7,7 +7,9 @@ from typing import Any
 
 from polyquant.codecs.dtypes import BY_NUMPY, word_of
 from polyquant.codecs.exl3 import EXL3
+from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.errors import PlanError
+from polyquant.formats.huggingface import mxfp4
 from polyquant.formats.huggingface.exl3 import stored_names
 from polyquant.registry import codec
 from polyquant.types import Codec, Shape
@@ -34,6 +36,10 @@ def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, st
         return [(part, name, dtype, shape) for part in target.specs(shape)]
     if isinstance(target, EXL3):
         return stored_names(name, shape, target)
+    if target is HF_MXFP4:
+        if not name.endswith(mxfp4.BLOCKS):
+            raise PlanError("only stacks of experts called *_blocks can be MXFP4 in a folder", tensor=name)
+        return mxfp4.stored_names(name, shape)
     if not target.name.startswith(PACKED):
         raise PlanError(
             f"a Hugging Face folder cannot hold {target.name}",

@@ -30,8 +30,10 @@ class _HuggingFace(FolderFormat):
     def carry(self, checkpoint: Checkpoint) -> Translation:
         from polyquant.architectures.translate import float_config
         from polyquant.codecs.affine_forms import only_read
+        from polyquant.formats.huggingface.mxfp4 import as_floats
 
         carried = super().carry(checkpoint)
+        carried = replace(carried, tensors=tuple(as_floats(t, checkpoint) for t in carried.tensors))
         if "config.json" in carried.files and any(only_read(w.codec) for w in checkpoint.values()):
             # no folder is written with such weights
             config = float_config(carried.files["config.json"])

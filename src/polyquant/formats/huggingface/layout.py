@@ -9,6 +9,8 @@ from typing import Any
 from polyquant.errors import PlanError
 from polyquant.formats.huggingface.dtypes import PACKED, bitnet_codec, stored_tensors
 from polyquant.formats.huggingface.exl3 import METHOD, exl3_config
+from polyquant.formats.huggingface.mxfp4 import METHOD as MXFP4
+from polyquant.formats.huggingface.mxfp4 import mxfp4_config
 from polyquant.storage import strict_json
 from polyquant.storage.folder import base_name
 from polyquant.storage.safetensors import header_bytes
@@ -16,7 +18,7 @@ from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
 __all__ = ["lay_out"]
 
-_GONE = (METHOD, "polyquant_trellis")
+_GONE = (METHOD, MXFP4, "polyquant_trellis")
 """Methods whose weights, if they are none of the tensors any more, were decoded or are in another form now."""
 _INDEX = "model.safetensors.index.json"
 _Stored = tuple[tuple[str, str], ArraySpec, str, str, Shape]
@@ -82,6 +84,8 @@ def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapp
     if exl3 is not None:
         kept: Mapping[str, Any] = quantization if method == METHOD and isinstance(quantization, dict) else {}
         return _with_config(files, {**config, "quantization_config": {**kept, **exl3}})
+    if (mxfp4 := mxfp4_config(tensors)) is not None:
+        return _with_config(files, {**config, "quantization_config": quantization if method == MXFP4 else mxfp4})
     if method in _GONE and not kinds:
         del config["quantization_config"]
         return _with_config(files, config)

@@ -227,7 +227,7 @@ def _quantized(
         try:
             found = method.weight_of(module, described, said, partial(read_small, tensors))
         except InputError as e:
-            home = next(shard for name, (shard, _) in tensors.items() if name.startswith(f"{module}."))
+            home = next(shard for name, (shard, _) in tensors.items() if name.startswith((f"{module}.", f"{module}_")))
             raise InputError(
                 e.message, file=home.source.path, tensor=module, expected=e.expected, found=e.found, hint=e.hint
             ) from None

@@ -4,6 +4,7 @@
     awq                 X.qweight X.qzeros X.scales                                               formats/huggingface/awq.py
     compressed-tensors  X.weight | X.weight_packed X.weight_shape, X.weight_scale, ...            formats/huggingface/compressed.py
     fp8, fbgemm_fp8     X.weight, X.weight_scale | X.weight_scale_inv                             formats/huggingface/fp8.py
+    mxfp4               X_blocks X_scales, the weight X_blocks                                    formats/huggingface/mxfp4.py
     chatglm             X.weight X.weight_scale, config.json's own key quantization_bit           formats/huggingface/chatglm.py
 
 The first tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead, ModelOpt hf_quant_config.json: read where config.json says nothing.
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from polyquant.formats.huggingface import awq, chatglm, compressed, fp8, gptq
+from polyquant.formats.huggingface import awq, chatglm, compressed, fp8, gptq, mxfp4
 from polyquant.formats.huggingface.scheme import Described, Found, Read
 from polyquant.storage import folder as folders
 from polyquant.storage import strict_json
@@ -48,7 +49,7 @@ def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | N
     said = config.get("quantization_config")
     method = said.get("quant_method") if isinstance(said, dict) else None
     known: dict[str, Method] = {
-        "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8, "fbgemm_fp8": fp8,
+        "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8, "fbgemm_fp8": fp8, mxfp4.METHOD: mxfp4,
     }  # fmt: skip
     return (known[method], said) if isinstance(said, dict) and isinstance(method, str) and method in known else None
 

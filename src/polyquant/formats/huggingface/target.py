@@ -1,16 +1,24 @@
-"""Writing a Hugging Face folder: floats, packed BitNet, EXL3."""
+"""Writing a Hugging Face folder: floats, packed BitNet, EXL3, and MXFP4 that is MXFP4 already."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from polyquant.architectures import translate
+from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.trellis_forms import as_exl3
+from polyquant.errors import PlanError
+from polyquant.formats.actions import blocks_of, common
 from polyquant.formats.huggingface.layout import lay_out
+from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
-from polyquant.formats.plain_target import PlainTarget
+from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
 from polyquant.formats.protocol import Choice, Planning
 from polyquant.formats.steps import Step
-from polyquant.types import Codec, Layout, TensorMap, TrellisCodes
+from polyquant.recipes.recipe import Facts, Recipe
+from polyquant.types import Checkpoint, Codec, Layout, TensorMap, Translation, TrellisCodes
 
 __all__ = ["HuggingFaceTarget"]
 
@@ -20,10 +28,37 @@ class HuggingFaceTarget(PlainTarget):
 
     options = HuggingFaceOptions
 
+    def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
+        """From GGUF to Hugging Face's names; without a recipe codes may stay as another tool packs them."""
+        return translate.to_hf(source, dtype=TORCH_NAMES.get(recipe.base or ""), packed=recipe.base is None)
+
+    def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
+        """MXFP4 that no recipe changes stays as it is stored."""
+
+        def kept(tensor: TensorMap) -> TensorMap:
+            name, _ = planning.recipe.choose((tensor.target, *tensor.sources), planning.facts)
+            return as_stored(tensor, planning.source) if name is None else tensor
+
+        tensors = tuple(kept(t) for t in planning.translation.tensors)
+        return super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
+
+    def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
+        """Raises PlanError for a rule that decodes one of the tensors that are laid out as MXFP4."""
+        chosen = super().choose(source, tensor, recipe, facts, options)
+        if _packed(common([source[n] for n in tensor.sources]), tensor) and chosen.codec is not HF_MXFP4:
+            raise PlanError(
+                f"MXFP4 experts cannot become {chosen.codec} one by one",
+                tensor=tensor.target,
+                hint="give a codec for all matrices, e.g. --codec bf16",
+            )
+        return chosen
+
     def kept(self, have: Codec, tensor: TensorMap) -> Choice:
         """Trellis codes that EXL3 can hold keep their codes."""
         if have.form is TrellisCodes and (exl3 := as_exl3(have, tensor.shape)) is not None:
             return Choice(exl3, "codes kept")
+        if _packed(have, tensor):
+            return Choice(HF_MXFP4, "codes kept")
         return super().kept(have, tensor)
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
@@ -31,3 +66,8 @@ class HuggingFaceTarget(PlainTarget):
         specs, files = [s.spec for s in steps], planning.translation.files
         size = planning.options.shard_bytes
         return lay_out(specs, files) if size is None else lay_out(specs, files, shard_bytes=size)
+
+
+def _packed(have: Codec, tensor: TensorMap) -> bool:
+    """True for a tensor whose name says that it is stored as MXFP4, and which is."""
+    return tensor.target.endswith(BLOCKS) and blocks_of(have) == HF_MXFP4.holds

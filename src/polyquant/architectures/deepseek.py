@@ -1,0 +1,131 @@
+"""DeepSeek-V2, DeepSeek-V3 and R1 (DeepSeek-AI 2024): latent attention (MLA), groups of experts, shared experts. Both are `deepseek2` in GGUF; V3's router is
+a sigmoid with a bias that chooses.
+
+Keys and values of a head are K_b c and V_b c of one vector c = norm(A x) [kv_lora]; beside it one rotated key for all heads. GGUF holds K_b turned, so that
+queries can be multiplied with it: q K_b c = (K_b^T q) c. Its key_length and value_length are those of the attention over c, one head of keys for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import USUAL, Key
+from polyquant.architectures.keys import expert_keys, gating_key, group_keys
+from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.qwen_moe import EXPERTS
+from polyquant.architectures.record import Architecture, Bias
+from polyquant.gguf_values import u32
+from polyquant.operations import Operation, Reshape, Slice, Transpose, chain
+from polyquant.types import Meta, Shape
+
+__all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "SHARED_EXPERTS"]
+
+SHARED_EXPERTS = {f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+_NAMES = {
+    **{hf: gguf for hf, gguf in LLAMA_NAMES.items() if gguf not in ("attn_k", "attn_v")},
+    **SHARED_EXPERTS,
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",  # whole in files from before 2025
+    "mlp.gate": "ffn_gate_inp",
+}
+
+
+def _of_heads(start: Callable[[Hyper], int], stop: Callable[[Hyper], int], *after: Operation) -> Make:
+    """Rows [start, stop) of each head of kv_b_proj [heads * (nope + value), kv_lora]."""
+
+    def make(hyper: Hyper, shape: Shape) -> Operation:
+        each = hyper.count("nope_head") + hyper.count("value_head")
+        return chain(Reshape((hyper.heads, each, shape[-1])), Slice(start(hyper), stop(hyper), axis=1), *after)
+
+    return make
+
+
+def _both(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
+    (heads, lora, nope), (_, value, _) = shapes
+    return heads * (nope + value), lora
+
+
+_KV_B = Split(
+    "self_attn.kv_b_proj.weight",
+    {
+        "attn_k_b.weight": _of_heads(lambda h: 0, lambda h: h.count("nope_head"), Transpose()),
+        "attn_v_b.weight": _of_heads(
+            lambda h: h.count("nope_head"), lambda h: h.count("nope_head") + h.count("value_head")
+        ),
+    },
+    _both,
+)
+
+
+def _nope(get: Callable[..., Any]) -> Any:
+    """What of a head's keys does not rotate."""
+    whole, rope = get("attention.key_length_mla", "attention.key_length"), get("rope.dimension_count")
+    return whole - rope if isinstance(whole, int) and isinstance(rope, int) else None
+
+
+def _lengths(hyper: Hyper) -> Mapping[str, Meta]:
+    lora, rope = hyper.count("kv_lora"), hyper.head_size
+    return {
+        "attention.head_count_kv": u32(1),
+        "attention.key_length": u32(lora + rope),
+        "attention.value_length": u32(lora),
+        "attention.key_length_mla": u32(hyper.count("nope_head") + rope),
+    }
+
+
+def _config(hyper: Hyper) -> Mapping[str, Any]:
+    limited = hyper.count("expert_groups") > 1
+    topk = "noaux_tc" if hyper.count("gating") == 2 else "group_limited_greedy" if limited else "greedy"
+    return {"num_key_value_heads": hyper.heads, "topk_method": topk}
+
+
+_TABLE = USUAL.changed(
+    kv_heads={"config": (), "gguf": None},
+    head_dim={"config": ("qk_rope_head_dim",), "gguf": None, "default": 64, "read_gguf": lambda get: get("rope.dimension_count")},
+    vocab={"write": "always"},
+    rotated={"config": (), "write": "always"},
+).plus(
+    Key("rope_head", (), default="head_dim"),
+    Key("nope_head", ("qk_nope_head_dim",), default=128, read_gguf=_nope),
+    Key("value_head", ("v_head_dim",), "attention.value_length_mla", aliases=("attention.value_length",), default=128),
+    Key("q_lora", ("q_lora_rank",), "attention.q_lora_rank", default=0, low=0, write="where set", say=lambda n: {"q_lora_rank": n or None}),
+    Key("kv_lora", ("kv_lora_rank",), "attention.kv_lora_rank", default=512),
+    *expert_keys("n_routed_experts"),
+    *group_keys(),
+)  # fmt: skip
+
+DEEPSEEK_V2 = Architecture(
+    name="deepseek2",
+    model_type="deepseek_v2",
+    class_name="DeepseekV2ForCausalLM",
+    reads=("deepseek_v2",),
+    names=NameTable(_NAMES, exact={"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
+    moves=(*EXPERTS, _KV_B),
+    hyper=replace(_TABLE.plus(gating_key()), yarn_log=0.1, more_metadata=_lengths, more_config=_config),
+    layer=ConvertedOnly(),
+    pairs=True,
+    biases=(Bias(("attn_kv_a_mqa", "attn_q_a", "attn_output"), "attention_bias"),),
+    behind_last="a layer that predicts the token after the next (MTP), which deepseek2 does not run",
+)
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2,
+    model_type="deepseek_v3",
+    class_name="DeepseekV3ForCausalLM",
+    reads=("deepseek_v3",),
+    gguf_told_by=("expert_gating_func=2",),
+    hyper=replace(
+        DEEPSEEK_V2.hyper,
+        keys=(*_TABLE.keys, gating_key(default="sigmoid")),
+        written={"num_nextn_predict_layers": 0, "rope_interleave": True},
+    ),
+)

@@ -1,0 +1,90 @@
+"""gpt-oss (OpenAI 2025): attention with sinks, windows in every second layer from the first on, biases everywhere; the router's softmax is over the chosen
+experts, which compute (clip(u) + 1) * g sigmoid(1.702 g), g = clip(G n), clipped at 7.
+
+Experts as floats lie [experts, in, out], the columns of gate and up in turn; as MXFP4 they lie [experts, out, in], rows of gate and up in turn.
+The correction range of its yarn is not rounded to whole numbers (`truncate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyquant.architectures.changes import Transposed
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.keys import constant, expert_keys, experts_as_wide, sliding_window
+from polyquant.architectures.mixtral import ATTENTION_NAMES
+from polyquant.architectures.moves import Make, Move, turned_halves
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
+from polyquant.operations import SAME, Operation, Slice
+from polyquant.types import Shape
+
+__all__ = ["GPT_OSS"]
+
+_EXPERTS = "mlp.experts."
+_PACKED = ("mxfp4", "hf_mxfp4")
+
+
+def _in_turn(first: int, axis: int) -> Make:
+    """Every second entry of an axis counted from the end."""
+
+    def make(hyper: Hyper, shape: Shape) -> Operation:
+        at = len(shape) + axis
+        return Slice(first, shape[at], 2, axis=at)
+
+    return make
+
+
+def _pair(source: str, suffix: str, axis: int, codecs: tuple[str, ...] = ()) -> Move:
+    """Gate and up, whose entries of an axis lie in turn."""
+
+    def before(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
+        at = len(shapes[0]) + axis
+        return (*shapes[0][:at], 2 * shapes[0][at], *shapes[0][at + 1 :])
+
+    targets = {f"ffn_{part}_exps.{suffix}": _in_turn(i, axis) for i, part in enumerate(("gate", "up"))}
+    return Move(source, targets, before, codecs)
+
+
+GPT_OSS = Architecture(
+    name="gpt-oss",
+    model_type="gpt_oss",
+    class_name="GptOssForCausalLM",
+    reads=("gpt_oss",),
+    names=NameTable(
+        {**ATTENTION_NAMES, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+        exact={
+            "self_attn.sinks": "attn_sinks.weight",
+            f"{_EXPERTS}down_proj": "ffn_down_exps.weight",
+            f"{_EXPERTS}down_proj_bias": "ffn_down_exps.bias",
+        },
+    ),
+    changes={"ffn_down_exps": Transposed},
+    moves=(
+        _pair(f"{_EXPERTS}gate_up_proj_blocks", "weight", -2, _PACKED),
+        Move(
+            f"{_EXPERTS}down_proj_blocks", {"ffn_down_exps.weight": lambda hyper, shape: SAME}, lambda hyper, shapes: shapes[0], _PACKED
+        ),
+        turned_halves(f"{_EXPERTS}gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", interleaved=True),
+        _pair(f"{_EXPERTS}gate_up_proj_bias", "bias", -1),
+    ),
+    hyper=replace(
+        USUAL.changed(norm_eps={"default": 1e-5}, rotated={"config": (), "gguf": None}).plus(
+            *expert_keys("num_local_experts", feed_forward=None),
+            experts_as_wide(),
+            sliding_window(default=128),
+            constant("gating", 3),
+        ),
+        windows=where_listed(all_but_every(2), size=128),
+        gguf_windows=gguf_windows(all_but_every(2)),
+        yarn={"truncate": False},
+        written={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+        more_config=layer_types,
+    ),
+    layer=ConvertedOnly(),
+    biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
+)  # fmt: skip

@@ -49,7 +49,7 @@ native: $(INSTALLED)
 	$(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	  > build-dev.log 2>&1 || { cat build-dev.log; exit 1; }
 	$(BIN)/cmake --build build/dev
-	cp build/dev/_native*.so src/polyquant/
+	for so in build/dev/_native*.so; do cp $$so src/polyquant/.new && mv src/polyquant/.new src/polyquant/$$(basename $$so); done
 
 clean:
 	rm -rf build $(VENV) src/polyquant/*.so

@@ -20,6 +20,7 @@ __all__ = [
     "granite_keys",
     "group_keys",
     "layer_norm_eps",
+    "never_normed",
     "no_head_dim",
     "said_count",
     "shared_expert_key",
@@ -54,20 +55,23 @@ def expert_keys(
     )
 
 
-def expert_norm_key() -> Key:
-    """Whether the weights of the chosen experts sum to 1, where GGUF has no key for it since its readers take it so."""
+def expert_norm_key(*, readers: bool = True) -> Key:
+    """Whether the weights of the chosen experts sum to 1, where GGUF has no key for it: `readers` know it of the architecture."""
     return Key(
-        "expert_norm", ("norm_topk_prob",), default=1, kind="flag", read=lambda said: said.get("norm_topk_prob", False)
-    )
+        "expert_norm", ("norm_topk_prob",), default=int(readers), kind="flag", read=lambda said: said.get("norm_topk_prob", False)
+    )  # fmt: skip
 
 
 def always_normed(hyper: Hyper) -> str | None:
     """HyperTable.unsaid of an architecture with that row."""
-    return (
-        None
-        if hyper.more["expert_norm"]
-        else "GGUF cannot say norm_topk_prob false: runtimes will norm the weights of the experts"
-    )
+    said = "GGUF cannot say norm_topk_prob false: runtimes will norm the weights of the experts"
+    return None if hyper.more["expert_norm"] else said
+
+
+def never_normed(hyper: Hyper) -> str | None:
+    """The same where readers do not norm them."""
+    said = "GGUF cannot say norm_topk_prob true: runtimes will not norm the weights of the experts"
+    return said if hyper.more["expert_norm"] else None
 
 
 def shared_expert_key(config: str) -> Key:

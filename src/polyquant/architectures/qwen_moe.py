@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyquant.architectures.keys import always_normed, expert_keys, expert_norm_key, shared_expert_key
+from polyquant.architectures.keys import always_normed, expert_keys, expert_norm_key, never_normed, shared_expert_key
 from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Layer
 from polyquant.architectures.qwen import QWEN2, QWEN3
 
 __all__ = ["EXPERTS", "QWEN2_MOE", "QWEN3_MOE"]
@@ -34,8 +35,13 @@ QWEN2_MOE = replace(
         {**LLAMA_NAMES, **_SHARED, "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
     ),
     moves=EXPERTS,
-    hyper=QWEN2.hyper.plus(*expert_keys(), shared_expert_key("shared_expert_intermediate_size")),
-    layer=ConvertedOnly(),
+    hyper=replace(
+        QWEN2.hyper.plus(
+            *expert_keys(), shared_expert_key("shared_expert_intermediate_size"), expert_norm_key(readers=False)
+        ),
+        unsaid=never_normed,
+    ),
+    layer=Layer(feed_forward=Mixture(shared=True, shared_gate=True)),
 )
 QWEN3_MOE = replace(
     QWEN3,
@@ -46,5 +52,5 @@ QWEN3_MOE = replace(
     names=NameTable({**QWEN3.names.layer, "mlp.gate": "ffn_gate_inp"}),
     moves=EXPERTS,
     hyper=replace(QWEN3.hyper.plus(*expert_keys(), expert_norm_key()), unsaid=always_normed),
-    layer=ConvertedOnly(),
+    layer=replace(QWEN3.layer, feed_forward=Mixture(normed=True)),
 )

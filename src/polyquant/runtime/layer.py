@@ -22,12 +22,11 @@ __all__ = ["ParallelLayer", "SequentialLayer", "computes"]
 class SequentialLayer:
     """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1."""
 
-    recordable = True
-
     def __init__(self, layer: Record, site: Site) -> None:
         self.attention = computes(layer.attention)(layer.attention, site)
         self.feed_forward = computes(layer.feed_forward)(layer.feed_forward, site)
         self.scale = site.hyper.real("residual_scale", 1.0)
+        self.recordable = all(getattr(part, "recordable", True) for part in (self.attention, self.feed_forward))
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """See decoder.Layer."""
@@ -37,7 +36,10 @@ class SequentialLayer:
     @property
     def places(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        return tuple(Place(part, key) for part in (self.attention, self.feed_forward) for key in part.linears)
+        parts = (
+            inner for part in (self.attention, self.feed_forward) for inner in (part, *getattr(part, "nested", ()))
+        )
+        return tuple(Place(part, key) for part in parts for key in part.linears)
 
 
 class ParallelLayer(SequentialLayer):

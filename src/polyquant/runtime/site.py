@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from polyquant.runtime.c8 import C8
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm, read_norm
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import F32, Shape
+from polyquant.types import F32, Shape, Weight
 
 __all__ = ["Place", "Site"]
 
@@ -50,6 +51,22 @@ class Site:
     def matrix(self, stem: str, shape: Shape) -> F32:
         """The weight of that stem as floats. Raises InputError."""
         return np.ascontiguousarray(self.tensors.weight(f"{self._name(stem)}.weight", shape).dequantize(), np.float32)
+
+    def stack(self, stem: str, shape: Shape) -> Weight:
+        """The matrices [experts, n, k] of that stem. Raises InputError."""
+        return self.tensors.weight(f"{self._name(stem)}.weight", shape)
+
+    def optional_bias(self, stem: str, *shape: int) -> F32 | None:
+        """The bias of that stem as floats of this shape, None if there is none. Raises InputError for another number of entries."""
+        name = f"{self._name(stem)}.bias"
+        if name not in self.tensors:
+            return None
+        found = self.tensors.floats(name)
+        if found.size != math.prod(shape):
+            raise InputError(
+                "wrong shape for this configuration", tensor=name, expected=list(shape), found=list(found.shape)
+            )
+        return np.ascontiguousarray(found.reshape(shape), np.float32)
 
     def number(self, key: str) -> float:
         """This layer's entry of a list of numbers (record.LayerNumber), called by its key in GGUF. Raises InputError."""

@@ -52,6 +52,11 @@ class Tensors:
         """The name in the checkpoint, for messages."""
         return self.derived[name].sources[0] if name in self.derived else self.names[name]
 
+    def floats(self, name: str) -> F32:
+        """The tensor of that name as floats of its own shape. Raises as `weight`."""
+        found = self.derived[name].shape if name in self.derived else self.checkpoint[self.names[name]].shape
+        return np.asarray(self.weight(name, found).dequantize(), np.float32)
+
     def weight(self, name: str, shape: Shape) -> Weight:
         """The tensor of that name. Raises InputError if it is missing or has another shape, UnsupportedError if it cannot be decoded."""
         file = self.checkpoint.path

@@ -1,0 +1,79 @@
+"""The feed-forward part of a mixture of experts, as a value: see parts.py. GGUF stacks the experts, [experts, width, hidden] and [experts, hidden, width].
+
+Which layers have experts is said by hyper-parameters: none before `first_dense`, and of the others each `expert_step`-th.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.parts import Feed, FeedForward
+from polyquant.types import Shape
+
+__all__ = ["Mixture"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A router and experts behind a norm; a plain feed-forward part where a layer has none.
+
+    dense: of layers without experts. norm: the stem of the norm before it; post_norm: one behind it. gated: experts compute activation(gate) * up, else activation(up);
+    clamped: GPT-OSS's own product of gate and up. gating, normed: how logits become weights, unless Hyper's `gating` and `expert_norm` say it; eps, least: weights are divided by
+    max(their sum, least) + eps. group_score: of a group of experts. weighed: where weights go. shared: all tokens have a further expert, behind a gate of
+    its own (shared_gate).
+    """
+
+    dense: FeedForward = field(default_factory=FeedForward)
+    norm: str = "ffn_norm"
+    post_norm: bool = False
+    gated: bool = True
+    clamped: bool = False
+    activations: tuple[str, ...] = ("silu", "swish")
+    gating: Literal["softmax", "sigmoid", "softmax_after_topk"] = "softmax"
+    normed: bool = False
+    eps: float = 0.0
+    least: float = 0.0
+    group_score: Literal["max", "top2"] = "max"
+    weighed: Literal["outputs", "inputs"] = "outputs"
+    shared: bool = False
+    shared_gate: bool = False
+    runtime: ClassVar[str] = "polyquant.runtime.mixture:feed_forward"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Stems of the first matrices: without `_exps` or `_shexp`."""
+        return ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """See parts.Part: of layers with experts, and of those without."""
+        kinds = ("exps", "shexp") if self.shared else ("exps",)
+        gates = ("ffn_gate_inp_shexp",) if self.shared_gate else ()
+        readers = ("ffn_gate_inp", *gates, *(f"{stem}_{kind}" for kind in kinds for stem in self.inputs))
+        last: Literal["product", "activation"] = "product" if self.gated and not self.clamped else "activation"
+        outputs = (Feed(f"ffn_up_{kind}", (f"ffn_down_{kind}",), last) for kind in kinds)
+        return Feed(self.norm, readers, "norm"), *outputs, *self.dense.feeds
+
+    def has_experts(self, hyper: Hyper, index: int) -> bool:
+        """True if layer `index` has some."""
+        step = hyper.count("expert_step") or 1
+        return hyper.count("experts") > 0 and index >= hyper.count("first_dense") and (index + 1) % step == 0
+
+    def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
+        """See parts.Part."""
+        if not self.has_experts(hyper, index):
+            return self.dense.shapes(hyper, index)
+        count, hidden = hyper.count("experts"), hyper.hidden
+        width = hyper.count("expert_feed_forward") or hyper.feed_forward
+        out: dict[str, Shape] = {self.norm: (hidden,), "ffn_gate_inp": (count, hidden)}
+        out |= {f"{stem}_exps": (count, width, hidden) for stem in self.inputs} | {
+            "ffn_down_exps": (count, hidden, width)
+        }
+        if self.shared:
+            wide = hyper.count("shared_feed_forward") or width * max(1, hyper.count("shared_experts"))
+            out |= {f"{stem}_shexp": (wide, hidden) for stem in self.inputs} | {"ffn_down_shexp": (hidden, wide)}
+        if self.shared_gate:
+            out["ffn_gate_inp_shexp"] = (1, hidden)
+        return out | ({"post_ffw_norm": (hidden,)} if self.post_norm else {})

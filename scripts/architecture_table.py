@@ -64,12 +64,12 @@ def main() -> None:
     golden = {}
     for name in NAMES:
         if (record := of_config(Golden(name).config)) is not None:
-            golden.setdefault(record.class_name, name)
+            golden.setdefault((record.class_name, record.name), name)
     print(HEAD)
     for known in known_architectures():
         cells = ["-", "-", "-", "-"]
-        if known.class_name in golden:
-            found = measured(golden[known.class_name])
+        if (at := (known.class_name, known.name)) in golden:
+            found = measured(golden[at])
             cells = [found["equal"], found["keys"], *found["errors"]]
         runs = "" if known.runs else " (converted only)"
         print(f"| {known.class_name} | {known.name}{runs} | {', '.join(known.traits)} | {' | '.join(cells)} |")

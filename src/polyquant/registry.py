@@ -72,6 +72,9 @@ ARCHITECTURES: dict[str, str] = {
     "qwen3": "polyquant.architectures.qwen:QWEN3",
     "qwen2moe": "polyquant.architectures.qwen_moe:QWEN2_MOE",
     "qwen3moe": "polyquant.architectures.qwen_moe:QWEN3_MOE",
+    "qwen3next": "polyquant.architectures.qwen3_next:QWEN3_NEXT",
+    "qwen35moe": "polyquant.architectures.qwen35:QWEN35_MOE",
+    "qwen35": "polyquant.architectures.qwen35:QWEN35",
     "gpt2": "polyquant.architectures.gpt2:GPT2",
     "mixtral": "polyquant.architectures.mixtral:MIXTRAL",
     "olmoe": "polyquant.architectures.olmoe:OLMOE",
@@ -103,6 +106,17 @@ ARCHITECTURES: dict[str, str] = {
     "bitnet-25": "polyquant.architectures.bitnet:BITNET_25",
     "bitnet": "polyquant.architectures.bitnet:BITNET",
     "chatglm": "polyquant.architectures.chatglm:CHATGLM",
+    "bert": "polyquant.architectures.bert:BERT",
+    "nomic-bert": "polyquant.architectures.nomic_bert:NOMIC_BERT",
+    "modern-bert": "polyquant.architectures.modern_bert:MODERN_BERT",
+    "mamba2": "polyquant.architectures.mamba:MAMBA2",
+    "lfm2": "polyquant.architectures.lfm2:LFM2",
+    "lfm2moe": "polyquant.architectures.lfm2:LFM2_MOE",
+    "granitehybrid-moe": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID_MOE",
+    "granitehybrid": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID",
+    "falcon-h1": "polyquant.architectures.falcon_h1:FALCON_H1",
+    "nemotron_h_moe": "polyquant.architectures.nemotron_h_moe:NEMOTRON_H_MOE",
+    "nemotron_h": "polyquant.architectures.nemotron_h:NEMOTRON_H",
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 import polyquant
 from golden import VECTORS
+from polyquant.architectures.find import of_config
 from polyquant.opening import open_checkpoint
 
 ROOT = VECTORS / "architectures"
@@ -50,13 +51,13 @@ class Golden:
             return {k: z[k] for k in z.files}
 
     def to_gguf(self, target: Path, *, exact: bool = False) -> Path:
-        """As the real converter wrote it: MXFP4 stays what it is. exact: without rounding (OLMo 2's is F16 of F32)."""
-        if any(codec == "mxfp4" for _, codec, _ in self.said["tensors"].values()):
+        """As the real converter wrote it (MXFP4 stays what it is); exact: without rounding (OLMo 2's is F16 of F32)."""
+        codec = "f32" if exact and self.codec == "f16" else self.codec
+        if any(stored == "mxfp4" for _, stored, _ in self.said["tensors"].values()):
             recipe = target.with_suffix(".toml")
-            recipe.write_text(MIXED.format(codec=self.codec), encoding="utf-8")
+            recipe.write_text(MIXED.format(codec=codec), encoding="utf-8")
             polyquant.convert(self.folder, target, to="gguf", recipe=str(recipe))
         else:
-            codec = "f32" if exact and self.codec == "f16" else self.codec
             polyquant.convert(self.folder, target, to="gguf", codec=codec)
         return target
 
@@ -95,13 +96,14 @@ def _metadata_differences(ours, wanted: dict) -> list[str]:
 def changed_tensors(golden: Golden, back: Path) -> list[str]:
     """Tensors of a folder that came back from GGUF and do not equal the original's, but for what the real converter rounded of float32 matrices."""
     ours, wanted = open_checkpoint(back), open_checkpoint(golden.folder)
-    tied = golden.config.get("tie_word_embeddings")
-    out = [f"lacks {n}" for n in wanted if n not in ours and not (tied and n == "lm_head.weight")]
+    tied, record = golden.config.get("tie_word_embeddings"), of_config(golden.config)
+    gone = {n for n in wanted if (tied and n == "lm_head.weight") or record.left_out(n)}
+    out = [f"lacks {n}" for n in wanted if n not in ours and n not in gone]
     out += [f"has {n}" for n in ours if n not in wanted]
     for name in ours:
         if name not in wanted:
             continue
-        a, b = ours[name].dequantize(), wanted[name].dequantize()
+        a, b = ours[name].dequantize(), multiplied(golden.config, name, wanted[name].dequantize())
         rounded = wanted[name].codec.name == "f32" and a.ndim > 1
         rtol = {"f16": 2.0**-11, "bf16": 2.0**-8}.get(golden.codec, 2e-6) if rounded else 2e-6
         if a.shape != b.shape:
@@ -109,3 +111,26 @@ def changed_tensors(golden: Golden, back: Path) -> list[str]:
         elif not np.allclose(a, b, rtol=rtol, atol=1e-7):
             out.append(f"{name}: other values, off by {np.abs(a - b).max():.3g}")
     return out
+
+
+def multiplied(config: dict, name: str, values: np.ndarray) -> np.ndarray:
+    """Falcon-H1's factors stay in the weights once GGUF has put them there: its tensors times those of config.json, rounded to bfloat16."""
+    if config["model_type"] != "falcon_h1":
+        return values
+    inner, state, heads = (
+        config["mamba_d_ssm"],
+        config["mamba_n_groups"] * config["mamba_d_state"],
+        config["mamba_n_heads"],
+    )
+    rows = np.repeat(np.float32(config["ssm_multipliers"]), [inner, inner, state, state, heads])[:, None]
+    into, gate, down = config["attention_in_multiplier"], *config["mlp_multipliers"]
+    factors = {
+        "embed_tokens": [config["embedding_multiplier"]], "lm_head": [config["lm_head_multiplier"]],
+        "q_proj": [into], "k_proj": [config["key_multiplier"], into], "v_proj": [into], "o_proj": [config["attention_out_multiplier"]],
+        "in_proj": [config["ssm_in_multiplier"], rows], "out_proj": [config["ssm_out_multiplier"]], "gate_proj": [gate], "down_proj": [down],
+    }  # fmt: skip
+    for factor in (found := factors.get(name.split(".")[-2], [])):
+        values = values * np.float32(factor)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32) if found else values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -34,8 +36,10 @@ def test_transformers_loads_what_came_back(name, tmp_path, torch, transformers):
     wanted = golden.logits()
     encoder = "hf_hidden" in wanted
     kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    # GGUF has no pooler, and BertModel makes one unless it is told not to.
+    more = {"add_pooling_layer": False} if golden.config["model_type"] == "bert" else {}
     model, info = kind.from_pretrained(
-        back, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, local_files_only=True
+        back, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, local_files_only=True, **more
     )
     assert {k: sorted(map(str, info[k])) for k in COMPLAINTS if info.get(k)} == {}
     assert type(model).__name__ == golden.config["architectures"][0]
@@ -44,4 +48,65 @@ def test_transformers_loads_what_came_back(name, tmp_path, torch, transformers):
     found = (out.last_hidden_state if encoder else out.logits)[0].numpy()
     expected = wanted["hf_hidden" if encoder else "hf_torch"]
     error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    assert error < 1e-4, error
+
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96, "tie_word_embeddings": False}  # fmt: skip
+DELTA = {
+    "head_dim": 32, "num_key_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+}  # fmt: skip
+MAMBA = {"mamba_d_head": 16, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "num_key_value_heads": 2}
+OTHERS = {
+    "nomic_bert": ("NomicBertModel", {"intermediate_size": 96, "max_position_embeddings": 64}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {"intermediate_size": 96, **DELTA}),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "intermediate_size": 96, "head_dim": 32, "num_key_value_heads": 2,
+            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 96, "intermediate_size": 96,
+            "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, **MAMBA,
+        },
+    ),
+    "mamba2": ("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 4, "use_conv_bias": False}),
+    "falcon_h1": (
+        "FalconH1ForCausalLM",
+        {
+            "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "head_dim": 16, "intermediate_size": 96, "key_multiplier": 0.5,
+            "ssm_multipliers": [0.5, 2.0, 0.25, 1.5, 1.0], "lm_head_multiplier": 0.125, **MAMBA,
+        },
+    ),
+    "lfm2": ("Lfm2ForCausalLM", {"full_attn_idxs": [2], "conv_bias": True, "intermediate_size": 96, "num_key_value_heads": 2, "block_multiple_of": 32}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_models_of_transformers_come_back(kind, tmp_path, torch, transformers):
+    """Variants without a golden folder: random models of transformers, saved, converted there and back, and loaded."""
+    name, said = OTHERS[kind]
+    torch.manual_seed(7)
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**{**SMALL, **said})).float().eval()
+    for weights in model.parameters():
+        weights.data.copy_(torch.randn(weights.shape) * 0.2 + (1.0 if weights.ndim == 1 else 0.0))
+    model.save_pretrained(tmp_path / "hf")
+    if kind == "nemotron_h":  # as checkpoints of models without experts are: transformers adds what it has defaults for
+        config = json.loads((tmp_path / "hf/config.json").read_text())
+        (tmp_path / "hf/config.json").write_text(json.dumps({k: v for k, v in config.items() if "expert" not in k}))
+    polyquant.convert(tmp_path / "hf", tmp_path / "model.gguf", to="gguf", codec="f32")
+    polyquant.convert(tmp_path / "model.gguf", tmp_path / "back", to="hf", codec="f32")
+    back, info = cls.from_pretrained(
+        tmp_path / "back", dtype=torch.float32, output_loading_info=True, local_files_only=True
+    )
+    assert {k: sorted(map(str, info[k])) for k in COMPLAINTS if info.get(k)} == {}
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 96, (1, 20)))
+    with torch.no_grad():
+        wanted, found = model(tokens), back.eval()(tokens)
+    wanted, found = (x.last_hidden_state if kind == "nomic_bert" else x.logits for x in (wanted, found))
+    error = float(torch.sqrt(torch.mean((found - wanted) ** 2) / torch.mean(wanted**2)))
     assert error < 1e-4, error

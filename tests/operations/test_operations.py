@@ -20,6 +20,7 @@ from polyquant.operations import (
     Matrix,
     MinusExp,
     Multiply,
+    MultiplyRows,
     Reshape,
     Rows,
     Slice,
@@ -70,6 +71,9 @@ def of_one_shape(draw):
     ]
     if len(shape) > 1:
         found += [Transpose(), Matrix(draw(st.integers(0, shape[0] - 1)))]
+    if len(shape) == 2:
+        first = draw(st.integers(0, shape[0]))
+        found.append(MultiplyRows(((first, 0.5), (shape[0] - first, -3.0))))
     op = draw(st.sampled_from(found))
     return op, [shape]
 
@@ -190,6 +194,7 @@ def test_a_part_brings_no_whole_back(op):
         (Joined((SAME, SAME), Stack()), [(3,)], "2"),
         (SAME, [(3,), (3,)], "1 source"),
         (chain(Slice(0, 2), Matrix(2)), [(4, 2)], "more than 2"),
+        (MultiplyRows(((1, 2.0), (2, 3.0))), [(4, 2)], "3 rows"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_by_name(op, shapes, expected):
@@ -199,7 +204,7 @@ def test_shapes_that_do_not_fit_are_refused_by_name(op, shapes, expected):
 
 def test_each_operation_is_told_from_every_other():
     found = [SAME, Rows(np.arange(4)), Rows(np.arange(4), 1), Rows(np.arange(4)[::-1].copy()), Slice(0, 4), Slice(0, 4, 2), Concat(), Concat(1),
-             Interleave(), Stack(), Matrix(0), Matrix(1), Transpose(), Reshape((4, 4)), Multiply(1.0), MinusExp(), AddConstant(1.0), AddConstant(2.0),
+             Interleave(), Stack(), Matrix(0), Matrix(1), Transpose(), Reshape((4, 4)), Multiply(1.0), MinusExp(), AddConstant(1.0), AddConstant(2.0), MultiplyRows(((4, 1.0),)), MultiplyRows(((4, 2.0),)),
              Chain((Slice(0, 4), Transpose())), Chain((Transpose(), Slice(0, 4))), Joined((SAME, Transpose()), Stack())]  # fmt: skip
     assert len({op.identity for op in found}) == len(found)
 
@@ -219,3 +224,14 @@ def test_a_decay_is_the_nearest_float():
     np.testing.assert_array_equal(MinusExp().reference([x]), expected)
     (back,) = MinusExp().inverse([x.shape])
     np.testing.assert_allclose(back.reference([expected]), x, rtol=1e-6, atol=1e-7)
+
+
+def test_sections_of_rows_have_factors_of_their_own():
+    (x,) = arrays([(5, 3)])
+    op = MultiplyRows(((2, 0.5), (0, 7.0), (3, -2.0)))
+    made = op.reference([x])
+    np.testing.assert_array_equal(made[:2], x[:2] * np.float32(0.5))
+    np.testing.assert_array_equal(made[2:], x[2:] * np.float32(-2))
+    np.testing.assert_array_equal(op.inverse([x.shape])[0].reference([made]), x)
+    with pytest.raises(UnsupportedError, match="zero"):
+        MultiplyRows(((5, 0.0),)).inverse([x.shape])

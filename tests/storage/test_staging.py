@@ -63,6 +63,57 @@ def test_a_folder_target_holds_only_the_output(tmp_path):
     assert (dst / "out").read_bytes() == WHOLE
 
 
+def with_inner_file() -> Layout:
+    plain = layout(folder=True)
+    return Layout((*plain.files, FilePlan("inner/said.json", 2, ((0, b"{}"),))), plain.slots, folder=True)
+
+
+def test_a_file_in_a_folder_inside_appears_with_the_others(tmp_path):
+    dst = tmp_path / "model"
+    with pytest.raises(KeyboardInterrupt), staged(dst, with_inner_file(), "job") as s:
+        fill(s, "a")
+        raise KeyboardInterrupt
+    with staged(dst, with_inner_file(), "job", resume="required") as s:
+        assert s.done == {"a": {"note": "a"}}
+        fill(s, "b")
+    assert (dst / "inner/said.json").read_bytes() == b"{}" and (dst / "out").read_bytes() == WHOLE
+    assert list(tmp_path.iterdir()) == [dst]
+
+
+def test_an_error_leaves_no_folder_inside(tmp_path):
+    with pytest.raises(ZeroDivisionError), staged(tmp_path / "model", with_inner_file(), "job"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_file_in_a_folder_inside_is_not_published(tmp_path):
+    dst = tmp_path / "model"
+    with (
+        pytest.raises(PlanError, match=r"another program put a file.*inner/theirs|inner/theirs.*another program"),
+        staged(dst, with_inner_file(), "job") as s,
+    ):
+        fill(s, "a", "b")
+        (s.folder / "inner/theirs").write_text("x")
+    assert not dst.exists()
+
+
+def test_a_link_in_place_of_a_folder_inside_is_not_followed(tmp_path):
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    dst = tmp_path / "target" / "model"
+    dst.parent.mkdir()
+    with pytest.raises(KeyboardInterrupt), staged(dst, with_inner_file(), "job") as s:
+        fill(s, "a")
+        raise KeyboardInterrupt
+    inner = unfinished(dst.parent) / "files/inner"
+    (inner / "said.json").unlink()
+    inner.rmdir()
+    inner.symlink_to(elsewhere)
+    with staged(dst, with_inner_file(), "job") as s:
+        assert s.done == {}
+        fill(s, "a", "b")
+    assert list(elsewhere.iterdir()) == [] and (dst / "inner/said.json").read_bytes() == b"{}"
+
+
 def test_an_early_error_leaves_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError), staged(tmp_path / "out", layout(), "job"):
         raise ZeroDivisionError

@@ -19,7 +19,6 @@ _OF_KEYS = {
     "short_conv": "short convolutions",
     "attention_softcap": "soft caps",
     "window": "sliding windows",
-    "pooling": "embeddings",
 }
 """Trait that a hyper-parameter of this name tells."""
 
@@ -37,10 +36,11 @@ class Known:
 
 def known_architectures() -> tuple[Known, ...]:
     """In the order of their Hugging Face class names."""
-    records = {r.class_name: r for r in (*registry.installed_architectures(), *registry.architectures())}
+    ours = reversed(registry.architectures())  # of records of one name the first is the richest
+    records = {(r.class_name, r.name): r for r in (*registry.installed_architectures(), *ours)}
     return tuple(
         Known(r.name, r.model_type, r.class_name, r.runs, _traits(r))
-        for r in sorted(records.values(), key=lambda r: r.class_name.lower())
+        for r in sorted(records.values(), key=lambda r: (r.class_name.lower(), r.name))
     )
 
 
@@ -52,5 +52,6 @@ def _traits(record: Architecture) -> tuple[str, ...]:
     found = [trait for name, trait in _OF_KEYS.items() if name in keys]
     found += ["sliding windows"] if record.hyper.windows is not nowhere else []
     found += ["fused q, k, v"] if "attn_qkv" in stems and "ssm_conv" not in keys else []
+    found += ["embeddings"] if record.encoder else []
     found += ["ternary"] if record.ternary is not None else []
     return tuple(dict.fromkeys(found))

@@ -5,6 +5,7 @@ hyper-parameters and the shape are known; the way back is derived from it (polyq
     Plus(1.0)                  norms stored as their distance from one
     Squeezed, Column, Groups   other axes: a convolution's [n, 1, k] -> [n, k], [n] -> [n, 1], [n] -> [groups, n / groups]
     Decay                      -exp(A_log), as a column or not
+    Times(...)                 factors of the configuration that GGUF has in the weights
     Transposed                 Conv1D weights of GPT-2
     Change(...)                any other, from two functions
 """
@@ -19,10 +20,21 @@ import numpy as np
 
 from polyquant.architectures.hyper import Hyper
 from polyquant.errors import InputError
-from polyquant.operations import AddConstant, MinusExp, Operation, Reshape, Rows, Transpose, chain
+from polyquant.operations import AddConstant, MinusExp, Multiply, Operation, Reshape, Rows, Transpose, chain
 from polyquant.types import Shape
 
-__all__ = ["Change", "Column", "Decay", "Groups", "PairedRows", "Plus", "Squeezed", "Transposed", "ValueChange"]
+__all__ = [
+    "Change",
+    "Column",
+    "Decay",
+    "Groups",
+    "PairedRows",
+    "Plus",
+    "Squeezed",
+    "Times",
+    "Transposed",
+    "ValueChange",
+]
 
 
 class ValueChange(Protocol):
@@ -83,6 +95,11 @@ class Change:
 def Plus(value: float) -> Change:  # noqa: N802 - reads as the name of a change, like those beside it
     """x + value, of the weight and not of the bias."""
     return Change(lambda hyper, shape: AddConstant(value))
+
+
+def Times(*factors: str) -> Change:  # noqa: N802
+    """x times each of these rows of the hyper-parameters, one after the other."""
+    return Change(lambda hyper, shape: chain(*(Multiply(f) for name in factors if (f := hyper.value(name)) != 1)))
 
 
 def Decay(*, column: bool = True) -> Change:  # noqa: N802

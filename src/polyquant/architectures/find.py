@@ -47,9 +47,9 @@ def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
 
 
 def _says(metadata: Mapping[str, Any], told: str) -> bool:
-    """True if a key is there, or has the value that stands behind "="."""
+    """True if a key is there and not zero, or has the value that stands behind "="."""
     key, _, value = told.partition("=")
-    return key in metadata and (not value or str(metadata[key]) == value)
+    return str(metadata.get(key)) == value if value else _said(metadata.get(key))
 
 
 def of_config(config: Mapping[str, Any]) -> Architecture | None:
@@ -71,4 +71,9 @@ def _of_config(records: Sequence[Architecture], config: Mapping[str, Any]) -> Ar
         if found := next((r for r in records if name in r.claims), None):
             return found
     kind = config.get("model_type")
-    return next((r for r in records if kind in r.reads and all(key in config for key in r.told_by)), None)
+    return next((r for r in records if kind in r.reads and all(_said(config.get(key)) for key in r.told_by)), None)
+
+
+def _said(value: object) -> bool:
+    """True for an entry that is there and not zero: a model with 0 experts has none."""
+    return value is not None and not (isinstance(value, int | float) and value == 0)

@@ -36,7 +36,8 @@ class Hyper:
         window, rope_theta_swa      of layers with a sliding window
         attention_softcap, logit_softcap, attention_scale, embedding_scale, residual_scale, logit_scale
         rotating                    for each layer 1 if it rotates q and k, 0 if not
-        layer_kv_heads              key/value heads of each layer, 0 where it has no attention
+        layer_kv_heads, layer_feed_forward    key/value heads and width of each layer, 0 where it has no attention or no feed-forward part
+        recurrent                   1 for each layer with a delta rule instead of attention
         ssm_conv, ssm_inner, ssm_state, ssm_heads, ssm_groups                     state-space layers
         head_dim_swa                heads of layers with a sliding window, where they have a width of their own
         q_lora, kv_lora, rope_head, nope_head, value_head                         latent attention (MLA)

@@ -59,7 +59,7 @@ class Key:
     config: keys of config.json; the first that is said is read, all are written; () where it has none. read, say: instead of that, a function of config.json, and
     one from the value to entries of config.json. gguf: the key after the architecture's name, None where GGUF has none; also: further keys that get the same value;
     aliases: what other writers call it; read_gguf: instead of these, a function of what looks a key up. default: where nobody says it: a value, another
-    row's name, or None if it must be said. kind: of value. high, low: bounds of a count. unit: config.json counts in it. write: into GGUF; "where set": unless
+    row's name, or None if it must be said. kind: of value; each_layer: a list has an entry for every layer. high, low: bounds of a count. unit: config.json counts in it. write: into GGUF; "where set": unless
     it is 0 or empty; "unless default": where readers of GGUF would take another value.
     """
 
@@ -77,6 +77,7 @@ class Key:
     read: Callable[[Mapping[str, Any]], Any] | None = None
     say: Callable[[Any], Mapping[str, Any]] | None = None
     read_gguf: Callable[[Callable[..., Any]], Any] | None = None
+    each_layer: bool = False
 
     @property
     def real(self) -> bool:
@@ -180,6 +181,10 @@ class HyperTable:
         """This table with further rows."""
         return replace(self, keys=(*self.keys, *keys))
 
+    def without(self, *rows: str) -> HyperTable:
+        """This table without some rows."""
+        return replace(self, keys=tuple(k for k in self.keys if k.name not in rows))
+
     def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
         """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
         return replace(self, keys=tuple(replace(k, **rows.get(k.name, {})) for k in self.keys))
@@ -256,6 +261,11 @@ class HyperTable:
             if value is None:
                 raise InputError("the configuration is incomplete", file=file, expected=what)
             values[key.name] = value if counted and key.name == "rotated" else key.checked(value, what, file)
+        for key in self.keys:
+            if key.each_layer and len(values[key.name]) != values["layers"]:
+                raise InputError(
+                    f"{key.gguf} has no entry for every layer", file=file, expected=values["layers"], found=len(values[key.name])
+                )  # fmt: skip
         heads, kv_heads, hidden = values["heads"], values["kv_heads"], values["hidden"]
         if kv_heads and heads % kv_heads:
             raise InputError(
@@ -290,6 +300,7 @@ class HyperTable:
                 out |= dict.fromkeys(key.config, rope.share(hyper.rotary_size, hyper.head_size))
         if "rope_theta" in out:
             part = {k: out[k] for k in ("partial_rotary_factor",) if k in out}
+            part |= out.get("rope_parameters", {})  # what rows say goes there too
             out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **part, **hyper.rope}
             out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}
         if hyper.tied is not None:

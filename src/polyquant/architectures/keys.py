@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyquant.architectures.hyper import MAX_SIZE, Hyper, Value
@@ -24,6 +24,7 @@ __all__ = [
     "no_head_dim",
     "said_count",
     "shared_expert_key",
+    "silent",
     "sliding_window",
     "softcap_key",
 ]
@@ -171,3 +172,17 @@ def group_keys() -> tuple[Key, ...]:
         Key("shared_experts", ("n_shared_experts",), "expert_shared_count", default=0, low=0, write="where set"),
         Key("first_dense", ("first_k_dense_replace",), "leading_dense_block_count", default=0, low=0),
     )
+
+
+def silent(*rows: Key) -> Callable[[Hyper], str | None]:
+    """The sentence of `HyperTable.unsaid` about rows without a key in GGUF: which of them differ from what its readers take."""
+
+    def unsaid(hyper: Hyper) -> str | None:
+        lost = [
+            f"{row.config[0]} = {row.shown(hyper.value(row.name))}"
+            for row in rows
+            if hyper.value(row.name) != row.default
+        ]
+        return f"GGUF cannot say {', '.join(lost)}: runtimes will take other values" if lost else None
+
+    return unsaid

@@ -22,6 +22,8 @@ __all__ = ["NameTable"]
 
 _IN_LAYER = re.compile(r"([0-9]{1,5})\.(.+)")
 _SUFFIXES = ("weight", "bias")
+_READ = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+"""The last two are what the first checkpoints call the numbers of a layer norm."""
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -31,6 +33,7 @@ class NameTable:
 
     layer: of those inside a layer; also_read: further Hugging Face stems for the same, never written. exact: whole names inside a layer. top: stems of those outside the
     layers. prefix: of Hugging Face names inside. bare: names may lack the first word of the prefix (checkpoints of the decoder without its head).
+    outer: what checkpoints with a head put in front of every name; never written.
     """
 
     layer: Mapping[str, str]
@@ -39,6 +42,7 @@ class NameTable:
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
     prefix: str = "model.layers."
     bare: bool = True
+    outer: str = ""
     _roots: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _layer_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _exact_back: Mapping[str, str] = field(init=False, repr=False, compare=False)
@@ -57,7 +61,8 @@ class NameTable:
         return (int(found[1]), found[2]) if found else None
 
     def full(self, name: str) -> str:
-        """The name with the root that a checkpoint of the bare decoder leaves out."""
+        """The name with the root that a checkpoint of the bare decoder leaves out, without what one with a head puts in front."""
+        name = name.removeprefix(self.outer)
         if not self.bare or name.startswith(self._roots):
             return name
         return self._roots[0] + name
@@ -70,9 +75,9 @@ class NameTable:
                 return f"blk.{layer}.{self.exact[inside]}"
             stem, _, suffix = inside.rpartition(".")
             found = self.layer.get(stem) or self.also_read.get(stem)
-            return f"blk.{layer}.{found}.{suffix}" if found and suffix in _SUFFIXES else None
+            return f"blk.{layer}.{found}.{_READ[suffix]}" if found and suffix in _READ else None
         stem, _, suffix = self.full(name).rpartition(".")
-        return f"{self.top[stem]}.{suffix}" if stem in self.top and suffix in _SUFFIXES else None
+        return f"{self.top[stem]}.{_READ[suffix]}" if stem in self.top and suffix in _READ else None
 
     def to_hf(self, name: str) -> str | None:
         """The Hugging Face name of a GGUF tensor; None if the architecture has no such tensor."""

@@ -16,14 +16,15 @@ from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Layer
 from polyquant.architectures.qwen import QWEN2, QWEN3
 
-__all__ = ["EXPERTS", "QWEN2_MOE", "QWEN3_MOE"]
+__all__ = ["EXPERTS", "QWEN2_MOE", "QWEN3_MOE", "SHARED"]
 
 EXPERTS = tuple(
     Experts(f"mlp.experts.{{e}}.{part}_proj.weight", f"ffn_{part}_exps.weight") for part in ("gate", "up", "down")
 )
 """One matrix for each expert, as most name them."""
 
-_SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+"""The shared expert beside them."""
 
 QWEN2_MOE = replace(
     QWEN2,
@@ -32,7 +33,7 @@ QWEN2_MOE = replace(
     class_name="Qwen2MoeForCausalLM",
     reads=("qwen2_moe",),
     names=NameTable(
-        {**LLAMA_NAMES, **_SHARED, "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
+        {**LLAMA_NAMES, **SHARED, "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
     ),
     moves=EXPERTS,
     hyper=replace(

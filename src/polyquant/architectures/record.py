@@ -40,8 +40,8 @@ class Ternary:
 
 
 def has(inside: str) -> Callable[[frozenset[str]], bool]:
-    """True where the first layer has a GGUF tensor of this name: an entry of `switches`."""
-    return lambda tensors: f"blk.0.{inside}" in tensors
+    """True where a layer has a GGUF tensor of this name: an entry of `switches`."""
+    return lambda tensors: any(name.startswith("blk.") and name.split(".", 2)[-1] == inside for name in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Architecture:
     """A model family.
 
     name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
-    architecture, if it has all keys of `told_by`; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF, or "key=value", that tell it
+    architecture, if it has all keys of `told_by`, and none is 0; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF, or "key=value", that tell it
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. ends: what stands before and behind the layers. norm: of which kind all norms are. changes: GGUF stem, or whole name inside a layer -> what its values go
     through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
@@ -65,7 +65,8 @@ class Architecture:
     behind_last: the reason for those of layers that num_hidden_layers does not count, "" where they are stored. layer_numbers: Hugging Face
     name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of
     all GGUF tensors say that it is true. ternary: None for an
-    ordinary model.
+    ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled. lacks: what a folder
+    made of a GGUF file is without, a sentence.
     """
 
     name: str
@@ -91,6 +92,8 @@ class Architecture:
     layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)
     switches: Mapping[str, Callable[[frozenset[str]], bool]] = field(default_factory=dict)
     ternary: Ternary | None = None
+    encoder: bool = False
+    lacks: str = ""
 
     @property
     def runs(self) -> bool:
@@ -140,5 +143,6 @@ class Architecture:
 
     def bias_entries(self, tensors: frozenset[str]) -> dict[str, bool]:
         """Entries of config.json about biases and other tensors that a model may lack, from the names of all GGUF tensors."""
-        biased = {b.key: f"blk.0.{b.stems[0]}.bias" in tensors for b in self.biases if b.key is not None}
+        inside = {name.split(".", 2)[-1] for name in tensors if name.startswith("blk.")}
+        biased = {b.key: f"{b.stems[0]}.bias" in inside for b in self.biases if b.key is not None}
         return biased | {key: said(tensors) for key, said in self.switches.items()}

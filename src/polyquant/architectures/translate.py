@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from polyquant.architectures import layer_numbers, rope_tensors
+from polyquant.architectures import layer_numbers, pooling, rope_tensors
 from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
@@ -63,7 +63,7 @@ def to_gguf(
                 f"a model of type '{family.model_type}' cannot become architecture '{architecture}'",
                 file=checkpoint.path,
             )
-        family = asked
+        family = family if family is not None and asked.name == family.name else asked
     warnings: list[str] = []
     dropped: dict[str, str] = {}
     constants: dict[str, F32] = {}
@@ -83,6 +83,7 @@ def to_gguf(
     metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
     if family is not None and hyper is not None:
         metadata |= _sizes(family, hyper, config, warnings) | layer_numbers.metadata(checkpoint, family, hyper.layers)
+        metadata |= pooling.to_metadata(checkpoint.files, family.name, hyper) if family.encoder else {}
     metadata["general.quantization_version"] = u32(2)
     if with_tokenizer:
         rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
@@ -149,7 +150,12 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
 
 
 def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, warnings: list[str]) -> None:
-    needed = ["token_embd.weight", "output_norm.weight"] + (["output.weight"] if hyper.tied is False else [])
+    whole = set(family.names.top.values()) & {
+        "token_embd",
+        "output_norm",
+        *(("output",) if hyper.tied is False else ()),
+    }
+    needed = [f"{stem}.weight" for stem in sorted(whole)]
     for i in range(hyper.layers):
         stems = family.linears & family.layer.shapes(hyper, i).keys()
         needed += [f"blk.{i}.{stem}.weight" for stem in sorted(stems)]
@@ -275,6 +281,10 @@ def to_hf(
         "generation_config.json": _json(tokenizer_files.generation_config(words)),
     }
     written, doubts = tokenizer_files.files(words)
+    if family is not None and family.encoder:
+        files |= pooling.to_files(metadata, family.name, hyper)
+    if family is not None and family.lacks:
+        warnings.append(family.lacks)
     return Translation(
         label,
         tensors,

@@ -6,7 +6,7 @@
     Concat(axis), Interleave      several tensors, one behind the other or in turn
     Stack, Matrix(i)              n tensors -> [n, ...], and one of them back
     Reshape(shape), Transpose     other axes; the last two exchanged
-    AddConstant, Multiply         x + value, x * value
+    AddConstant, Multiply         x + value, x * value; MultiplyRows: a factor for each section of rows
     MinusExp, MinusLog            -exp(x), and log(-x) back
     Chain(ops), Joined(each, by)  one after the other; each source by itself and then all
 
@@ -19,10 +19,10 @@ step is a copy or a transcode, and why all of them go row block by row block. A 
 from polyquant.operations.axes import Concat, Interleave, Rows, Slice
 from polyquant.operations.base import SAME, Index, Operation, Same
 from polyquant.operations.chains import Chain, Joined, chain
-from polyquant.operations.numbers import AddConstant, MinusExp, MinusLog, Multiply
+from polyquant.operations.numbers import AddConstant, MinusExp, MinusLog, Multiply, MultiplyRows
 from polyquant.operations.shapes import Matrix, Reshape, Stack, Transpose
 
 __all__ = [
-    "SAME", "AddConstant", "Chain", "Concat", "Index", "Interleave", "Joined", "Matrix", "MinusExp", "MinusLog", "Multiply", "Operation", "Reshape", "Rows", "Same", "Slice", "Stack",
+    "SAME", "AddConstant", "Chain", "Concat", "Index", "Interleave", "Joined", "Matrix", "MinusExp", "MinusLog", "Multiply", "MultiplyRows", "Operation", "Reshape", "Rows", "Same", "Slice", "Stack",
     "Transpose", "chain",
 ]  # fmt: skip

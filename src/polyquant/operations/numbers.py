@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyquant.errors import UnsupportedError
-from polyquant.operations.base import Array, Index, Operation, Shape, single
+from polyquant.operations.base import Array, Index, Operation, Shape, refuse, single
 
-__all__ = ["AddConstant", "MinusExp", "MinusLog", "Multiply"]
+__all__ = ["AddConstant", "MinusExp", "MinusLog", "Multiply", "MultiplyRows"]
 
 
 class _EachNumber(Operation):
@@ -87,6 +87,51 @@ class Multiply(_EachNumber):
         if self.value == 0:
             raise UnsupportedError("what was multiplied by zero does not come back")
         return Multiply(1 / self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplyRows(Operation):
+    """Row i of a matrix times the factor of its section: sections are (rows, factor), one behind the other, and hold all rows."""
+
+    sections: tuple[tuple[int, float], ...]
+
+    @property
+    def moves(self) -> bool:
+        """False: numbers change."""
+        return False
+
+    @property
+    def _factors(self) -> Array:
+        return np.repeat(np.array([f for _, f in self.sections], np.float32), [n for n, _ in self.sections])
+
+    def shape(self, shapes: Sequence[Shape], tensor: str = "") -> Shape:
+        """That of the source. Raises InputError for another number of rows."""
+        found, wanted = single(shapes, tensor), sum(n for n, _ in self.sections)
+        if len(found) != 2 or found[0] != wanted:
+            raise refuse(tensor, "rows do not fit the sections of the configuration", f"{wanted} rows", list(found))
+        return found
+
+    def keeps_rows(self, shapes: Sequence[Shape]) -> bool:
+        """No."""
+        return False
+
+    def needs(self, rows: Index, shapes: Sequence[Shape]) -> tuple[Index, ...]:
+        """These."""
+        return (rows,)
+
+    def make(self, pieces: Sequence[Array], rows: Index, shapes: Sequence[Shape]) -> Array:
+        """Each row times its factor."""
+        return np.asarray(np.asarray(pieces[0], np.float32) * self._factors[rows, None])
+
+    def reference(self, arrays: Sequence[Array]) -> Array:
+        """The array, as float32, times a column of factors."""
+        return np.asarray(np.asarray(arrays[0], np.float32) * self._factors[:, None])
+
+    def inverse(self, shapes: Sequence[Shape]) -> tuple[Operation, ...]:
+        """Each row divided. Raises UnsupportedError for a factor of zero."""
+        if any(factor == 0 for _, factor in self.sections):
+            raise UnsupportedError("what was multiplied by zero does not come back")
+        return (MultiplyRows(tuple((n, 1 / factor) for n, factor in self.sections)),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,15 @@ from polyquant.errors import InputError
 from polyquant.storage import strict_json
 
 __all__ = [
+    "MODULES",
     "SIDE_FILES",
     "LeavesFolderError",
     "base_name",
     "entries",
+    "inner_name",
     "member",
+    "pooling_files",
+    "pooling_folder",
     "read_config",
     "read_index",
     "subfolder",
@@ -33,7 +37,10 @@ SIDE_FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
     "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
+MODULES = "modules.json"
+"""Of an embedding model: the steps that sentence-transformers takes, each with the folder of its settings."""
 
 
 class LeavesFolderError(InputError):
@@ -48,6 +55,11 @@ def base_name(name: object) -> bool:
         and name not in (".", "..")
         and not any(c in "/\\:" or ord(c) < 32 for c in name)
     )
+
+
+def inner_name(name: object) -> bool:
+    """True for a plain file name, or one in a folder with a plain name."""
+    return isinstance(name, str) and 0 < len(parts := name.split("/")) <= 2 and all(map(base_name, parts))
 
 
 def entries(folder: Path) -> list[str]:
@@ -92,6 +104,26 @@ def subfolder(folder: Path, name: str) -> Path:
     if not target.is_dir():
         raise InputError("is not a folder", file=path)
     return path
+
+
+def pooling_folder(modules: Path) -> str | None:
+    """The folder with the settings of the pooling, as modules.json names it; None if no step pools. Raises InputError."""
+    for step in strict_json.typed(strict_json.read(modules), list, MODULES, file=modules):
+        said = step if isinstance(step, dict) else {}
+        if str(said.get("type")).endswith("Pooling"):
+            name: str = strict_json.typed(said.get("path"), str, "the folder of the pooling", file=modules)
+            return name
+    return None
+
+
+def pooling_files(folder: Path) -> dict[str, Path]:
+    """modules.json and the settings of the pooling, by their names in the folder; {} for what is no embedding model. Raises InputError."""
+    modules = member(folder, MODULES)
+    name = pooling_folder(modules) if modules is not None else None
+    if modules is None or not name:
+        return {} if modules is None else {MODULES: modules}
+    settings = member(subfolder(folder, name), "config.json")
+    return {MODULES: modules} | ({f"{name}/config.json": settings} if settings is not None else {})
 
 
 def _allowed(folder: Path, target: Path) -> bool:

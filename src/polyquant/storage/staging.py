@@ -12,7 +12,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Staging:
         self._journal = work.journal
         self._blocks: dict[str, list[Block]] = {}
         self._fds: dict[str, int] = {}
+        self._folders: dict[str, int] = {}
         try:
             self._inside = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except NotADirectoryError as e:
@@ -70,13 +71,14 @@ class Staging:
     def _open(self, name: str) -> int:
         """A file that is ours: made now, or a regular file that has no other name. Raises _ForeignFileError, OSError."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+        inside, plain = self._place(name)
         with _named(self.folder / name):
             try:
-                return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._inside)
+                return os.open(plain, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=inside)
             except FileExistsError:
                 pass
         try:
-            fd = os.open(name, flags, dir_fd=self._inside)
+            fd = os.open(plain, flags, dir_fd=inside)
         except OSError as e:
             raise _ForeignFileError(name) from e
         status = os.fstat(fd)
@@ -84,6 +86,21 @@ class Staging:
             os.close(fd)
             raise _ForeignFileError(name)
         return fd
+
+    def _place(self, name: str) -> tuple[int, str]:
+        """(folder, name in it) of a file: the output's own folder, or one inside, made where it is missing. Raises _ForeignFileError, OSError."""
+        folder, _, plain = name.rpartition("/")
+        if not folder:
+            return self._inside, plain
+        if folder not in self._folders:
+            with _named(self.folder / folder), suppress(FileExistsError):
+                os.mkdir(folder, dir_fd=self._inside)
+            try:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+                self._folders[folder] = os.open(folder, flags, dir_fd=self._inside)
+            except OSError as e:
+                raise _ForeignFileError(folder) from e
+        return self._folders[folder], plain
 
     def prepare(self, done: Mapping[str, Done] | None = None) -> None:
         """Give every file its exact size and the bytes that the plan already knows. Raises OSError if the disk is full.
@@ -157,20 +174,23 @@ class Staging:
             with _named(self.folder / f.name):
                 os.fsync(self._fds[f.name])
                 ours = os.fstat(self._fds[f.name])
-                there = os.stat(f.name, dir_fd=self._inside, follow_symlinks=False)
+                inside, plain = self._place(f.name)
+                there = os.stat(plain, dir_fd=inside, follow_symlinks=False)
             if not os.path.samestat(ours, there) or ours.st_size != f.size:
                 raise PlanError("another program changed it while it was written", file=self.folder / f.name)
-        with os.scandir(self._inside) as found:
-            foreign = sorted({entry.name for entry in found} - {f.name for f in self.layout.files})
-        if foreign:
-            raise PlanError("another program put a file among the output", file=self.folder / foreign[0])
-        os.fsync(self._inside)
+        ours_by_name = {f.name for f in self.layout.files} | set(self._folders)
+        for prefix, inside in (*((f"{folder}/", fd) for folder, fd in self._folders.items()), ("", self._inside)):
+            with os.scandir(inside) as found:
+                foreign = sorted({prefix + entry.name for entry in found} - ours_by_name)
+            if foreign:
+                raise PlanError("another program put a file among the output", file=self.folder / foreign[0])
+            os.fsync(inside)
 
     def close(self) -> None:
         """Let go of the files; what was written stays in the work folder."""
-        for fd in (*self._fds.values(), self._inside):
+        for fd in (*self._fds.values(), *self._folders.values(), self._inside):
             os.close(fd)
-        self._fds = {}
+        self._fds, self._folders = {}, {}
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
-from polyquant.storage.folder import SIDE_FILES, entries, read_index
+from polyquant.storage.folder import SIDE_FILES, entries, pooling_files, read_index
 
 __all__ = ["PICKLE", "SAFETENSORS", "WeightFiles", "choose", "own_files"]
 
@@ -47,6 +48,8 @@ def choose(folder: Path) -> WeightFiles:
 def own_files(folder: Path, names: Iterable[str]) -> set[str]:
     """Which of these files are part of the model in `folder`: weights and the small files that readers know. Never a model card."""
     own = {n for n in names if _STANDARD.fullmatch(n) or n in _CONFIGS or n in SIDE_FILES}
+    with suppress(PolyquantError):  # a broken model may be replaced too
+        own |= set(pooling_files(folder))
     try:
         weights = choose(folder).names
     except PolyquantError:  # a broken model may be replaced too

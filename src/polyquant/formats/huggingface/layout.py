@@ -12,7 +12,7 @@ from polyquant.formats.huggingface.exl3 import METHOD, exl3_config
 from polyquant.formats.huggingface.mxfp4 import METHOD as MXFP4
 from polyquant.formats.huggingface.mxfp4 import mxfp4_config
 from polyquant.storage import strict_json
-from polyquant.storage.folder import base_name
+from polyquant.storage.folder import inner_name
 from polyquant.storage.safetensors import header_bytes
 from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
@@ -55,7 +55,7 @@ def lay_out(
         plans.append(_whole(_INDEX, _json(content)))
     taken = {p.name for p in plans}
     for name, data in sorted(files.items()):
-        if not base_name(name) or name in taken:
+        if not inner_name(name) or name in taken:
             raise PlanError("a file beside the weights needs a plain name of its own", file=name)
         plans.append(_whole(name, data))
     return Layout(tuple(plans), slots, folder=True)

@@ -91,6 +91,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     config = with_older_files(path, config) if config is not None else None
     read = _weights(tensors, config or {}, path)
     files = {name: found for name in folders.SIDE_FILES if (found := folders.member(path, name)) is not None}
+    files |= folders.pooling_files(path)
     notes += chosen.notes + more + read.notes
     return Checkpoint("hf", path, read.weights, metadata, config or {}, files, notes=notes, undecoded=read.undecoded)
 

@@ -24,7 +24,7 @@ from polyquant.errors import PlanError
 from polyquant.formats.msmodelslim.describe import description, model_order, model_type
 from polyquant.formats.msmodelslim.options import DIALECTS
 from polyquant.storage import strict_json
-from polyquant.storage.folder import base_name
+from polyquant.storage.folder import inner_name
 from polyquant.storage.safetensors import header_bytes
 from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
@@ -79,7 +79,7 @@ def lay_out(
     name = f"quant_model_description_{kind}.json" if dialect == "v0" else "quant_model_description.json"
     taken = {name, *(p.name for p in plans)}
     for other, data in sorted(_with_config(files).items()):
-        if not base_name(other) or other in taken:
+        if not inner_name(other) or other in taken:
             raise PlanError("a file beside the weights needs a plain name of its own", file=other)
         plans.append(_whole(other, data))
     return Layout((*plans, _whole(name, said)), slots, folder=True)

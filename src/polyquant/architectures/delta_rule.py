@@ -1,0 +1,73 @@
+"""What models with the gated delta rule (Yang, Kautz and Hatamizadeh 2024) share: the sizes of its heads and which layers have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from polyquant.architectures.hyper import MAX_LAYERS, Hyper
+from polyquant.architectures.hyper_table import USUAL, HyperTable, Key
+from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
+from polyquant.architectures.mixer import product, ssm_keys
+from polyquant.errors import InputError
+from polyquant.operations import Index
+
+__all__ = ["delta_sizes", "delta_table", "turned_heads"]
+
+
+def delta_sizes(hyper: Hyper) -> tuple[int, int, int, int]:
+    """(key heads, numbers of one, value heads of a key head, numbers of one). Raises InputError for heads that do not divide."""
+    keys, values, inner = hyper.count("ssm_groups"), hyper.count("ssm_heads"), hyper.count("ssm_inner")
+    if not keys or not values or values % keys or inner % values:
+        raise InputError(
+            "heads of the delta rule do not divide", expected=f"multiples of {keys}", found=[values, inner]
+        )
+    return keys, hyper.count("ssm_state"), values // keys, inner // values
+
+
+def turned_heads(hyper: Hyper, size: int) -> Index:
+    """Where entry i of the turned value heads was, of heads with `size` numbers each."""
+    keys, _, each, _ = delta_sizes(hyper)
+    return np.ascontiguousarray(np.arange(keys * each * size).reshape(keys, each, size).swapaxes(0, 1)).reshape(-1)
+
+
+def _recurrent(config: Mapping[str, Any]) -> list[bool] | None:
+    """True for each layer with the delta rule: all but each fourth where config.json does not list them."""
+    kinds = words(config, "layer_types")
+    if kinds is not None:
+        return [kind not in ATTENTION for kind in kinds]
+    layers, every = config.get("num_hidden_layers"), config.get("full_attention_interval", 4)
+    if not isinstance(layers, int) or not isinstance(every, int) or every < 1:
+        return None
+    return [bool((i + 1) % every) for i in range(min(layers, MAX_LAYERS))]
+
+
+def _recurrent_gguf(get: Callable[..., Any]) -> Any:
+    if (said := get("attention.recurrent_layers", whole=True)) is not None:
+        return said
+    every = get("full_attention_interval") or 4
+    return _recurrent({"num_hidden_layers": get("block_count"), "full_attention_interval": every})
+
+
+def delta_table(*rows: Key, **changed: Mapping[str, Any]) -> HyperTable:
+    """The usual rows with these changes, then `rows`, then those of the delta rule and of which layers have it."""
+    table = USUAL.changed(rotated={"default": 0.25, "write": "always"}, **changed).plus(
+        *rows,
+        *ssm_keys(
+            conv="linear_conv_kernel_dim", state="linear_key_head_dim", groups="linear_num_key_heads", heads="linear_num_value_heads",
+            inner=product("linear_num_value_heads", "linear_value_head_dim"),
+        ),
+        Key(
+            "recurrent", ("layer_types",), "attention.recurrent_layers", kind="flags", read=_recurrent, read_gguf=_recurrent_gguf, each_layer=True,
+            say=lambda where: {"layer_types": words_of(where, "linear_attention", "full_attention")},
+        ),
+        Key("attention_interval", ("full_attention_interval",), "full_attention_interval", default=4),
+    )  # fmt: skip
+    return replace(table, more_config=_value_head)
+
+
+def _value_head(hyper: Hyper) -> dict[str, Any]:
+    return {"linear_value_head_dim": hyper.count("ssm_inner") // max(hyper.count("ssm_heads"), 1)}

@@ -1,0 +1,120 @@
+"""LFM2 (Liquid AI 2025): short convolutions with gates in most layers, attention in the others; the second has experts behind a sigmoid.
+
+    y = h + Out (c * conv1d(b * x)), [b, c, x] = In norm(h), or attention(norm(h)) with norms on the heads of q and k;  then W2 (silu(W1 norm) * W3 norm)
+
+The norm behind the last layer is called after the embedding on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures.changes import Squeezed
+from polyquant.architectures.hyper_table import USUAL, HyperTable, Key
+from polyquant.architectures.keys import GATING, expert_keys, no_head_dim, silent
+from polyquant.architectures.layer_kinds import kv_heads, words, words_of
+from polyquant.architectures.moves import Experts
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.record import Architecture, Bias, has
+from polyquant.gguf_values import u32
+
+__all__ = ["LFM2", "LFM2_MOE"]
+
+
+def _attends(config: Mapping[str, Any]) -> Sequence[bool] | None:
+    kinds = words(config, "layer_types")
+    if kinds is not None:
+        return [kind != "conv" for kind in kinds]
+    listed, layers = config.get("full_attn_idxs"), config.get("num_hidden_layers")
+    return [i in listed for i in range(layers)] if isinstance(listed, list) and isinstance(layers, int) else None
+
+
+def _width(config: Mapping[str, Any]) -> Any:
+    """Of the feed-forward part: where asked two thirds of what is said, times a factor, rounded up."""
+    said = config.get("block_ff_dim") or config.get("intermediate_size")
+    factor, step = config.get("block_ffn_dim_multiplier", 1.0), config.get("block_multiple_of", 256)
+    if not isinstance(said, int) or not config.get("block_auto_adjust_ff_dim", True):
+        return said
+    wide = int(2 * said / 3)
+    wide = int(factor * wide) if isinstance(factor, int | float) else wide
+    return -(-wide // step) * step if isinstance(step, int) and step > 0 else None
+
+
+_ONE, _EVERY = kv_heads(_attends, lambda counts: {"layer_types": words_of(counts, "full_attention", "conv")})
+
+
+def _table(feed_forward: Mapping[str, Any]) -> HyperTable:
+    return USUAL.changed(
+        feed_forward=feed_forward,
+        kv_heads=_ONE,
+        rope_theta={"default": 1000000.0},
+        norm_eps={"config": ("norm_eps",), "default": 1e-5},
+        head_dim=no_head_dim(),
+        vocab={"write": "always"},
+        activation={"config": ()},
+    ).plus(_EVERY, Key("short_conv", ("conv_L_cache",), "shortconv.l_cache", default=3))
+
+
+LFM2 = Architecture(
+    name="lfm2",
+    model_type="lfm2",
+    class_name="Lfm2ForCausalLM",
+    reads=("lfm2",),
+    names=NameTable(
+        {
+            "operator_norm": "attn_norm",
+            **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
+            **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+            "self_attn.out_proj": "attn_output",
+            "self_attn.q_layernorm": "attn_q_norm",
+            "self_attn.k_layernorm": "attn_k_norm",
+            "ffn_norm": "ffn_norm",
+            "feed_forward.w1": "ffn_gate",
+            "feed_forward.w2": "ffn_down",
+            "feed_forward.w3": "ffn_up",
+        },
+        top={"model.embed_tokens": "token_embd", "model.embedding_norm": "token_embd_norm", "lm_head": "output"},
+    ),
+    hyper=replace(
+        _table({"read": _width, "say": lambda wide: {"intermediate_size": wide}}),
+        written={"block_auto_adjust_ff_dim": False},
+        tied=True,
+    ),
+    changes={"shortconv.conv": Squeezed},
+    layer=ConvertedOnly(),
+    biases=(Bias(("shortconv.in_proj", "shortconv.out_proj", "shortconv.conv"), "conv_bias"),),
+)
+_UNSAID = (
+    Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1),
+    Key("expert_scale", ("routed_scaling_factor",), kind="real", default=1.0),
+)
+LFM2_MOE = replace(
+    LFM2,
+    name="lfm2moe",
+    model_type="lfm2_moe",
+    class_name="Lfm2MoeForCausalLM",
+    reads=("lfm2_moe",),
+    names=replace(
+        LFM2.names,
+        layer={**LFM2.names.layer, "feed_forward.gate": "ffn_gate_inp"},
+        exact={"feed_forward.expert_bias": "exp_probs_b.bias"},
+    ),
+    moves=tuple(
+        Experts(f"feed_forward.experts.{{e}}.{part}.weight", f"ffn_{name}_exps.weight")
+        for part, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+    ),
+    hyper=replace(
+        _table({}).plus(
+            *expert_keys("num_experts"),
+            Key("first_dense", ("num_dense_layers",), "leading_dense_block_count", default=2, low=0),
+            *_UNSAID,
+        ),
+        metadata={"expert_gating_func": u32(GATING["sigmoid"])},
+        tied=True,
+        unsaid=silent(*_UNSAID),
+    ),
+    switches={"use_expert_bias": has("exp_probs_b.bias")},
+)

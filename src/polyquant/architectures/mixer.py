@@ -1,0 +1,88 @@
+"""What Mamba-2 (Dao and Gu 2024) and the hybrids with it share: the tensors of its mixer and their sizes.
+
+    [z, x, B, C, dt] = In h;  [x, B, C] = silu(conv1d([x, B, C]));  s = exp(dt a) s + dt B x;  y = C s + d x;  Out (norm(y) * silu(z))
+
+GGUF holds a = -exp(A_log) and d as columns [heads, 1], the kernel of the convolution as [channels, k], the norm as [groups, inner / groups].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polyquant.architectures.changes import Column, Decay, Groups, Squeezed
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import Key
+
+__all__ = ["ANY_CONTEXT", "MIXER_CHANGES", "NO_ROPE", "in_pieces", "mixer_exact", "mixer_stems", "product", "ssm_keys"]  # fmt: skip
+
+MIXER_CHANGES = {
+    "ssm_a": Decay(),
+    "ssm_d": Column,
+    "ssm_conv1d": Squeezed,
+    "ssm_norm": Groups(lambda hyper: hyper.count("ssm_groups")),
+}
+ANY_CONTEXT = 1 << 20
+"""What llama.cpp's converter writes for models whose context has no end."""
+NO_ROPE: dict[str, dict[str, Any]] = {
+    "rope_theta": {"config": (), "write": "never"},
+    "rotated": {"config": (), "gguf": None},
+}
+"""Rows of a model without positions."""
+
+
+def mixer_stems(prefix: str) -> dict[str, str]:
+    """Stems of a mixer whose Hugging Face names begin so."""
+    return {
+        f"{prefix}.conv1d": "ssm_conv1d",
+        f"{prefix}.in_proj": "ssm_in",
+        f"{prefix}.norm": "ssm_norm",
+        f"{prefix}.out_proj": "ssm_out",
+    }
+
+
+def mixer_exact(prefix: str) -> dict[str, str]:
+    """Its tensors that are not called weight or bias."""
+    return {f"{prefix}.A_log": "ssm_a", f"{prefix}.D": "ssm_d", f"{prefix}.dt_bias": "ssm_dt.bias"}
+
+
+def ssm_keys(
+    *, conv: str, state: str, groups: str, heads: str, inner: Callable[[Mapping[str, Any]], Any], inner_says: str | None = None
+) -> tuple[Key, ...]:  # fmt: skip
+    """The sizes of the mixers under these entries of config.json. inner: config.json -> their width; inner_says: the entry that it is written to."""
+    return (
+        Key("ssm_conv", (conv,), "ssm.conv_kernel"),
+        Key("ssm_inner", (inner_says,) if inner_says else (), "ssm.inner_size", read=inner),
+        Key("ssm_state", (state,), "ssm.state_size"),
+        Key("ssm_heads", (heads,), "ssm.time_step_rank"),
+        Key("ssm_groups", (groups,), "ssm.group_count", default=1),
+    )
+
+
+def product(*entries: str) -> Callable[[Mapping[str, Any]], Any]:
+    """config.json -> the product of these entries, None if one is missing or no number."""
+
+    def read(config: Mapping[str, Any]) -> Any:
+        out: int | float = 1
+        for entry in entries:
+            value = config.get(entry)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                return None
+            out = out * value
+        return out
+
+    return read
+
+
+def in_pieces(head_dim: str, expand: str) -> Callable[[Hyper], dict[str, Any]]:
+    """The width of the mixers as config.json says it: the size of a head, and how many times wider than the model."""
+
+    def say(hyper: Hyper) -> dict[str, Any]:
+        inner = hyper.count("ssm_inner")
+        wider = inner / hyper.hidden
+        return {
+            head_dim: inner // max(hyper.count("ssm_heads"), 1),
+            expand: int(wider) if wider.is_integer() else wider,
+        }
+
+    return say

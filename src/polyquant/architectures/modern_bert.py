@@ -1,0 +1,112 @@
+"""ModernBERT (Warner et al. 2024): a bidirectional encoder with RoPE, one base for the layers with a window and one for the others; gate and up in one matrix.
+
+    h = x + attention(norm(x)), y = h + D (gelu(gate) * up), [gate, up] = Wi norm(h);  the first layer has no norm before attention
+
+Source: modeling_modernbert.py of transformers; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures.bert import BIDIRECTIONAL, ENCODER, HEAD
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import USUAL, Key
+from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.record import Architecture, Bias
+from polyquant.gguf_values import string
+
+__all__ = ["MODERN_BERT"]
+
+_POOLED = {"mean": 1, "cls": 2}
+
+
+def _theta(kind: str, before: str) -> Callable[[Mapping[str, Any]], Any]:
+    """The base of the layers of this kind. before: where it stood until transformers 5."""
+
+    def read(config: Mapping[str, Any]) -> Any:
+        rope = config.get("rope_parameters")
+        of_kind = rope.get(kind) if isinstance(rope, Mapping) else None
+        said = of_kind.get("rope_theta") if isinstance(of_kind, Mapping) else None
+        return config.get(before) if said is None else said
+
+    return read
+
+
+def _period(config: Mapping[str, Any]) -> Any:
+    """Each how many-th layer attends to all; the first does."""
+    kinds = words(config, "layer_types")
+    if kinds is None or config.get("global_attn_every_n_layers") is not None:
+        return config.get("global_attn_every_n_layers")
+    return next((i for i, kind in enumerate(kinds) if i and kind in ATTENTION), len(kinds))
+
+
+def _said_of_layers(hyper: Hyper) -> dict[str, Any]:
+    local = [i % hyper.count("window_period") for i in range(hyper.layers)]
+    bases = {"full_attention": hyper.rope_theta, "sliding_attention": hyper.real("rope_theta_swa", 10000.0)}
+    return {
+        "layer_types": words_of(local, "sliding_attention", "full_attention"),
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+    }
+
+
+MODERN_BERT = Architecture(
+    name="modern-bert",
+    model_type="modernbert",
+    class_name="ModernBertModel",
+    reads=("modernbert",),
+    names=NameTable(
+        {
+            "attn_norm": "attn_norm",
+            "attn.Wqkv": "attn_qkv",
+            "attn.Wo": "attn_output",
+            "mlp_norm": "ffn_norm",
+            "mlp.Wi": "ffn_up",
+            "mlp.Wo": "ffn_down",
+        },
+        top={
+            "embeddings.tok_embeddings": "token_embd",
+            "embeddings.norm": "token_embd_norm",
+            "final_norm": "output_norm",
+        },
+        prefix="layers.",
+        bare=False,
+        outer="model.",
+    ),
+    hyper=replace(
+        USUAL.changed(
+            rope_theta={"config": ("global_rope_theta",), "default": 160000.0, "read": _theta("full_attention", "global_rope_theta")},
+            norm_eps={"config": ("norm_eps",), "gguf": "attention.layer_norm_epsilon", "also": ("attention.layer_norm_rms_epsilon",), "default": 1e-5},
+            rotated={"config": (), "gguf": None},
+            vocab={"write": "always"},
+            activation={"config": ("hidden_activation",), "gguf": "hidden_activation", "default": "gelu"},
+            **ENCODER,
+        ).plus(
+            Key(
+                "rope_theta_swa", ("local_rope_theta",), "rope.freq_base_swa", default=10000.0, kind="real",
+                read=_theta("sliding_attention", "local_rope_theta"),
+            ),
+            Key("window", ("local_attention",), "attention.sliding_window", default=128),
+            Key("window_period", ("global_attn_every_n_layers",), "attention.sliding_window_pattern", default=3, read=_period),
+            Key(
+                "classifier_pooling", ("classifier_pooling",), "classifier.pooling_type", default=2,
+                read=lambda config: _POOLED.get(str(config.get("classifier_pooling"))),
+                say=lambda kind: {"classifier_pooling": next((word for word, n in _POOLED.items() if n == kind), "cls")},
+            ),
+        ),
+        metadata={**BIDIRECTIONAL, "rope.scaling.type": string("none")},
+        more_config=_said_of_layers,
+    ),
+    layer=ConvertedOnly(),
+    biases=(
+        Bias(("attn_qkv", "attn_output"), "attention_bias"),
+        Bias(("ffn_up", "ffn_down"), "mlp_bias"),
+        Bias(("ffn_norm", "attn_norm"), "norm_bias"),
+    ),
+    unused={r"(head|decoder|classifier)\..*": HEAD},
+    encoder=True,
+)  # fmt: skip

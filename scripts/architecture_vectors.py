@@ -50,9 +50,8 @@ def _lines(said: dict[str, dict[str, Any]]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def main() -> None:
-    """See above."""
-    hf, gguf, logits, target = map(Path, sys.argv[1:])
+def write(hf: Path, gguf: Path, logits: Path, target: Path) -> None:
+    """The folder `target` of a Hugging Face folder, the real converter's file and its logits."""
     target.mkdir(parents=True, exist_ok=True)
     for name in (*FILES, *(p.name for p in hf.glob("model*.safetensors*"))):
         if (hf / name).exists():
@@ -64,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write(*map(Path, sys.argv[1:]))

@@ -89,6 +89,8 @@ def _metadata_differences(ours, wanted: dict) -> list[str]:
             found[key] = [meta.kind.name, meta.value]
         else:
             found[key] = [f"{meta.item.name}[]", list(meta.value.tolist())]
+    if "general.file_type" not in wanted:  # the real converter forgets it for GPT-NeoX
+        found.pop("general.file_type", None)
     keys = sorted({*found, *wanted})
     return [f"{k}: {found.get(k)}, wanted {wanted.get(k)}" for k in keys if found.get(k) != wanted.get(k)]
 

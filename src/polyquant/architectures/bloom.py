@@ -23,11 +23,11 @@ from polyquant.errors import InputError
 from polyquant.operations import Operation, Rows
 from polyquant.types import Shape
 
-__all__ = ["BLOOM"]
+__all__ = ["BLOOM", "all_q_first"]
 
 
-def _all_q_first(hyper: Hyper, shape: Shape) -> Operation:
-    """[heads, 3, d] -> [3, heads, d]."""
+def all_q_first(hyper: Hyper, shape: Shape) -> Operation:
+    """Rows of q, k and v, with their biases: [heads, 3, d] -> [3, heads, d]. Raises InputError for another number of rows."""
     size = 3 * hyper.query_width
     if not shape or shape[0] != size:
         raise InputError("rows do not fit the heads of the configuration", expected=size, found=list(shape))
@@ -57,7 +57,7 @@ BLOOM = Architecture(
         },
         prefix="transformer.h.",
     ),
-    changes={"attn_qkv": Change(_all_q_first, biases=True)},
+    changes={"attn_qkv": Change(all_q_first, biases=True)},
     hyper=replace(
         USUAL.changed(
             layers={"config": ("n_layer", "num_hidden_layers")},

@@ -1,17 +1,23 @@
 """Granite 3: Llama with four factors: of the embedding, of what each part adds, of the scores of attention, and a divisor of the logits.
 
-Source: modeling_granite.py of transformers; llama.cpp's converter.
+granite       dense
+granitemoe    experts, in fused stacks; a shared one beside them in some
+
+Source: modeling_granite.py, modeling_granitemoe.py and modeling_granitemoeshared.py of transformers; llama.cpp's converter.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from polyquant.architectures.keys import granite_keys
-from polyquant.architectures.llama import LLAMA
-from polyquant.architectures.parts import Ends
+from polyquant.architectures.keys import expert_keys, granite_keys, shared_expert_key
+from polyquant.architectures.llama import LLAMA, LLAMA_NAMES
+from polyquant.architectures.moves import halves
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly, Ends
+from polyquant.architectures.record import Bias
 
-__all__ = ["GRANITE"]
+__all__ = ["GRANITE", "GRANITE_MOE", "GRANITE_MOE_SHARED"]
 
 GRANITE = replace(
     LLAMA,
@@ -21,4 +27,34 @@ GRANITE = replace(
     reads=("granite",),
     hyper=LLAMA.hyper.plus(*granite_keys()),
     ends=Ends(divided=True),
+)
+_STEMS = {
+    **{stem: name for stem, name in LLAMA_NAMES.items() if not stem.startswith("mlp.")},
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+}
+GRANITE_MOE = replace(
+    GRANITE,
+    name="granitemoe",
+    model_type="granitemoe",
+    class_name="GraniteMoeForCausalLM",
+    reads=("granitemoe",),
+    layer=ConvertedOnly(),
+    names=NameTable(_STEMS),
+    moves=(halves("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight"),),
+    hyper=GRANITE.hyper.plus(*expert_keys("num_local_experts", feed_forward=None)),
+    biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
+)
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    model_type="granitemoeshared",
+    class_name="GraniteMoeSharedForCausalLM",
+    reads=("granitemoeshared",),
+    gguf_told_by=("expert_shared_feed_forward_length",),
+    names=NameTable({**_STEMS, "shared_mlp.output_linear": "ffn_down_shexp"}),
+    moves=(
+        *GRANITE_MOE.moves,
+        halves("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+    ),
+    hyper=GRANITE_MOE.hyper.plus(shared_expert_key("shared_intermediate_size")),
 )

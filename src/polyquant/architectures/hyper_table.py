@@ -161,7 +161,7 @@ class HyperTable:
     reads sliding windows of a config.json; gguf_windows: those that readers of GGUF know by themselves. yarn: entries of a yarn scaling that
     this architecture always has and GGUF does not say. yarn_log: what mscale_all_dim is multiplied with to be rope.scaling.yarn_log_multiplier, 0 where GGUF does not
     say it. more_metadata: GGUF keys that are computed, more_config: entries
-    of config.json that are. unsaid: what GGUF cannot say of a model, a sentence, or None.
+    of config.json that are. unsaid: what GGUF cannot say of a model, a sentence, or None. scaling: Hyper.rope of (config.json, its parameters of RoPE, its path).
     """
 
     keys: tuple[Key, ...] = _ROWS
@@ -176,6 +176,7 @@ class HyperTable:
     more_metadata: Callable[[Hyper], Mapping[str, Meta]] | None = None
     more_config: Callable[[Hyper], Mapping[str, Any]] | None = None
     unsaid: Callable[[Hyper], str | None] | None = None
+    scaling: Callable[[Mapping[str, Any], Mapping[str, Any], object], dict[str, Any]] = rope.of_config
 
     def plus(self, *keys: Key) -> HyperTable:
         """This table with further rows."""
@@ -211,7 +212,7 @@ class HyperTable:
             found["vocab"] = vocab
         head = config.get("tie_word_embeddings")
         tied = head if isinstance(head, bool) else self.tied
-        hyper = self._checked(found, rope.of_config(config, scaling, file), tied, file)
+        hyper = self._checked(found, self.scaling(config, scaling, file), tied, file)
         return replace(hyper, windows=self.windows(config, hyper.layers, file))
 
     def read_metadata(

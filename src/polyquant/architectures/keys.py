@@ -25,6 +25,7 @@ __all__ = [
     "said_count",
     "shared_expert_key",
     "silent",
+    "sliding_layers_key",
     "sliding_window",
     "softcap_key",
 ]
@@ -106,6 +107,23 @@ def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
         "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set",
         say=lambda value: {config: value or None},
     )  # fmt: skip
+
+
+def sliding_layers_key(period: int) -> Key:
+    """Which layers have the window, where GGUF lists them; () in a model without. config.json lists them too, or all have it but the last of each `period`."""
+
+    def read(said: Mapping[str, Any]) -> Any:
+        types, layers = said.get("layer_types"), said.get("num_hidden_layers", 0)
+        if said.get("sliding_window", 1) is None:
+            return ()
+        found = [(i + 1) % period != 0 for i in range(layers)]
+        if isinstance(types, list):
+            found = [kind == "sliding_attention" for kind in types]
+        return found if any(found) else ()
+
+    return Key(
+        "sliding", (), "attention.sliding_window_pattern", default=(), kind="flags", write="where set", read=read
+    )
 
 
 def softcap_key(name: str, default: float) -> Key:

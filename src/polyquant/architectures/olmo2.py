@@ -1,19 +1,27 @@
-"""OLMo 2: norms behind attention and feed-forward part instead of before them, and over all of q and all of k.
+"""OLMo 2: norms behind attention and feed-forward part instead of before them, and over all of q and all of k. OLMo 3 has a sliding window in three layers of four, whose
+rotation is not scaled; GGUF calls both `olmo2`.
 
 h = x + norm(O attention(rope(norm(Q x)), rope(norm(K x)), V x));  y = h + norm(D (silu(G h) * U h))
 
-Source: modeling_olmo2.py of transformers; llama.cpp's converter.
+Source: modeling_olmo2.py and modeling_olmo3.py of transformers; llama.cpp's converter.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.keys import sliding_layers_key, sliding_window
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.windows import all_but_every, layer_types, listed_windows, where_listed
+from polyquant.gguf_values import f32
 
-__all__ = ["OLMO2"]
+__all__ = ["OLMO2", "OLMO3"]
 
 _NAMES = {hf: gguf for hf, gguf in LLAMA_NAMES.items() if not hf.endswith("layernorm")}
 
@@ -34,4 +42,31 @@ OLMO2 = Architecture(
     hyper=USUAL.changed(norm_eps={"default": 1e-5}),
     layer=Layer(Attention(norm="", width_norms=True, post_norm=True), FeedForward(norm="", post_norm=True)),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
+)
+
+_PERIOD = 4
+
+
+def _two_ropes(hyper: Hyper) -> dict[str, Any]:
+    plain = {"rope_type": "default", "rope_theta": hyper.rope_theta}
+    return {"rope_parameters": {"full_attention": {**plain, **hyper.rope}, "sliding_attention": plain}}
+
+
+OLMO3 = replace(
+    OLMO2,
+    model_type="olmo3",
+    class_name="Olmo3ForCausalLM",
+    reads=("olmo3",),
+    gguf_told_by=("attention.sliding_window",),
+    hyper=replace(
+        OLMO2.hyper.changed(rope_theta={"default": 500000.0}).plus(
+            sliding_window(default=4096),
+            sliding_layers_key(_PERIOD),
+        ),
+        tied=False,
+        windows=where_listed(all_but_every(_PERIOD)),
+        gguf_windows=listed_windows,
+        more_metadata=lambda hyper: {"rope.freq_base_swa": f32(hyper.rope_theta)},
+        more_config=lambda hyper: {**layer_types(hyper), **_two_ropes(hyper)},
+    ),
 )

@@ -60,7 +60,7 @@ class Architecture:
     architecture, if it has all keys of `told_by`, and none is 0; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF, or "key=value", that tell it
     from a record of the same name. names: of tensors. hyper: of
     config.json and GGUF. layer: the parts of a decoder layer. ends: what stands before and behind the layers. norm: of which kind all norms are. changes: GGUF stem, or whole name inside a layer -> what its values go
-    through on the way to GGUF. moves: tensors that are split, joined or stacked. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
+    through on the way to GGUF. moves: tensors that are split, joined or stacked; what is split goes through `changes` after. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
     has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason;
     behind_last: the reason for those of layers that num_hidden_layers does not count, "" where they are stored. layer_numbers: Hugging Face
     name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of

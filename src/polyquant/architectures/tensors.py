@@ -17,7 +17,7 @@ from polyquant.architectures.moves import Move
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.inversion import inverted
-from polyquant.operations import SAME, Joined, Operation, Same, Stack
+from polyquant.operations import SAME, Joined, Operation, Same, Stack, chain
 from polyquant.types import Shape, TensorMap, Weight
 
 __all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor"]
@@ -79,7 +79,7 @@ def gguf_maps(
         with _of(weight.name, file):
             slots.append(_single(weight, target, record, hyper, paired=paired))
     for slot in slots:
-        out.maps += [slot] if isinstance(slot, TensorMap) else _group_maps(slot, hyper, file)
+        out.maps += [slot] if isinstance(slot, TensorMap) else _group_maps(slot, record, hyper, file, paired=paired)
     return out
 
 
@@ -110,7 +110,9 @@ def _operation(target: str, shape: Shape, record: Architecture, hyper: Hyper, *,
     return change.operation(hyper, shape)
 
 
-def _group_maps(group: _Group, hyper: Hyper, file: object) -> Iterator[TensorMap]:
+def _group_maps(
+    group: _Group, record: Architecture, hyper: Hyper, file: object, *, paired: bool
+) -> Iterator[TensorMap]:
     """A map for each target of a move."""
     sources = _complete(group, hyper, file)
     names, shapes = tuple(w.name for w in sources), [w.shape for w in sources]
@@ -120,6 +122,8 @@ def _group_maps(group: _Group, hyper: Hyper, file: object) -> Iterator[TensorMap
             op: Operation = each[0]
             if group.move.stacked:
                 op = Stack() if all(isinstance(o, Same) for o in each) else Joined(each, Stack())
+            else:
+                op = chain(op, _operation(inside, op.shape(shapes, names[0]), record, hyper, paired=paired))
             yield TensorMap(f"blk.{group.layer}.{inside}", names, op.shape(shapes, names[0]), op)
 
 
@@ -195,10 +199,16 @@ def _owners(record: Architecture) -> dict[str, tuple[Move, ...]]:
 
 def _single_back(weight: Weight, target: str, record: Architecture, hyper: Hyper) -> TensorMap:
     change = record.change(weight.name)
-    before = weight.shape if change is None else change.source(hyper, weight.shape)
+    before = _before_change(weight.shape, weight.name, record, hyper)
     (back,) = (SAME,) if change is None else change.operation(hyper, before).inverse([before])
     keep_float = is_float_tensor(weight.name, weight.shape)
     return TensorMap(target, (weight.name,), before, back, keep_float=keep_float)
+
+
+def _before_change(shape: Shape, target: str, record: Architecture, hyper: Hyper) -> Shape:
+    """Shape of what the change of a GGUF tensor was made on."""
+    change = record.change(target)
+    return shape if change is None else change.source(hyper, shape)
 
 
 def _whole(
@@ -213,7 +223,10 @@ def _whole(
         )  # fmt: skip
     made = [parts[target] for target in move.targets]
     with _of(first.name, file):
-        before = move.before(hyper, [w.shape for w in made])
+        before = move.before(
+            hyper,
+            [_before_change(w.shape, target, record, hyper) for w, target in zip(made, move.targets, strict=True)],
+        )
         stem = f"{record.names.prefix}{layer}.{move.source}"
         count = made[0].shape[0] if move.stacked else 1
         names = tuple(stem.replace("{e}", str(e)) for e in range(count))
@@ -223,6 +236,8 @@ def _whole(
             op: Operation = make(hyper, before)
             if move.stacked:
                 op = Stack() if isinstance(op, Same) else Joined((op,) * count, Stack())
+            else:
+                op = chain(op, _operation(inside, op.shape(shapes, weight.name), record, hyper))
             shape = op.shape(shapes, weight.name)
             if shape != weight.shape:
                 raise InputError("wrong shape for this configuration", expected=list(shape), found=list(weight.shape))

@@ -12,7 +12,7 @@ from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, Hyper, whole_
 from polyquant.errors import InputError
 
 __all__ = [
-    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "nowhere", "where_asked", "where_listed",
+    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "listed_windows", "nowhere", "where_asked", "where_listed",
 ]  # fmt: skip
 
 Windows: TypeAlias = Callable[[Mapping[str, Any], int, object], tuple[int, ...]]
@@ -68,6 +68,11 @@ def where_listed(pattern: Pattern, size: int = 4096) -> Windows:
 def gguf_windows(pattern: Pattern) -> Callable[[Hyper], tuple[int, ...]]:
     """Of the size in the row `window`, by the pattern."""
     return lambda hyper: tuple(hyper.count("window") if pattern(i) else 0 for i in range(hyper.layers))
+
+
+def listed_windows(hyper: Hyper) -> tuple[int, ...]:
+    """Of the size in the row `window`, in the layers of the row `sliding`, which GGUF lists."""
+    return tuple(hyper.count("window") if sliding else 0 for sliding in hyper.more["sliding"])  # type: ignore[union-attr]
 
 
 def layer_types(hyper: Hyper) -> dict[str, list[str]]:

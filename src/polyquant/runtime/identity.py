@@ -38,9 +38,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             file=checkpoint.path,
             hint=f"known: {', '.join(known())}; its weights still convert: polyquant convert",
         )
-    if not found.has_experts and (
-        experts := _said(checkpoint, f"{found.name}.expert_count", "num_local_experts", "num_experts")
-    ):
+    experts = _said(checkpoint, f"{found.name}.expert_count", "num_local_experts", "num_experts")
+    if not found.has_experts and experts and experts != 1:  # some dense models say 1
         raise UnsupportedError(
             "a mixture of experts is not run here",
             file=checkpoint.path,

@@ -1,0 +1,77 @@
+"""Baichuan and Baichuan 2: Llama whose q, k and v are one matrix. Their code is on the hub, not in transformers.
+
+Models of 7 billion weights rotate, those of 13 billion (40 layers, by which readers of GGUF know them) have ALiBi instead. Baichuan 2 divides the rows of its head by
+their lengths; GGUF has the head as it lies.
+Source: modeling_baichuan.py of baichuan-inc/Baichuan2-7B-Base and Baichuan2-13B-Base; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyquant.architectures.changes import PairedRows
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.keys import no_head_dim
+from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.record import Architecture
+from polyquant.gguf_values import string
+from polyquant.operations import Operation, Slice
+from polyquant.types import Shape
+
+__all__ = ["BAICHUAN"]
+
+_SECOND_VOCABULARY = 125696
+"""Of Baichuan 2; the first has 64000 tokens. Nothing else in config.json tells them apart."""
+
+
+def _third(index: int) -> Make:
+    def make(hyper: Hyper, shape: Shape) -> Operation:
+        rows = shape[0] // 3
+        return Slice(index * rows, (index + 1) * rows)
+
+    return make
+
+
+def _together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def _unsaid(hyper: Hyper) -> str | None:
+    if hyper.vocab != _SECOND_VOCABULARY:
+        return None
+    return "GGUF cannot say that Baichuan 2 divides the rows of lm_head by their lengths: runtimes will not"
+
+
+BAICHUAN = Architecture(
+    name="baichuan",
+    model_type="baichuan",
+    class_name="BaichuanForCausalLM",
+    reads=("baichuan",),
+    names=NameTable({hf: gguf for hf, gguf in LLAMA_NAMES.items() if hf[-6:] not in ("q_proj", "k_proj", "v_proj")}),
+    moves=(
+        Split(
+            "self_attn.W_pack.weight",
+            {"attn_q.weight": _third(0), "attn_k.weight": _third(1), "attn_v.weight": _third(2)},
+            _together,
+        ),
+    ),
+    changes={"attn_q": PairedRows("heads"), "attn_k": PairedRows("heads")},
+    hyper=replace(
+        USUAL.changed(
+            context={"config": ("max_position_embeddings", "model_max_length")},
+            kv_heads={"config": (), "write": "never"},
+            rope_theta={"config": (), "write": "never"},
+            head_dim=no_head_dim(),
+            rotated={"config": (), "write": "always"},
+        ),
+        metadata={"tensor_data_layout": string("Meta AI original pth")},
+        tied=False,
+        unsaid=_unsaid,
+    ),
+    layer=ConvertedOnly(),
+)

@@ -1,0 +1,85 @@
+"""Hunyuan, the dense ones: norms on the heads of q and k behind the rotation. `alpha` of a scaling called dynamic stretches the base of the rotation once and for
+all: theta alpha^(d / (d - 2)), for contexts of 2^18.
+
+h = x + O attention(norm(rope(Q norm(x))), norm(rope(K norm(x))), V norm(x));  y = h + D (silu(G norm(h)) * U norm(h))
+
+Source: modeling_hunyuan_v1_dense.py of transformers; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures import rope
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import USUAL, Key
+from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.record import Architecture, Bias
+from polyquant.gguf_values import f32, string, u32
+from polyquant.types import Meta
+
+__all__ = ["HUNYUAN_DENSE"]
+
+_LONG = 1 << 18
+"""The context of a model with alpha; config.json says less."""
+
+
+def _alpha(config: Mapping[str, Any]) -> float:
+    """0 for a model without."""
+    said = rope.parameters(config, None)
+    alpha = said.get("alpha")
+    dynamic = said.get("rope_type", said.get("type")) == "dynamic"
+    return float(alpha) if dynamic and isinstance(alpha, int | float) and not isinstance(alpha, bool) else 0.0
+
+
+def _theta(config: Mapping[str, Any]) -> Any:
+    """The base of the rotation, stretched by alpha."""
+    theta = config.get("rope_theta", rope.parameters(config, None).get("rope_theta", 10000.0))
+    alpha, head = _alpha(config), config.get("head_dim") or 0
+    if not alpha or not isinstance(theta, int | float) or not isinstance(head, int):
+        return theta
+    head = head or config.get("hidden_size", 0) // max(config.get("num_attention_heads", 1), 1)
+    return theta * alpha ** (head / (head - 2)) if head > 2 else theta
+
+
+def _context(config: Mapping[str, Any]) -> Any:
+    return _LONG if _alpha(config) else config.get("max_position_embeddings")
+
+
+def _scaling(config: Mapping[str, Any], said: Mapping[str, Any], file: object) -> dict[str, Any]:
+    return {} if _alpha(config) else rope.of_config(config, said, file)
+
+
+def _metadata(hyper: Hyper) -> dict[str, Meta]:
+    if not hyper.more["alpha"]:
+        return {}
+    return {
+        "rope.scaling.type": string("none"),
+        "rope.scaling.factor": f32(1.0),
+        "rope.scaling.original_context_length": u32(_LONG),
+    }
+
+
+HUNYUAN_DENSE = Architecture(
+    name="hunyuan-dense",
+    model_type="hunyuan_v1_dense",
+    class_name="HunYuanDenseV1ForCausalLM",
+    reads=("hunyuan_v1_dense",),
+    names=NameTable(
+        {**LLAMA_NAMES, "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+    ),
+    hyper=replace(
+        USUAL.changed(context={"read": _context}, rope_theta={"read": _theta}, norm_eps={"default": 1e-5}).plus(
+            Key("alpha", (), default=0.0, kind="real", read=_alpha)
+        ),
+        tied=False,
+        scaling=_scaling,
+        more_metadata=_metadata,
+    ),
+    layer=ConvertedOnly(),
+    biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
+)

@@ -1,0 +1,80 @@
+"""InternLM2: Llama whose q, k and v are one matrix, the heads of a group together: [groups, q .. q k v, d]. Its code is on the hub, not in transformers.
+
+h = x + O attention(rope(Q norm(x)), rope(K norm(x)), V norm(x));  y = h + W2 (silu(W1 norm(h)) * W3 norm(h))
+
+GGUF has three matrices, q and k with interleaved rows. Source: modeling_internlm2.py of internlm/internlm2-7b; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyquant.architectures.changes import PairedRows
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.record import Architecture
+from polyquant.errors import InputError
+from polyquant.operations import Operation, Reshape, Slice, chain
+from polyquant.types import Shape
+
+__all__ = ["INTERNLM2"]
+
+
+def _part(index: int) -> Make:
+    """q (0), k (1) or v (2) of all groups."""
+
+    def make(hyper: Hyper, shape: Shape) -> Operation:
+        groups, size = hyper.kv_heads, hyper.head_size
+        share = hyper.heads // max(groups, 1)
+        if len(shape) != 2 or shape[0] != groups * (share + 2) * size:
+            raise InputError(
+                "rows do not fit the heads of the configuration",
+                expected=groups * (share + 2) * size,
+                found=list(shape),
+            )
+        first, last = (0, share) if index == 0 else (share + index - 1, share + index)
+        width = shape[1]
+        return chain(
+            Reshape((groups, share + 2, size * width)),
+            Slice(first, last, axis=1),
+            Reshape((groups * (last - first) * size, width)),
+        )
+
+    return make
+
+
+def _together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+INTERNLM2 = Architecture(
+    name="internlm2",
+    model_type="internlm2",
+    class_name="InternLM2ForCausalLM",
+    reads=("internlm2",),
+    names=NameTable(
+        {
+            "attention_norm": "attn_norm",
+            "attention.wo": "attn_output",
+            "ffn_norm": "ffn_norm",
+            "feed_forward.w1": "ffn_gate",
+            "feed_forward.w3": "ffn_up",
+            "feed_forward.w2": "ffn_down",
+        },
+        top={"model.tok_embeddings": "token_embd", "model.norm": "output_norm", "output": "output"},
+    ),
+    moves=(
+        Split(
+            "attention.wqkv.weight",
+            {"attn_q.weight": _part(0), "attn_k.weight": _part(1), "attn_v.weight": _part(2)},
+            _together,
+        ),
+    ),
+    changes={"attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
+    hyper=replace(USUAL.changed(head_dim={"config": (), "write": "never"}), always={"bias": False}, tied=False),
+    layer=ConvertedOnly(),
+)  # fmt: skip

@@ -99,7 +99,8 @@ def changed_tensors(golden: Golden, back: Path) -> list[str]:
     """Tensors of a folder that came back from GGUF and do not equal the original's, but for what the real converter rounded of float32 matrices."""
     ours, wanted = open_checkpoint(back), open_checkpoint(golden.folder)
     tied, record = golden.config.get("tie_word_embeddings"), of_config(golden.config)
-    gone = {n for n in wanted if (tied and n == "lm_head.weight") or record.left_out(n)}
+    layers = record.hyper.read_config(golden.config, vocab=1).layers
+    gone = {n for n in wanted if (tied and n == "lm_head.weight") or record.left_out(n, layers)}
     out = [f"lacks {n}" for n in wanted if n not in ours and n not in gone]
     out += [f"has {n}" for n in ours if n not in wanted]
     for name in ours:

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from polyquant.architectures.keys import expert_keys, granite_keys, shared_expert_key
 from polyquant.architectures.llama import LLAMA, LLAMA_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import halves
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly, Ends
+from polyquant.architectures.parts import Ends, Layer
 from polyquant.architectures.record import Bias
 
 __all__ = ["GRANITE", "GRANITE_MOE", "GRANITE_MOE_SHARED"]
@@ -39,10 +40,10 @@ GRANITE_MOE = replace(
     model_type="granitemoe",
     class_name="GraniteMoeForCausalLM",
     reads=("granitemoe",),
-    layer=ConvertedOnly(),
     names=NameTable(_STEMS),
     moves=(halves("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight"),),
     hyper=GRANITE.hyper.plus(*expert_keys("num_local_experts", feed_forward=None)),
+    layer=Layer(feed_forward=Mixture(gating="softmax_after_topk")),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )
 GRANITE_MOE_SHARED = replace(
@@ -57,4 +58,5 @@ GRANITE_MOE_SHARED = replace(
         halves("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
     ),
     hyper=GRANITE_MOE.hyper.plus(shared_expert_key("shared_intermediate_size")),
+    layer=Layer(feed_forward=Mixture(gating="softmax_after_topk", shared=True)),
 )

@@ -12,7 +12,8 @@ from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, Hyper, whole_
 from polyquant.errors import InputError
 
 __all__ = [
-    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "listed_windows", "nowhere", "where_asked", "where_listed",
+    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "listed_windows", "nowhere", "where_asked",
+    "where_listed",
 ]  # fmt: skip
 
 Windows: TypeAlias = Callable[[Mapping[str, Any], int, object], tuple[int, ...]]

@@ -55,7 +55,7 @@ GPT_NEOX = Architecture(
     ),
     layer=ParallelLayer(
         Attention(fused=True),
-        FeedForward(gated=False, activations=("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")),
+        FeedForward(gated=False, activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")),
         flag="parallel",
     ),
     norm="layer",

@@ -18,7 +18,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import f32, string, u32
 from polyquant.types import Meta
@@ -84,6 +84,6 @@ HUNYUAN_DENSE = Architecture(
         scaling=_scaling,
         more_metadata=_metadata,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(head_norms=True, late_norms=True)),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

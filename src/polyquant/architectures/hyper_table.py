@@ -213,8 +213,7 @@ class HyperTable:
         head = config.get("tie_word_embeddings")
         tied = head if isinstance(head, bool) else self.tied
         hyper = self._checked(found, self.scaling(config, scaling, file), tied, file)
-        windows = self.windows(config, hyper.layers, file)
-        return replace(hyper, windows=windows if any(windows) else ())
+        return replace(hyper, windows=self.windows(config, hyper.layers, file))
 
     def read_metadata(
         self, metadata: Mapping[str, Any], architecture: str, *, vocab: int, tied: bool, file: object = None

@@ -241,7 +241,8 @@ def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
             yield f"blk.{index}.{stem}", shape
-    yield "output_norm", (hyper.hidden,)
+    if not record.ends.bare:
+        yield "output_norm", (hyper.hidden,)
     yield "output", (hyper.vocab, hyper.hidden)
 
 

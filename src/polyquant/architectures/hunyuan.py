@@ -43,7 +43,7 @@ def _theta(config: Mapping[str, Any]) -> Any:
     if not alpha or not isinstance(theta, int | float) or not isinstance(head, int):
         return theta
     head = head or config.get("hidden_size", 0) // max(config.get("num_attention_heads", 1), 1)
-    return theta * alpha ** (head / (head - 2)) if head > 2 else theta
+    return theta * min(alpha, 1e9) ** (head / (head - 2)) if head > 2 else theta
 
 
 def _context(config: Mapping[str, Any]) -> Any:

@@ -71,8 +71,9 @@ class Attention:
     fused: q, k and v in one matrix, in this order. head_norms: a norm on each head of q and k; width_norms: one on all heads together. sub_norm: one
     before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none, BARE for one without numbers. rope: which layers rotate: "all", "none", or
     "windowed", those with a window where the model has any. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
-    models may have norms of the heads of q and k, another for each head. late_norms: those of heads come behind the rotation. alibi: a score falls with the distance
-    instead, alibi_at: in models of that many layers. clip: q, k and v stay within Hyper's `clip`, where it is not 0.
+    models may have norms of the heads of q and k, another for each head. optional_norms: some models lack the norms of q and k. late_norms: those of heads come
+    behind the rotation. alibi: a score falls with the distance instead, alibi_at: in models of that many layers. clip: q, k and v stay within Hyper's `clip`,
+    where it is not 0.
     sinks: each head has a score of its own that no position has. Scores are divided by the root of the
     head's size, or multiplied with Hyper's attention_scale, and capped at its attention_softcap.
     """
@@ -86,6 +87,7 @@ class Attention:
     rope: Literal["all", "windowed", "none"] = "all"
     still: int = 0
     each_norm: bool = False
+    optional_norms: bool = False
     late_norms: bool = False
     alibi: bool = False
     alibi_at: int = 0

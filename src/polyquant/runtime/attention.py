@@ -40,8 +40,8 @@ class Attention:
         self.qkv = site.linear(*part.inputs)
         wide = hyper.query_width
         self.cuts = (wide, wide + hyper.value_width) if part.fused else None
-        self.late_norms = part.late_norms
-        self.wide_norms, normed = part.width_norms, part.head_norms or part.width_norms
+        normed = (part.head_norms or part.width_norms) and (not part.optional_norms or "attn_q_norm" in site)
+        self.late_norms, self.wide_norms = part.late_norms, part.width_norms
         self.q_norm: Norm | None = site.norm("attn_q_norm") if normed else None
         self.k_norm: Norm | None = site.norm("attn_k_norm") if normed else None
         if part.each_norm and "attn_q_norm" in site:

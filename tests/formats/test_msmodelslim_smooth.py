@@ -1,5 +1,6 @@
 """Smoothing: what the vectors' norms and biases say it was, and a model that computes what it did before."""
 
+import contextlib
 import json
 import shutil
 
@@ -9,6 +10,7 @@ import pytest
 import polyquant as pq
 from folders import safetensors_bytes
 from golden import VECTORS
+from polyquant.architectures.find import known
 from polyquant.calibration.statistics import InputRanges
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, UnsupportedError
@@ -17,6 +19,8 @@ from polyquant.formats.msmodelslim.prepare import prepare
 from polyquant.formats.msmodelslim.smooth import Smoothing, last_norm, links
 from polyquant.formats.trellis.target import is_linear
 from polyquant.opening import open_checkpoint
+from polyquant.runtime import identity
+from polyquant.testing.architectures import tiny_model
 
 ROOT = VECTORS / "msmodelslim"
 QWEN2, QWEN3, CHATGLM = (ROOT / "models" / n for n in ("qwen2_fp16", "qwen3_bf16", "../chatglm2/float"))
@@ -146,3 +150,19 @@ def test_a_dead_channel_stays_what_it_is():
     assert all(np.isfinite(x).all() for x in (*smoothing.norms.values(), *smoothing.columns.values()))
     with pytest.raises(InputError, match="no inputs seen"):
         smoothing.add(link, {link.readers[0]: InputRanges(96)})
+
+
+@pytest.mark.parametrize("name", ["gemma2", "cohere2", "starcoder2", "gpt2", "falcon", "nemotron"])
+def test_only_what_can_be_smoothed_is_fed(name, tmp_path):
+    """Norms with a bias or stored as their distance from one, rows in another order and Conv1D keep what they are."""
+    record = known()[name]
+    source = open_checkpoint(tiny_model(record, tmp_path / "hf"))
+    names = identity.names(source, record)
+    found = []
+    with contextlib.suppress(UnsupportedError):
+        found = links(source, "m4")
+    changed = {names[n] for n in names if record.change(n) is not None}
+    assert not {link.feeder for link in found} & changed
+    assert bool(found) == (name not in ("gpt2", "falcon"))
+    if name == "cohere2":
+        assert [len(link.readers) for link in found if link.norm] == [5, 5]  # both parts read one norm

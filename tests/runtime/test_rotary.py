@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.rope import scaling_metadata
 from polyquant.errors import InputError, PolyquantError
 from polyquant.ops.decoder import rotate
-from polyquant.runtime.rotary import rotary
+from polyquant.runtime.load import load
+from polyquant.runtime.rotary import rotaries, rotary
 
 MODELS = VECTORS / "runtime"
 CONFIG = {
@@ -147,3 +149,47 @@ def test_the_keys_of_yarn_that_gguf_lacks_are_named():
     assert keys["rope.scaling.factor"].value == 4.0
     assert warning is not None and "mscale, truncate" in warning
     assert said()[1] is None
+
+
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5] * 4,
+    "long_factor": [2.0, 3.0] * 4,
+    "original_max_position_embeddings": 16,
+}
+
+
+def test_longrope_by_its_definition():
+    found = turns(max_position_embeddings=64, rope_scaling=LONG)
+    plain = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    np.testing.assert_allclose(found.of(16).frequencies, plain / ([1.0, 1.5] * 4))
+    np.testing.assert_allclose(found.of(17).frequencies, plain / ([2.0, 3.0] * 4))
+    assert found.of(17).amplitude == found.amplitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+    for wrong in ({"short_factor": None}, {"long_factor": [1.0] * 7}, {"long_factor": [0.0] * 8}):
+        with pytest.raises(InputError):
+            turns(max_position_embeddings=64, rope_scaling={**LONG, **wrong})
+
+
+def test_windows_may_rotate_by_a_base_of_their_own():
+    hyper = replace(
+        USUAL.read_config(CONFIG, vocab=4), rope={"rope_type": "linear", "factor": 8.0}, more={"rope_theta_swa": 500.0}
+    )
+    full, local = rotaries(hyper, interleaved=False)
+    np.testing.assert_allclose(full.frequencies, 10000.0 ** (-np.arange(0, 16, 2) / 16) / 8)
+    np.testing.assert_allclose(local.frequencies, 500.0 ** (-np.arange(0, 16, 2) / 16))
+
+
+def test_a_text_that_grows_past_the_original_context(tmp_path):
+    """As if it had come at once, and again after it was cut."""
+    folder = shutil.copytree(VECTORS / "architectures/phi3", tmp_path / "phi3")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = load(folder, activations="float")
+    tokens = np.random.default_rng(0).integers(0, model.vocab, 24).tolist()
+    session = model.session()
+    for t in range(24):
+        np.testing.assert_allclose(session.feed([tokens[t]]), model.session().feed(tokens[: t + 1]), rtol=0, atol=1e-4)
+    session.rewind(5)
+    np.testing.assert_allclose(session.feed(tokens[5:8]), model.session().feed(tokens[:8]), rtol=0, atol=1e-4)
+    assert np.abs(model.logits(tokens)[7] - model.logits(tokens[:8])[7]).max() > 1e-3

@@ -126,12 +126,13 @@ def hyper_parameters(checkpoint: Checkpoint, architecture: Architecture, names: 
         return architecture.hyper.read_config(checkpoint.config, vocab=rows, file=file)
     metadata, tied = checkpoint.metadata, "output.weight" not in names
     scaling = metadata.get(f"{architecture.name}.rope.scaling.type")
-    if scaling not in (None, "none", "linear", "yarn", "longrope"):
+    listed = "rope_factors_long.weight" in checkpoint.weights
+    if scaling not in (None, "none", "linear", "yarn", *(("longrope",) * listed)):
         raise UnsupportedError(
             f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn, longrope"
         )
     hyper = architecture.hyper.read_metadata(metadata, architecture.name, vocab=rows, tied=tied, file=checkpoint.path)
-    if "rope_factors_long.weight" in checkpoint.weights:
+    if listed:
         hyper = replace(hyper, rope=restored(checkpoint, hyper, {}, []) or {})
     tokens = metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Sized) and not isinstance(tokens, str) and len(tokens) > hyper.vocab:

@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <cmath>
+#include <cstring>
 #include <optional>
 
 #include "bindings_steps.hpp"
@@ -127,6 +128,20 @@ void add_bias_py(Output y, Vector bias) {
   perform(y.size(), 0, {to}, [=](size_t) { add(to, stride, bias.data(), 0, to, stride, rows, n); });
 }
 
+// y [T, n] = x [T, n], the rows of both anywhere
+void copy_py(Rows x, Output y) {
+  require(x.ndim() == 2 && x.shape(0) == y.shape(0) && x.shape(1) == y.shape(1), "y must have the shape of x, rows of numbers");
+  if (y.size() == 0) return;
+  require(y.shape(1) == 1 || y.stride(1) == 1, "rows must be contiguous");
+  const size_t rows = y.shape(0), n = y.shape(1), from = stride_of(x), stride = rows == 1 ? n : size_t(y.stride(0));
+  require(rows == 1 || y.stride(0) >= int64_t(n), "rows must be contiguous");
+  const float* in = x.data();
+  float* to = y.data();
+  perform(y.size(), 0, {in, to}, [=](size_t) {
+    for (size_t i = 0; i < rows; ++i) std::memmove(to + i * stride, in + i * from, n * sizeof(float));
+  });
+}
+
 Kept kept_of(const Blocks& blocks) {
   if (blocks.dtype() == nb::dtype<float>()) return Kept::f32;
   if (blocks.dtype() == nb::dtype<int8_t>()) return Kept::i8;
@@ -194,6 +209,7 @@ void bind_decoder(nb::module_& m) {
   m.def("xielu", &xielu_py, "x"_a.noconvert(), "out"_a.noconvert(), "positive"_a, "negative"_a, "beta"_a, "eps"_a);
   m.def("add", &add_py, "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert(), "scale"_a = 1.0f);
   m.def("add_bias", &add_bias_py, "y"_a.noconvert(), "bias"_a.noconvert());
+  m.def("copy", &copy_py, "x"_a.noconvert(), "y"_a.noconvert());
   m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
         "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a, "steps"_a.noconvert().none() = nb::none(),
         "recent"_a.noconvert().none() = nb::none(), "grid"_a.noconvert().none() = nb::none(), "softcap"_a = 0.0f,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyquant.ops import native
-from polyquant.ops.decoder import BLOCK, add, add_bias, attend, attend_int8, relu2_gate, rms_norm, rotate, swiglu
+from polyquant.ops.decoder import BLOCK, add, add_bias, attend, attend_int8, joined, relu2_gate, rms_norm, rotate, swiglu
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -53,6 +53,16 @@ def test_add_bias(engine, tokens, n):
     expected[:, 2 : n + 2] += bias
     add_bias(wide[:, 2 : n + 2], bias)
     np.testing.assert_array_equal(wide, expected)
+
+
+@pytest.mark.parametrize(("rows", "a", "b"), [(1, 1, 3), (7, 16, 33), (0, 4, 2), (40, 512, 64)])
+def test_joined(engine, rows, a, b):
+    wide = noise(rows, a + b + 5)
+    left, right = wide[:, 2 : a + 2], wide[:, a + 5 :]
+    found = joined(right, left)
+    np.testing.assert_array_equal(found, np.concatenate([right, left], 1))
+    assert found.flags.c_contiguous and not np.shares_memory(found, wide)
+    np.testing.assert_array_equal(joined(left), left)
 
 
 GATES = [-math.inf, -200, -100, -88, -20, -1, -1e-30, 0, 1e-30, 0.5, 1, 20, 88, 89, 200, math.inf, math.nan]

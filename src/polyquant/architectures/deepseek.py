@@ -14,10 +14,12 @@ from typing import Any
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import expert_keys, gating_key, group_keys
+from polyquant.architectures.latent import LatentAttention
 from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import Make, Split
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Layer
 from polyquant.architectures.qwen_moe import EXPERTS
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import u32
@@ -112,7 +114,7 @@ DEEPSEEK_V2 = Architecture(
     names=NameTable(_NAMES, exact={"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
     moves=(*EXPERTS, _KV_B),
     hyper=replace(_TABLE.plus(gating_key()), yarn_log=0.1, more_metadata=_lengths, more_config=_config),
-    layer=ConvertedOnly(),
+    layer=Layer(LatentAttention(), Mixture(shared=True)),
     pairs=True,
     biases=(Bias(("attn_kv_a_mqa", "attn_q_a", "attn_output"), "attention_bias"),),
     behind_last="a layer that predicts the token after the next (MTP), which deepseek2 does not run",
@@ -123,6 +125,7 @@ DEEPSEEK_V3 = replace(
     class_name="DeepseekV3ForCausalLM",
     reads=("deepseek_v3",),
     gguf_told_by=("expert_gating_func=2",),
+    layer=Layer(LatentAttention(), Mixture(shared=True, gating="sigmoid", eps=1e-20, group_score="top2")),
     hyper=replace(
         DEEPSEEK_V2.hyper,
         keys=(*_TABLE.keys, gating_key(default="sigmoid")),

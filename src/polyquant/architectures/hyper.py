@@ -85,6 +85,12 @@ class Hyper:
         return self.head_dim or self.hidden // max(self.heads, 1)
 
     @property
+    def kept(self) -> tuple[int, int]:
+        """Heads of keys in a cache, and numbers of each: of latent attention one for all heads."""
+        lora = self.count("kv_lora")
+        return (1, lora + self.head_size) if lora else (self.kv_heads, self.head_size)
+
+    @property
     def query_width(self) -> int:
         """Rows of q: all heads."""
         return self.heads * self.head_size

@@ -42,6 +42,7 @@ __all__ = [
     "attend",
     "attend_int8",
     "dequantize_block",
+    "joined",
     "layer_norm",
     "on_grid",
     "relu2_gate",
@@ -139,6 +140,17 @@ def add_bias(y: F32, bias: F32) -> None:
         native.add_bias(y, bias)
     else:
         np.add(y, bias, out=y)
+
+
+def joined(*parts: F32) -> F32:
+    """[n, a], [n, b], ..., rows anywhere -> [n, a + b + ...], contiguous."""
+    if (native := lib()) is None:
+        return np.concatenate(parts, axis=1)
+    out, end = empty(len(parts[0]), sum(part.shape[1] for part in parts)), 0
+    for part in parts:
+        start, end = end, end + part.shape[1]
+        native.copy(part, out[:, start:end])
+    return out
 
 
 def attend(

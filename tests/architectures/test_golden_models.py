@@ -14,6 +14,8 @@ from polyquant.ops import native
 from polyquant.runtime.load import load
 
 KNOWN = [n for n in NAMES if of_config(Golden(n).config) is not None]
+NOT_RECORDED = {"olmo"}
+"""numpy clips q, k and v."""
 RUN = [n for n in KNOWN if of_config(Golden(n).config).runs]
 
 
@@ -50,7 +52,7 @@ def test_token_by_token_from_a_recorded_step(name):
     wanted = golden.logits()
     session = load(golden.folder, activations="float").session()
     found = np.array([session.feed([t]) for t in wanted["tokens"].tolist()])
-    assert (session.cache.step is not None) == (native.lib() is not None)
+    assert (session.cache.step is not None) == (native.lib() is not None and name not in NOT_RECORDED)
     error = np.sqrt(np.mean((found - wanted["hf_torch"]) ** 2) / np.mean(wanted["hf_torch"] ** 2))
     assert error < 1e-4, error
 
@@ -59,8 +61,9 @@ def test_token_by_token_from_a_recorded_step(name):
 def test_rounded_weights_and_activations_stay_close(name, tmp_path):
     golden = Golden(name)
     wanted = golden.logits()
-    polyquant.convert(golden.folder, tmp_path / "q8.gguf", to="gguf", codec="q8_0")
+    polyquant.convert(golden.folder, tmp_path / "q8.gguf", to="gguf", codec="q8_0", requantize=True)
+    least = 0.95 if of_config(golden.config).has_experts else 0.99  # rounding may change which experts are chosen
     for cache in ("f16", "int8"):
         found = load(tmp_path / "q8.gguf", cache=cache).logits(wanted["tokens"].tolist())
         assert np.isfinite(found).all()
-        assert np.corrcoef(found.ravel(), wanted["hf_torch"].ravel())[0, 1] > 0.99
+        assert np.corrcoef(found.ravel(), wanted["hf_torch"].ravel())[0, 1] > least

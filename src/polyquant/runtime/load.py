@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+import numpy as np
+
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope import FREQS
@@ -16,11 +18,11 @@ from polyquant.runtime import identity
 from polyquant.runtime.c8 import C8, read_c8
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.derived import derived_maps
-from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale
+from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale, row_lengths
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
-from polyquant.runtime.norm import read_norm
+from polyquant.runtime.norm import Norm, read_norm
 from polyquant.runtime.rotary import rotaries
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
@@ -110,16 +112,20 @@ def build(
     interleaved = architecture.rotates_pairs(gguf=checkpoint.naming == "gguf")
     divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
     ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
+    bare = Norm(np.ones(hyper.hidden, np.float32), hyper.norm_eps, None, kind)
+    last = bare if ends.bare else read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], kind)
+    linear = tensors.linear(hyper.hidden, [(head, hyper.vocab)])
+    lengths = row_lengths(linear.weights[0]) if hyper.vocab == ends.unit_rows else None
     return Decoder(
         hyper,
         _embedding(tensors, architecture, hyper),
         layers,
-        read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], kind),
-        tensors.linear(hyper.hidden, [(head, hyper.vocab)]),
+        last,
+        linear,
         rotaries(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
         "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
         c8.grids if c8 is not None else None,
-        Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0)),
+        Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0), lengths),
     )
 
 

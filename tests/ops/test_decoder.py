@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyquant.ops import native
-from polyquant.ops.decoder import BLOCK, add, add_bias, attend, attend_int8, joined, relu2_gate, rms_norm, rotate, swiglu
+from polyquant.ops.decoder import (
+    BLOCK,
+    add,
+    add_bias,
+    attend,
+    attend_int8,
+    joined,
+    relu2_gate,
+    rms_norm,
+    rotate,
+    swiglu,
+)
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

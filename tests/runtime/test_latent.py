@@ -21,7 +21,7 @@ def test_heads_apart(name, engine):
     model = load(MODELS / name, activations="float")
     config, decoder = model.checkpoint.config, model.decoder
     heads, lora = config["num_attention_heads"], config["kv_lora_rank"]
-    nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
     x = np.random.default_rng(3).standard_normal((40, config["hidden_size"]), np.float32)
     cos, sin = decoder.rotaries[0].angles(0, len(x))
 

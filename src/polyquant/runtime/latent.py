@@ -66,7 +66,7 @@ class LatentAttention:
 
 def latent_scale(hyper: Hyper) -> float:
     """1 / sqrt(nope + rope), times (0.1 mscale_all_dim ln(factor) + 1)^2 where a yarn scaling says mscale_all_dim (DeepSeek's code)."""
-    scale = (hyper.count("nope_head") + hyper.head_size) ** -0.5
+    scale = 1 / math.sqrt(hyper.count("nope_head") + hyper.head_size)
     factor, all_dim = (hyper.rope.get(key) for key in ("factor", "mscale_all_dim"))
     if not isinstance(factor, int | float) or not isinstance(all_dim, int | float) or factor <= 1:
         return scale

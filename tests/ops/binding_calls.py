@@ -110,7 +110,7 @@ def cache(dtype: Any) -> tuple[Any, ...]:
     return (
         f32(2, 6, 8), f32(2, 3, 8), f32(2, 3, 8), whole(dtype, 3, 2, 8, 32), whole(dtype, 3, 2, 32, 8), f32(2, 6, 8), 31, 0.3, 0,
         Maybe(f32(3, 2, 4, 8) if small else None), Maybe(f32(3, 2, 256) if small else None), Maybe(f32(3, 4, 8) if small else None),
-        2.5, Maybe(f32(6)), Maybe(f32(6)),
+        2.5, Maybe(f32(6)), Maybe(f32(6)), 32,
     )  # fmt: skip
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import polyquant as pq
 from golden import VECTORS
 from polyquant.architectures.hyper import Hyper
+from polyquant.errors import InputError
+from polyquant.opening import open_checkpoint
 from polyquant.ops.decoder import rotate
+from polyquant.runtime import load as load_module
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.latent import latent_scale
 from polyquant.runtime.load import load
@@ -78,3 +84,31 @@ def test_scale():
         ({"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 0.707}, plain * 1.2608037**2),
     ):
         assert latent_scale(Hyper(**usual, rope=rope)) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_files_from_before_the_split(name, tmp_path, monkeypatch):
+    """llama.cpp's converter of 2024 left kv_b_proj whole, and described the heads of its keys."""
+    gguf = tmp_path / "new.gguf"
+    pq.convert(MODELS / name, gguf, to="gguf", codec="bf16")
+    wanted = load(gguf).logits([3, 1, 4, 1, 5])
+    folder, new = open_checkpoint(MODELS / name), open_checkpoint(gguf)
+    config = folder.config
+    weights = {n: w for n, w in new.weights.items() if "attn_k_b" not in n and "attn_v_b" not in n}
+    for i in range(config["num_hidden_layers"]):
+        stored = f"blk.{i}.attn_kv_b.weight"
+        weights[stored] = replace(folder[f"model.layers.{i}.self_attn.kv_b_proj.weight"], name=stored)
+    metadata = {key: value for key, value in new.metadata.items() if not key.endswith("_mla")}
+    metadata |= {
+        "deepseek2.attention.head_count_kv": config["num_attention_heads"],
+        "deepseek2.attention.key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "deepseek2.attention.value_length": config["v_head_dim"],
+    }
+    old = replace(new, weights=weights, metadata=metadata)
+    monkeypatch.setattr(load_module, "open_checkpoint", lambda path, **options: old)
+    found = load(gguf)
+    np.testing.assert_allclose(found.logits([3, 1, 4, 1, 5]), wanted, rtol=0, atol=1e-5)
+    assert not found.checkpoint.notes
+    del weights["blk.0.attn_kv_b.weight"]
+    with pytest.raises(InputError, match="is missing"):
+        load(gguf)

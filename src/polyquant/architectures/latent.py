@@ -5,14 +5,17 @@ GGUF stacks a head's two matrices on c, [heads, kv_lora, nope], turned, and [hea
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.moves import Make, Split
 from polyquant.architectures.parts import Feed
+from polyquant.operations import Operation, Reshape, Slice, Transpose, chain
 from polyquant.types import Shape
 
-__all__ = ["LatentAttention"]
+__all__ = ["KV_B", "LatentAttention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +55,30 @@ class LatentAttention:
             "attn_v_b": (heads, value, lora),
             "attn_output": (hidden, heads * value),
         }
+
+
+def _of_heads(start: Callable[[Hyper], int], stop: Callable[[Hyper], int], *after: Operation) -> Make:
+    """Rows [start, stop) of each head of kv_b_proj [heads * (nope + value), kv_lora]."""
+
+    def make(hyper: Hyper, shape: Shape) -> Operation:
+        each = hyper.count("nope_head") + hyper.count("value_head")
+        return chain(Reshape((hyper.heads, each, shape[-1])), Slice(start(hyper), stop(hyper), axis=1), *after)
+
+    return make
+
+
+def _both(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
+    (heads, lora, nope), (_, value, _) = shapes
+    return heads * (nope + value), lora
+
+
+KV_B = Split(
+    "self_attn.kv_b_proj.weight",
+    {
+        "attn_k_b.weight": _of_heads(lambda h: 0, lambda h: h.count("nope_head"), Transpose()),
+        "attn_v_b.weight": _of_heads(
+            lambda h: h.count("nope_head"), lambda h: h.count("nope_head") + h.count("value_head")
+        ),
+    },
+    _both,
+)

@@ -14,9 +14,10 @@ from polyquant import registry
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import gguf_maps
+from polyquant.errors import CodecError
 from polyquant.operations import Same
 from polyquant.rows import stored_rows, whole_floats
-from polyquant.types import ArraySpec, Checkpoint, Floats, TensorMap, Weight, as_matrix
+from polyquant.types import ArraySpec, Checkpoint, Codec, Floats, Shape, TensorMap, Weight, as_matrix
 
 __all__ = ["HeldArray", "derived_maps", "made"]
 
@@ -74,13 +75,22 @@ def _as_stored(made: TensorMap, record: Architecture) -> bool:
     return single and made.target in (record.names.to_gguf(made.sources[0]), made.sources[0])
 
 
+def _takes(codec: Codec, shape: Shape) -> bool:
+    """False for stacks where a codec takes matrices alone."""
+    try:
+        codec.specs(shape)
+    except CodecError:
+        return False
+    return True
+
+
 def made(checkpoint: Checkpoint, wanted: TensorMap) -> Weight:
     """The tensor in memory, under the name of its source where it has one alone. Raises CodecError, InputError for sources that cannot be read."""
     weights = [checkpoint[name] for name in wanted.sources]
     if len(weights) == 1 and isinstance(wanted.op, Same):
         return Weight(wanted.target, wanted.shape, weights[0].codec, weights[0].arrays)
     codec, shapes = weights[0].codec, [w.shape for w in weights]
-    alike = all(w.codec is codec for w in weights) and codec.row_sliced
+    alike = all(w.codec is codec for w in weights) and codec.row_sliced and _takes(codec, wanted.shape)
     if alike and wanted.op.keeps_rows(shapes):
         parts = stored_rows(weights, wanted.op, slice(0, as_matrix(wanted.shape)[0]))
     else:

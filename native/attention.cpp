@@ -41,14 +41,14 @@ void attend_stored(const Cache& c, const Tokens& t) {
   const size_t shared = t.heads / c.groups, size = c.size;
   const size_t most = std::clamp<size_t>(rows_at_once / shared, 1, cache_block), runs = (t.count + most - 1) / most;
   const size_t rows = std::min(most, t.count) * shared, need = rows * (size + 2);  // floats of a piece's sums
-  const size_t oldest = t.window && t.start >= t.window ? (t.start + 1 - t.window) / cache_block : 0;
+  const size_t oldest = t.first_seen(t.start) / cache_block;
   const size_t blocks = (t.start + t.count + cache_block - 1) / cache_block - oldest;
   const size_t parts = runs > 1 ? 1 : (blocks + blocks_at_once - 1) / blocks_at_once;
   std::vector<float> shares(parts > 1 ? c.groups * parts * need : 0);
   const auto sums_at = [=](float* p) { return Sums{p, p + rows, p + 2 * rows}; };
   const auto piece_at = [&](size_t group, size_t run, size_t part) {
     const size_t token = run * most, count = std::min(most, t.count - token), first = t.start + token, last = first + count - 1;
-    const size_t begin = t.window && first >= t.window ? (first + 1 - t.window) / cache_block : 0, end = last / cache_block + 1;
+    const size_t begin = t.first_seen(first) / cache_block, end = last / cache_block + 1;
     if (parts == 1) return Piece{group, token, count, begin, end};
     return Piece{group, token, count, begin + part * blocks_at_once, std::min(end, begin + (part + 1) * blocks_at_once)};
   };

@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <cmath>
+#include <cstring>
 #include <optional>
 
 #include "bindings_steps.hpp"
@@ -127,6 +128,20 @@ void add_bias_py(Output y, Vector bias) {
   perform(y.size(), 0, {to}, [=](size_t) { add(to, stride, bias.data(), 0, to, stride, rows, n); });
 }
 
+// y [T, n] = x [T, n], the rows of both anywhere
+void copy_py(Rows x, Output y) {
+  require(x.ndim() == 2 && x.shape(0) == y.shape(0) && x.shape(1) == y.shape(1), "y must have the shape of x, rows of numbers");
+  if (y.size() == 0) return;
+  require(y.shape(1) == 1 || y.stride(1) == 1, "rows must be contiguous");
+  const size_t rows = y.shape(0), n = y.shape(1), from = stride_of(x), stride = rows == 1 ? n : size_t(y.stride(0));
+  require(rows == 1 || y.stride(0) >= int64_t(n), "rows must be contiguous");
+  const float* in = x.data();
+  float* to = y.data();
+  perform(y.size(), 0, {in, to}, [=](size_t) {
+    for (size_t i = 0; i < rows; ++i) std::memmove(to + i * stride, in + i * from, n * sizeof(float));
+  });
+}
+
 Kept kept_of(const Blocks& blocks) {
   if (blocks.dtype() == nb::dtype<float>()) return Kept::f32;
   if (blocks.dtype() == nb::dtype<int8_t>()) return Kept::i8;
@@ -146,10 +161,10 @@ void on_grid_py(Rows x, Vector step, Vector offset, Out out) {
   perform(x.size(), 0, {from, to}, [=](size_t) { on_grid(from, stride, step.data(), offset.data(), to, rows, n); });
 }
 
-// steps, recent: with int8 only; grid: with some of it. softcap, slopes, sinks: see Tokens.
+// steps, recent: with int8 only; grid: with some of it. softcap, slopes, sinks, chunk: see Tokens.
 void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size_t start, float scale, size_t window,
                std::optional<Steps> steps, std::optional<Recent> recent, std::optional<Grid> grid, float softcap,
-               std::optional<Vector> slopes, std::optional<Vector> sinks) {
+               std::optional<Vector> slopes, std::optional<Vector> sinks, size_t chunk) {
   same_shape(q, out);
   require(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3, "q must be [tokens, heads, size], k and v [tokens, groups, size]");
   const Cache cache{kept_of(keys), keys.shape(0), keys.shape(1), keys.shape(2), keys.data(), values.data(),
@@ -174,7 +189,7 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
   require(softcap >= 0 && std::isfinite(softcap), "a soft cap is positive, 0 for none");
   if (out.size() == 0) return;
   const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data(), softcap,
-                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr};
+                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, chunk};
   positions_to(start, count, blocks * cache_block);
   perform(count * (start + count) * groups * size, start, {tokens.q, tokens.k, tokens.v, tokens.out},
           [cache, tokens, keys, values, steps, recent, grid, slopes, sinks](size_t position) {
@@ -194,10 +209,11 @@ void bind_decoder(nb::module_& m) {
   m.def("xielu", &xielu_py, "x"_a.noconvert(), "out"_a.noconvert(), "positive"_a, "negative"_a, "beta"_a, "eps"_a);
   m.def("add", &add_py, "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert(), "scale"_a = 1.0f);
   m.def("add_bias", &add_bias_py, "y"_a.noconvert(), "bias"_a.noconvert());
+  m.def("copy", &copy_py, "x"_a.noconvert(), "y"_a.noconvert());
   m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
         "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a, "steps"_a.noconvert().none() = nb::none(),
         "recent"_a.noconvert().none() = nb::none(), "grid"_a.noconvert().none() = nb::none(), "softcap"_a = 0.0f,
-        "slopes"_a.noconvert().none() = nb::none(), "sinks"_a.noconvert().none() = nb::none());
+        "slopes"_a.noconvert().none() = nb::none(), "sinks"_a.noconvert().none() = nb::none(), "chunk"_a = 0);
   m.def("on_grid", &on_grid_py, "x"_a.noconvert(), "step"_a.noconvert(), "offset"_a.noconvert(), "out"_a.noconvert());
 }
 

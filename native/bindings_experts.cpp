@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -91,16 +92,18 @@ struct Stacks {
   }
 };
 
-// x [T or A, K], ids [A] -> y [A, sum of N]
-void multiply_py(nb::pointer_and_handle<Stacks> self, Matrix x, Ids ids, int how, MatrixOut y) {
+// x [T or A, K], ids [A] -> y [A, sum of N]. ids: none where row i takes matrix i % experts, as the heads of tokens do.
+void multiply_py(nb::pointer_and_handle<Stacks> self, Matrix x, std::optional<Ids> ids, int how, MatrixOut y) {
   const Stacks* stacks = self.p;
-  const size_t inputs = x.shape(0), count = ids.shape(0);
+  const size_t inputs = x.shape(0), count = ids ? ids->shape(0) : inputs;
   require(x.shape(1) == stacks->cols && y.shape(0) == count && y.shape(1) == stacks->rows && how >= 0 && how <= 3 && count < kMostAssignments &&
               (inputs ? count % inputs == 0 : count == 0),
           "shapes of experts, activations, ids and output do not fit");
-  check_ids(ids, stacks->experts);
+  if (ids) check_ids(*ids, stacks->experts);
+  auto in_turn = std::make_shared<std::vector<int32_t>>(ids ? 0 : count);
+  for (size_t i = 0; i < in_turn->size(); ++i) (*in_turn)[i] = int32_t(i % stacks->experts);
   const float* in = x.data();
-  const int32_t* chosen = ids.data();
+  const int32_t* chosen = ids ? ids->data() : in_turn->data();
   float* out = y.data();
   const Rounding rounding = Rounding(how);
   {
@@ -109,7 +112,8 @@ void multiply_py(nb::pointer_and_handle<Stacks> self, Matrix x, Ids ids, int how
     stacks->run(in, inputs, chosen, count, rounding, out);
   }
   if (recording)
-    record({in, as_floats(chosen), out}, [=, alive = nb::borrow(self.h)](size_t) { stacks->run(in, inputs, chosen, count, rounding, out); });
+    record({in, ids ? as_floats(chosen) : in, out},
+           [=, kept = in_turn, alive = nb::borrow(self.h)](size_t) { stacks->run(in, inputs, chosen, count, rounding, out); });
 }
 
 void route_py(Matrix logits, std::optional<Vector> bias, IdsOut ids, MatrixOut weights, int scores, bool norm, double eps, double least, double scale,
@@ -200,7 +204,7 @@ void relu2_py(Rows x, MatrixOut out) {
 void bind_experts(nb::module_& m) {
   nb::class_<Stacks>(m, "PackedExperts")
       .def(nb::init<nb::sequence, size_t>(), "stacks"_a, "experts"_a)
-      .def("multiply", &multiply_py, "x"_a.noconvert(), "ids"_a.noconvert(), "rounding"_a, "y"_a.noconvert());
+      .def("multiply", &multiply_py, "x"_a.noconvert(), "ids"_a.noconvert().none(), "rounding"_a, "y"_a.noconvert());
   m.def("route", &route_py, "logits"_a.noconvert(), "bias"_a.noconvert().none(), "ids"_a.noconvert(), "weights"_a.noconvert(), "scores"_a, "norm"_a,
         "eps"_a, "least"_a, "scale"_a, "groups"_a, "groups_used"_a, "pairs"_a);
   m.def("add_expert_bias", &add_expert_bias_py, "y"_a.noconvert(), "bias"_a.noconvert(), "ids"_a.noconvert());

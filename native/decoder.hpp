@@ -57,6 +57,7 @@ struct Cache {
 
 // q [count, heads, size], k and v [count, groups, size] at positions start ...; strides: floats from token to token. What is done to scores, in this order:
 // softcap tanh(score / softcap) unless it is 0; slopes[head] (key's position - query's) is added; sinks[head] is one more score, of no value. Null for none.
+// A query sees the last `window` positions, and of these those from the last multiple of `chunk` on; 0 for all.
 struct Tokens {
   const float *q, *k, *v;
   size_t q_stride, k_stride, v_stride, count, heads, start, window;
@@ -65,6 +66,13 @@ struct Tokens {
   float softcap = 0;
   const float* slopes = nullptr;
   const float* sinks = nullptr;
+  size_t chunk = 0;
+
+  // The first position that the query at `position` sees.
+  size_t first_seen(size_t position) const {
+    const size_t begin = chunk ? position - position % chunk : 0, last = window && position >= window ? position + 1 - window : 0;
+    return begin > last ? begin : last;
+  }
 };
 
 // Stores k, v and writes the attention of each query to out [count, heads, size]. Room for start + count positions; heads a multiple of groups.

@@ -281,7 +281,7 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
       multiply(query, size, floats_of(c, p.group, b + i, false, recent, wide), cache_block, scores + i * cache_block, width, rows, size,
                std::min(cache_block, count - i * cache_block), false);
     for (size_t r = 0; r < rows; ++r) {
-      const size_t position = first + r / shared, begin = t.window && position >= t.window ? position + 1 - t.window : 0;
+      const size_t position = first + r / shared, begin = t.first_seen(position);
       const size_t high = position < at ? 0 : std::min(count, position + 1 - at), low = begin > at ? std::min(count, begin - at) : 0;
       if (t.softcap || t.slopes) bend(t, p.group * shared + r % shared, float(at) - float(position), scores + r * width, count);
       weigh(scores + r * width, count, low, high, sums.largest[r], sums.total[r], sums.out + r * size, size);

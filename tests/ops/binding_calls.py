@@ -110,7 +110,7 @@ def cache(dtype: Any) -> tuple[Any, ...]:
     return (
         f32(2, 6, 8), f32(2, 3, 8), f32(2, 3, 8), whole(dtype, 3, 2, 8, 32), whole(dtype, 3, 2, 32, 8), f32(2, 6, 8), 31, 0.3, 0,
         Maybe(f32(3, 2, 4, 8) if small else None), Maybe(f32(3, 2, 256) if small else None), Maybe(f32(3, 4, 8) if small else None),
-        2.5, Maybe(f32(6)), Maybe(f32(6)),
+        2.5, Maybe(f32(6)), Maybe(f32(6)), 32,
     )  # fmt: skip
 
 
@@ -142,6 +142,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
             0,
             f32(3, 3),
         ),
+        lambda: (lib.PackedExperts([packed(), packed(16)], 4), f32(9, 256), Maybe(None), 1, f32(9, 6)),
     ],
     "PackedGroup.__init__": [lambda: ([packed(), packed(16)],)],
     "PackedGroup.multiply": [
@@ -181,6 +182,7 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: (f32(3, 10)[:, ::2], f32(3, 10)[:, 1::2], f32(3, 5), 1.702, 7.0),
     ],
     "combine": [lambda: (f32(6, 5), Maybe(f32(2, 3)), f32(2, 5))],
+    "copy": [lambda: (f32(3, 5), f32(3, 5)), lambda: (f32(3, 9)[:, 2:7], f32(3, 8)[:, 1:6])],
     "count_symbols": [lambda: (u8(37), whole(np.uint64, 4))],
     "dequantize": [lambda: ("q4_0", u8(4 * 18), f32(4 * 32)), lambda: ("iq2_xs", u8(2 * 74), f32(512))],
     "dequantize_lanes": [lambda: (u8(64), f32(256), 0.5, *LANES)],

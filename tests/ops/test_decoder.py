@@ -8,7 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyquant.ops import native
-from polyquant.ops.decoder import BLOCK, add, add_bias, attend, attend_int8, relu2_gate, rms_norm, rotate, swiglu
+from polyquant.ops.decoder import (
+    BLOCK,
+    Scores,
+    add,
+    add_bias,
+    attend,
+    attend_int8,
+    joined,
+    relu2_gate,
+    rms_norm,
+    rotate,
+    swiglu,
+)
+from polyquant.runtime.kv_cache import KVCache
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -55,6 +68,16 @@ def test_add_bias(engine, tokens, n):
     np.testing.assert_array_equal(wide, expected)
 
 
+@pytest.mark.parametrize(("rows", "a", "b"), [(1, 1, 3), (7, 16, 33), (0, 4, 2), (40, 512, 64)])
+def test_joined(engine, rows, a, b):
+    wide = noise(rows, a + b + 5)
+    left, right = wide[:, 2 : a + 2], wide[:, a + 5 :]
+    found = joined(right, left)
+    np.testing.assert_array_equal(found, np.concatenate([right, left], 1))
+    assert found.flags.c_contiguous and not np.shares_memory(found, wide)
+    np.testing.assert_array_equal(joined(left), left)
+
+
 GATES = [-math.inf, -200, -100, -88, -20, -1, -1e-30, 0, 1e-30, 0.5, 1, 20, 88, 89, 200, math.inf, math.nan]
 
 
@@ -94,12 +117,12 @@ def test_rows_that_are_cut_out_of_a_wider_matrix(engine):
 # ---------------------------------------------------------------- attention
 
 
-def formula(q, k, v, *, start=0, window=0):
+def formula(q, k, v, *, start=0, window=0, chunk=0):
     """Each query alone, in float64: k, v [S, G, D] of all positions."""
     shared, out = q.shape[1] // k.shape[1], np.empty(q.shape)
     for t, h in np.ndindex(q.shape[:2]):
         p = start + t
-        seen = slice(max(0, p - window + 1) if window else 0, p + 1)
+        seen = slice(max(p - window + 1 if window else 0, p - p % chunk if chunk else 0, 0), p + 1)
         scores = k[seen, h // shared].astype(np.float64) @ q[t, h] * q.shape[2] ** -0.5
         weights = np.exp(scores - scores.max())
         out[t, h] = weights / weights.sum() @ v[seen, h // shared].astype(np.float64)
@@ -131,6 +154,22 @@ def test_attend(engine, shape, window, dtype):
     out = attend(q, k, v, keys, values, start=0, scale=size**-0.5, window=window)
     expected = formula(q, k.astype(dtype), v.astype(dtype), window=window)
     np.testing.assert_allclose(out, expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("chunk", [1, 7, 32, 64, 1000])
+@pytest.mark.parametrize("step", [1, 31, 150])
+def test_attend_in_chunks(engine, step, chunk, window, kind):
+    tokens, heads, groups, size = 150, 6, 2, 16
+    q, k, v = noise(tokens, heads, size), noise(tokens, groups, size, seed=1), noise(tokens, groups, size, seed=2)
+    cache, out = KVCache(1, groups, size, kind), []
+    for a in range(0, tokens, step):
+        now = slice(a, a + step)
+        out.append(cache.attend(0, q[now], k[now], v[now], scale=0.25, window=window, scores=Scores(chunk=chunk)))
+        cache.length += len(out[-1])
+    plain = formula(q, k, v, window=window, chunk=chunk)
+    np.testing.assert_allclose(np.concatenate(out), plain, atol=2e-6 if kind == "f32" else 0.05)
 
 
 @pytest.mark.parametrize("step", [1, 2, 31, 32, 50])

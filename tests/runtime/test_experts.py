@@ -89,6 +89,16 @@ def test_rows_meet_the_matrix_that_they_chose(codec, rounding, kernels):
                     assert (np.abs(y - want) <= 3e-6 * bound).all(), (tokens, kind, rows)
 
 
+@pytest.mark.parametrize("codec", ["q8_0", "f32", APART[0]])
+def test_rows_take_the_matrices_in_turn(codec, engine):
+    """Without ids row i takes matrix i % E: heads of tokens."""
+    linear = ExpertLinear([weight(codec, E, N, K)], [floats(E, N)], "block")
+    for rows in (1, E, 3 * E + 2):
+        x = floats(rows, K, seed=rows)
+        ids = (np.arange(rows) % E).astype(np.int32)[:, None]
+        np.testing.assert_array_equal(linear(x, None)[0], linear(x, ids)[0])
+
+
 @pytest.mark.parametrize("codec", [*CODECS, *APART])
 def test_engines_agree(codec):
     stacks, bias = [weight(codec, E, N, K)], [floats(E, N)]

@@ -17,7 +17,7 @@ from polyquant.architectures.rope import scaling_metadata
 from polyquant.errors import InputError, PolyquantError
 from polyquant.ops.decoder import rotate
 from polyquant.runtime.load import load
-from polyquant.runtime.rotary import rotaries, rotary
+from polyquant.runtime.rotary import Rotary, rotaries, rotary
 
 MODELS = VECTORS / "runtime"
 CONFIG = {
@@ -35,6 +35,15 @@ def turns(**config):
 
 def scaled(**rope):
     return turns(rope_parameters={"rope_theta": 100.0, **rope})
+
+
+def test_an_amplitude_that_grows():
+    """Llama 4's queries of layers without positions: transformers' floor((p + 1) / floor_scale)."""
+    found = Rotary(np.zeros(3), 1.0, True, growth=0.5, floor=4)
+    cos, sin = found.angles(2, 7)
+    np.testing.assert_allclose(cos[:, 0], [1 + 0.5 * math.log1p((p + 1) // 4) for p in range(2, 9)], rtol=1e-6)
+    np.testing.assert_array_equal(cos, cos[:, :1].repeat(3, 1))
+    assert not sin.any()
 
 
 def test_plain_frequencies():

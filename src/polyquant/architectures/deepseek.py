@@ -7,22 +7,22 @@ queries can be multiplied with it: q K_b c = (K_b^T q) c. Its key_length and val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import expert_keys, gating_key, group_keys
+from polyquant.architectures.latent import KV_B, LatentAttention
 from polyquant.architectures.llama import LLAMA_NAMES
-from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Layer
 from polyquant.architectures.qwen_moe import EXPERTS
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import u32
-from polyquant.operations import Operation, Reshape, Slice, Transpose, chain
-from polyquant.types import Meta, Shape
+from polyquant.types import Meta
 
 __all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "SHARED_EXPERTS"]
 
@@ -38,33 +38,6 @@ _NAMES = {
     "self_attn.kv_b_proj": "attn_kv_b",  # whole in files from before 2025
     "mlp.gate": "ffn_gate_inp",
 }
-
-
-def _of_heads(start: Callable[[Hyper], int], stop: Callable[[Hyper], int], *after: Operation) -> Make:
-    """Rows [start, stop) of each head of kv_b_proj [heads * (nope + value), kv_lora]."""
-
-    def make(hyper: Hyper, shape: Shape) -> Operation:
-        each = hyper.count("nope_head") + hyper.count("value_head")
-        return chain(Reshape((hyper.heads, each, shape[-1])), Slice(start(hyper), stop(hyper), axis=1), *after)
-
-    return make
-
-
-def _both(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
-    (heads, lora, nope), (_, value, _) = shapes
-    return heads * (nope + value), lora
-
-
-_KV_B = Split(
-    "self_attn.kv_b_proj.weight",
-    {
-        "attn_k_b.weight": _of_heads(lambda h: 0, lambda h: h.count("nope_head"), Transpose()),
-        "attn_v_b.weight": _of_heads(
-            lambda h: h.count("nope_head"), lambda h: h.count("nope_head") + h.count("value_head")
-        ),
-    },
-    _both,
-)
 
 
 def _nope(get: Callable[..., Any]) -> Any:
@@ -110,9 +83,9 @@ DEEPSEEK_V2 = Architecture(
     class_name="DeepseekV2ForCausalLM",
     reads=("deepseek_v2",),
     names=NameTable(_NAMES, exact={"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
-    moves=(*EXPERTS, _KV_B),
+    moves=(*EXPERTS, KV_B),
     hyper=replace(_TABLE.plus(gating_key()), yarn_log=0.1, more_metadata=_lengths, more_config=_config),
-    layer=ConvertedOnly(),
+    layer=Layer(LatentAttention(), Mixture(shared=True)),
     pairs=True,
     biases=(Bias(("attn_kv_a_mqa", "attn_q_a", "attn_output"), "attention_bias"),),
     behind_last="a layer that predicts the token after the next (MTP), which deepseek2 does not run",
@@ -123,6 +96,7 @@ DEEPSEEK_V3 = replace(
     class_name="DeepseekV3ForCausalLM",
     reads=("deepseek_v3",),
     gguf_told_by=("expert_gating_func=2",),
+    layer=Layer(LatentAttention(), Mixture(shared=True, gating="sigmoid", eps=1e-20, group_score="top2")),
     hyper=replace(
         DEEPSEEK_V2.hyper,
         keys=(*_TABLE.keys, gating_key(default="sigmoid")),

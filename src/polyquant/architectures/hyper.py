@@ -35,6 +35,8 @@ class Hyper:
         expert_norm, expert_scale, expert_groups, expert_groups_used              the chosen weights sum to 1; factor; group-limited routing
         window, rope_theta_swa      of layers with a sliding window
         attention_softcap, logit_softcap, attention_scale, embedding_scale, residual_scale, logit_scale
+        temperature, temperature_floor    of layers that do not rotate: queries grow by 1 + temperature ln(1 + floor((position + 1) / temperature_floor))
+        unit_heads                  1 if rotated q and k are divided by their root mean square
         rotating                    for each layer 1 if it rotates q and k, 0 if not
         layer_kv_heads, layer_feed_forward    key/value heads and width of each layer, 0 where it has no attention or no feed-forward part
         recurrent                   1 for each layer with a delta rule instead of attention
@@ -83,6 +85,12 @@ class Hyper:
     def head_size(self) -> int:
         """Rows of one head in q, k and v."""
         return self.head_dim or self.hidden // max(self.heads, 1)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Heads of keys in a cache, and numbers of each: of latent attention one for all heads."""
+        lora = self.count("kv_lora")
+        return (1, lora + self.head_size) if lora else (self.kv_heads, self.head_size)
 
     @property
     def query_width(self) -> int:

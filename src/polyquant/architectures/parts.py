@@ -74,6 +74,8 @@ class Attention:
     models may have norms of the heads of q and k, another for each head. optional_norms: some models lack the norms of q and k. late_norms: those of heads come
     behind the rotation. alibi: a score falls with the distance instead, alibi_at: in models of that many layers. clip: q, k and v stay within Hyper's `clip`,
     where it is not 0.
+    chunk: layers that rotate see nothing before the last multiple of it, 0 for all. unit_heads: they divide q and k by their root mean square where Hyper's
+    `unit_heads` is not 0.
     sinks: each head has a score of its own that no position has. Scores are divided by the root of the
     head's size, or multiplied with Hyper's attention_scale, and capped at its attention_softcap.
     """
@@ -90,6 +92,8 @@ class Attention:
     optional_norms: bool = False
     late_norms: bool = False
     alibi: bool = False
+    chunk: int = 0
+    unit_heads: bool = False
     alibi_at: int = 0
     clip: bool = False
     sinks: bool = False

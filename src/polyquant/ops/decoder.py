@@ -42,6 +42,7 @@ __all__ = [
     "attend",
     "attend_int8",
     "dequantize_block",
+    "joined",
     "layer_norm",
     "on_grid",
     "relu2_gate",
@@ -59,11 +60,12 @@ F16: TypeAlias = NDArray[np.float16]
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """What is done to the scores of attention before their softmax, in this order. softcap: c tanh(score / c), 0 for none. slopes [H]: slope times (key's
-    position - query's) is added. sinks [H]: one more score, of no value."""
+    position - query's) is added. sinks [H]: one more score, of no value. chunk: a query sees the positions from the last multiple of it on, 0 for all."""
 
     softcap: float = 0.0
     slopes: F32 | None = None
     sinks: F32 | None = None
+    chunk: int = 0
 
 
 PLAIN = Scores()
@@ -141,6 +143,17 @@ def add_bias(y: F32, bias: F32) -> None:
         np.add(y, bias, out=y)
 
 
+def joined(*parts: F32) -> F32:
+    """[n, a], [n, b], ..., rows anywhere -> [n, a + b + ...], contiguous."""
+    if (native := lib()) is None:
+        return np.concatenate(parts, axis=1)
+    out, end = empty(len(parts[0]), sum(part.shape[1] for part in parts)), 0
+    for part in parts:
+        start, end = end, end + part.shape[1]
+        native.copy(part, out[:, start:end])
+    return out
+
+
 def attend(
     q: F32,
     k: F32,
@@ -161,7 +174,8 @@ def attend(
     if (native := lib()) is not None:
         out = empty(*q.shape)
         native.attend(
-            q, k, v, keys, values, out, start, scale, window, None, None, None, scores.softcap, scores.slopes, scores.sinks
+            q, k, v, keys, values, out, start, scale, window, None, None, None, scores.softcap, scores.slopes, scores.sinks,
+            scores.chunk,
         )  # fmt: skip
         return out
     end = start + len(k)
@@ -207,7 +221,8 @@ def attend_int8(
     out = empty(*q.shape)
     if (native := lib()) is not None:
         native.attend(
-            q, k, v, keys, values, out, start, scale, window, steps, recent, grid, scores.softcap, scores.slopes, scores.sinks
+            q, k, v, keys, values, out, start, scale, window, steps, recent, grid, scores.softcap, scores.slopes, scores.sinks,
+            scores.chunk,
         )  # fmt: skip
         return out
     groups, _, size, _ = keys.shape
@@ -273,6 +288,8 @@ def _causal(q: F32, keys: F32, values: F32, *, start: int, scale: float, window:
     at = np.arange(start, start + tokens)[:, None]
     past = np.arange(span)[None, :]
     hidden = past > at if not window else (past > at) | (past <= at - window)  # [T, span]
+    if how.chunk:
+        hidden |= past < at - at % how.chunk
     grouped = q.reshape(tokens, groups, heads // groups, size)
     scores = np.einsum("tghd,sgd->gths", grouped, keys, optimize=True) * np.float32(scale)
     per_head = (groups, 1, heads // groups, 1)

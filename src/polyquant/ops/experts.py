@@ -171,10 +171,10 @@ class ExpertGroup:
         self._rows = ends[-1]
         self._slices = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
 
-    def __call__(self, x: F32, ids: Ids, rounding: Rounding) -> list[F32]:
-        """x [T, K] or [A, K], ids [T, used] -> one [A, N_i] for each stack: columns of one array."""
-        y = native.empty(ids.size, self._rows)
-        self._multiply(x, ids.reshape(-1), ROUNDING_CODES[rounding], y)
+    def __call__(self, x: F32, ids: Ids | None, rounding: Rounding) -> list[F32]:
+        """x [T, K] or [A, K], ids [T, used] -> one [A, N_i] for each stack: columns of one array. ids: None where row i takes matrix i % E."""
+        y = native.empty(len(x) if ids is None else ids.size, self._rows)
+        self._multiply(x, None if ids is None else ids.reshape(-1), ROUNDING_CODES[rounding], y)
         return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
 
 

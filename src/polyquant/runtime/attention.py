@@ -33,7 +33,9 @@ class Attention:
             hyper.real("attention_softcap", 0.0),
             alibi_slopes(hyper.heads) if _sloped(part, hyper) else None,
             site.vector("attn_sinks") if part.sinks else None,
+            part.chunk if self.turns is not None else 0,
         )
+        self.warmth = 1 if self.turns is None and hyper.real("temperature", 0.0) else None
         self.clip = np.float32(hyper.real("clip", 0.0) if part.clip else 0.0)
         self.recordable = not self.clip
         self.norm = site.norm(part.norm) if part.norm else None
@@ -49,6 +51,8 @@ class Attention:
                 Norm(site.matrix(f"attn_{x}_norm", (n, self.size)), hyper.norm_eps, None, "layer")
                 for x, n in (("q", hyper.heads), ("k", hyper.kv_heads))
             )
+        if part.unit_heads and self.turns is not None and hyper.count("unit_heads"):
+            self.q_norm = self.k_norm = Norm(np.ones(self.size, np.float32), hyper.norm_eps)
         self.sub_norm = site.norm("attn_sub_norm") if part.sub_norm else None
         self.o = site.linear("attn_output")
         self.post_norm = site.norm("post_attention_norm") if part.post_norm else None
@@ -76,6 +80,8 @@ class Attention:
         if self.turns is not None:
             turn = turns[self.turns]
             q, k = turn(q), turn(k)
+        elif self.warmth is not None:
+            q = turns[self.warmth](q)
         if self.late_norms:
             q, k = self._normed(q, k)
         a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window, scores=self.scores).reshape(

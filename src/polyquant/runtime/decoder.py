@@ -63,7 +63,7 @@ class Decoder:
 
     def cache(self) -> KVCache:
         """An empty cache of this decoder's shape."""
-        return KVCache(self.hyper.layers, self.hyper.kv_heads, self.hyper.head_size, self.cache_type, self.grids)
+        return KVCache(self.hyper.layers, *self.hyper.kept, self.cache_type, self.grids)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """States after the last norm [T, hidden] of the T tokens that follow those in the cache."""

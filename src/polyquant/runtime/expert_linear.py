@@ -62,15 +62,21 @@ class ExpertLinear:
         """How the next call multiplies: "packed" can be recorded, "apart" goes through Python expert by expert."""
         return "packed" if self._group is not None and native.lib() is not None else "apart"
 
-    def __call__(self, x: F32, ids: Ids) -> Sequence[F32]:
-        """x [T, K], or [A, K] with a row for each assignment, ids [T, used] -> one [A, N_i] for each stack, A = T * used."""
+    def __call__(self, x: F32, ids: Ids | None) -> Sequence[F32]:
+        """x [T, K], or [A, K] with a row for each assignment, ids [T, used] -> one [A, N_i] for each stack, A = T * used.
+
+        ids: None where row i takes matrix i % E, as the heads of tokens do.
+        """
         if self._group is None or native.lib() is None:
-            return self._apart(x, ids.reshape(-1))
+            return self._apart(x, self._in_turn(x) if ids is None else ids.reshape(-1))
         y = self._group(x, ids, self.rounding)
         for out, bias in zip(y, self.bias, strict=True):
             if bias is not None:
-                add_expert_bias(out, bias, ids)
+                add_expert_bias(out, bias, self._in_turn(x) if ids is None else ids)
         return y
+
+    def _in_turn(self, x: F32) -> Ids:
+        return np.arange(len(x), dtype=np.int32) % np.int32(self.experts)
 
     def _apart(self, x: F32, ids: Ids) -> Sequence[F32]:
         out = [np.empty((len(ids), n), np.float32) for n in self.sizes]

@@ -43,13 +43,15 @@ class Turns:
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
     """frequencies float64 [R], turns in radians a position; amplitude of cos and sin; interleaved: pairs (2i, 2i + 1), else (i, i + R). long: what texts of
-    more than `reach` positions take instead."""
+    more than `reach` positions take instead. growth, floor: the amplitude of position p is multiplied with 1 + growth ln(1 + floor((p + 1) / floor))."""
 
     frequencies: NDArray[np.float64]
     amplitude: float
     interleaved: bool
     long: Rotary | None = None
     reach: int = 0
+    growth: float = 0.0
+    floor: int = 1
 
     def of(self, length: int) -> Rotary:
         """What a text of that length takes."""
@@ -59,9 +61,11 @@ class Rotary:
         """cos and sin [T, R] of the positions start ... start + tokens - 1. out: where they go."""
         shape = tokens, len(self.frequencies)
         cos, sin = out or (np.empty(shape, np.float32), np.empty(shape, np.float32))
-        turns = np.arange(start, start + tokens, dtype=np.float64)[:, None] * self.frequencies
-        np.multiply(np.cos(turns), self.amplitude, out=cos, casting="same_kind")
-        np.multiply(np.sin(turns), self.amplitude, out=sin, casting="same_kind")
+        positions = np.arange(start, start + tokens, dtype=np.float64)[:, None]
+        turns = positions * self.frequencies
+        amplitude = self.amplitude * (1 + self.growth * np.log1p((positions + 1) // self.floor))
+        np.multiply(np.cos(turns), amplitude, out=cos, casting="same_kind")
+        np.multiply(np.sin(turns), amplitude, out=sin, casting="same_kind")
         return cos, sin
 
 
@@ -79,9 +83,13 @@ def angles(
 def rotaries(
     hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file: object = None
 ) -> tuple[Rotary, ...]:
-    """The rotation of the layers, and where they have one of their own that of layers with a window. Raises InputError, UnsupportedError."""
+    """The rotation of the layers, and where they have one of their own that of layers with a window, or what queries of layers without positions are
+    multiplied with (Llama 4): a rotation that does not turn. Raises InputError, UnsupportedError."""
     first = rotary(hyper, interleaved=interleaved, divisors=divisors, file=file)
     theta = hyper.real("rope_theta_swa", 0.0)
+    if growth := hyper.real("temperature", 0.0):
+        still = np.zeros(hyper.head_size // 2)
+        return first, Rotary(still, 1.0, interleaved, growth=growth, floor=max(1, hyper.count("temperature_floor")))
     if not theta:
         return (first,)
     return first, rotary(replace(hyper, rope_theta=theta, rope={}), interleaved=interleaved, file=file)

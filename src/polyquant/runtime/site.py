@@ -15,10 +15,11 @@ from polyquant.architectures.parts import BARE
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError
 from polyquant.runtime.c8 import C8
+from polyquant.runtime.expert_linear import Stack
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm, read_norm
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import F32, Shape, Weight
+from polyquant.types import F32, Shape
 
 __all__ = ["Place", "Site"]
 
@@ -55,9 +56,9 @@ class Site:
         """The weight of that stem as floats. Raises InputError."""
         return np.ascontiguousarray(self.tensors.weight(f"{self._name(stem)}.weight", shape).dequantize(), np.float32)
 
-    def stack(self, stem: str, shape: Shape) -> Weight:
+    def stack(self, stem: str, shape: Shape) -> Stack:
         """The matrices [experts, n, k] of that stem. Raises InputError."""
-        return self.tensors.weight(f"{self._name(stem)}.weight", shape)
+        return self.tensors.stack(f"{self._name(stem)}.weight", shape)
 
     def optional_bias(self, stem: str, *shape: int) -> F32 | None:
         """The bias of that stem as floats of this shape, None if there is none. Raises InputError for another number of entries."""

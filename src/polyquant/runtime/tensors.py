@@ -15,6 +15,7 @@ from polyquant.architectures import layer_numbers
 from polyquant.architectures.record import Architecture
 from polyquant.capabilities import Opaque, WholeNumbers
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
+from polyquant.operations import Stack
 from polyquant.runtime.derived import made
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.ternarize import ternarized
@@ -59,12 +60,24 @@ class Tensors:
 
     def weight(self, name: str, shape: Shape) -> Weight:
         """The tensor of that name. Raises InputError if it is missing or has another shape, UnsupportedError if it cannot be decoded."""
-        file = self.checkpoint.path
         if name not in self:
             shown = name if self.checkpoint.naming == "gguf" else self.architecture.names.to_hf(name) or name
-            raise InputError("a tensor that the decoder needs is missing", file=file, tensor=shown)
+            raise InputError("a tensor that the decoder needs is missing", file=self.checkpoint.path, tensor=shown)
         self.used.add(name)
         found = made(self.checkpoint, self.derived[name]) if name in self.derived else self.checkpoint[self.names[name]]
+        return self._checked(found, shape)
+
+    def stack(self, name: str, shape: Shape) -> Weight | Sequence[Weight]:
+        """The matrices [experts, n, k] of that name, as they lie: one weight, or one for each expert. Raises as `weight`."""
+        wanted = self.derived.get(name)
+        if wanted is None or not isinstance(wanted.op, Stack) or wanted.shape != shape:
+            return self.weight(name, shape)
+        self.used.add(name)
+        return [self._checked(self.checkpoint[source], shape[1:]) for source in wanted.sources]
+
+    def _checked(self, found: Weight, shape: Shape) -> Weight:
+        """The weight, of this shape and of a codec that can be computed with. Raises InputError, UnsupportedError."""
+        file = self.checkpoint.path
         if found.shape != shape:
             raise InputError(
                 "wrong shape for this configuration",

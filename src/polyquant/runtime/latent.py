@@ -1,0 +1,73 @@
+"""Latent attention (MLA, DeepSeek-AI 2024, section 2.1), in the space of what it keeps.
+
+    [q_n, q_r] = Q norm(x), of each head;  [a, k_r] = A norm(x);  c = norm(a)
+    score = (q_n K_b c + rope(q_r) rope(k_r)) * scale = [rope(q_r), K_b^T q_n] [rope(k_r), c] * scale
+    out = O [V_b (sum of softmax(score) c) of each head]
+
+So all heads share one key, [rope(k_r), c], which is their value too: of a position the cache holds rope_head + kv_lora numbers twice, as a key and as a value.
+What rotates comes first, where a rotation finds it. The sum of the values' rotated numbers is left aside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from polyquant.architectures import latent
+from polyquant.architectures.hyper import Hyper
+from polyquant.ops.decoder import joined
+from polyquant.runtime.expert_linear import ExpertLinear
+from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.rotary import Turns
+from polyquant.runtime.site import Site
+from polyquant.types import F32
+
+__all__ = ["LatentAttention"]
+
+
+class LatentAttention:
+    """The attention of one layer."""
+
+    def __init__(self, part: latent.LatentAttention, site: Site) -> None:
+        hyper, shapes = site.hyper, part.shapes(site.hyper, site.index)
+        self.index, self.scale = site.index, latent_scale(hyper)
+        self.heads, self.rope, self.nope = hyper.heads, hyper.head_size, hyper.count("nope_head")
+        self.lora = hyper.count("kv_lora")
+        self.norm = site.norm("attn_norm")
+        self.first = site.linear(*part.inputs(hyper))
+        two = "attn_q_a" in shapes
+        self.q_norm = site.norm("attn_q_a_norm") if two else None
+        self.q_b = site.linear("attn_q_b") if two else None
+        self.kv_norm = site.norm("attn_kv_a_norm")
+        self.k_b, self.v_b = (
+            ExpertLinear([site.stack(stem, shapes[stem])], [None], site.tensors.rounding)
+            for stem in ("attn_k_b", "attn_v_b")
+        )
+        self.o = site.linear("attn_output")
+        self.linears = ("first", "q_b", "o") if two else ("first", "o")
+        self.recordable = self.k_b.kernel == "packed" and self.v_b.kernel == "packed"
+
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; what these T tokens leave behind goes into the cache."""
+        tokens, turn = len(x), turns[0]
+        q, kv = self.first(self.norm(x))
+        if self.q_b is not None and self.q_norm is not None:
+            (q,) = self.q_b(self.q_norm(q))
+        rows = q.reshape(tokens * self.heads, -1)  # [T * heads, nope + rope]
+        (turned,) = self.k_b(joined(rows[:, : self.nope]), None)
+        queries = joined(rows[:, self.nope :], turned).reshape(tokens, self.heads, -1)
+        keys = joined(kv[:, self.lora :], self.kv_norm(kv[:, : self.lora])).reshape(tokens, 1, -1)
+        keys = turn(keys)
+        a = cache.attend(self.index, turn(queries), keys, keys, scale=self.scale)
+        (values,) = self.v_b(joined(a.reshape(tokens * self.heads, -1)[:, self.rope :]), None)
+        (out,) = self.o(values.reshape(tokens, -1))
+        return out
+
+
+def latent_scale(hyper: Hyper) -> float:
+    """1 / sqrt(nope + rope), times (0.1 mscale_all_dim ln(factor) + 1)^2 where a yarn scaling says mscale_all_dim (DeepSeek's code)."""
+    scale = 1 / math.sqrt(hyper.count("nope_head") + hyper.head_size)
+    factor, all_dim = (hyper.rope.get(key) for key in ("factor", "mscale_all_dim"))
+    if not isinstance(factor, int | float) or not isinstance(all_dim, int | float) or factor <= 1:
+        return scale
+    return scale * float(0.1 * all_dim * math.log(factor) + 1) ** 2

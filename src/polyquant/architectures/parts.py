@@ -185,13 +185,16 @@ class ParallelLayer(Layer):
 class Ends:
     """What stands before the first layer and behind the last.
 
-    positions: an embedding for each position is added (position_embd). norm: one of the embeddings (token_embd_norm). root: embeddings are
+    positions: an embedding for each position is added (position_embd). types: that of the first kind of text is (token_types). norm: one of the embeddings
+    (token_embd_norm). last: one behind the layers (output_norm). root: embeddings are
     multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
     multiplied with it. Its logit_softcap comes last.
     """
 
     positions: bool = False
+    types: bool = False
     norm: bool = False
+    last: bool = True
     root: bool = False
     divided: bool = False
 

@@ -46,6 +46,12 @@ class Golden:
         assert len(kinds) <= 1
         return kinds.pop() if kinds else "f32"
 
+    @property
+    def layers(self) -> int:
+        record = of_config(self.config)
+        assert record is not None
+        return record.hyper.read_config(self.config, vocab=1).layers
+
     def logits(self) -> dict[str, np.ndarray]:
         with np.load(self.folder / "logits.npz") as z:
             return {k: z[k] for k in z.files}
@@ -99,7 +105,7 @@ def changed_tensors(golden: Golden, back: Path) -> list[str]:
     """Tensors of a folder that came back from GGUF and do not equal the original's, but for what the real converter rounded of float32 matrices."""
     ours, wanted = open_checkpoint(back), open_checkpoint(golden.folder)
     tied, record = golden.config.get("tie_word_embeddings"), of_config(golden.config)
-    gone = {n for n in wanted if (tied and n == "lm_head.weight") or record.left_out(n)}
+    gone = {n for n in wanted if (tied and n == "lm_head.weight") or record.left_out(n, golden.layers)}
     out = [f"lacks {n}" for n in wanted if n not in ours and n not in gone]
     out += [f"has {n}" for n in ours if n not in wanted]
     for name in ours:

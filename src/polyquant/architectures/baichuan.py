@@ -17,7 +17,7 @@ from polyquant.architectures.keys import no_head_dim
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.moves import Make, Split
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Ends, Layer
 from polyquant.architectures.record import Architecture
 from polyquant.gguf_values import string
 from polyquant.operations import Operation, Slice
@@ -73,5 +73,6 @@ BAICHUAN = Architecture(
         tied=False,
         unsaid=_unsaid,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(alibi_at=40)),
+    ends=Ends(unit_rows=_SECOND_VOCABULARY),
 )

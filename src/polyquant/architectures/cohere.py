@@ -14,8 +14,8 @@ from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import layer_norm_eps, no_head_dim
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.parts import Attention, FeedForward, ParallelLayer
+from polyquant.architectures.record import Architecture, Bias, has
 from polyquant.gguf_values import string
 
 __all__ = ["COHERE"]
@@ -41,8 +41,9 @@ COHERE = Architecture(
         metadata={"rope.scaling.type": string("none")},
         tied=True,
     ),
-    layer=ConvertedOnly(),
+    layer=ParallelLayer(Attention(each_norm=True), FeedForward(norm="attn_norm"), shared=True),
+    norm="layer",
     pairs=True,
-    switches={"use_qk_norm": "attn_q_norm.weight"},
+    switches={"use_qk_norm": has("attn_q_norm.weight")},
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

@@ -12,7 +12,7 @@ from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import layer_norm_eps, sliding_window
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, ParallelLayer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
 from polyquant.gguf_values import string
@@ -43,7 +43,8 @@ COHERE2 = Architecture(
         gguf_windows=gguf_windows(all_but_every(_PERIOD)),
         more_config=layer_types,
     ),
-    layer=ConvertedOnly(),
+    layer=ParallelLayer(Attention(rope="windowed"), FeedForward(norm="attn_norm"), shared=True),
+    norm="layer",
     pairs=True,
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

@@ -13,8 +13,9 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import constant, expert_keys
 from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Layer
 from polyquant.architectures.qwen_moe import EXPERTS
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import u32
@@ -50,7 +51,7 @@ ERNIE4_5_MOE = Architecture(
         more_metadata=_shared,
         more_config=lambda hyper: {"moe_layer_end_index": hyper.layers - 1},
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(feed_forward=Mixture(normed=True, least=1e-12, shared=True)),
     pairs=True,
     unused={r"model\.mtp_.*": "predicts the token after the next (MTP), which ernie4_5-moe does not run"},
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), "use_bias"),),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 
 __all__ = ["GLM4"]
@@ -32,7 +32,7 @@ GLM4 = Architecture(
         }
     ),
     hyper=USUAL.changed(rotated={"default": 0.5, "write": "always"}),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(post_norm=True), FeedForward(fused=True, post_norm=True)),
     pairs=True,
     biases=(Bias(("attn_q", "attn_k", "attn_v"), "attention_bias"),),
 )

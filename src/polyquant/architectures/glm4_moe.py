@@ -12,8 +12,9 @@ from polyquant.architectures.deepseek import SHARED_EXPERTS
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import expert_keys, group_keys
 from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.qwen_moe import EXPERTS
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import u32
@@ -59,7 +60,17 @@ GLM4_MOE = Architecture(
         ),
         more_metadata=lambda hyper: {"block_count": u32(hyper.layers + hyper.count("predicted_layers"))},
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(
+        Attention(head_norms=True, optional_norms=True),
+        Mixture(
+            FeedForward(norm="post_attention_norm"),
+            norm="post_attention_norm",
+            gating="sigmoid",
+            eps=1e-20,
+            group_score="top2",
+            shared=True,
+        ),
+    ),
     biases=(Bias(("attn_q", "attn_k", "attn_v"), "attention_bias"),),
     switches={"use_qk_norm": lambda tensors: "blk.0.attn_k_norm.weight" in tensors},
 )

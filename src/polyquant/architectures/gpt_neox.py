@@ -15,7 +15,7 @@ from polyquant.architectures.changes import Change
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import layer_norm_eps, no_head_dim
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, ParallelLayer
 from polyquant.architectures.record import Architecture, Bias
 
 __all__ = ["GPT_NEOX"]
@@ -53,6 +53,11 @@ GPT_NEOX = Architecture(
         ).plus(Key("parallel", ("use_parallel_residual",), "use_parallel_residual", default=1, kind="flag")),
         tied=False,
     ),
-    layer=ConvertedOnly(),
+    layer=ParallelLayer(
+        Attention(fused=True),
+        FeedForward(gated=False, activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")),
+        flag="parallel",
+    ),
+    norm="layer",
     biases=(Bias(("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
 )

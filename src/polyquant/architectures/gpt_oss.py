@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyquant.architectures.changes import Transposed
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import constant, expert_keys, experts_as_wide, sliding_window
 from polyquant.architectures.mixtral import ATTENTION_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import Make, Move, turned_halves
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
-from polyquant.operations import SAME, Operation, Slice
+from polyquant.operations import SAME, Operation, Slice, Transpose
 from polyquant.types import Shape
 
 __all__ = ["GPT_OSS"]
@@ -59,15 +59,18 @@ GPT_OSS = Architecture(
         {**ATTENTION_NAMES, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
         exact={
             "self_attn.sinks": "attn_sinks.weight",
-            f"{_EXPERTS}down_proj": "ffn_down_exps.weight",
             f"{_EXPERTS}down_proj_bias": "ffn_down_exps.bias",
         },
     ),
-    changes={"ffn_down_exps": Transposed},
     moves=(
         _pair(f"{_EXPERTS}gate_up_proj_blocks", "weight", -2, _PACKED),
         Move(
             f"{_EXPERTS}down_proj_blocks", {"ffn_down_exps.weight": lambda hyper, shape: SAME}, lambda hyper, shapes: shapes[0], _PACKED
+        ),
+        Move(
+            f"{_EXPERTS}down_proj",
+            {"ffn_down_exps.weight": lambda hyper, shape: Transpose()},
+            lambda hyper, shapes: (*shapes[0][:-2], shapes[0][-1], shapes[0][-2]),
         ),
         turned_halves(f"{_EXPERTS}gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", interleaved=True),
         _pair(f"{_EXPERTS}gate_up_proj_bias", "bias", -1),
@@ -85,6 +88,9 @@ GPT_OSS = Architecture(
         written={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
         more_config=layer_types,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(
+        Attention(sinks=True),
+        Mixture(norm="post_attention_norm", gating="softmax_after_topk", clamped=True),
+    ),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )  # fmt: skip

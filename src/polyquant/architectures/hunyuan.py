@@ -17,7 +17,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import f32, string, u32
 from polyquant.types import Meta
@@ -43,7 +43,7 @@ def _theta(config: Mapping[str, Any]) -> Any:
     if not alpha or not isinstance(theta, int | float) or not isinstance(head, int):
         return theta
     head = head or config.get("hidden_size", 0) // max(config.get("num_attention_heads", 1), 1)
-    return theta * alpha ** (head / (head - 2)) if head > 2 else theta
+    return theta * min(alpha, 1e9) ** (head / (head - 2)) if head > 2 else theta
 
 
 def _context(config: Mapping[str, Any]) -> Any:
@@ -80,6 +80,6 @@ HUNYUAN_DENSE = Architecture(
         scaling=_scaling,
         more_metadata=_metadata,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(head_norms=True, late_norms=True)),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

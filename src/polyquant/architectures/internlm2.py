@@ -15,7 +15,6 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.moves import Make, Split
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError
 from polyquant.operations import Operation, Reshape, Slice, chain
@@ -76,5 +75,4 @@ INTERNLM2 = Architecture(
     ),
     changes={"attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
     hyper=replace(USUAL.changed(head_dim={"config": (), "write": "never"}), always={"bias": False}, tied=False),
-    layer=ConvertedOnly(),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polyquant.architectures.hyper import MAX_SIZE, Hyper, Value
+from polyquant.architectures.hyper import MAX_LAYERS, MAX_SIZE, Hyper, Value
 from polyquant.architectures.hyper_table import Key
 
 __all__ = [
@@ -113,7 +113,8 @@ def sliding_layers_key(period: int) -> Key:
     """Which layers have the window, where GGUF lists them; () in a model without. config.json lists them too, or all have it but the last of each `period`."""
 
     def read(said: Mapping[str, Any]) -> Any:
-        types, layers = said.get("layer_types"), said.get("num_hidden_layers", 0)
+        types, layers = said.get("layer_types"), said_count(said, "num_hidden_layers") or 0
+        layers = min(layers, MAX_LAYERS)
         if said.get("sliding_window", 1) is None:
             return ()
         found = [(i + 1) % period != 0 for i in range(layers)]

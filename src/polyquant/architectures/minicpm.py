@@ -18,7 +18,7 @@ from polyquant.architectures import rope
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Ends
 
 __all__ = ["MINICPM"]
 
@@ -83,6 +83,6 @@ MINICPM = replace(
     class_name="MiniCPMForCausalLM",
     reads=("minicpm",),
     hyper=replace(USUAL.changed(rope_theta={"write": "unless default"}).plus(*_SCALES), tied=True, more_config=_config),
-    layer=ConvertedOnly(),
+    ends=Ends(divided=True),
     biases=(),
 )

@@ -12,8 +12,9 @@ from typing import Any
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import constant, expert_keys, experts_as_wide, gating_key
 from polyquant.architectures.mixtral import ATTENTION_NAMES, NUMBERED_EXPERTS
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture
 
 __all__ = ["MINIMAX_M2"]
@@ -52,5 +53,5 @@ MINIMAX_M2 = Architecture(
         written={"use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"},
         more_config=lambda hyper: {"rotary_dim": hyper.rotary_size},
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(width_norms=True), Mixture(gating="sigmoid", normed=True)),
 )

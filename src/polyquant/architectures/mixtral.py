@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from polyquant.architectures.keys import constant, expert_keys
 from polyquant.architectures.llama import LLAMA, LLAMA_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Layer
 from polyquant.architectures.record import Bias
 from polyquant.architectures.windows import in_every_layer_if_said
 
@@ -38,6 +39,6 @@ MIXTRAL = replace(
         LLAMA.hyper.plus(*expert_keys("num_local_experts", feed_forward=None), constant("expert_norm", 1)),
         windows=in_every_layer_if_said,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(feed_forward=Mixture(normed=True)),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

@@ -11,7 +11,7 @@ from polyquant.architectures.changes import Plus
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import string
 
@@ -23,7 +23,7 @@ NEMOTRON = Architecture(
     class_name="NemotronForCausalLM",
     reads=("nemotron",),
     names=NameTable({hf: gguf for hf, gguf in LLAMA_NAMES.items() if gguf != "ffn_gate"}),
-    changes=dict.fromkeys(("attn_norm", "ffn_norm", "output_norm.weight"), Plus(1.0)),
+    changes=dict.fromkeys(("attn_norm", "ffn_norm", "output_norm"), Plus(1.0)),
     hyper=replace(
         USUAL.changed(
             norm_eps={"config": ("norm_eps",), "also": ("attention.layer_norm_epsilon",), "default": 1e-5},
@@ -33,7 +33,8 @@ NEMOTRON = Architecture(
         ),
         metadata={"rope.scaling.type": string("none")},
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(), FeedForward(gated=False, activations=("relu2",))),
+    norm="layer",
     biases=(
         Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),
         Bias(("ffn_up", "ffn_down"), "mlp_bias"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA, LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import BARE, Attention, Ends, FeedForward, Layer
 from polyquant.architectures.record import Bias
 
 __all__ = ["OLMO"]
@@ -36,6 +36,8 @@ OLMO = replace(
         ),
         tied=False,
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(norm=BARE, clip=True), FeedForward(norm=BARE)),
+    ends=Ends(bare=True),
+    norm="layer",
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )  # fmt: skip

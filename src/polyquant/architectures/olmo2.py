@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import sliding_layers_key, sliding_window
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.architectures.windows import all_but_every, layer_types, listed_windows, where_listed
-from polyquant.gguf_values import f32
 
 __all__ = ["OLMO2", "OLMO3"]
 
@@ -62,11 +61,11 @@ OLMO3 = replace(
         OLMO2.hyper.changed(rope_theta={"default": 500000.0}).plus(
             sliding_window(default=4096),
             sliding_layers_key(_PERIOD),
+            Key("rope_theta_swa", (), "rope.freq_base_swa", default="rope_theta", kind="real"),
         ),
         tied=False,
         windows=where_listed(all_but_every(_PERIOD)),
         gguf_windows=listed_windows,
-        more_metadata=lambda hyper: {"rope.freq_base_swa": f32(hyper.rope_theta)},
         more_config=lambda hyper: {**layer_types(hyper), **_two_ropes(hyper)},
     ),
 )

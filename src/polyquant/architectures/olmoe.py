@@ -10,8 +10,9 @@ from dataclasses import replace
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import constant, expert_keys
 from polyquant.architectures.mixtral import ATTENTION_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.qwen_moe import EXPERTS
 from polyquant.architectures.record import Architecture, Bias
 
@@ -35,6 +36,6 @@ OLMOE = Architecture(
         USUAL.plus(*expert_keys("num_experts", feed_forward=None), constant("expert_norm", 0)),
         always={"norm_topk_prob": False, "clip_qkv": None},
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(Attention(width_norms=True), Mixture()),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
 )

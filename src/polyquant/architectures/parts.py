@@ -13,10 +13,26 @@ from typing import ClassVar, Literal, Protocol, TypeAlias
 from polyquant.architectures.hyper import Hyper
 from polyquant.types import Shape
 
-__all__ = ["Attention", "ConvertedOnly", "Ends", "Feed", "FeedForward", "Layer", "NormKind", "ParallelLayer", "Part"]
+__all__ = [
+    "BARE",
+    "NAMELESS",
+    "Attention",
+    "ConvertedOnly",
+    "Ends",
+    "Feed",
+    "FeedForward",
+    "Layer",
+    "NormKind",
+    "ParallelLayer",
+    "Part",
+]
 
 NormKind: TypeAlias = Literal["rms", "layer"]
 """x / rms(x) * weight + bias, or the same of x - mean(x); biases where there are tensors of them."""
+BARE = "*"
+"""Stem of a norm without numbers of its own."""
+NAMELESS = ("", BARE)
+"""What a part says of its norm where it has no tensor: no norm at all, or a bare one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +69,11 @@ class Attention:
     """Softmax attention behind a norm.
 
     fused: q, k and v in one matrix, in this order. head_norms: a norm on each head of q and k; width_norms: one on all heads together. sub_norm: one
-    before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none. rope: which layers rotate: "all", "none", or
+    before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none, BARE for one without numbers. rope: which layers rotate: "all", "none", or
     "windowed", those with a window where the model has any. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
-    models may have norms of the heads of q and k, another for each head. alibi: a score falls with the distance instead.
+    models may have norms of the heads of q and k, another for each head. optional_norms: some models lack the norms of q and k. late_norms: those of heads come
+    behind the rotation. alibi: a score falls with the distance instead, alibi_at: in models of that many layers. clip: q, k and v stay within Hyper's `clip`,
+    where it is not 0.
     sinks: each head has a score of its own that no position has. Scores are divided by the root of the
     head's size, or multiplied with Hyper's attention_scale, and capped at its attention_softcap.
     """
@@ -69,7 +87,11 @@ class Attention:
     rope: Literal["all", "windowed", "none"] = "all"
     still: int = 0
     each_norm: bool = False
+    optional_norms: bool = False
+    late_norms: bool = False
     alibi: bool = False
+    alibi_at: int = 0
+    clip: bool = False
     sinks: bool = False
     runtime: ClassVar[str] = "polyquant.runtime.attention:Attention"
 
@@ -92,7 +114,7 @@ class Attention:
         """See Part."""
         wide, kv = hyper.query_width, hyper.value_width
         rows = (wide + 2 * kv,) if self.fused else (wide, kv, kv)
-        out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm else {}
+        out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm not in NAMELESS else {}
         out |= {stem: (n, hyper.hidden) for stem, n in zip(self.inputs, rows, strict=True)}
         if self.head_norms or self.width_norms:
             q, k = (hyper.head_size, hyper.head_size) if self.head_norms else (wide, kv)
@@ -110,7 +132,7 @@ class FeedForward:
     """activation(gate) * up behind a norm, or activation(up) where it is not gated.
 
     fused: gate and up in one matrix, in this order, called ffn_up. sub_norm: a norm before the last matrix; post_norm: one behind it. norm: the stem of
-    the norm before it: that of attention where both read the same, "" for none. activations: those that are computed, as config.json names them.
+    the norm before it: that of attention where both read the same, "" for none, BARE for one without numbers. activations: those that are computed, as config.json names them.
     """
 
     fused: bool = False
@@ -138,7 +160,7 @@ class FeedForward:
         """See Part."""
         wide = hyper.feed_forward
         rows = (2 * wide,) if self.fused else (wide,) * len(self.inputs)
-        out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm else {}
+        out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm not in NAMELESS else {}
         out |= {stem: (n, hyper.hidden) for stem, n in zip(self.inputs, rows, strict=True)}
         if self.sub_norm:
             out["ffn_sub_norm"] = (wide,)
@@ -188,7 +210,8 @@ class Ends:
     positions: an embedding for each position is added (position_embd). types: that of the first kind of text is (token_types). norm: one of the embeddings
     (token_embd_norm). last: one behind the layers (output_norm). root: embeddings are
     multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
-    multiplied with it. Its logit_softcap comes last.
+    multiplied with it. Its logit_softcap comes last. bare: the last norm has no numbers. unit_rows: in models of that many tokens the rows of the head
+    are divided by their lengths.
     """
 
     positions: bool = False
@@ -197,6 +220,8 @@ class Ends:
     last: bool = True
     root: bool = False
     divided: bool = False
+    bare: bool = False
+    unit_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +238,7 @@ class ConvertedOnly(Layer):
 
 def _input(norm: str, readers: tuple[str, ...]) -> Feed:
     """What the first matrices of a part read."""
-    return Feed(norm, readers, "norm" if norm else "stream")
+    return Feed("", readers, "stream") if norm in NAMELESS else Feed(norm, readers, "norm")
 
 
 def _shared(feed: Feed, others: Sequence[Feed]) -> bool:

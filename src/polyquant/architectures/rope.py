@@ -197,8 +197,10 @@ def llama3_factors(rope: Mapping[str, Any], theta: float, head: int, *, file: ob
             "llama3 RoPE parameters cannot be right", file=file, expected="0 < low < high", found=dict(rope)
         )
     # In float32 throughout and in this order, as the real converter computes them: PyTorch divides a number by a tensor as number * (1 / tensor).
+    # Powers are rounded from float64: those of float32 differ in the last bit between processors.
     one, exponents = np.float32(1), np.arange(0, head, 2, dtype=np.float32) / np.float32(head)
-    wavelengths = np.float32(2 * math.pi) * (one / (one / np.float32(theta) ** exponents))  # [head / 2]
+    powers = (np.float64(np.float32(theta)) ** exponents.astype(np.float64)).astype(np.float32)  # [head / 2]
+    wavelengths = np.float32(2 * math.pi) * (one / (one / powers))
     turns = np.float32(context) * (one / wavelengths)  # rotations within the original context
     blend = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, one)
     mixed = one / ((one - blend) / np.float32(factor) + blend)

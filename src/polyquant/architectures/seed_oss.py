@@ -10,7 +10,7 @@ from dataclasses import replace
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 
 __all__ = ["SEED_OSS"]
@@ -22,7 +22,7 @@ SEED_OSS = Architecture(
     reads=("seed_oss",),
     names=NameTable({**LLAMA_NAMES, "post_attention_layernorm": "post_attention_norm"}),
     hyper=replace(USUAL, tied=False),
-    layer=ConvertedOnly(),
+    layer=Layer(feed_forward=FeedForward(norm="post_attention_norm")),
     biases=(
         Bias(("attn_q", "attn_k", "attn_v"), "attention_bias"),
         Bias(("attn_output",), "attention_out_bias"),

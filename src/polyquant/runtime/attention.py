@@ -40,14 +40,17 @@ class Attention:
         self.scale = hyper.real("attention_scale", self.size**-0.5)
         self.scores = Scores(
             hyper.real("attention_softcap", 0.0),
-            alibi_slopes(hyper.heads) if part.alibi else None,
+            alibi_slopes(hyper.heads) if _sloped(part, hyper) else None,
             site.vector("attn_sinks") if part.sinks else None,
         )
+        self.clip = np.float32(hyper.real("clip", 0.0) if part.clip else 0.0)
+        self.recordable = not self.clip
         self.norm = site.norm(part.norm) if part.norm else None
         self.qkv = site.linear(*part.inputs)
         wide = hyper.query_width
         self.cuts = (wide, wide + hyper.value_width) if part.fused else None
-        self.wide_norms, normed = part.width_norms, part.head_norms or part.width_norms
+        normed = (part.head_norms or part.width_norms) and (not part.optional_norms or "attn_q_norm" in site)
+        self.late_norms, self.wide_norms = part.late_norms, part.width_norms
         self.q_norm: Norm | None = site.norm("attn_q_norm") if normed else None
         self.k_norm: Norm | None = site.norm("attn_k_norm") if normed else None
         if part.each_norm and "attn_q_norm" in site:
@@ -67,6 +70,8 @@ class Attention:
         """The same from what the norm gives."""
         tokens, size = len(x), self.size
         q, k, v = self.split(self.qkv(x))
+        if self.clip:
+            q, k, v = (np.clip(y, -self.clip, self.clip) for y in (q, k, v))
         if self.c8 is not None:
             k, v = (
                 y.reshape(tokens, -1)
@@ -75,11 +80,13 @@ class Attention:
         if self.wide_norms:
             q, k = self._normed(q, k)
         q, k, v = (y.reshape(tokens, -1, size) for y in (q, k, v))  # [T, heads, size]
-        if not self.wide_norms:
+        if not (self.wide_norms or self.late_norms):
             q, k = self._normed(q, k)
         if self.turns is not None:
             turn = turns[self.turns]
             q, k = turn(q), turn(k)
+        if self.late_norms:
+            q, k = self._normed(q, k)
         a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window, scores=self.scores).reshape(
             tokens, -1
         )
@@ -98,13 +105,18 @@ def which_turns(part: parts.Attention, hyper: Hyper, index: int) -> int | None:
     """Which of the decoder's rotations layer `index` takes: 0, 1 where layers with a window have a base of their own, None for none."""
     windowed = bool(hyper.windows and hyper.windows[index])
     rotating = hyper.more.get("rotating")
-    if part.rope == "none" or part.alibi or (part.rope == "windowed" and hyper.windows and not windowed):
+    if part.rope == "none" or _sloped(part, hyper) or (part.rope == "windowed" and any(hyper.windows) and not windowed):
         return None
     if isinstance(rotating, tuple) and rotating:
         return 0 if rotating[index] else None
     if part.still and (index + 1) % part.still == 0:
         return None
     return int(windowed and hyper.real("rope_theta_swa", 0.0) > 0)
+
+
+def _sloped(part: parts.Attention, hyper: Hyper) -> bool:
+    """True if scores fall with the distance."""
+    return part.alibi or part.alibi_at == hyper.layers
 
 
 def alibi_slopes(heads: int) -> F32:

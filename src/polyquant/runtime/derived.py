@@ -49,12 +49,20 @@ def derived_maps(checkpoint: Checkpoint, record: Architecture, hyper: Hyper) -> 
     if checkpoint.naming == "gguf":
         return {}
     found = gguf_maps(checkpoint.values(), record, hyper, checkpoint.path, paired=False)
-    return {m.target: m for m in found.maps if len(m.sources) > 1 or not isinstance(m.op, Same)}
+    return {m.target: m for m in found.maps if not _as_stored(m, record)}
+
+
+def _as_stored(made: TensorMap, record: Architecture) -> bool:
+    """True where the name table alone leads to the tensor."""
+    single = len(made.sources) == 1 and isinstance(made.op, Same)
+    return single and made.target in (record.names.to_gguf(made.sources[0]), made.sources[0])
 
 
 def made(checkpoint: Checkpoint, wanted: TensorMap) -> Weight:
     """The tensor in memory, under the name of its source where it has one alone. Raises CodecError, InputError for sources that cannot be read."""
     weights = [checkpoint[name] for name in wanted.sources]
+    if len(weights) == 1 and isinstance(wanted.op, Same):
+        return Weight(wanted.target, wanted.shape, weights[0].codec, weights[0].arrays)
     codec, shapes = weights[0].codec, [w.shape for w in weights]
     alike = all(w.codec is codec for w in weights) and codec.row_sliced
     if alike and wanted.op.keeps_rows(shapes):

@@ -14,7 +14,7 @@ from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.types import F32, Weight
 
-__all__ = ["Embedding", "Head", "embedding_scale", "logit_scale"]
+__all__ = ["Embedding", "Head", "embedding_scale", "logit_scale", "row_lengths"]
 
 
 class Embedding:
@@ -54,19 +54,32 @@ class Embedding:
 
 
 class Head:
-    """Logits: a linear, then a scale and a soft cap, c tanh(logit / c)."""
+    """Logits: a linear, then divisors, a scale and a soft cap, c tanh(logit / c)."""
 
-    def __init__(self, scale: float = 1.0, softcap: float = 0.0) -> None:
+    def __init__(self, scale: float = 1.0, softcap: float = 0.0, divisors: F32 | None = None) -> None:
+        """divisors [vocab]."""
+        self.divisors = divisors
         self.scale, self.softcap = np.float32(scale), np.float32(softcap)
 
     def __call__(self, linear: Linear, hidden: F32) -> F32:
         """[T, hidden] -> [T, vocab]."""
         (y,) = linear(hidden)
+        if self.divisors is not None:
+            y = y / self.divisors
         if self.scale != 1:
             y = y * self.scale
         if self.softcap:
             y = np.asarray(self.softcap * np.tanh(y / self.softcap), np.float32)
         return y
+
+
+def row_lengths(weight: Weight, *, rows: int = 1024) -> F32:
+    """[N]: the lengths of the rows of a matrix [N, K]; 1 for a row of zeros."""
+    step = rows if weight.codec.row_sliced else weight.shape[0]
+    slices = (slice(a, min(a + step, weight.shape[0])) for a in range(0, weight.shape[0], step))
+    parts = [weight.dequantize(rows=s) if weight.codec.row_sliced else weight.dequantize() for s in slices]
+    found = np.concatenate([np.linalg.norm(p.astype(np.float64), axis=1) for p in parts]).astype(np.float32)
+    return np.where(found > 0, found, np.float32(1))
 
 
 def embedding_scale(ends: parts.Ends, hyper: Hyper) -> float:

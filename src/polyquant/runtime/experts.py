@@ -27,8 +27,6 @@ Activation = Callable[..., F32]
 class SharedExpert:
     """The expert of all tokens: D activation(U x), times sigmoid(gate x) where there is a gate [1, hidden]. halves: one matrix holds gate and up."""
 
-    linears = ("gate_up", "down")
-
     def __init__(
         self,
         gate_up: Linear,
@@ -39,6 +37,7 @@ class SharedExpert:
         gate: Linear | None = None,
     ) -> None:
         self.gate_up, self.down, self.activation, self.halves, self.gate = gate_up, down, activation, halves, gate
+        self.linears = ("gate_up", "down") if gate is None else ("gate_up", "down", "gate")
 
     def added(self, y: F32, x: F32) -> F32:
         """y + what this expert makes of x; [T, hidden] each."""

@@ -20,11 +20,11 @@ from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.derived import derived_maps
 from polyquant.runtime.embedding_model import EncoderModel
 from polyquant.runtime.encoder import Encoder
-from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale
+from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale, row_lengths
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
-from polyquant.runtime.norm import read_norm
+from polyquant.runtime.norm import Norm, read_norm
 from polyquant.runtime.rotary import Rotary, rotaries
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
@@ -106,17 +106,21 @@ def build(
     """The decoder of an architecture. Raises InputError for missing and misshapen tensors, and for a cache that the checkpoint does not have."""
     c8 = _c8(tensors, hyper, cache, exact=exact)
     layers = _layers(tensors, architecture, hyper, c8 if c8 is not None and not c8.turned else None)
-    ends, head = architecture.ends, "token_embd" if hyper.tied else "output"
+    ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
+    bare = Norm(np.ones(hyper.hidden, np.float32), hyper.norm_eps, None, kind)
+    last = bare if ends.bare else read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], kind)
+    linear = tensors.linear(hyper.hidden, [(head, hyper.vocab)])
+    lengths = row_lengths(linear.weights[0]) if hyper.vocab == ends.unit_rows else None
     return Decoder(
         hyper,
         _embedding(tensors, architecture, hyper),
         layers,
-        read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], architecture.norm),
-        tensors.linear(hyper.hidden, [(head, hyper.vocab)]),
+        last,
+        linear,
         _rotaries(tensors, architecture, hyper),
         "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
         c8.grids if c8 is not None else None,
-        Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0)),
+        Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0), lengths),
     )
 
 

@@ -103,9 +103,9 @@ def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file
         frequencies, amplitude = _yarn(hyper, frequencies, file)
     elif kind == "longrope":
         return _longrope(hyper, frequencies, file, interleaved=interleaved)
-    elif kind is not None:
+    elif kind not in (None, "dynamic"):  # dynamic: stretched for texts longer than the context, of which there are none
         raise UnsupportedError(
-            f"RoPE scaling '{kind}' is not run", file=file, hint="known: linear, llama3, yarn, longrope"
+            f"RoPE scaling '{kind}' is not run", file=file, hint="known: linear, dynamic, llama3, yarn, longrope"
         )
     return Rotary(frequencies, amplitude, interleaved)
 

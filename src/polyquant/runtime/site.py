@@ -11,6 +11,7 @@ import numpy as np
 
 from polyquant.architectures import layer_numbers
 from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.parts import BARE
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError
 from polyquant.runtime.c8 import C8
@@ -34,6 +35,8 @@ class Site:
 
     def norm(self, stem: str) -> Norm:
         """The norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
+        if stem == BARE:
+            return Norm(np.ones(self.hyper.hidden, np.float32), self.hyper.norm_eps, None, self.architecture.norm)
         (size,) = self._shapes[stem]
         readers = [self._name(reader) for reader in self.architecture.behind(stem)]
         return read_norm(self.tensors, self._name(stem), size, self.hyper.norm_eps, readers, self.architecture.norm)

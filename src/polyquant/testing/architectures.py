@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from polyquant import registry
 from polyquant.analysis.validate import validate
-from polyquant.architectures.find import by_name, of_config
+from polyquant.architectures.find import by_name, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper, Value
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.record import Architecture
@@ -89,15 +89,19 @@ def check_wiring(record: Architecture) -> None:
         return
     shapes = _shapes(record)
     readers = [stem for feed in record.layer.feeds for stem in feed.readers]
-    assert sorted(readers) == sorted(stem for stem, shape in shapes.items() if len(shape) == 2), "who reads what"
+    matrices = {stem for stem, shape in shapes.items() if len(shape) > 1}
+    assert len(set(readers)) == len(readers) and matrices <= set(readers), "who reads what"
+    assert not set(readers) & (set(shapes) - matrices), "a vector that reads"
     for feed in record.layer.feeds:
+        if not set(feed.readers) & matrices:
+            continue  # of layers of another kind than those of a tiny model
         assert feed.readers and (feed.source in shapes or feed.kind == "stream"), f"a feed from {feed.source}"
         assert (len(shapes.get(feed.source, "")) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
         if feed.kind == "norm":
             assert record.behind(feed.source) == feed.readers
             for index in range(tiny_hyper(record).layers):
                 here = record.layer.shapes(tiny_hyper(record), index)
-                widths = {here[r][1] for r in feed.readers if r in here}
+                widths = {here[r][-1] for r in feed.readers if r in here}
                 assert widths <= set(here.get(feed.source, ())), f"widths behind {feed.source}"
     assert record.linears == set(readers)
     known = set(shapes) | set(record.names.exact.values()) | set(record.names.top.values())
@@ -132,7 +136,7 @@ def check_model(record: Architecture, folder: Path, *, seed: int = 0) -> None:
     convert(source, gguf, to="gguf", codec="f32", architecture=record.name)
     convert(gguf, back, to="hf", codec="f32")
     _same_tensors(open_checkpoint(source), open_checkpoint(back))
-    found = by_name(record.name)
+    found = of_metadata(open_checkpoint(gguf).metadata)
     assert found is not None and open_checkpoint(back).config["architectures"] == [found.class_name]
     outputs = [_output(load(path, activations="float")) for path in (source, gguf, back)]
     assert all(np.isfinite(x).all() and np.ptp(x) > 0 for x in outputs)
@@ -244,19 +248,16 @@ def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
             yield f"blk.{index}.{stem}", shape
+    if record.ends.last and not record.ends.bare:
+        yield "output_norm", (hyper.hidden,)
     if not record.encoder:
         yield "output", (hyper.vocab, hyper.hidden)
 
 
 def _optional_ends(record: Architecture) -> dict[str, bool]:
-    """Stems before and behind the layers, and whether the architecture has them."""
+    """Stems before the layers beside the table of tokens, and whether the architecture has them."""
     ends = record.ends
-    return {
-        "position_embd": ends.positions,
-        "token_types": ends.types,
-        "token_embd_norm": ends.norm,
-        "output_norm": ends.last,
-    }
+    return {"position_embd": ends.positions, "token_types": ends.types, "token_embd_norm": ends.norm}
 
 
 def _same_tensors(a: Checkpoint, b: Checkpoint) -> None:
@@ -273,8 +274,8 @@ def _calibrates(record: Architecture, source: Path, samples: Path) -> None:
     wanted = {
         name
         for i in range(hyper.layers)
-        for s in record.linears & record.layer.shapes(hyper, i).keys()
-        if (name := record.names.to_hf(f"blk.{i}.{s}.weight")) is not None
+        for s, shape in record.layer.shapes(hyper, i).items()
+        if s in record.linears and len(shape) == 2 and (name := record.names.to_hf(f"blk.{i}.{s}.weight")) is not None
     }
     assert wanted <= {name for names in stages.names for name in names}
     for index, names in enumerate(stages.names):

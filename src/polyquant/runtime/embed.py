@@ -77,6 +77,12 @@ def vectors(model: Embeds, ids: Sequence[Sequence[int]], how: Pooling) -> Iterat
     """The vector [hidden] of each text of token ids. Raises InputError."""
     for tokens in ids:
         found = pooled(model.states(tokens), how.kind)
+        if not np.isfinite(found).all():
+            raise InputError(
+                "the model's output is not a number",
+                file=model.checkpoint.path,
+                hint="its weights hold NaN or infinity: polyquant validate",
+            )
         yield unit(found) if how.normalize else found
 
 

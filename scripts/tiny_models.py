@@ -109,7 +109,7 @@ _TINY = (
     ),
     Tiny(
         "exaone4", "Exaone4ForCausalLM", "Exaone4Config",
-        {**GROUPED, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 12, "sliding_window": 8, "sliding_window_pattern": "LLLG",
+        {**GROUPED, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": "LLLG",
          "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "tie_word_embeddings": True, **rope(1000000.0, **LLAMA3)},
     ),
     Tiny(

@@ -14,7 +14,7 @@ from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import sliding_layers_key, sliding_window
 from polyquant.architectures.olmo2 import OLMO2
 from polyquant.architectures.parts import Attention, FeedForward, Layer
-from polyquant.architectures.windows import all_but_every, layer_types, listed_windows, where_listed
+from polyquant.architectures.windows import all_but_every, listed_types, listed_windows, where_listed
 
 __all__ = ["EXAONE4"]
 
@@ -32,7 +32,7 @@ EXAONE4 = replace(
         tied=False,
         windows=where_listed(all_but_every(_PERIOD)),
         gguf_windows=listed_windows,
-        more_config=layer_types,
+        more_config=listed_types,
     ),
     layer=Layer(
         Attention(norm="", head_norms=True, post_norm=True, rope="windowed"), FeedForward(norm="", post_norm=True)

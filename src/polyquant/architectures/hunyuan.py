@@ -8,6 +8,7 @@ Source: modeling_hunyuan_v1_dense.py of transformers; llama.cpp's converter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,7 +44,10 @@ def _theta(config: Mapping[str, Any]) -> Any:
     if not alpha or not isinstance(theta, int | float) or not isinstance(head, int):
         return theta
     head = head or config.get("hidden_size", 0) // max(config.get("num_attention_heads", 1), 1)
-    return theta * min(alpha, 1e9) ** (head / (head - 2)) if head > 2 else theta
+    try:
+        return theta * alpha ** (head / (head - 2)) if head > 2 else theta
+    except OverflowError:
+        return math.inf  # refused as every number that is not finite
 
 
 def _context(config: Mapping[str, Any]) -> Any:

@@ -2,17 +2,20 @@
 
 h = x + O attention(rope(Q norm(x)), rope(K norm(x)), V norm(x));  y = h + W2 (silu(W1 norm(h)) * W3 norm(h))
 
-GGUF has three matrices, q and k with interleaved rows. Source: modeling_internlm2.py of internlm/internlm2-7b; llama.cpp's converter.
+GGUF has three matrices, q and k with interleaved rows. A scaling called dynamic begins behind the context of the configuration: within it, it changes nothing. Source: modeling_internlm2.py of internlm/internlm2-7b; llama.cpp's converter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from polyquant.architectures import rope
 from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.hyper_table import USUAL
+from polyquant.architectures.hyper_table import USUAL, Key
+from polyquant.architectures.keys import no_head_dim
 from polyquant.architectures.moves import Make, Split
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.record import Architecture
@@ -50,6 +53,18 @@ def _together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
+def _dynamic(config: Mapping[str, Any]) -> float:
+    """The factor of a dynamic scaling, 0 for a model without."""
+    said = rope.parameters(config, None)
+    factor = said.get("factor") if said.get("rope_type", said.get("type")) == "dynamic" else None
+    return float(factor) if isinstance(factor, int | float) and not isinstance(factor, bool) else 0.0
+
+
+def _unsaid(hyper: Hyper) -> str | None:
+    lost = "GGUF cannot say that RoPE is scaled dynamically behind the context: runtimes will not"
+    return lost if hyper.more["dynamic"] else None
+
+
 INTERNLM2 = Architecture(
     name="internlm2",
     model_type="internlm2",
@@ -74,5 +89,11 @@ INTERNLM2 = Architecture(
         ),
     ),
     changes={"attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
-    hyper=replace(USUAL.changed(head_dim={"config": (), "write": "never"}), always={"bias": False}, tied=False),
+    hyper=replace(
+        USUAL.changed(head_dim=no_head_dim()).plus(Key("dynamic", (), default=0.0, kind="real", read=_dynamic)),
+        always={"bias": False},
+        tied=False,
+        scaling=lambda config, said, file: {} if _dynamic(config) else rope.of_config(config, said, file),
+        unsaid=_unsaid,
+    ),
 )  # fmt: skip

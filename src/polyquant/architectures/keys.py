@@ -110,21 +110,30 @@ def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
 
 
 def sliding_layers_key(period: int) -> Key:
-    """Which layers have the window, where GGUF lists them; () in a model without. config.json lists them too, or all have it but the last of each `period`."""
+    """Which layers have the window, where GGUF lists them and config.json has `layer_types`; all but the last of each `period` where neither does. () in a model without."""
+
+    def usual(layers: Any) -> list[bool]:
+        count = layers if isinstance(layers, int) and 0 <= layers <= MAX_LAYERS else 0
+        return [(i + 1) % period != 0 for i in range(count)]
 
     def read(said: Mapping[str, Any]) -> Any:
-        types, layers = said.get("layer_types"), said_count(said, "num_hidden_layers") or 0
-        layers = min(layers, MAX_LAYERS)
+        types = said.get("layer_types")
         if said.get("sliding_window", 1) is None:
             return ()
-        found = [(i + 1) % period != 0 for i in range(layers)]
-        if isinstance(types, list):
-            found = [kind == "sliding_attention" for kind in types]
-        return found if any(found) else ()
+        return (
+            [t == "sliding_attention" for t in types]
+            if isinstance(types, list)
+            else usual(said.get("num_hidden_layers"))
+        )
 
-    return Key(
-        "sliding", (), "attention.sliding_window_pattern", default=(), kind="flags", write="where set", read=read
-    )
+    def read_gguf(get: Callable[..., Any]) -> Any:
+        if not get("attention.sliding_window"):
+            return ()
+        listed = get("attention.sliding_window_pattern", whole=True)
+        return usual(get("block_count")) if listed is None else listed
+
+    key = "attention.sliding_window_pattern"
+    return Key("sliding", (), key, kind="flags", write="where set", read=read, read_gguf=read_gguf)
 
 
 def softcap_key(name: str, default: float) -> Key:

@@ -18,7 +18,7 @@ from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
-from polyquant.architectures.windows import all_but_every, layer_types, listed_windows, where_listed
+from polyquant.architectures.windows import all_but_every, listed_types, listed_windows, where_listed
 
 __all__ = ["OLMO2", "OLMO3"]
 
@@ -66,6 +66,6 @@ OLMO3 = replace(
         tied=False,
         windows=where_listed(all_but_every(_PERIOD)),
         gguf_windows=listed_windows,
-        more_config=lambda hyper: {**layer_types(hyper), **_two_ropes(hyper)},
+        more_config=lambda hyper: {**listed_types(hyper), **_two_ropes(hyper)},
     ),
 )

@@ -12,7 +12,7 @@ from polyquant.architectures.hyper import MAX_CONTEXT, MAX_LAYERS, Hyper, whole_
 from polyquant.errors import InputError
 
 __all__ = [
-    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "listed_windows", "nowhere", "where_asked",
+    "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_said", "layer_types", "listed_types", "listed_windows", "nowhere", "where_asked",
     "where_listed",
 ]  # fmt: skip
 
@@ -73,7 +73,15 @@ def gguf_windows(pattern: Pattern) -> Callable[[Hyper], tuple[int, ...]]:
 
 def listed_windows(hyper: Hyper) -> tuple[int, ...]:
     """Of the size in the row `window`, in the layers of the row `sliding`, which GGUF lists."""
-    return tuple(hyper.count("window") if sliding else 0 for sliding in hyper.more["sliding"])  # type: ignore[union-attr]
+    sliding = hyper.more["sliding"]
+    return tuple(hyper.count("window") if slides else 0 for slides in sliding) if isinstance(sliding, tuple) else ()
+
+
+def listed_types(hyper: Hyper) -> dict[str, list[str]]:
+    """The same as an entry of config.json."""
+    sliding = hyper.more["sliding"] or (0,) * hyper.layers
+    found = sliding if isinstance(sliding, tuple) else ()
+    return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in found]}
 
 
 def layer_types(hyper: Hyper) -> dict[str, list[str]]:

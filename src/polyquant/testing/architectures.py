@@ -42,7 +42,7 @@ __all__ = [
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
 _SAMPLES: dict[str, Value] = {
     "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "window": 5, "rope_theta_swa": 5000.0,
-    "layer_kv_heads": (0, 2), "layer_feed_forward": (32, 0), "recurrent": (1, 0), "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
+    "layer_kv_heads": (0, 2), "layer_feed_forward": (32, 0), "recurrent": (1, 0), "sliding": (1, 0), "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
 }  # fmt: skip
 """Of tiny models, where the default would leave the part out."""
 _FIELDS = frozenset(f.name for f in fields(Hyper))

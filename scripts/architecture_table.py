@@ -26,7 +26,7 @@ HEAD = """# Architectures
 Each architecture is one record in `src/polyquant/architectures/`; `polyquant architectures` prints the list. All convert between Hugging Face folders and GGUF, both
 ways. The table is made by `scripts/architecture_table.py`, from models with random weights that the real programs made (transformers 5.23.0, llama.cpp's
 converter of October 2026): *equal* counts tensors (name, shape, type and bytes) and metadata keys that equal the real converter's; the last two columns are the
-relative error of our float logits against those of transformers, from the folder and from the GGUF file.
+relative error of our float logits (of an embedding model: hidden states) against those of transformers, from the folder and from the GGUF file.
 
 | Hugging Face class | GGUF | traits | equal tensors | equal keys | folder | GGUF |
 |---|---|---|---|---|---|---|"""
@@ -51,10 +51,11 @@ def measured(name: str) -> dict[str, Any]:
 
 def _error(golden: Any, path: Path) -> str:
     wanted = golden.logits()
-    if "hf_torch" not in wanted:
-        return "-"
-    found = load(path, activations="float").logits(wanted["tokens"].tolist())
-    return f"{np.sqrt(np.mean((found - wanted['hf_torch']) ** 2) / np.mean(wanted['hf_torch'] ** 2)):.0e}"
+    model = load(path, activations="float")
+    encoder = "hf_hidden" in wanted
+    found = model.states(wanted["tokens"]) if encoder else model.logits(wanted["tokens"].tolist())
+    expected = wanted["hf_hidden" if encoder else "hf_torch"]
+    return f"{np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)):.0e}"
 
 
 def main() -> None:

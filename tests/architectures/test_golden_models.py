@@ -1,5 +1,5 @@
 """Every architecture against the real programs: our GGUF is the converter's, tensor by tensor and key by key; the way back gives the folder again; the
-decoder computes the logits of transformers from both."""
+decoder computes the logits of transformers from both, an encoder its hidden states and the pooled vector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from polyquant.runtime.load import load
 KNOWN = [n for n in NAMES if of_config(Golden(n).config) is not None]
 NOT_RECORDED = {"olmo"}
 """numpy clips q, k and v."""
-RUN = [n for n in KNOWN if of_config(Golden(n).config).runs]
+ENCODERS = [n for n in KNOWN if of_config(Golden(n).config).encoder]
+RUN = [n for n in KNOWN if of_config(Golden(n).config).runs and n not in ENCODERS]
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -39,7 +40,33 @@ def test_logits_are_those_of_transformers(name, tmp_path):
         assert error < 1e-4, (path.name, error)
 
 
-@pytest.mark.parametrize("name", sorted(set(KNOWN) - set(RUN)))
+@pytest.mark.parametrize("name", ENCODERS)
+def test_hidden_states_and_pooled_vectors_are_those_of_transformers(name, tmp_path):
+    golden = Golden(name)
+    wanted = golden.logits()
+    gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)
+    for path in (golden.folder, gguf):
+        model = load(path, activations="float")
+        pooled = model.embed([wanted["tokens"].tolist()], normalize=False)[0]
+        assert pooled.dtype == np.float32
+        for found, key in ((model.states(wanted["tokens"]), "hf_hidden"), (pooled, "hf_pooled")):
+            assert found.shape == wanted[key].shape
+            error = np.sqrt(np.mean((found - wanted[key]) ** 2) / np.mean(wanted[key] ** 2))
+            assert error < 1e-4, (path.name, key, error)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_rounded_encoders_stay_close(name, tmp_path):
+    golden = Golden(name)
+    wanted = golden.logits()
+    polyquant.convert(golden.folder, tmp_path / "q8.gguf", to="gguf", codec="q8_0")
+    model = load(tmp_path / "q8.gguf")
+    assert np.corrcoef(model.states(wanted["tokens"]).ravel(), wanted["hf_hidden"].ravel())[0, 1] > 0.999
+    vector = wanted["hf_pooled"] / np.linalg.norm(wanted["hf_pooled"])
+    assert model.embed(wanted["tokens"].tolist())[0] @ vector > 0.999
+
+
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - set(RUN) - set(ENCODERS)))
 def test_an_architecture_that_is_only_converted_says_so(name):
     with pytest.raises(PolyquantError, match="converted and not run"):
         load(Golden(name).folder)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from polyquant.architectures.bidirectional import PostNormLayer
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import layer_norm_eps, no_head_dim
 from polyquant.architectures.mixer import NO_ROPE
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Ends, FeedForward
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import boolean
 
@@ -60,7 +61,12 @@ BERT = Architecture(
         always={"position_embedding_type": "absolute"},
         metadata=BIDIRECTIONAL,
     ),
-    layer=ConvertedOnly(),
+    layer=PostNormLayer(
+        Attention(norm="", rope="none"),
+        FeedForward(norm="", gated=False, activations=("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")),
+    ),
+    ends=Ends(positions=True, types=True, norm=True, last=False),
+    norm="layer",
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     unused={
         r"(bert\.)?pooler\..*|cls\..*|classifier\..*": HEAD,

@@ -12,16 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.bert import BIDIRECTIONAL, ENCODER, HEAD
-from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.bidirectional import LaterNorm
+from polyquant.architectures.hyper import MAX_CONTEXT, Hyper, whole_number
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.parts import Ends, FeedForward, Layer
+from polyquant.architectures.record import Architecture, Bias, has
+from polyquant.errors import InputError
 from polyquant.gguf_values import string
 
 __all__ = ["MODERN_BERT"]
 
+_WINDOW, _EVERY = 128, 3
 _POOLED = {"mean": 1, "cls": 2}
 
 
@@ -43,6 +46,19 @@ def _period(config: Mapping[str, Any]) -> Any:
     if kinds is None or config.get("global_attn_every_n_layers") is not None:
         return config.get("global_attn_every_n_layers")
     return next((i for i, kind in enumerate(kinds) if i and kind in ATTENTION), len(kinds))
+
+
+def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
+    """`local_attention`, half of it on either side, in the layers that `layer_types` calls sliding, else in all but each third."""
+    said = config.get("local_attention")
+    size = _WINDOW if said is None else whole_number(said, "local_attention", MAX_CONTEXT, file=file)
+    kinds = words(config, "layer_types")
+    if kinds is None:
+        period = _period(config) or _EVERY
+        return tuple(size if i % period else 0 for i in range(layers))
+    if len(kinds) != layers:
+        raise InputError("layer_types cannot be right", file=file, expected=f"{layers} words", found=len(kinds))
+    return tuple(0 if kind in ATTENTION else size for kind in kinds)
 
 
 def _said_of_layers(hyper: Hyper) -> dict[str, Any]:
@@ -90,8 +106,8 @@ MODERN_BERT = Architecture(
                 "rope_theta_swa", ("local_rope_theta",), "rope.freq_base_swa", default=10000.0, kind="real",
                 read=_theta("sliding_attention", "local_rope_theta"),
             ),
-            Key("window", ("local_attention",), "attention.sliding_window", default=128),
-            Key("window_period", ("global_attn_every_n_layers",), "attention.sliding_window_pattern", default=3, read=_period),
+            Key("window", ("local_attention",), "attention.sliding_window", default=_WINDOW),
+            Key("window_period", ("global_attn_every_n_layers",), "attention.sliding_window_pattern", default=_EVERY, low=1, read=_period),
             Key(
                 "classifier_pooling", ("classifier_pooling",), "classifier.pooling_type", default=2,
                 read=lambda config: _POOLED.get(str(config.get("classifier_pooling"))),
@@ -100,13 +116,17 @@ MODERN_BERT = Architecture(
         ),
         metadata={**BIDIRECTIONAL, "rope.scaling.type": string("none")},
         more_config=_said_of_layers,
+        windows=_windows,
+        gguf_windows=lambda hyper: tuple(hyper.count("window") if i % hyper.count("window_period") else 0 for i in range(hyper.layers)),
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(LaterNorm(fused=True), FeedForward(fused=True, activations=("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"))),
+    ends=Ends(norm=True),
+    norm="layer",
     biases=(
         Bias(("attn_qkv", "attn_output"), "attention_bias"),
         Bias(("ffn_up", "ffn_down"), "mlp_bias"),
-        Bias(("ffn_norm", "attn_norm"), "norm_bias"),
     ),
+    switches={"norm_bias": has("ffn_norm.bias")},
     unused={r"(head|decoder|classifier)\..*": HEAD},
     encoder=True,
 )  # fmt: skip

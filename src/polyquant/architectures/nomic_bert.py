@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.bert import BIDIRECTIONAL, ENCODER, HEAD, TOKEN_TYPES
+from polyquant.architectures.bidirectional import PostNormLayer
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import layer_norm_eps
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Ends, FeedForward
 from polyquant.architectures.record import Architecture
 
 __all__ = ["NOMIC_BERT"]
@@ -76,7 +77,9 @@ NOMIC_BERT = Architecture(
         written={"hidden_act": "silu"},
         metadata=BIDIRECTIONAL,
     ),
-    layer=ConvertedOnly(),
+    layer=PostNormLayer(Attention(norm="", fused=True), FeedForward(norm="")),
+    ends=Ends(types=True, norm=True, last=False),
+    norm="layer",
     unused={r"(bert\.)?pooler\..*|cls\..*|classifier\..*": HEAD},
     encoder=True,
 )  # fmt: skip

@@ -211,14 +211,17 @@ class ParallelLayer(Layer):
 class Ends:
     """What stands before the first layer and behind the last.
 
-    positions: an embedding for each position is added (position_embd). norm: one of the embeddings (token_embd_norm). root: embeddings are
+    positions: an embedding for each position is added (position_embd). types: that of the first kind of text is (token_types). norm: one of the embeddings
+    (token_embd_norm). last: one behind the layers (output_norm). root: embeddings are
     multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
     multiplied with it. Its logit_softcap comes last. bare: the last norm has no numbers. unit_rows: in models of that many tokens the rows of the head
     are divided by their lengths.
     """
 
     positions: bool = False
+    types: bool = False
     norm: bool = False
+    last: bool = True
     root: bool = False
     divided: bool = False
     bare: bool = False

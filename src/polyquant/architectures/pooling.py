@@ -9,32 +9,87 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.errors import UnsupportedError
+from polyquant.errors import InputError, UnsupportedError, printable
 from polyquant.gguf_values import u32
 from polyquant.storage import strict_json
 from polyquant.storage.folder import MODULES, pooling_folder
-from polyquant.types import Meta
+from polyquant.types import Checkpoint, Meta
 
-__all__ = ["to_files", "to_metadata"]
+__all__ = ["KINDS", "Kind", "Pooling", "pooling_of", "to_files", "to_metadata"]
+
+Kind: TypeAlias = Literal["mean", "cls", "last"]
+KINDS: tuple[Kind, ...] = ("mean", "cls", "last")
+"""In the order of GGUF's numbers, which begin with 1."""
 
 _KINDS = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
 _WORDS = {"mean": 1, "cls": 2, "lasttoken": 3}
 """The second spelling: one word under `pooling_mode`."""
 _OTHERS = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
 _FOLDER = "1_Pooling"
+_STEPS = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """kind: the mean of the states of all tokens, that of the first, or of the last. normalize: whether vectors are brought to length 1."""
+
+    kind: Kind
+    normalize: bool
+
+
+def pooling_of(checkpoint: Checkpoint, architecture: str) -> Pooling | None:
+    """As its files say; None if they do not. A GGUF file says nothing of lengths: its readers bring vectors to length 1.
+
+    Raises InputError; UnsupportedError for other poolings, and for steps behind them that are not computed.
+    """
+    if checkpoint.naming == "gguf":
+        number = checkpoint.metadata.get(f"{architecture}.pooling_type")
+        if number in (None, 0):
+            return None
+        if number not in _KINDS.values():
+            raise UnsupportedError(
+                "a pooling that is not computed", file=checkpoint.path, expected="1 mean, 2 first, 3 last", found=number
+            )
+        return Pooling(KINDS[number - 1], normalize=True)
+    modules = checkpoint.files.get(MODULES)
+    if modules is None:
+        return None
+    steps = [str(step.get("type")).rpartition(".")[2] for step in _steps(modules)]
+    others = [step for step in steps if step not in _STEPS]
+    if others:
+        raise UnsupportedError(
+            f"a step that is not computed: {printable(others[0])}", file=modules, expected=", ".join(_STEPS)
+        )
+    number = _number(checkpoint.files)
+    return None if number is None else Pooling(KINDS[number - 1], normalize="Normalize" in steps)
 
 
 def to_metadata(files: Mapping[str, Path], architecture: str, hyper: Hyper) -> dict[str, Meta]:
     """The keys of GGUF. Raises InputError; UnsupportedError for a pooling that GGUF has no number for."""
     out = {"tokenizer.ggml.token_type_count": u32(hyper.count("token_types"))} if hyper.count("token_types") else {}
+    number = _number(files)
+    return out if number is None else out | {f"{architecture}.pooling_type": u32(number)}
+
+
+def _steps(modules: Path) -> list[Mapping[str, Any]]:
+    """Of modules.json. Raises InputError."""
+    found = strict_json.typed(strict_json.read(modules), list, MODULES, file=modules)
+    if not all(isinstance(step, Mapping) for step in found):
+        raise InputError("modules.json cannot be right", file=modules, expected="a list of steps")
+    return found
+
+
+def _number(files: Mapping[str, Path]) -> int | None:
+    """GGUF's number of a folder's pooling; None if it has no settings of one. Raises InputError, UnsupportedError."""
     folder = pooling_folder(files[MODULES]) if MODULES in files else None
     path = files.get(f"{folder}/config.json")
     if path is None:
-        return out
+        return None
     said = strict_json.typed(strict_json.read(path), dict, "the pooling", file=path)
     modes = [kind for mode, kind in _KINDS.items() if said.get(f"pooling_mode_{mode}") is True]
     if isinstance(word := said.get("pooling_mode"), str) and not modes:
@@ -43,7 +98,7 @@ def to_metadata(files: Mapping[str, Path], architecture: str, hyper: Hyper) -> d
         raise UnsupportedError(
             "GGUF has no number for this pooling", file=path, expected="the mean, the first or the last token alone"
         )
-    return out | {f"{architecture}.pooling_type": u32(modes[0])}
+    return modes[0]
 
 
 def to_files(metadata: Mapping[str, Any], architecture: str, hyper: Hyper) -> dict[str, bytes]:

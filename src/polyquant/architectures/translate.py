@@ -21,9 +21,10 @@ from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import gguf_maps, hf_maps, is_float_tensor
-from polyquant.errors import InputError, PlanError, UnknownNameError, printable
+from polyquant.errors import InputError, PlanError, UnknownNameError, UnsupportedError, printable
 from polyquant.gguf_values import string, u32
 from polyquant.storage import strict_json
+from polyquant.storage.folder import MODULES
 from polyquant.tokenizers import reading as tokenizer
 from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
@@ -83,7 +84,7 @@ def to_gguf(
     metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
     if family is not None and hyper is not None:
         metadata |= _sizes(family, hyper, config, warnings) | layer_numbers.metadata(checkpoint, family, hyper.layers)
-        metadata |= pooling.to_metadata(checkpoint.files, family.name, hyper) if family.encoder else {}
+        metadata |= _pooling(checkpoint, family, hyper, warnings)
     metadata["general.quantization_version"] = u32(2)
     if with_tokenizer:
         rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
@@ -96,6 +97,19 @@ def to_gguf(
     return Translation(
         label, tensors, metadata=metadata, dropped=dropped, constants=constants, warnings=tuple(warnings)
     )
+
+
+def _pooling(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, warnings: list[str]) -> dict[str, Meta]:
+    """What an embedding model says of it; a decoder whose pooling GGUF cannot say is still a decoder."""
+    if not family.encoder and MODULES not in checkpoint.files:
+        return {}
+    try:
+        return pooling.to_metadata(checkpoint.files, family.name, hyper)
+    except UnsupportedError as problem:
+        if family.encoder:
+            raise
+        warnings.append(f"{problem.message}: the GGUF file does not say how vectors of texts are made")
+        return {}
 
 
 def _hyper(checkpoint: Checkpoint, family: Architecture) -> Hyper:
@@ -281,7 +295,7 @@ def to_hf(
         "generation_config.json": _json(tokenizer_files.generation_config(words)),
     }
     written, doubts = tokenizer_files.files(words)
-    if family is not None and family.encoder:
+    if family is not None:
         files |= pooling.to_files(metadata, family.name, hyper)
     if family is not None and family.lacks:
         warnings.append(family.lacks)

@@ -28,6 +28,7 @@ COMMANDS = {
     "convert": "Turn it into another format.",
     "quantize": "Make it smaller, by a recipe such as q4_k_m.",
     "run": "Go on with a text, or converse.",
+    "embed": "Vectors of texts, by an embedding model.",
     "eval": "Perplexity on a text; with --against, KL divergence and layers.",
     "serve": "Answer OpenAI's API over HTTP with it.",
     "edit": "Change GGUF metadata; tensor data stays untouched.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from polyquant.architectures.pooling import KINDS, Kind
 from polyquant.cli.console import activations_option, cache_option
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import InputError, UnsupportedError, printable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Examples:
   polyquant serve model.gguf
   polyquant serve hf-folder/ --port 8000 --name tiny
+  polyquant serve bge-small-en-v1.5/                (embeddings)
   curl http://127.0.0.1:8080/v1/completions \\
     -H 'Content-Type: application/json' \\
     -d '{"model": "model", "prompt": "Once upon a time", "max_tokens": 32}'
@@ -41,6 +43,7 @@ Python:
               help="Requests that may wait; beyond: 503.")  # fmt: skip
 @click.option("--max-body", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="BYTES",
               help="Largest body of a request.")  # fmt: skip
+@click.option("--pooling", type=click.Choice(KINDS), help="Of embeddings.  [default: the model's own]")
 @activations_option
 @cache_option
 @click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
@@ -53,16 +56,19 @@ def serve(
     cors: tuple[str, ...],
     queue: int,
     max_body: int,
+    pooling: Kind | None,
     activations: Activations,
     cache: CacheType | None,
     context: int | None,
 ) -> None:
-    """Answer OpenAI's API over HTTP with the model at PATH: /v1/models, /v1/completions, /v1/chat/completions.
+    """Answer OpenAI's API over HTTP with the model at PATH: /v1/models, /v1/completions,
+    /v1/chat/completions; of an embedding model: /v1/embeddings.
 
     One request runs at a time, on all cores. Ctrl-C ends the server.
     """
     try:
         from polyquant.integrations.server.app import Door
+        from polyquant.integrations.server.engine import Engine
         from polyquant.integrations.server.serving import bind
         from polyquant.integrations.server.serving import serve as run
     except ImportError as missing:
@@ -75,6 +81,7 @@ def serve(
     _check_key(api_key)
     address = bind(host, port)  # before the model is loaded: a taken port costs nothing
     model = load(path, activations=activations, cache=cache, context=context)
+    engine = Engine(model, pooling)
     door = Door(api_key, _hosts(address), cors, max_body)
     identity = name or _identity(path)
     say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
@@ -84,7 +91,7 @@ def serve(
     def ready() -> None:
         say(f"serving {printable(identity)} at {address.url}/v1")
 
-    run(model, identity, address, door, queue=queue, on_ready=ready)
+    run(engine, identity, address, door, queue=queue, on_ready=ready)
 
 
 def _check_key(key: str | None) -> None:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from polyquant.architectures import parts
 from polyquant.architectures.hyper import Hyper
-from polyquant.ops.decoder import Scores
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
-__all__ = ["Attention", "alibi_slopes", "which_turns"]
+__all__ = ["Attention", "Keys", "alibi_slopes", "which_turns"]
+
+
+class Keys(Protocol):
+    """What queries attend to: a decoder's cache, or in an encoder the text itself."""
+
+    def attend(
+        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+    ) -> F32:
+        """q [T, H, D], and k, v [T, G, D] of the same positions -> [T, H, D]."""
 
 
 class Attention:
@@ -57,11 +66,11 @@ class Attention:
         self.o = site.linear("attn_output")
         self.post_norm = site.norm("post_attention_norm") if part.post_norm else None
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
         """x [T, hidden] -> [T, hidden]; the keys and values of these T tokens go into the cache."""
         return self.behind_norm(x if self.norm is None else self.norm(x), turns, cache)
 
-    def behind_norm(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+    def behind_norm(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
         """The same from what the norm gives."""
         tokens, size = len(x), self.size
         q, k, v = self.split(self.qkv(x))

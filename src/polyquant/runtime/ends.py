@@ -18,13 +18,19 @@ __all__ = ["Embedding", "Head", "embedding_scale", "logit_scale", "row_lengths"]
 
 
 class Embedding:
-    """Rows of the table, times a scale, plus rows for the positions, through a norm."""
+    """Rows of the table, times a scale, plus rows for the positions and one for all, through a norm."""
 
     def __init__(
-        self, table: Weight, scale: float = 1.0, positions: F32 | None = None, norm: Norm | None = None
+        self,
+        table: Weight,
+        scale: float = 1.0,
+        positions: F32 | None = None,
+        norm: Norm | None = None,
+        every: F32 | None = None,
     ) -> None:
-        """positions [context, hidden]."""
+        """positions [context, hidden]; every [hidden]: what is added to each row."""
         self.table, self.scale, self.positions, self.norm = table, np.float32(scale), positions, norm
+        self.every = every
         self._parts = dict(table.parts)  # looked up once: each look maps the file anew
 
     def __call__(self, tokens: NDArray[np.int64], start: int, out: F32) -> F32:
@@ -40,6 +46,8 @@ class Embedding:
                     "the model has no embeddings of these positions", expected=f"at most {len(self.positions)}"
                 )
             out += self.positions[start : start + len(tokens)]
+        if self.every is not None:
+            out += self.every
         if self.norm is not None:
             out[:] = self.norm(out)
         return out

@@ -11,7 +11,7 @@ from polyquant.architectures.parts import FeedForward, Part
 from polyquant.architectures.parts import Layer as Record
 from polyquant.architectures.parts import ParallelLayer as ParallelRecord
 from polyquant.ops.decoder import add
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.attention import Keys
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Place, Site
 from polyquant.types import F32
@@ -28,7 +28,7 @@ class SequentialLayer:
         self.scale = site.hyper.real("residual_scale", 1.0)
         self.recordable = all(getattr(part, "recordable", True) for part in (self.attention, self.feed_forward))
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
         """See decoder.Layer."""
         x = add(x, self.attention(x, turns, cache), self.scale)
         return add(x, self.feed_forward(x), self.scale)
@@ -52,7 +52,7 @@ class ParallelLayer(SequentialLayer):
             layer = replace(layer, feed_forward=replace(layer.feed_forward, norm=""))
         super().__init__(layer, site)
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
         """See decoder.Layer."""
         if not self.parallel:
             return super().__call__(x, turns, cache)

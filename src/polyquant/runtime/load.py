@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,15 +18,17 @@ from polyquant.runtime import identity
 from polyquant.runtime.c8 import C8, read_c8
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.derived import derived_maps
+from polyquant.runtime.embedding_model import EncoderModel
+from polyquant.runtime.encoder import Encoder
 from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale, row_lengths
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
 from polyquant.runtime.norm import Norm, read_norm
-from polyquant.runtime.rotary import rotaries
+from polyquant.runtime.rotary import Rotary, rotaries
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import Floats, Rounding
+from polyquant.types import F32, Floats, Rounding
 
 __all__ = ["Activations", "load"]
 
@@ -52,7 +54,7 @@ def load(
     "f32", which promises exact arithmetic. threads: of the native kernels, in the whole process; by default one for each processor. context: most positions of a text, fewer than the model was made for. ternary_layout, dialect, tile:
     what a GGUF file of BitNet weights cannot tell, see open_checkpoint.
 
-    A folder of BitNet master weights is made ternary in memory, and its notes say so; they also name tensors that the decoder does not use.
+    An encoder (BERT, ...) gives embeddings alone: EncoderModel. A folder of BitNet master weights is made ternary in memory, and its notes say so; they also name tensors that the decoder does not use.
     Raises InputError, UnsupportedError.
     """
     _one_of("activations", activations, ("int8", "float"))
@@ -83,6 +85,11 @@ def load(
         masters=token and checkpoint.naming == "hf" and not checkpoint.describes_itself,
         derived=derived_maps(checkpoint, architecture, hyper),
     )
+    if architecture.encoder:
+        if cache is not None:
+            raise InputError("an encoder keeps no keys and values", file=checkpoint.path, hint="leave the cache out")
+        encoder = build_encoder(tensors, architecture, hyper)
+        return EncoderModel(tensors.noted(), architecture, encoder, context=context)
     exact = activations == "float" or all(w.codec.form is Floats for w in checkpoint.values())
     decoder = build(tensors, architecture, hyper, cache, exact=exact)
     return Model(tensors.noted(), architecture, decoder, context=context)
@@ -97,20 +104,8 @@ def build(
     tensors: Tensors, architecture: Architecture, hyper: Hyper, cache: CacheType | None = None, *, exact: bool = True
 ) -> Decoder:
     """The decoder of an architecture. Raises InputError for missing and misshapen tensors, and for a cache that the checkpoint does not have."""
-    checkpoint = tensors.checkpoint
-    if hyper.layers > len(tensors.names):  # before a list of that length is made
-        raise InputError(
-            "more layers than tensors",
-            file=checkpoint.path,
-            expected=f"at most {len(tensors.names)}",
-            found=hyper.layers,
-        )
     c8 = _c8(tensors, hyper, cache, exact=exact)
-    before = c8 if c8 is not None and not c8.turned else None
-    made = computes(architecture.layer)
-    layers = [made(architecture.layer, Site(tensors, architecture, hyper, i, before)) for i in range(hyper.layers)]
-    interleaved = architecture.rotates_pairs(gguf=checkpoint.naming == "gguf")
-    divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
+    layers = _layers(tensors, architecture, hyper, c8 if c8 is not None and not c8.turned else None)
     ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
     bare = Norm(np.ones(hyper.hidden, np.float32), hyper.norm_eps, None, kind)
     last = bare if ends.bare else read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], kind)
@@ -122,11 +117,42 @@ def build(
         layers,
         last,
         linear,
-        rotaries(hyper, interleaved=interleaved, divisors=divisors, file=checkpoint.path),
+        _rotaries(tensors, architecture, hyper),
         "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
         c8.grids if c8 is not None else None,
         Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0), lengths),
     )
+
+
+def build_encoder(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Encoder:
+    """The encoder of an architecture. Raises InputError for missing and misshapen tensors."""
+    kind, last = architecture.norm, architecture.ends.last
+    return Encoder(
+        hyper,
+        _embedding(tensors, architecture, hyper),
+        _layers(tensors, architecture, hyper, None),
+        read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, kind=kind) if last else None,
+        _rotaries(tensors, architecture, hyper),
+    )
+
+
+def _layers(tensors: Tensors, architecture: Architecture, hyper: Hyper, c8: C8 | None) -> list[Any]:
+    """c8: levels for what goes into the cache."""
+    if hyper.layers > len(tensors.names):  # before a list of that length is made
+        raise InputError(
+            "more layers than tensors",
+            file=tensors.checkpoint.path,
+            expected=f"at most {len(tensors.names)}",
+            found=hyper.layers,
+        )
+    made = computes(architecture.layer)
+    return [made(architecture.layer, Site(tensors, architecture, hyper, i, c8)) for i in range(hyper.layers)]
+
+
+def _rotaries(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> tuple[Rotary, ...]:
+    interleaved = architecture.rotates_pairs(gguf=tensors.checkpoint.naming == "gguf")
+    divisors = tensors.vector(FREQS, hyper.rotary_size // 2) if FREQS in tensors else None
+    return rotaries(hyper, interleaved=interleaved, divisors=divisors, file=tensors.checkpoint.path)
 
 
 def _embedding(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Embedding:
@@ -136,7 +162,16 @@ def _embedding(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Em
         embedding_scale(ends, hyper),
         tensors.weight("position_embd.weight", (hyper.context, size)).dequantize() if ends.positions else None,
         read_norm(tensors, "token_embd_norm", size, hyper.norm_eps, kind=architecture.norm) if ends.norm else None,
+        _first_type(tensors, hyper) if ends.types else None,
     )
+
+
+def _first_type(tensors: Tensors, hyper: Hyper) -> F32 | None:
+    """The embedding [hidden] of the first kind of text; None for a model that knows no kinds."""
+    kinds = hyper.count("token_types")
+    if not kinds or (tensors.checkpoint.naming == "gguf" and "token_types.weight" not in tensors):
+        return None
+    return np.asarray(tensors.weight("token_types.weight", (kinds, hyper.hidden)).dequantize()[0], np.float32)
 
 
 def _c8(tensors: Tensors, hyper: Hyper, cache: CacheType | None, *, exact: bool) -> C8 | None:

@@ -1,4 +1,4 @@
-"""A loaded model: logits, sessions, and text that it writes."""
+"""A loaded model: logits, sessions, vectors of texts, and text that it writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.pooling import Kind, Pooling, pooling_of
 from polyquant.architectures.record import Architecture
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
+from polyquant.runtime.embed import Texts, embed
 from polyquant.runtime.generate import Generation, generate
 from polyquant.runtime.sampling import Sampling
 from polyquant.runtime.session import Session
@@ -25,20 +28,36 @@ class Model:
     """A checkpoint with its decoder."""
 
     def __init__(
-        self, checkpoint: Checkpoint, architecture: Architecture, decoder: Decoder, *, context: int | None = None
+        self, checkpoint: Checkpoint, architecture: Architecture, decoder: Decoder | None, *, context: int | None = None
     ) -> None:
-        self.checkpoint, self.architecture, self.decoder = checkpoint, architecture, decoder
-        self._context = decoder.hyper.context if context is None else context
+        self.checkpoint, self.architecture = checkpoint, architecture
+        self._decoder, self._context = decoder, context
+
+    @property
+    def decoder(self) -> Decoder:
+        """What computes it."""
+        assert self._decoder is not None
+        return self._decoder
+
+    @property
+    def hyper(self) -> Hyper:
+        """Its sizes."""
+        return self.decoder.hyper
 
     @property
     def vocab(self) -> int:
-        """Rows of the head."""
-        return self.decoder.hyper.vocab
+        """Number of tokens."""
+        return self.hyper.vocab
 
     @property
     def context(self) -> int:
         """Positions of a text: what the model was made for, or fewer if `load` was told so."""
-        return self._context
+        return self.hyper.context if self._context is None else self._context
+
+    @cached_property
+    def pooling(self) -> Pooling | None:
+        """How the states of a text's tokens become one vector; None if its files do not say. Raises InputError, UnsupportedError."""
+        return pooling_of(self.checkpoint, self.architecture.name)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -52,6 +71,14 @@ class Model:
     def logits(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
         """float32 [T, vocab]: row t after token t. Raises InputError for tokens outside the vocabulary, or more than the context."""
         return self.session().feed_all(tokens)
+
+    def states(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
+        """float32 [T, hidden]: what the last layer and its norm give. Raises InputError as `logits`."""
+        return self.session().states(tokens)
+
+    def embed(self, texts: Texts, *, pooling: Kind | None = None, normalize: bool | None = None) -> F32:
+        """float32 [n, hidden]: a vector for each text, or list of token ids; see runtime/embed.py. Raises InputError, UnsupportedError."""
+        return embed(self, texts, pooling=pooling, normalize=normalize)
 
     def generate(
         self,

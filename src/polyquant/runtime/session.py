@@ -11,7 +11,7 @@ from polyquant.errors import InputError
 from polyquant.runtime.decoder import Decoder
 from polyquant.types import F32
 
-__all__ = ["Session"]
+__all__ = ["Session", "token_ids"]
 
 _CHUNK = 512  # tokens that go through the layers at a time
 
@@ -50,6 +50,14 @@ class Session:
         self.tokens += ids.tolist()
         return out
 
+    def states(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
+        """Go on with these tokens -> states [T, hidden] after the last norm. Raises InputError."""
+        ids = self._checked(tokens)
+        self._reach(self.position + len(ids))
+        pieces = [self.decoder.hidden(ids[a : a + _CHUNK], self.cache) for a in range(0, len(ids), _CHUNK)]
+        self.tokens += ids.tolist()
+        return np.concatenate(pieces)
+
     def _reach(self, length: int) -> None:
         """The text will have that length: what the cache holds is computed anew where it was rotated otherwise (longrope)."""
         before, self.cache.reach = self.cache.reach, length
@@ -65,20 +73,23 @@ class Session:
         del self.tokens[position:]
 
     def _checked(self, tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise InputError("tokens must be a list of ids", found=f"{ids.dtype} {list(ids.shape)}")
-        listed = (
-            ids.tolist()
-        )  # of one token, the common case, Python finds the least and the greatest sooner than numpy
-        if min(listed) < 0 or max(listed) >= self.decoder.hyper.vocab:
-            raise InputError(
-                "a token is outside the vocabulary", expected=f"0 to {self.decoder.hyper.vocab - 1}", found=max(listed)
-            )
-        if self.position + len(ids) > self.context:
-            raise InputError(
-                "the text is longer than the model's context",
-                expected=f"at most {self.context} tokens",
-                found=self.position + len(ids),
-            )
-        return ids.astype(np.int64)
+        return token_ids(tokens, self.decoder.hyper.vocab, self.context, self.position)
+
+
+def token_ids(
+    tokens: Sequence[int] | NDArray[np.integer], vocab: int, context: int, position: int = 0
+) -> NDArray[np.int64]:
+    """The ids [T] of a text that goes on at this position. Raises InputError for ids outside the vocabulary, and for more than the context holds."""
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+        raise InputError("tokens must be a list of ids", found=f"{ids.dtype} {list(ids.shape)}")
+    listed = ids.tolist()  # of one token, the common case, Python finds the least and the greatest sooner than numpy
+    if min(listed) < 0 or max(listed) >= vocab:
+        raise InputError("a token is outside the vocabulary", expected=f"0 to {vocab - 1}", found=max(listed))
+    if position + len(ids) > context:
+        raise InputError(
+            "the text is longer than the model's context",
+            expected=f"at most {context} tokens",
+            found=position + len(ids),
+        )
+    return ids.astype(np.int64)

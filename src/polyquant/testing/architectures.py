@@ -25,6 +25,7 @@ from polyquant.calibration.stages import calibration_stages
 from polyquant.conversion.convert import convert
 from polyquant.opening import open_checkpoint
 from polyquant.runtime.load import load
+from polyquant.runtime.model import Model
 from polyquant.types import F32, Checkpoint, Severity, Shape, Weight
 
 __all__ = [
@@ -63,7 +64,7 @@ def check_names(record: Architecture) -> None:
     if record.runs:
         told = set(names.layer.values()) | {_stem(name) for name in (*names.exact.values(), *moved)}
         assert set(_shapes(record)) <= told, "stems without a Hugging Face name"
-    ends = {"token_embd", *(("position_embd",) * record.ends.positions), *(("token_embd_norm",) * record.ends.norm)}
+    ends = {"token_embd", *(stem for stem, there in _optional_ends(record).items() if there)}
     assert ends <= set(names.top.values()), "the embedding"
     for inside, gguf in names.exact.items():
         assert (
@@ -128,8 +129,8 @@ def check_found(record: Architecture) -> None:
 
 
 def check_model(record: Architecture, folder: Path, *, seed: int = 0) -> None:
-    """A tiny model goes to GGUF and back with equal tensors, computes the same finite logits everywhere, passes `validate`, and its layers can be
-    calibrated. folder: an empty one to work in."""
+    """A tiny model goes to GGUF and back with equal tensors, computes the same finite logits everywhere (an encoder: states), passes `validate`, and its
+    layers can be calibrated (but an encoder's). folder: an empty one to work in."""
     source = tiny_model(record, folder / "hf", seed=seed)
     gguf, back = folder / "model.gguf", folder / "back"
     convert(source, gguf, to="gguf", codec="f32", architecture=record.name)
@@ -137,14 +138,20 @@ def check_model(record: Architecture, folder: Path, *, seed: int = 0) -> None:
     _same_tensors(open_checkpoint(source), open_checkpoint(back))
     found = of_metadata(open_checkpoint(gguf).metadata)
     assert found is not None and open_checkpoint(back).config["architectures"] == [found.class_name]
-    logits = [load(path, activations="float").logits(_TOKENS) for path in (source, gguf, back)]
-    assert all(np.isfinite(x).all() and np.ptp(x) > 0 for x in logits)
-    for other in logits[1:]:
-        np.testing.assert_allclose(other, logits[0], rtol=0, atol=1e-4)
-    assert np.isfinite(load(gguf).logits(_TOKENS)).all()
+    outputs = [_output(load(path, activations="float")) for path in (source, gguf, back)]
+    assert all(np.isfinite(x).all() and np.ptp(x) > 0 for x in outputs)
+    for other in outputs[1:]:
+        np.testing.assert_allclose(other, outputs[0], rtol=0, atol=1e-4)
+    assert np.isfinite(_output(load(gguf))).all()
     for path in (source, gguf, back):
         assert not [f for f in validate(path) if f.severity is Severity.ERROR]
-    _calibrates(record, source, folder / "samples.json")
+    if not record.encoder:
+        _calibrates(record, source, folder / "samples.json")
+
+
+def _output(model: Model) -> F32:
+    """What the model is there for: logits, or the states of which an encoder's embeddings are made."""
+    return model.states(_TOKENS) if model.architecture.encoder else model.logits(_TOKENS)
 
 
 def tiny_hyper(record: Architecture) -> Hyper:
@@ -234,16 +241,23 @@ def _shapes(record: Architecture) -> dict[str, Shape]:
 def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
     """GGUF name without suffix, shape of the weight."""
     yield "token_embd", (hyper.vocab, hyper.hidden)
-    if record.ends.positions:
-        yield "position_embd", (hyper.context, hyper.hidden)
-    if record.ends.norm:
-        yield "token_embd_norm", (hyper.hidden,)
+    shapes = {"position_embd": (hyper.context, hyper.hidden), "token_types": (hyper.count("token_types"), hyper.hidden)}
+    for stem, there in _optional_ends(record).items():
+        if there:
+            yield stem, shapes.get(stem, (hyper.hidden,))
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
             yield f"blk.{index}.{stem}", shape
-    if not record.ends.bare:
+    if record.ends.last and not record.ends.bare:
         yield "output_norm", (hyper.hidden,)
-    yield "output", (hyper.vocab, hyper.hidden)
+    if not record.encoder:
+        yield "output", (hyper.vocab, hyper.hidden)
+
+
+def _optional_ends(record: Architecture) -> dict[str, bool]:
+    """Stems before the layers beside the table of tokens, and whether the architecture has them."""
+    ends = record.ends
+    return {"position_embd": ends.positions, "token_types": ends.types, "token_embd_norm": ends.norm}
 
 
 def _same_tensors(a: Checkpoint, b: Checkpoint) -> None:

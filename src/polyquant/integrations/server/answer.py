@@ -13,14 +13,14 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from polyquant.errors import PolyquantError
-from polyquant.integrations.server.engine import Engine, Event, Finish
+from polyquant.integrations.server.engine import Engine, Event, Finish, Piece
 from polyquant.integrations.server.queue import Line, Ticket
 from polyquant.integrations.server.refusal import RequestError, refusal_of
 from polyquant.integrations.server.requests import GenerationRequest
 from polyquant.integrations.server.wire import Choice, Envelope, Json, Usage, error_body
 from polyquant.runtime.generate import Generation
 
-__all__ = ["Answer", "refuse"]
+__all__ = ["Answer", "refuse", "while_connected"]
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -53,7 +53,7 @@ class Answer:
         with self.line.enter() as ticket:
             # A thread cannot be cancelled: the place is held until it is done, so that there are never more of them than places.
             generations = await asyncio.to_thread(self.engine.prepare, self.request)
-            await _while_connected(receive, self._answer(ticket, generations, scope, receive, send))
+            await while_connected(receive, self._answer(ticket, generations, scope, receive, send))
 
     async def _answer(
         self, ticket: Ticket[Event], generations: list[Generation], scope: Scope, receive: Receive, send: Send
@@ -72,7 +72,7 @@ class Answer:
                 if isinstance(event, Finish):
                     choices[index].reason = event.reason
                     usage.add(event, first=index % self.request.n == 0)
-                else:
+                elif isinstance(event, Piece):
                     choices[index].pieces.append(event)
         return envelope.whole(choices, usage)
 
@@ -107,7 +107,7 @@ class Answer:
                 if isinstance(event, Finish):
                     usage.add(event, first=index % self.request.n == 0)
                     yield {**envelope.closing(index, event.reason), **extra}
-                elif event.text or self.request.logprobs:
+                elif isinstance(event, Piece) and (event.text or self.request.logprobs):
                     yield {**envelope.chunk(index, event, offset), **extra}
                     offset += len(event.text)
         if self.request.include_usage:
@@ -122,7 +122,7 @@ def _event(data: str) -> dict[str, Any]:
     return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`; cancel it when the client goes away."""
 
     async def gone() -> None:

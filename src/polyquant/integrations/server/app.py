@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyquant.errors import PolyquantError
 from polyquant.integrations.server.answer import Answer, refuse
+from polyquant.integrations.server.embeddings import EmbeddingAnswer, embedding_request
 from polyquant.integrations.server.engine import Engine, Event
 from polyquant.integrations.server.queue import Line
 from polyquant.integrations.server.refusal import RequestError, refusal_of
@@ -75,10 +76,17 @@ def create_app(engine: Engine, line: Line[Event], model: str, door: Door) -> Sta
 
     def generation(read: Callable[[Any, str], GenerationRequest]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Any:
+            engine.check_writes(model)
             line.check()  # before the body is read: a full house says so at once
             return Answer(engine, line, read(await _json(request, door), model), model)
 
         return endpoint
+
+    async def embeddings(request: Request) -> Any:
+        engine.check_embeds(model)
+        line.check()
+        asked = embedding_request(await _json(request, door), model, engine.model.hyper.hidden)
+        return EmbeddingAnswer(engine, line, asked, model)
 
     return Starlette(
         routes=[
@@ -87,6 +95,7 @@ def create_app(engine: Engine, line: Line[Event], model: str, door: Door) -> Sta
             Route("/v1/models/{model:path}", one_model),
             Route("/v1/completions", generation(completion_request), methods=["POST"]),
             Route("/v1/chat/completions", generation(chat_request), methods=["POST"]),
+            Route("/v1/embeddings", embeddings, methods=["POST"]),
         ],
         middleware=_middleware(door),
         exception_handlers={

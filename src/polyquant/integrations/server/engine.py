@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from polyquant.errors import PolyquantError
+from polyquant.architectures.pooling import Kind, Pooling
+from polyquant.errors import PolyquantError, UnsupportedError
 from polyquant.integrations.server.refusal import RequestError
-from polyquant.integrations.server.requests import GenerationRequest
+from polyquant.integrations.server.requests import GenerationRequest, Prompt
 from polyquant.runtime.chat import render_chat
+from polyquant.runtime.embed import settled, unit, vectors
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.generate import generate as start
 from polyquant.runtime.model import Model
+from polyquant.runtime.session import Session, token_ids
+from polyquant.types import F32
 
-__all__ = ["Engine", "Event", "Finish", "Piece"]
+__all__ = ["Engine", "Event", "Finish", "Piece", "Vector"]
 
 _PREFILL = 128  # tokens of a prompt between two looks at whether anybody still waits for it
 
@@ -39,15 +43,67 @@ class Finish:
     cached_tokens: int
 
 
-Event = tuple[int, Piece | Finish]
+@dataclass(frozen=True, slots=True, eq=False)
+class Vector:
+    """Of a text."""
+
+    values: F32
+
+
+Event = tuple[int, Piece | Finish | Vector]
 
 
 class Engine:
-    """A model with its one session. `prepare` is safe in any thread; what `answers` gives runs in one thread at a time."""
+    """A model with its one session, if it writes text. `prepare` and `text_ids` are safe in any thread; what `answers` and `vectors` give runs in one thread
+    at a time. pooling: how vectors of texts are made; None if the model gives none."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, pooling: Kind | None = None) -> None:
+        """pooling: instead of what the model says. Raises UnsupportedError for an encoder that does not say it."""
         self.model, self.tokenizer = model, model.tokenizer
-        self._session = model.session()
+        self.writes = not model.architecture.encoder
+        self.pooling: Pooling | None = None
+        try:
+            self.pooling = settled(model, pooling)
+        except UnsupportedError:
+            if not self.writes:
+                raise
+        self._sessions = [model.session()] if self.writes else []
+
+    @property
+    def _session(self) -> Session:
+        return self._sessions[0]
+
+    def check_writes(self, name: str) -> None:
+        """Raises RequestError for a model that writes no text."""
+        if not self.writes:
+            raise _other_model(f"the model '{name}' gives embeddings and writes no text: ask /v1/embeddings")
+
+    def check_embeds(self, name: str) -> None:
+        """Raises RequestError for a model that gives no vectors of texts."""
+        if self.pooling is None:
+            raise _other_model(f"the model '{name}' gives no embeddings: its files do not say how they are pooled")
+
+    def text_ids(self, texts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of texts whose vectors are asked for. Raises PolyquantError for one that cannot be embedded."""
+        found = [self._encode(text) if isinstance(text, str) else list(text) for text in texts]
+        for ids in found:
+            self._check(ids, "input")
+            token_ids(ids, self.model.vocab, self.model.context)
+        return found
+
+    def vectors(
+        self, ids: Sequence[Sequence[int]], dimensions: int | None, stopped: Callable[[], bool]
+    ) -> Iterator[Event]:
+        """The vector of one text after the other, cut to its first numbers if asked for; ends early once `stopped` says so."""
+        assert self.pooling is not None
+        try:
+            for index, found in enumerate(vectors(self.model, ids, self.pooling)):
+                cut = found[:dimensions]
+                yield index, Vector(unit(cut) if self.pooling.normalize and len(cut) < len(found) else cut)
+                if stopped():
+                    return
+        except PolyquantError as problem:  # the request was sound: the weights are not
+            raise RequestError(problem.message, status=500, code="server_error") from None
 
     def prepare(self, request: GenerationRequest) -> list[Generation]:
         """The answers that a request asks for, not begun: n for each prompt. Raises PolyquantError for prompts that cannot be run."""
@@ -124,3 +180,7 @@ class Engine:
                 code="context_length_exceeded",
                 param=param,
             )
+
+
+def _other_model(message: str) -> RequestError:
+    return RequestError(message, code="unsupported_model", param="model")

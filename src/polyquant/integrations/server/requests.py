@@ -14,7 +14,9 @@ from polyquant.integrations.server.fields import Fields, wrong
 from polyquant.integrations.server.refusal import RequestError
 from polyquant.runtime.sampling import Sampling
 
-__all__ = ["GenerationRequest", "Message", "Prompt", "chat_request", "completion_request", "no_model"]
+__all__ = [
+    "GenerationRequest", "Message", "Prompt", "chat_request", "check_model", "completion_request", "is_ids", "no_model",
+]  # fmt: skip
 
 Prompt: TypeAlias = str | tuple[int, ...]
 Message: TypeAlias = Mapping[str, str]
@@ -57,7 +59,7 @@ class GenerationRequest:
 def completion_request(body: Any, model: str) -> GenerationRequest:
     """The body of /v1/completions. Raises RequestError."""
     fields = Fields(body)
-    _check_model(fields, model)
+    check_model(fields, model)
     prompts = _prompts(fields.get("prompt"))
     fields.neutral("suffix", "")
     fields.neutral("echo", False)
@@ -76,7 +78,7 @@ def completion_request(body: Any, model: str) -> GenerationRequest:
 def chat_request(body: Any, model: str) -> GenerationRequest:
     """The body of /v1/chat/completions. Raises RequestError."""
     fields = Fields(body)
-    _check_model(fields, model)
+    check_model(fields, model)
     messages = _messages(fields.get("messages"))
     fields.neutral("tools", [])
     fields.neutral("tool_choice", "none", "auto")
@@ -129,7 +131,8 @@ def _request(
     )
 
 
-def _check_model(fields: Fields, model: str) -> None:
+def check_model(fields: Fields, model: str) -> None:
+    """Raises RequestError unless the request names this model."""
     asked = fields.text("model")
     if asked is None:
         raise RequestError(f"'model' is missing; this server has '{model}'", code="missing_parameter", param="model")
@@ -171,18 +174,19 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
-        if _ids(value):
+        if is_ids(value):
             return (tuple(value),)
         if len(value) > MAX_CHOICES:
             raise wrong("prompt", f"a list of at most {MAX_CHOICES} prompts", f"{len(value)} prompts")
         if all(isinstance(p, str) for p in value):
             return tuple(value)
-        if all(isinstance(p, list) and p and _ids(p) for p in value):
+        if all(isinstance(p, list) and p and is_ids(p) for p in value):
             return tuple(tuple(p) for p in value)
     raise wrong("prompt", "a string, a list of token ids, or a list of these", value)
 
 
-def _ids(value: list[Any]) -> bool:
+def is_ids(value: list[Any]) -> bool:
+    """True for a list of whole numbers."""
     return all(isinstance(t, int) and not isinstance(t, bool) for t in value)
 
 

@@ -24,7 +24,6 @@ from polyquant.errors import InputError
 from polyquant.integrations.server.app import Door, create_app
 from polyquant.integrations.server.engine import Engine, Event
 from polyquant.integrations.server.queue import Line
-from polyquant.runtime.model import Model
 
 __all__ = ["Address", "bind", "serve"]
 
@@ -69,10 +68,10 @@ def bind(host: str, port: int) -> Address:
     return Address(sock, host, sock.getsockname()[1], number == "::1" or number.startswith("127."))
 
 
-def serve(model: Model, name: str, address: Address, door: Door, *, queue: int, on_ready: Callable[[], None]) -> None:
+def serve(engine: Engine, name: str, address: Address, door: Door, *, queue: int, on_ready: Callable[[], None]) -> None:
     """Answer requests until a signal comes. queue: how many may wait. on_ready is called once it answers."""
     line: Line[Event] = Line(queue)
-    app = create_app(Engine(model), line, name, door)
+    app = create_app(engine, line, name, door)
     for logger in ("uvicorn.error", "asyncio"):  # bugs with their tracebacks; clients that vanish are no news
         logging.getLogger(logger).setLevel(logging.ERROR)
     config = uvicorn.Config(

@@ -1,0 +1,97 @@
+"""/v1/embeddings: the request checked, and its answer. Names and defaults are OpenAI's; clients ask for base64 by themselves.
+
+{"model": ID, "input": text | [text, ...] | [id, ...] | [[id, ...], ...], "encoding_format": "float" | "base64", "dimensions": n}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from polyquant.integrations.server.answer import while_connected
+from polyquant.integrations.server.engine import Engine, Event, Vector
+from polyquant.integrations.server.fields import Fields, wrong
+from polyquant.integrations.server.queue import Line, Ticket
+from polyquant.integrations.server.requests import Prompt, check_model, is_ids
+from polyquant.integrations.server.wire import Json
+from polyquant.types import F32
+
+__all__ = ["EmbeddingAnswer", "EmbeddingRequest", "embedding_request"]
+
+MAX_INPUTS = 2048
+_HARMLESS = ("user", "safety_identifier", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """texts or token ids, a vector to each. base64: of little-endian float32, else numbers. dimensions: how many of the first are kept, None for all."""
+
+    inputs: tuple[Prompt, ...]
+    base64: bool
+    dimensions: int | None
+
+
+def embedding_request(body: Any, model: str, hidden: int) -> EmbeddingRequest:
+    """The body of /v1/embeddings; hidden: numbers of a whole vector. Raises RequestError."""
+    fields = Fields(body)
+    check_model(fields, model)
+    inputs = _inputs(fields.get("input"))
+    form = fields.text("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise wrong("encoding_format", "'float' or 'base64'", form)
+    dimensions = fields.integer("dimensions", None, low=1, high=hidden)
+    fields.finish(_HARMLESS)
+    return EmbeddingRequest(inputs, form == "base64", dimensions)
+
+
+def _inputs(value: Any) -> tuple[Prompt, ...]:
+    """A text, ids, or a list of either; none of them empty."""
+    found = value if isinstance(value, list) and value and not is_ids(value) else [value]
+    if len(found) > MAX_INPUTS:
+        raise wrong("input", f"a list of at most {MAX_INPUTS} texts", f"{len(found)} texts")
+    if all(isinstance(text, str) and text for text in found):
+        return tuple(found)
+    if all(isinstance(text, list) and text and is_ids(text) for text in found):
+        return tuple(tuple(ids) for ids in found)
+    raise wrong("input", "a text that is not empty, a list of token ids, or a list of these", value)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingAnswer:
+    """An ASGI response with the vectors. The ticket is left when it ends, however it ends."""
+
+    engine: Engine
+    line: Line[Event]
+    request: EmbeddingRequest
+    model: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compute and send. Raises RequestError before the first byte only."""
+        with self.line.enter() as ticket:
+            ids = await asyncio.to_thread(self.engine.text_ids, self.request.inputs)
+            await while_connected(receive, self._answer(ticket, ids, scope, receive, send))
+
+    async def _answer(
+        self, ticket: Ticket[Event], ids: list[list[int]], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        data: list[Json] = []
+        work = ticket.run(lambda stopped: self.engine.vectors(ids, self.request.dimensions, stopped))
+        async with aclosing(work) as events:
+            async for index, event in events:
+                if isinstance(event, Vector):
+                    data.append({"object": "embedding", "index": index, "embedding": self._written(event.values)})
+        tokens = sum(map(len, ids))
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        body = {"object": "list", "data": data, "model": self.model, "usage": usage}
+        await JSONResponse(body)(scope, receive, send)
+
+    def _written(self, vector: F32) -> str | list[float]:
+        if self.request.base64:
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return [float(str(x)) for x in vector]  # no more digits than tell a float32 from its neighbours

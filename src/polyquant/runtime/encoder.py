@@ -1,0 +1,80 @@
+"""Embedding, layers, perhaps a last norm: an encoder, whose positions all see each other. No cache, no logits; a text goes through it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyquant.architectures import bidirectional
+from polyquant.architectures.hyper import Hyper
+from polyquant.errors import UnsupportedError
+from polyquant.ops.decoder import PLAIN, Scores, add
+from polyquant.ops.encoder import attend_both_ways
+from polyquant.runtime.attention import Attention, Keys
+from polyquant.runtime.ends import Embedding
+from polyquant.runtime.layer import SequentialLayer
+from polyquant.runtime.norm import Norm
+from polyquant.runtime.rotary import Rotary, Turns, angles
+from polyquant.runtime.site import Site
+from polyquant.types import F32
+
+__all__ = ["BothWays", "Encoder", "LaterNorm", "PostNormLayer"]
+
+
+class BothWays:
+    """What a query attends to: the keys of its own text, before it and behind it. See attention.Keys."""
+
+    def attend(
+        self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
+    ) -> F32:
+        """q [T, H, D], k and v [T, G, D] of a whole text -> [T, H, D]. Raises UnsupportedError for scores that go through more than a softmax."""
+        if scores.softcap or scores.slopes is not None or scores.sinks is not None:
+            raise UnsupportedError("soft caps, ALiBi and sinks are not computed in an encoder")
+        return attend_both_ways(q, k, v, scale=scale, window=window)
+
+
+class LaterNorm(Attention):
+    """The attention of a layer, without its norm in the first one."""
+
+    def __init__(self, part: bidirectional.LaterNorm, site: Site) -> None:
+        super().__init__(part.at(site.index), site)
+
+
+class PostNormLayer(SequentialLayer):
+    """h = norm(x + attention(x));  y = norm(h + feed_forward(h))."""
+
+    def __init__(self, layer: bidirectional.PostNormLayer, site: Site) -> None:
+        super().__init__(layer, site)
+        self.attention_norm, self.norm = site.norm("attn_output_norm"), site.norm("layer_output_norm")
+
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
+        """See decoder.Layer."""
+        h = self.attention_norm(add(x, self.attention(x, turns, cache)))
+        return self.norm(add(h, self.feed_forward(h)))
+
+
+class Encoder:
+    """tokens -> hidden states."""
+
+    def __init__(
+        self,
+        hyper: Hyper,
+        embedding: Embedding,
+        layers: Sequence[SequentialLayer],
+        norm: Norm | None,
+        rotaries: Sequence[Rotary],
+    ) -> None:
+        """norm: the last one, where there is one."""
+        self.hyper, self.embed, self.layers = hyper, embedding, tuple(layers)
+        self.norm, self.rotaries = norm, tuple(rotaries)
+
+    def hidden(self, tokens: NDArray[np.int64]) -> F32:
+        """States [T, hidden] of a text of T tokens."""
+        count, seen = len(tokens), BothWays()
+        turns = angles(self.rotaries, 0, count, count)
+        x = self.embed(tokens, 0, np.empty((count, self.hyper.hidden), np.float32))
+        for layer in self.layers:
+            x = layer(x, turns, seen)
+        return x if self.norm is None else self.norm(x)

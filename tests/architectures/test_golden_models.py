@@ -41,7 +41,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_hidden_states_and_pooled_vectors_are_those_of_transformers(name, tmp_path):
+def test_hidden_states_and_pooled_vectors_are_those_of_transformers(name, tmp_path, engine):
     golden = Golden(name)
     wanted = golden.logits()
     gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)

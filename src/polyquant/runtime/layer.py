@@ -22,11 +22,15 @@ __all__ = ["ParallelLayer", "SequentialLayer", "computes"]
 class SequentialLayer:
     """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1."""
 
+    recordable: bool = True
+
     def __init__(self, layer: Record, site: Site) -> None:
         self.attention = computes(layer.attention)(layer.attention, site)
         self.feed_forward = computes(layer.feed_forward)(layer.feed_forward, site)
         self.scale = site.hyper.real("residual_scale", 1.0)
-        self.recordable = all(getattr(part, "recordable", True) for part in (self.attention, self.feed_forward))
+        self.recordable = type(self).recordable and all(
+            getattr(part, "recordable", True) for part in (self.attention, self.feed_forward)
+        )
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
         """See decoder.Layer."""

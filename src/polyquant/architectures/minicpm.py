@@ -25,7 +25,8 @@ __all__ = ["MINICPM"]
 
 def _short(value: float) -> float:
     """The shortest decimal of the float32 that GGUF has."""
-    return float(rope.shortest(float(np.float32(value))))
+    with np.errstate(over="ignore"):  # infinity is refused where the row is read
+        return float(rope.shortest(float(np.float32(value))))
 
 
 def _depth(config: Mapping[str, Any]) -> Any:

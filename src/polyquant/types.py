@@ -448,9 +448,8 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The meaning of one checkpoint said in another format's words (made by `models`, used by `pipeline`).
-
-    constants: tensors that no source holds but the target's runtime wants (RoPE factors), float32, by target name.
+    """The meaning of one checkpoint in another format's words. constants: tensors that no source holds but the target's runtime wants (RoPE
+    factors), float32, by target name. unknown: why no runtime will take the result: written only if asked for.
     """
 
     architecture: str
@@ -460,6 +459,7 @@ class Translation:
     dropped: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, F32] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

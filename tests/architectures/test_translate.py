@@ -359,10 +359,10 @@ def test_unknown_architecture_keeps_its_names():
     found = translate.to_gguf(source, with_tokenizer=False)
     assert [t.target for t in found.tensors] == list(source)
     assert found.metadata["general.architecture"].value == "mamba"
-    assert "unknown" in found.warnings[0]
+    assert "unknown" in found.unknown[0]
     again = translate.to_hf(back(found, source))
     assert [t.target for t in again.tensors] == list(source)
-    assert "unknown" in again.warnings[0]
+    assert "unknown" in again.unknown[0]
     assert json.loads(again.files["config.json"])["model_type"] == "mamba"
 
 
@@ -371,8 +371,8 @@ def test_strange_and_missing_tensors_are_said():
         decoder({"model_type": "llama", "num_hidden_layers": 2}, weight("vision.x", 4, 4)), with_tokenizer=False
     )
     assert "vision.x" in {t.target for t in found.tensors}
-    assert "vision.x" in found.warnings[0]
-    assert "blk.1." in found.warnings[1]
+    assert "vision.x" in found.unknown[0]
+    assert "blk.1." in found.unknown[1]
 
 
 def test_aliases_of_other_writers():

@@ -55,9 +55,18 @@ def test_a_folder_whose_meaning_is_broken_does_not_convert(name, polyquant, tmp_
 @pytest.mark.parametrize("name", INCOMPLETE)
 def test_what_is_missing_is_said(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
-    outcome = polyquant("convert", INCOMPLETE[name](tmp_path / "in"), tmp_path / "out.gguf")
+    outcome = polyquant("convert", INCOMPLETE[name](tmp_path / "in"), tmp_path / "out.gguf", "--allow-unknown")
     assert outcome.code == 0 and "\nwarning: " in outcome.out
-    assert "warning: " in polyquant("convert", tmp_path / "in/model", tmp_path / "out2.gguf", "--dry-run").out
+    dry = ("--dry-run", "--allow-unknown")
+    assert "warning: " in polyquant("convert", tmp_path / "in/model", tmp_path / "out2.gguf", *dry).out
+
+
+def test_missing_tensors_are_refused_before_any_work(polyquant, tmp_path):
+    (tmp_path / "in").mkdir()
+    source = INCOMPLETE["more layers than tensors"](tmp_path / "in")
+    outcome = polyquant("convert", source, tmp_path / "out.gguf")
+    assert outcome.code == 2 and "that the configuration promises are not there" in outcome.line
+    assert "--allow-unknown" in outcome.line and not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize("name", UNLIKELY)

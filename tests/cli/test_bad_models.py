@@ -42,7 +42,10 @@ def test_an_architecture_that_is_not_run_still_converts(polyquant, tmp_path):
     folder = UNRUNNABLE["architecture unknown"](tmp_path)
     line = polyquant("run", folder, "-p", "x").line
     assert "mpt" in line and "polyquant convert" in line
-    assert polyquant("convert", folder, tmp_path / "x.gguf").code == 0
+    refused = polyquant("convert", folder, tmp_path / "x.gguf")
+    assert refused.code == 2 and "architecture 'mpt' is unknown" in refused.line and "--allow-unknown" in refused.line
+    written = polyquant("convert", folder, tmp_path / "x.gguf", "--allow-unknown")
+    assert written.code == 0 and "warning: architecture 'mpt' is unknown" in written.out
 
 
 @pytest.mark.parametrize("name", ["tiny-llama-tied/tiny-llama-tied-Q4_0.gguf", "tiny-llama-untied/hf"])

@@ -66,19 +66,20 @@ def to_gguf(
             )
         family = family if family is not None and asked.name == family.name else asked
     warnings: list[str] = []
+    unknown: list[str] = []
     dropped: dict[str, str] = {}
     constants: dict[str, F32] = {}
     hyper = None
     label = family.name if family else str(config.get("model_type") or "unknown")
     if family is None:
-        warnings.append(
+        unknown.append(
             f"architecture '{printable(label)}' is unknown: tensors keep their own names and no hyper-parameters are written; "
             "llama.cpp will not run this file"
         )
         tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
     else:
         hyper = _hyper(checkpoint, family)
-        tensors = _gguf_tensors(checkpoint, family, hyper, dropped, warnings)
+        tensors = _gguf_tensors(checkpoint, family, hyper, dropped, unknown)
         constants |= family.constants(hyper) if family.constants else {}
         constants |= rope_tensors.constants(hyper, checkpoint.path)
     metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
@@ -95,7 +96,13 @@ def to_gguf(
             words = " ".join(found.tokens[i] for i in found.prefix)
             warnings.append(f"GGUF cannot say that every text begins with {words}: put them in front yourself")
     return Translation(
-        label, tensors, metadata=metadata, dropped=dropped, constants=constants, warnings=tuple(warnings)
+        label,
+        tensors,
+        metadata=metadata,
+        dropped=dropped,
+        constants=constants,
+        warnings=tuple(warnings),
+        unknown=tuple(unknown),
     )
 
 
@@ -120,7 +127,7 @@ def _hyper(checkpoint: Checkpoint, family: Architecture) -> Hyper:
 
 
 def _gguf_tensors(
-    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], warnings: list[str]
+    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str], unknown: list[str]
 ) -> tuple[TensorMap, ...]:
     quantization = checkpoint.config.get("quantization_config")
     trained = isinstance(quantization, Mapping) and quantization.get("quant_method") == "bitnet"
@@ -140,11 +147,11 @@ def _gguf_tensors(
             keep_float=is_float_tensor(made.target, made.shape),
         )
     if mapped.strange:
-        warnings.append(
+        unknown.append(
             f"{len(mapped.strange)} tensors are not part of architecture '{family.name}' and keep their names "
             f"(first: {printable(mapped.strange[0])}); llama.cpp may refuse the file"
         )
-    _complain_of_missing(set(out), family, hyper, warnings)
+    _complain_of_missing(set(out), family, hyper, unknown)
     return tuple(out.values())
 
 
@@ -163,7 +170,7 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
             yield weight
 
 
-def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, warnings: list[str]) -> None:
+def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, unknown: list[str]) -> None:
     whole = set(family.names.top.values()) & {
         "token_embd",
         "output_norm",
@@ -174,7 +181,7 @@ def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, 
         stems = family.linears & family.layer.shapes(hyper, i).keys()
         needed += [f"blk.{i}.{stem}.weight" for stem in sorted(stems)]
     if missing := [n for n in needed if n not in targets]:
-        warnings.append(f"{len(missing)} tensors that the configuration promises are not there (first: {missing[0]})")
+        unknown.append(f"{len(missing)} tensors that the configuration promises are not there (first: {missing[0]})")
 
 
 def _general(checkpoint: Checkpoint, architecture: str, name: str | None, size_label: str) -> dict[str, Meta]:
@@ -258,6 +265,7 @@ def to_hf(
         raise InputError("general.architecture is missing", file=checkpoint.path, hint="set it with `polyquant edit`")
     family = of_metadata(metadata)
     warnings: list[str] = []
+    unknown: list[str] = []
     dropped: dict[str, str] = {}
     constants: dict[str, F32] = {}
     words = vocabulary.from_metadata(metadata, file=checkpoint.path)
@@ -265,7 +273,7 @@ def to_hf(
     rows = embedding.shape[0] if embedding is not None and embedding.shape else len(words.tokens)
     tied = "output.weight" not in checkpoint.weights
     if family is None:
-        warnings.append(
+        unknown.append(
             f"architecture '{printable(label)}' is unknown: tensors keep their GGUF names, transformers will not load them"
         )
         tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
@@ -278,7 +286,7 @@ def to_hf(
     else:
         hyper = family.hyper.read_metadata(metadata, label, vocab=rows, tied=tied, file=checkpoint.path)
         hyper = replace(hyper, rope=rope_tensors.restored(checkpoint, hyper, dropped, warnings) or hyper.rope)
-        tensors = _hf_tensors(checkpoint, family, hyper, warnings, packed=packed)
+        tensors = _hf_tensors(checkpoint, family, hyper, unknown, packed=packed)
         config = {
             "architectures": [family.class_name],
             "model_type": family.model_type,
@@ -306,6 +314,7 @@ def to_hf(
         dropped=dropped,
         constants=constants,
         warnings=(*warnings, *words.warnings, *doubts),
+        unknown=tuple(unknown),
     )
 
 
@@ -325,7 +334,7 @@ def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
 
 
 def _hf_tensors(
-    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, warnings: list[str], *, packed: bool
+    checkpoint: Checkpoint, family: Architecture, hyper: Hyper, unknown: list[str], *, packed: bool
 ) -> tuple[TensorMap, ...]:
     stored = (w for w in checkpoint.values() if w.name not in family.constant_names)
     mapped = hf_maps(stored, family, hyper, checkpoint.path, packed=packed)
@@ -335,7 +344,7 @@ def _hf_tensors(
             raise InputError(f"two tensors would become '{made.target}'", file=checkpoint.path, tensor=made.origin)
         seen.add(made.target)
     if mapped.strange:
-        warnings.append(
+        unknown.append(
             f"{len(mapped.strange)} tensors are not part of architecture '{family.name}' and keep their names "
             f"(first: {printable(mapped.strange[0])})"
         )

@@ -57,6 +57,9 @@ _OPTIONS = (
     ),
     click.option("--importance", type=click.Path(), metavar="FILE", help="Importance matrix (imatrix in GGUF form)."),
     click.option("--requantize", is_flag=True, help="Allow quantizing what is quantized already (loses more)."),
+    click.option(
+        "--allow-unknown", is_flag=True, help="Write models of unknown architectures, or with missing or extra tensors."
+    ),
     click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
     click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
     click.option(

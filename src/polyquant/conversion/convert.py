@@ -35,6 +35,7 @@ def plan(
     recipe: str | None = None,
     rules: Sequence[Rule | str] = (),
     requantize: bool = False,
+    allow_unknown: bool = False,
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
     **options: Any,
@@ -42,6 +43,7 @@ def plan(
     """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3", "msmodelslim"). Nothing is written.
 
     codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
+    allow_unknown: write models that are not fully known too: of an unknown architecture, or with tensors too many or too few.
     importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K], of a stack also [experts, K]. on_tensor: told of long measurements.
     options: what the target takes (bits, effort, calibration, smooth, shard_bytes, ...: `polyquant convert --help` lists them by format), and
     what the source's bytes cannot tell (ternary_layout, tile, repair, axes). None, False and empty stand for an option that is left out.
@@ -65,6 +67,7 @@ def plan(
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(
         source, found, form.name, target, build(target.options, options), codec=codec, recipe=recipe, rules=parsed, requantize=requantize,
+        allow_unknown=allow_unknown,
         importance=weights, on_tensor=on_tensor,
     )  # fmt: skip
 

@@ -35,13 +35,14 @@ def make_plan(
     recipe: str | None = None,
     rules: Sequence[Rule] = (),
     requantize: bool = False,
+    allow_unknown: bool = False,
     importance: Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
 ) -> Plan:
     """Decide everything. form: the source's format. options: of `target`, which writes the format `to`. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs.
 
-    on_tensor: told (done, all, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without `requantize`,
-    UnknownNameError, InputError.
+    on_tensor: told (done, all, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without `requantize`, for
+    models that are not fully known without `allow_unknown`, UnknownNameError, InputError.
     """
     if codec and recipe:
         raise PlanError("give a codec or a recipe, not both")
@@ -49,6 +50,8 @@ def make_plan(
     chosen = target.recipe(base, rules, options, named=bool(codec or recipe))
     target.refuse(options, importance)
     translation = _translate(source, form, target, chosen, options)
+    if translation.unknown and not allow_unknown:
+        raise PlanError(translation.unknown[0], file=source.path, hint="--allow-unknown writes it all the same")
     options = target.for_model(source, translation, options)
     planning = Planning(
         source, target, translation, chosen, _facts(source, translation, importance), options,
@@ -57,7 +60,7 @@ def make_plan(
         requantize, on_tensor,
     )  # fmt: skip
     planning, steps = target.prepare(planning)
-    warnings = (*source.notes, *translation.warnings, *_mismatches(steps, importance))
+    warnings = (*source.notes, *translation.unknown, *translation.warnings, *_mismatches(steps, importance))
     return Plan(
         source, to, target, planning.options, planning.recipe, translation, tuple(steps), target.lay_out(planning, steps),
         (*warnings, *target.warnings(planning, steps)), importance or {}, target.method(planning, steps),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
-from polyquant.architectures.find import known, of_config, of_metadata
+from polyquant.architectures.find import of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope_tensors import restored
@@ -36,7 +36,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         raise UnsupportedError(
             f"architecture '{label}' is not run here" if label else "no architecture is named",
             file=checkpoint.path,
-            hint=f"known: {', '.join(known())}; its weights still convert: polyquant convert",
+            hint="see `polyquant architectures`; its weights still convert: polyquant convert --allow-unknown",
         )
     experts = _said(checkpoint, f"{found.name}.expert_count", "num_local_experts", "num_experts")
     if not found.has_experts and experts and experts != 1:  # some dense models say 1

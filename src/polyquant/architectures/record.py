@@ -56,17 +56,28 @@ class LayerNumber:
 class Architecture:
     """A model family.
 
-    name: general.architecture. model_type, class_name: of the config.json that is written. reads: model types whose config.json means this
-    architecture, if it has all keys of `told_by`, and none is 0; claims: classes that mean it whatever the model type says. gguf_told_by: keys of GGUF, or "key=value", that tell it
-    from a record of the same name. names: of tensors. hyper: of
-    config.json and GGUF. layer: the parts of a decoder layer. ends: what stands before and behind the layers. norm: of which kind all norms are. changes: GGUF stem, or whole name inside a layer -> what its values go
-    through on the way to GGUF. moves: tensors that are split, joined or stacked; what is split goes through `changes` after. pairs: transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2). biases: which linears have some. constants: tensors that GGUF
-    has and config.json says; constant_names: of all these. unused: patterns of Hugging Face tensors that GGUF does not store, with the reason;
-    behind_last: the reason for those of layers that num_hidden_layers does not count, "" where they are stored. layer_numbers: Hugging Face
-    name inside a layer -> where GGUF says it as metadata. switches: entry of config.json -> whether the names of
-    all GGUF tensors say that it is true. ternary: None for an
-    ordinary model. encoder: it gives embeddings of texts and no logits; files beside the weights say how they are pooled. lacks: what a folder
-    made of a GGUF file is without, a sentence.
+    Which model it is
+        name                 general.architecture of GGUF
+        model_type, class_name    of the config.json that is written
+        reads, told_by       model types whose config.json means this record, if all entries of `told_by` are there and not 0
+        claims               classes that mean it whatever the model type says
+        gguf_told_by         keys of GGUF, or "key=value", that tell it from a record of the same name
+    Its headers
+        hyper                hyper-parameters in config.json and GGUF
+        biases, switches     entries of config.json that say which tensors there are; switches: entry -> whether the names of all GGUF tensors say it is true
+        lacks                what a folder made of a GGUF file is without, a sentence
+    Its tensors, Hugging Face -> GGUF; the way back is derived
+        names                of those with one name on each side
+        changes              GGUF stem, or whole name inside a layer -> what its values go through
+        moves                tensors that are split, joined or stacked; what is split goes through `changes` after
+        constants            tensors that GGUF has and config.json says; constant_names: of all these
+        layer_numbers        Hugging Face name inside a layer -> the list in GGUF's metadata that holds it
+        unused, behind_last  patterns of tensors that GGUF does not store, with the reason; the reason for those of layers that num_hidden_layers does not count
+    What it computes
+        layer, ends, norm    the parts of a layer; what stands before and behind the layers; the kind of all norms
+        pairs                transformers rotates neighbours (2i, 2i + 1) of a head, not (i, i + d/2)
+        ternary              how its linears were trained ternary, None for an ordinary model
+        encoder              it gives embeddings of texts and no logits; files beside the weights say how they are pooled
     """
 
     name: str

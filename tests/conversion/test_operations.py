@@ -238,6 +238,14 @@ def test_each_expert_is_quantized_by_its_own_importance(tmp_path, remade, codec)
     np.testing.assert_array_equal(made["experts"].parts["blocks"].reshape(-1), shared.reshape(-1))
 
 
+def test_experts_that_no_token_reached_are_counted(tmp_path, remade):
+    importance = np.random.default_rng(2).gamma(0.3, 1.0, (3, 256)).astype(np.float32)
+    importance[1] = 1  # what load_importance gives where the count is 0
+    made = {"experts": MADE["experts"]}
+    plan, _, _ = remade(source(tmp_path, "f32"), made, codec="q4_k", importance={"experts": importance})
+    assert sum("1 experts of 1 stacks were reached by no token" in w for w in plan.warnings) == 1
+
+
 def test_importance_of_another_number_of_experts_is_refused(tmp_path, remade):
     path = source(tmp_path, "f32")
     for shape in ((2, 256), (3, 128), (255,)):

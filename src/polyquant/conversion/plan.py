@@ -155,8 +155,19 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
         out.append(
             f"{len(mixed)} stacks take the mean importance of their experts: their codec mixes the rows of all (first: {mixed[0]})"
         )
+    if unreached := {s.map.target: n for s in steps if (n := _unreached(importance.get(s.map.target)))}:
+        first, count = next(iter(unreached.items()))
+        out.append(
+            f"{sum(unreached.values())} experts of {len(unreached)} stacks were reached by no token of the calibration text: their columns weigh alike "
+            f"(first: {count} of {first})"
+        )
     if strangers := [n for n in importance if n not in named]:
         out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
     if missing:
         out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
     return tuple(out)
+
+
+def _unreached(importance: F32 | None) -> int:
+    """Experts without importance of their own, whose rows calibration.importance fills with ones."""
+    return 0 if importance is None or importance.ndim < 2 else int((importance == 1).all(axis=1).sum())

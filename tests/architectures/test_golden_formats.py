@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from architectures.golden_models import NAMES, Golden
 
 import polyquant
+from architectures.golden_models import NAMES, Golden
 from polyquant.architectures.find import of_config
 from polyquant.runtime.load import load
 

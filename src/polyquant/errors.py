@@ -61,13 +61,24 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """Up to three names like it. Of very many, as a file may bring, only those are compared that begin or end as it does."""
+    """Up to three names like it: first those of the same letters and digits, or that begin with these. Of very many, as a file may bring, only those are
+    compared that begin or end as it does."""
 
     def shared(other: str) -> int:
         return sum(len(commonprefix(pair)) for pair in ((name, other), (name[::-1], other[::-1])))  # noqa: RUF071 - letters
 
     likely = known if len(known) <= _COMPARED else nlargest(_COMPARED, known, key=shared)
-    return get_close_matches(name, likely, n=3, cutoff=0.5)
+    bare = _bare(name)
+    spelt = {k: _bare(k) for k in likely} if len(bare) > 1 else {}
+    if same := [k for k, letters in spelt.items() if letters == bare]:
+        return same[:3]
+    longer = sorted((k for k, letters in spelt.items() if letters.startswith(bare)), key=lambda k: (len(k), k))
+    return list(dict.fromkeys((*longer, *get_close_matches(name, likely, n=3, cutoff=0.52))))[:3]
+
+
+def _bare(name: str) -> str:
+    """Letters and digits alone: people write q4k, trellis:3, w8a16-g128."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 class PolyquantError(Exception):

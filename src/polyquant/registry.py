@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from polyquant.types import Codec
 
 __all__ = [
-    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures",
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures", "known_codecs",
 ]  # fmt: skip
 
 
@@ -205,7 +205,21 @@ def _load(name: str) -> Any:
     whole_family = f"{name.partition('.')[0]}.*"
     if whole_family in plugins:
         return _loaded(plugins[whole_family])(name)
-    raise UnknownNameError("codec", name, [*CODECS, *plugins])
+    if name in _NAMED.values():  # of a family, whose members are called otherwise
+        raise UnknownNameError("codec", name, _members(name))
+    raise UnknownNameError("codec", name, known_codecs())
+
+
+def _members(family: str) -> tuple[str, ...]:
+    """Usual names of a family's members."""
+    names: tuple[str, ...] = import_module(f"polyquant.codecs.{family}").NAMES
+    return names
+
+
+def known_codecs() -> list[str]:
+    """The names of all codecs, those of installed packages too; of families whose names say their options the usual ones."""
+    families = [name for family in dict.fromkeys(_NAMED.values()) for name in _members(family)]
+    return list(dict.fromkeys((*CODECS, *families, *_entry_points("polyquant.codecs"))))
 
 
 def codec(name: str | Codec, **options: Any) -> Codec:

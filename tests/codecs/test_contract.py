@@ -1,14 +1,17 @@
 """Every family of codecs keeps the public contract (polyquant.testing.codecs), with native kernels and with the numpy references."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import polyquant
+from polyquant import registry
 from polyquant.codecs.opaque import OpaqueCodec
 from polyquant.codecs.opaque_dtype import OpaqueDtype
 from polyquant.codecs.undecoded_dtype import UndecodedDtype
+from polyquant.errors import UnknownNameError
 from polyquant.ops import native
 from polyquant.quantizers.affine import input_side
 from polyquant.registry import CODECS
@@ -148,3 +151,39 @@ def test_types_that_are_only_read_take_any_bytes(engine):
 def test_a_name_that_no_codec_has():
     with pytest.raises(polyquant.PolyquantError, match="did you mean q4_k"):
         polyquant.codec("q4k")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("q4k", "q4_k"),
+        ("trellis:3", "trellis.3"),
+        ("trellis_3_grid", "trellis.3.grid"),
+        ("trelis.3", "trellis.3 or trellis.8 or trellis.7"),
+        ("W4A16-g128", "w4a16.g128"),
+        ("w8a8.dynamics", "w8a8.dynamic or w4a8.dynamic or w4a8.dynamic.g256"),
+        ("w8a6", "w8a16 or w8a8 or w8a8s"),
+        ("gptq:4", "gptq.4.g128 or gptq.4.g128.v2 or gptq.4.g128.act"),
+        ("awq", "awq.4 or awq.4.g64 or awq.4.g128"),
+        ("fp8_e4m3", "fp8.e4m3"),
+        ("exl3.3.mul", "exl3.3.mul1 or exl3.8.mul1 or exl3.7.mul1"),
+        ("metalmarlin.4", "metal_marlin.4"),
+        ("chatglm4", "chatglm.4"),
+        ("i2s", "i2_s.x4 or i2_s.arm or i2_s.x86"),
+    ],
+)
+def test_misspelt_names_lead_to_codecs_of_every_family(name, near):
+    with pytest.raises(UnknownNameError, match=f"did you mean {re.escape(near)}\\?$"):
+        polyquant.codec(name)
+
+
+def test_a_familys_own_name_lists_its_members():
+    with pytest.raises(UnknownNameError, match=r"known: w4a16, w4a16\.g128, w4a8\.dynamic"):
+        polyquant.codec("msmodelslim")
+
+
+def test_names_that_errors_tell_of_exist():
+    names = registry.known_codecs()
+    assert len(names) == len(set(names)) > 120
+    for name in names:
+        assert polyquant.codec(name).name == name

@@ -24,9 +24,11 @@ from polyquant.codecs.arguments import exact_part
 from polyquant.errors import UnknownNameError
 from polyquant.types import F32, U8, Affine, ArraySpec, Parts, Shape
 
-__all__ = ["AWQ", "awq_named"]
+__all__ = ["AWQ", "NAMES", "awq_named"]
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+NAMES: tuple[str, ...] = ("awq.4.g128", "awq.4.g64", "awq.4")
+"""Usual members of the family, for errors that say which names are near."""
 _INT32 = np.dtype(np.int32)
 
 
@@ -94,5 +96,5 @@ def awq_named(name: str) -> AWQ:
         elif word in FLOAT_TYPES:
             dtype = word
     if (codec := AWQ(group, dtype)).name != name:
-        raise UnknownNameError("codec", name, ["awq.4.g128", "awq.4.g64", "awq.4"])
+        raise UnknownNameError("codec", name, NAMES)
     return codec

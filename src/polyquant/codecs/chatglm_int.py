@@ -21,9 +21,9 @@ from polyquant.codecs.arguments import exact_part
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.types import F32, Affine, ArraySpec, Parts, Shape
 
-__all__ = ["ChatGLMInt", "chatglm_int_named"]
+__all__ = ["NAMES", "ChatGLMInt", "chatglm_int_named"]
 
-_NAMES = {f"chatglm.{bits}{dtype}": None for bits in (4, 8) for dtype in ("", ".bf16", ".f32")}
+NAMES = {f"chatglm.{bits}{dtype}": None for bits in (4, 8) for dtype in ("", ".bf16", ".f32")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ChatGLMInt(AffineReader):
 @cache
 def chatglm_int_named(name: str) -> ChatGLMInt:
     """The codec of a name, e.g. "chatglm.4". Raises UnknownNameError."""
-    if name not in _NAMES:
-        raise UnknownNameError("codec", name, list(_NAMES))
+    if name not in NAMES:
+        raise UnknownNameError("codec", name, NAMES)
     _, bits, *dtype = name.split(".")
     return ChatGLMInt(int(bits), *dtype)

@@ -27,9 +27,11 @@ from polyquant.errors import UnknownNameError
 from polyquant.ops import int8
 from polyquant.types import F32, I8, Affine, ArraySpec, Parts, Shape
 
-__all__ = ["CompressedTensors", "compressed_tensors_named"]
+__all__ = ["NAMES", "CompressedTensors", "compressed_tensors_named"]
 
 _INT8, _INT32 = np.dtype(np.int8), np.dtype(np.int32)
+NAMES: tuple[str, ...] = ("compressed.i8", "compressed.i8.dynamic", "compressed.p4.g128", "compressed.p8.g128")
+"""Usual members of the family, for errors that say which names are near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +139,4 @@ def compressed_tensors_named(name: str) -> CompressedTensors:
         codec = CompressedTensors(int(layout[1]), layout[0] == "p", **flags)
         if codec.name == name:
             return codec
-    raise UnknownNameError("codec", name, ["compressed.i8", "compressed.i8.dynamic", "compressed.p4.g128"])
+    raise UnknownNameError("codec", name, NAMES)

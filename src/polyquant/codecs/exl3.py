@@ -28,11 +28,13 @@ from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, TrellisCodes
 
-__all__ = ["BLOCK", "EXL3", "MULTIPLIERS", "exl3_named"]
+__all__ = ["BLOCK", "EXL3", "MULTIPLIERS", "NAMES", "exl3_named"]
 
 BLOCK = 128
 MULTIPLIERS = {"mul1": 0x83DCD12D, "mcg": 0xCBAC1FED}
 _CODEBOOKS = (*MULTIPLIERS, "3inst")
+NAMES: tuple[str, ...] = tuple(f"exl3.{bits}.{codebook}" for bits in range(1, 9) for codebook in _CODEBOOKS)
+"""All of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,8 +168,7 @@ def _half(key: str, values: F32) -> NDArray[np.float16]:
 
 def exl3_named(name: str) -> EXL3:
     """The codec of a name, e.g. "exl3.3.mul1". Raises UnknownNameError."""
-    known = [f"exl3.{bits}.{codebook}" for bits in range(1, 9) for codebook in _CODEBOOKS]
-    if name not in known:
-        raise UnknownNameError("codec", name, known)
+    if name not in NAMES:
+        raise UnknownNameError("codec", name, NAMES)
     _, bits, codebook = name.split(".")
     return EXL3(int(bits), codebook)

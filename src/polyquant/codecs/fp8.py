@@ -26,10 +26,12 @@ from polyquant.codecs.arguments import exact_part, output
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 from polyquant.types import F32, ArraySpec, Blocks, Parts, Shape
 
-__all__ = ["FP8", "fp8_named"]
+__all__ = ["FP8", "NAMES", "fp8_named"]
 
 _KINDS = {"e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2)}
 _HINT = "choose another codec, e.g. bf16 or w8a16"
+NAMES: tuple[str, ...] = ("fp8.e4m3", "fp8.e5m2", "fp8.e4m3.tensor", "fp8.e4m3.b128.inv.f32")
+"""Usual members of the family, for errors that say which names are near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +131,5 @@ def fp8_named(name: str) -> FP8:
     dtype = next((w for w in words if w in FLOAT_TYPES), "bf16")
     codec = FP8(kind, block, "tensor" in words, "inv" in words, dtype)
     if kind not in _KINDS or codec.name != name or (block and codec.tensor):
-        raise UnknownNameError("codec", name, ["fp8.e4m3", "fp8.e4m3.tensor", "fp8.e4m3.b128.inv.f32"])
+        raise UnknownNameError("codec", name, NAMES)
     return codec

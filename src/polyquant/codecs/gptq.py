@@ -33,9 +33,18 @@ from polyquant.codecs.arguments import exact_part
 from polyquant.errors import UnknownNameError
 from polyquant.types import F32, Affine, ArraySpec, Parts, Shape
 
-__all__ = ["BITS", "GPTQ", "gptq_named"]
+__all__ = ["BITS", "GPTQ", "NAMES", "gptq_named"]
 
 BITS = (2, 3, 4, 8)
+NAMES: tuple[str, ...] = (
+    "gptq.4.g128",
+    "gptq.8.g128",
+    "gptq.2.g128",
+    "gptq.3.g128",
+    "gptq.4.g128.v2",
+    "gptq.4.g128.act",
+)
+"""Usual members of the family, for errors that say which names are near."""
 _INT32 = np.dtype(np.int32)
 _ONES = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
 """A word of ones; 3 bits cross words."""
@@ -105,5 +114,5 @@ def gptq_named(name: str) -> GPTQ:
             found["dtype"] = word
     codec = GPTQ(int(bits) if bits in map(str, BITS) else 0, **found)  # type: ignore[arg-type]
     if codec.name != name or not codec.bits:
-        raise UnknownNameError("codec", name, ["gptq.4.g128", "gptq.8.g128", "gptq.4.g128.v2", "gptq.4.g128.act"])
+        raise UnknownNameError("codec", name, NAMES)
     return codec

@@ -29,7 +29,10 @@ from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, TrellisCodes, as_matrix
 
-__all__ = ["MetalMarlin", "metal_marlin_named"]
+__all__ = ["NAMES", "MetalMarlin", "metal_marlin_named"]
+
+NAMES: tuple[str, ...] = tuple(f"metal_marlin.{b}" for b in range(2, 9))
+"""Usual members of the family, for errors that say which names are near."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +133,7 @@ def _turned(codes: U8) -> U8:
 
 def metal_marlin_named(name: str) -> MetalMarlin:
     """The codec of a name, the inverse of `MetalMarlin.name`. Raises UnknownNameError."""
-    unknown = UnknownNameError("codec", name, [f"metal_marlin.{b}" for b in range(2, 9)])
+    unknown = UnknownNameError("codec", name, NAMES)
     options: dict[str, int] = {}
     try:
         bits, *words = name.split(".")[1:]

@@ -42,13 +42,15 @@ from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
 
-__all__ = ["TYPES", "MsModelSlim", "msmodelslim_named"]
+__all__ = ["NAMES", "TYPES", "MsModelSlim", "msmodelslim_named"]
 
 TYPES = {
     "w8a16": "W8A16", "w8a8": "W8A8", "w8a8s": "W8A8S", "w8a8.dynamic": "W8A8_DYNAMIC", "w8a8.mix": "W8A8_MIX",
     "w4a16": "W4A16", "w4a8.dynamic": "W4A8_DYNAMIC",
 }  # fmt: skip
 """First words of a codec's name -> the word of the description file."""
+NAMES: tuple[str, ...] = (*TYPES, "w8a16.g128", "w8a16.asym", "w8a8.i64", "w4a16.g128", "w4a8.dynamic.g256")
+"""Usual members of the family, for errors that say which names are near."""
 _INT8, _INT32, _INT64 = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64)
 _HINT = "calibrate: --calibration FILE"
 
@@ -369,11 +371,11 @@ def msmodelslim_named(name: str) -> MsModelSlim:
     start = None if kind is None else MsModelSlim(kind, scales=kind == "w8a8.mix")
     found = _parsed(start, name.removeprefix(start.kind).split(".")[1:]) if start is not None else None
     if found is None or found.name != name:
-        raise UnknownNameError("codec", name, [*TYPES, "w8a16.g128", "w8a16.asym", "w8a8.i64"])
+        raise UnknownNameError("codec", name, NAMES)
     try:
         return _checked(found)
     except CodecError:
-        raise UnknownNameError("codec", name, [*TYPES, "w8a16.g128", "w8a16.asym", "w8a8.i64"]) from None
+        raise UnknownNameError("codec", name, NAMES) from None
 
 
 def _parsed(codec: MsModelSlim, words: list[str]) -> MsModelSlim | None:

@@ -34,12 +34,19 @@ from polyquant.ops.hadamard import LARGEST_BLOCK, block_size, hadamard
 from polyquant.registry import Search
 from polyquant.types import F32, ArraySpec, Parts, Rounding, Shape, TrellisCode, TrellisCodes, as_matrix
 
-__all__ = [
+__all__ = ["NAMES",
     "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "TrellisSearch", "from_tiles", "numbers", "restore", "trellis_named",
 ]  # fmt: skip
 
 GROUP = 128
 """Inputs that share a scale where nothing is rotated."""
+NAMES: tuple[str, ...] = (
+    *(f"trellis.{b}" for b in range(2, 9)),
+    "trellis.3.mul1.16",
+    "trellis.3.mul1.14.flat",
+    "trellis.3.grid",
+)
+"""Usual members of the family, for errors that say which names are near."""
 
 
 class TrellisSearch(Protocol):
@@ -367,7 +374,7 @@ def restore(values: F32, codes: TrellisCodes) -> F32:
 def trellis_named(name: str) -> Trellis:
     """The codec of a name, the inverse of `Trellis.name`. Raises UnknownNameError."""
     words = name.split(".")[1:]
-    unknown = UnknownNameError("codec", name, [f"trellis.{b}" for b in range(2, 9)])
+    unknown = UnknownNameError("codec", name, NAMES)
     options: dict[str, Any] = {}
     try:
         bits = int(words.pop(0))

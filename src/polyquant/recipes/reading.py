@@ -16,7 +16,7 @@ from typing import Any
 
 from polyquant.errors import InputError, PlanError, UnknownNameError
 from polyquant.recipes.recipe import LAYERS, Recipe, Rule
-from polyquant.registry import CODECS, codec
+from polyquant.registry import CODECS, codec, known_codecs
 
 __all__ = ["builtin_recipes", "load_recipe", "parse_rule", "uniform"]
 
@@ -86,7 +86,7 @@ def load_recipe(name: str) -> Recipe:
         return known[key]
     if key in CODECS:
         return uniform(key)
-    raise UnknownNameError("recipe or codec", name, [*known, *CODECS])
+    raise UnknownNameError("recipe or codec", name, [*known, *known_codecs()])
 
 
 def uniform(name: str) -> Recipe:

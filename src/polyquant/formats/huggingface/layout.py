@@ -55,7 +55,7 @@ def lay_out(
         plans.append(_whole(_INDEX, _json(content)))
     taken = {p.name for p in plans}
     for name, data in sorted(files.items()):
-        if not inner_name(name) or name in taken:
+        if not inner_name(name) or name.partition("/")[0] in taken:
             raise PlanError("a file beside the weights needs a plain name of its own", file=name)
         plans.append(_whole(name, data))
     return Layout(tuple(plans), slots, folder=True)

@@ -79,7 +79,7 @@ def lay_out(
     name = f"quant_model_description_{kind}.json" if dialect == "v0" else "quant_model_description.json"
     taken = {name, *(p.name for p in plans)}
     for other, data in sorted(_with_config(files).items()):
-        if not inner_name(other) or other in taken:
+        if not inner_name(other) or other.partition("/")[0] in taken:
             raise PlanError("a file beside the weights needs a plain name of its own", file=other)
         plans.append(_whole(other, data))
     return Layout((*plans, _whole(name, said)), slots, folder=True)

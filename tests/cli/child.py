@@ -5,8 +5,10 @@ Each call tells its exit code, what it printed, the processor time and the peak 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import subprocess
 import sys
@@ -14,6 +16,16 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+
+NOT_OURS = (
+    "polyquant.integrations",
+    "polyquant.msmodelslim",
+    "polyquant.hf",
+    "polyquant.calibration.hessians_torch",
+    "polyquant.__main__",
+    "polyquant._native",
+)
+"""Modules that the command does not import by itself, or that need torch."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +93,16 @@ def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: 
 
 def _serve() -> None:
     import polyquant.cli
-    from polyquant.registry import CODECS, codec
+    from polyquant import registry
 
-    for name in CODECS:
-        codec(name)
+    for name in registry.CODECS:
+        registry.codec(name)
+    registry.architectures()
     for command in polyquant.cli.COMMANDS:
         polyquant.cli.cli.get_command(None, command)  # type: ignore[arg-type]
+    for module in pkgutil.walk_packages(polyquant.__path__, "polyquant."):
+        if not module.name.startswith(NOT_OURS):
+            importlib.import_module(module.name)
     for line in sys.stdin:
         call = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

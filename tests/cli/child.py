@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pkgutil
 import resource
 import subprocess
 import sys
@@ -17,13 +16,12 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-NOT_OURS = (
+LEFT_OUT = (
     "polyquant.integrations",
     "polyquant.msmodelslim",
     "polyquant.hf",
     "polyquant.calibration.hessians_torch",
     "polyquant.__main__",
-    "polyquant._native",
 )
 """Modules that the command does not import by itself, or that need torch."""
 
@@ -100,9 +98,11 @@ def _serve() -> None:
     registry.architectures()
     for command in polyquant.cli.COMMANDS:
         polyquant.cli.cli.get_command(None, command)  # type: ignore[arg-type]
-    for module in pkgutil.walk_packages(polyquant.__path__, "polyquant."):
-        if not module.name.startswith(NOT_OURS):
-            importlib.import_module(module.name)
+    root = Path(polyquant.__path__[0])
+    for path in sorted(root.rglob("*.py")):
+        module = ".".join(("polyquant", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        if not module.startswith(LEFT_OUT):
+            importlib.import_module(module)
     for line in sys.stdin:
         call = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

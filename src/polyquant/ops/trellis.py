@@ -196,13 +196,13 @@ def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDAr
         e = _square(value[:, None], levels, _doublings(bits)).reshape(len(x), 1 << bits, groups)
         e += metric[:, None]
         np.minimum(e, 65535, out=e)
-        return e.reshape(len(x), groups, 1 << bits)
+        return np.asarray(e.reshape(len(x), groups, 1 << bits), np.int32)
 
     def into(metric: NDArray[np.int32], value: NDArray[np.int32], group: NDArray[np.intp]) -> NDArray[np.int32]:
         """`sums` of the states that lead to one group of each tile: [T, 2 ** bits]."""
         states = group[:, None] << bits | steps
         e = _square(value[:, None], levels[states], _doublings(bits)) + metric[each, states & (groups - 1)]
-        return np.minimum(e, np.int32(65535))
+        return np.asarray(np.minimum(e, 65535), np.int32)
 
     def walk(metric: NDArray[np.int32], values: NDArray[np.int32]) -> list[NDArray[np.int32]]:
         history = [metric]

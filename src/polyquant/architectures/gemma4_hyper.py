@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from polyquant.architectures.gemma import GEMMA_TABLE
 from polyquant.architectures.gemma3 import LOCAL_THETA
@@ -21,6 +19,7 @@ from polyquant.architectures.keys import (
     theta_of,
     two_ropes,
 )
+from polyquant.architectures.layer_kinds import numbers, of_windowed
 from polyquant.architectures.windows import all_but_every, listed_types, listed_windows, where_listed
 from polyquant.errors import UnsupportedError
 from polyquant.gguf_values import flags, i32s, u32
@@ -55,23 +54,6 @@ def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int,
     return where_listed(all_but_every(_PERIOD), size=512)(config, layers, file)
 
 
-def _numbers(get: Callable[..., Any], key: str) -> list[Any]:
-    """A number, or one for each layer; [] for nothing."""
-    value = get(key, whole=True)
-    return [] if value is None else np.ravel(value).tolist()
-
-
-def _of_kind(*, windowed: bool) -> Callable[[Callable[..., Any]], Any]:
-    """Heads of keys and values of the layers with a window, or without one."""
-
-    def read(get: Callable[..., Any]) -> Any:
-        counts, sliding = _numbers(get, "attention.head_count_kv"), _numbers(get, "attention.sliding_window_pattern")
-        own = [n for n, slides in zip(counts, sliding, strict=False) if bool(slides) is windowed]
-        return next(iter(own), next(iter(counts), None) if windowed else 0)
-
-    return read
-
-
 def _more_metadata(hyper: Hyper) -> dict[str, Meta]:
     sizes = [hyper.at(i) for i in range(hyper.layers)]
     kv_heads, widths = [s.kv_heads for s in sizes], [s.feed_forward for s in sizes]
@@ -95,19 +77,19 @@ def _more_config(hyper: Hyper) -> dict[str, Any]:
 GEMMA4_TABLE = replace(
     GEMMA_TABLE.changed(
         context={"default": 131072},
-        feed_forward={"write": "never", "read_gguf": lambda get: next(iter(_numbers(get, "feed_forward_length")), None)},
-        kv_heads={"write": "never", "read_gguf": _of_kind(windowed=True)},
+        feed_forward={"write": "never", "read_gguf": lambda get: next(iter(numbers(get, "feed_forward_length")), None)},
+        kv_heads={"write": "never", "read_gguf": of_windowed("attention.head_count_kv")},
         rope_theta={"config": (), "read": theta_of("full_attention"), "default": 1e6, "write": "always"},
         head_dim={"config": ("global_head_dim",), "read": _full_head},
         rotated={"config": (), "write": "always"},
     ).plus(
         replace(LOCAL_THETA, config=()),
         Key("head_dim_swa", ("head_dim",), "attention.key_length_swa", ("attention.value_length_swa",), default=256),
-        Key("full_kv_heads", (), default=0, low=0, read=_full_kv_heads, read_gguf=_of_kind(windowed=False)),
+        Key("full_kv_heads", (), default=0, low=0, read=_full_kv_heads, read_gguf=of_windowed("attention.head_count_kv", windowed=False)),
         sliding_layers_key(_PERIOD),
         Key(
             "double_wide", ("use_double_wide_mlp",), kind="flag", default=0,
-            read_gguf=lambda get: any(n != m for n, m in pairwise(_numbers(get, "feed_forward_length"))),
+            read_gguf=lambda get: any(n != m for n, m in pairwise(numbers(get, "feed_forward_length"))),
         ),
         Key("values_are_keys", ("attention_k_eq_v",), kind="flag", default=0),
         Key("shared_kv_layers", ("num_kv_shared_layers",), "attention.shared_kv_layers", default=0, low=0),

@@ -14,6 +14,7 @@ from polyquant.ops.decoder import add
 from polyquant.runtime.attention import Keys
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Place, Site
+from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["ParallelLayer", "SequentialLayer", "computes"]
@@ -36,6 +37,12 @@ class SequentialLayer:
         """See decoder.Layer."""
         x = add(x, self.attention(x, turns, cache), self.scale)
         return add(x, self.feed_forward(x), self.scale)
+
+    @property
+    def keeps(self) -> Keeps:
+        """See decoder.Layer."""
+        kept: Keeps = self.attention.keeps
+        return kept
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -15,7 +15,7 @@ from polyquant.capabilities import Packed
 from polyquant.errors import InputError
 from polyquant.ops import native
 from polyquant.ops.experts import ExpertGroup, Ids, add_expert_bias
-from polyquant.rows import expert
+from polyquant.rows import expert, matrix_name
 from polyquant.runtime.linear import Linear, packed_handle
 from polyquant.types import F32, Rounding, Ternary, Weight
 
@@ -56,6 +56,10 @@ class ExpertLinear:
         self.rounding = rounding
         self._group = self._grouped()
         self._linears: dict[int, Linear] = {}
+
+    def names(self, e: int) -> tuple[str, ...]:
+        """What matrix e of each stack is called where it is asked for by itself."""
+        return tuple(matrix_name(s.name, e) if isinstance(s, Weight) else s[e].name for s in self._stacks)
 
     @property
     def kernel(self) -> Literal["packed", "apart"]:

@@ -37,6 +37,12 @@ UNREACHED = "reached by no token of the calibration text"
 """What is said of an expert that has no inputs at all."""
 
 
+def too_few(count: int) -> str:
+    """Why a weight is not calibrated that so few inputs reached."""
+    why = f"{count} inputs seen, fewer than {LEAST_INPUTS}" if count else UNREACHED
+    return f"not calibrated: {why}"
+
+
 Tick = Callable[[float], None]
 
 
@@ -140,10 +146,8 @@ class Hessians:
                 self._next += 1
             self._left[name] -= 1
             found = self._held[name] if self._left[name] > 0 else self._held.pop(name)
-        if not found.count:
-            return None, f"not calibrated: {UNREACHED}"
         if found.count < LEAST_INPUTS:
-            return None, f"not calibrated: {found.count} inputs seen, fewer than {LEAST_INPUTS}"
+            return None, too_few(found.count)
         return found.hessian, ""
 
     def _told(self, share: float) -> None:

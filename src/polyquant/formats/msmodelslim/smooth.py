@@ -3,7 +3,8 @@
     m1, shift   input norm -> q, k, v; norm after attention -> gate, up
     m4          these, and v -> o, up -> down: rows of the first are divided by what columns of the second are multiplied with
 
-The norm before experts feeds them all, the router and the shared expert: one scale for all, and the router chooses as it did. up -> down has a scale of
+The norm before experts feeds them all, the router and the shared expert: one scale for all. Its numbers are powers of two, which no float type rounds: the
+router, which is stored in half precision, gives the logits that it gave, and chooses as it did. up -> down has a scale of
 its own in each expert, of the tokens that were routed to it. Who feeds whom is said by the architecture's record. Ternary weights have no columns to scale:
 models trained so are refused.
 """
@@ -24,12 +25,13 @@ from polyquant.calibration.statistics import InputRanges
 from polyquant.errors import UnsupportedError
 from polyquant.formats.linears import is_linear
 from polyquant.operations import Index, Stack
-from polyquant.quantizers.smooth import ALPHA, shared_by_heads, smoothing_scale
+from polyquant.quantizers.smooth import ALPHA, power_of_two, shared_by_heads, smoothing_scale
+from polyquant.rows import matrix_name
 from polyquant.runtime import identity
 from polyquant.runtime.derived import derived_maps
 from polyquant.types import F32, Checkpoint, Codec, Floats, Weight, as_matrix
 
-__all__ = ["Link", "Smoothing", "floats", "last_norm", "left_alone", "links", "rows_of"]
+__all__ = ["Link", "Smoothing", "expert_families", "floats", "last_norm", "left_alone", "links", "rows_of"]
 
 _CHUNK = 1 << 22  # weights that are dequantized at a time
 
@@ -145,6 +147,21 @@ def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper, *,
     return Link(feeder, readers, rows - source[readers[0]].shape[1], routed=routed)
 
 
+def expert_families(source: Checkpoint) -> dict[str, tuple[str, ...]]:
+    """Matrix of an expert, as calibration calls it -> those of all experts of its stack. Raises as `links`."""
+    record = identity.architecture(source)
+    hyper = identity.hyper_parameters(source, record, identity.names(source, record))
+    out: dict[str, tuple[str, ...]] = {}
+    for made in derived_maps(source, record, hyper).values():
+        if isinstance(made.op, Stack):
+            out |= dict.fromkeys(made.sources, made.sources)
+    for weight in source.values():
+        if len(weight.shape) == 3:
+            family = tuple(matrix_name(weight.name, e) for e in range(weight.shape[0]))
+            out |= dict.fromkeys(family, family)
+    return out
+
+
 def last_norm(source: Checkpoint) -> str | None:
     """The weight of the norm before the output head."""
     record = identity.architecture(source)
@@ -204,6 +221,8 @@ class Smoothing:
         size = np.maximum(-low, high) if shift is None else (high - low) * half
         rounded = [r for r in link.readers if is_linear(r, self.source[r].shape)]  # a router stays float
         scale = smoothing_scale(size, self._column_sizes(rounded or link.readers), ALPHA[self.method])
+        if link.norm and len(rounded) < len(link.readers):
+            scale = power_of_two(scale)
         if link.start is None:
             scale, shift = self._norm(link.feeder, scale, shift)
         else:

@@ -173,7 +173,8 @@ def test_trellis_codes_of_experts_are_searched_on_their_own_tokens(name, tmp_pat
     gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)
     tokens = windows(model, 1, 200, seed=9)[0]
     exact = model.logits(tokens)
-    for source in (golden.folder, gguf):
+    latent = name.startswith("deepseek")  # its kv_b is made of turned matrices of GGUF, which no calibration reaches
+    for source in (golden.folder,) if latent else (golden.folder, gguf):
         errors = {}
         for how in ("plain", "read", "rare"):
             calibration = {"plain": {}, "read": {"calibration": str(text)}, "rare": {"calibration": str(few)}}[how]

@@ -15,8 +15,7 @@ from polyquant.calibration.taps import ExpertTap
 from polyquant.opening import open_checkpoint
 from polyquant.ops import native
 from polyquant.ops.experts import route
-from polyquant.rows import expert
-from polyquant.runtime.derived import HeldArray
+from polyquant.rows import HeldArray, expert
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.load import load
 from polyquant.types import Weight

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,13 +14,14 @@ from polyquant.calibration.hessians import LEAST_INPUTS, UNREACHED, Hessians, Mo
 from polyquant.calibration.importance import load_importance, measure, unreached
 from polyquant.calibration.stages import DecoderStages
 from polyquant.calibration.taps import ExpertTap
+from polyquant.formats.steps import Step
 from polyquant.opening import open_checkpoint
 from polyquant.ops import native
 from polyquant.ops.experts import route
 from polyquant.rows import HeldArray, expert
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.load import load
-from polyquant.types import Weight
+from polyquant.types import Action, TensorMap, Weight
 
 MIXTURES = [
     n for n in NAMES if (r := of_config(Golden(n).config)) and r.runs and r.has_experts and n != "gpt_oss_mxfp4"
@@ -184,3 +187,17 @@ def test_trellis_codes_of_experts_are_searched_on_their_own_tokens(name, tmp_pat
             assert all(".experts." in n for n in unseen)
             assert bool(unseen) == (how == "rare")
         assert errors["read"] < 0.95 * errors["plain"], errors
+
+
+def test_the_plan_counts_what_is_held_of_experts(tmp_path):
+    """Of a layer as that of Qwen3-30B-A3B: 0.5 GiB of inputs for gate and up, Hessians of 768 x 768 for 128 matrices of down."""
+    f32, experts, hidden, wide = pq.codec("f32"), 128, 2048, 768
+    shapes = {"gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide)}
+
+    def memory(count):
+        names = [(f"model.layers.0.mlp.experts.{e}.{n}.weight", shape) for e in range(count) for n, shape in shapes.items()]  # fmt: skip
+        steps = [Step(TensorMap(n, (n,), s), f32, pq.codec("trellis.3"), Action.QUANTIZE, "", 0) for n, s in names]
+        plain = pq.plan(Golden("qwen3_moe").folder, "trellis-v3", bits=3)
+        return replace(plain, steps=tuple(steps), text="text").peak_memory
+
+    assert memory(experts) - memory(2) == 4 * hidden * 128 * 512 + 4 * experts * wide**2

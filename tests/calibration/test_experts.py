@@ -47,21 +47,23 @@ def routed(model, index, states):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(part), "__call__", lambda self, h: seen.append(h.copy()) or plain(self, h))
             states[i] = decoder.alone(index, x, decoder.cache()).copy()
-        if not hasattr(part, "router"):
+        mixture = getattr(part, "experts", part)
+        if not hasattr(mixture, "router"):
             continue
-        h = part.norm(seen[-1])
-        router = part.router.weights[0].dequantize()
-        bias = part.router.bias[0]
-        logits = h @ router.T + (0 if bias is None else bias)
-        ids, weights = route(logits.astype(np.float32), part.routing, part.bias)
+        h = mixture.norm(seen[-1])
+        router = mixture.router.weights[0].dequantize()
+        bias = mixture.router.bias[0]
+        logits = getattr(mixture, "router_norm", mixture.norm)(seen[-1]) @ router.T + (0 if bias is None else bias)
+        ids, weights = route(logits.astype(np.float32), mixture.routing, mixture.bias)
         for t in range(len(h)):
             for j, e in enumerate(ids[t].tolist()):
-                row = h[t] * (weights[t, j] if part.weighed == "inputs" else 1)
-                first = [_matrix(s, e) @ row for s in part.gate_up.stacks]
-                for out, b in zip(first, part.gate_up.bias, strict=True):
+                row = h[t] * (weights[t, j] if mixture.weighed == "inputs" else 1)
+                first = [_matrix(s, e) @ row for s in mixture.gate_up.stacks]
+                for out, b in zip(first, mixture.gate_up.bias, strict=True):
                     out += 0 if b is None else b[e]
-                middle = part.activation(*(out[None].astype(np.float32) for out in first))[0]
-                for names, read in ((part.gate_up.names(e), row), (part.down.names(e), middle)):
+                apart = np.split(first[0], 2) if mixture.halves else first
+                middle = mixture.activation(*(out[None].astype(np.float32) for out in apart))[0]
+                for names, read in ((mixture.gate_up.names(e), row), (mixture.down.names(e), middle)):
                     for name in dict.fromkeys(names):
                         found.setdefault(name, []).append(read)
     return {name: np.array(rows) for name, rows in found.items()}

@@ -7,6 +7,7 @@ import pytest
 
 import polyquant
 from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.state import Keeps
 
 KINDS = ["f32", "f16", "int8"]
 LAYERS, HEADS, GROUPS, SIZE = 2, 4, 2, 16
@@ -30,7 +31,7 @@ def feed(cache: KVCache, qkv: list[np.ndarray], *, window: int = 0) -> np.ndarra
 
 
 def empty(kind: str) -> KVCache:
-    return KVCache(LAYERS, GROUPS, SIZE, kind)
+    return KVCache([Keeps((GROUPS, SIZE))] * LAYERS, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,3 +121,23 @@ def test_a_model_continued_equals_a_model_run_again(engine, name, kind):
 )
 def test_the_default_is_as_exact_as_the_rest(path, activations, kind):
     assert polyquant.load(path, activations=activations).decoder.cache_type == kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [[1] * 70, [31, 1, 1, 37], [20, 30, 50]], ids=len)
+def test_a_later_layer_on_the_same_keys_sees_what_one_with_its_own_would(engine, kind, steps):
+    """Other queries on keys that are there already leave everything as it was, also where a block gets full in between."""
+    qkv, others = text(100), noise(100, HEADS, SIZE, seed=7)
+    shared, apart = KVCache([Keeps((GROUPS, SIZE)), Keeps()], kind), empty(kind)
+    assert shared.nbytes == apart.nbytes // 2
+    for start, n in zip(np.cumsum([0, *steps[:-1]]), steps, strict=True):
+        q, k, v = (x[start : start + n] for x in qkv)
+        late = others[start : start + n]
+        first = shared.attend(0, q, k, v, scale=0.25)
+        second = [shared.again(0, late, k, v, scale=0.25) for _ in range(2)]
+        shared.length += n
+        wanted = apart.attend(0, q, k, v, scale=0.25), apart.attend(1, late, k, v, scale=0.25)
+        apart.length += n
+        np.testing.assert_array_equal(first, wanted[0])
+        for found in second:
+            np.testing.assert_array_equal(found, wanted[1])

@@ -25,6 +25,7 @@ __all__ = [
     "NormKind",
     "ParallelLayer",
     "Part",
+    "parameters",
 ]
 
 NormKind: TypeAlias = Literal["rms", "layer"]
@@ -61,7 +62,8 @@ class Part(Protocol):
         """Every linear of the part among the readers of exactly one."""
 
     def shapes(self, hyper: Hyper, index: int) -> Mapping[str, Shape]:
-        """Stem -> shape of its weight in layer `index`, in the order of the computation."""
+        """Stem -> shape of its weight in layer `index`, in the order of the computation: of linears and norms. A part with other tensors has a method
+        `parameters` of the same kind: whole name inside a layer -> shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,10 @@ class Layer:
         """Of all parts."""
         return {stem: shape for part in self.parts for stem, shape in part.shapes(hyper, index).items()}
 
+    def parameters(self, hyper: Hyper, index: int) -> dict[str, Shape]:
+        """Of all parts that have some."""
+        return {name: shape for part in self.parts for name, shape in parameters(part, hyper, index).items()}
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer(Layer):
@@ -215,7 +221,7 @@ class Ends:
     (token_embd_norm). last: one behind the layers (output_norm). root: embeddings are
     multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
     multiplied with it. Its logit_softcap comes last. bare: the last norm has no numbers. unit_rows: in models of that many tokens the rows of the head
-    are divided by their lengths.
+    are divided by their lengths. layer_inputs: each layer reads as many numbers of a token as Hyper's per_layer_input says, if it is not 0 (runtime/ends.py).
     """
 
     positions: bool = False
@@ -226,6 +232,7 @@ class Ends:
     divided: bool = False
     bare: bool = False
     unit_rows: int = 0
+    layer_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +245,12 @@ class ConvertedOnly(Layer):
     def parts(self) -> tuple[Part, ...]:
         """None."""
         return ()
+
+
+def parameters(part: Part, hyper: Hyper, index: int) -> dict[str, Shape]:
+    """Whole name inside layer `index` -> shape, of a part's tensors that are no linears and no norms. Few parts have any."""
+    found = getattr(part, "parameters", None)
+    return {} if found is None else dict(found(hyper, index))
 
 
 def _input(norm: str, readers: tuple[str, ...]) -> Feed:

@@ -23,7 +23,7 @@ from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.attention import Attention
 from polyquant.runtime.decoder import Decoder, Layer
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.kv_cache import KVCache, Passing
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
 from polyquant.runtime.text import read_text, text_tokens
@@ -46,6 +46,7 @@ class DecoderStages:
         self._names.append([w.name for w in decoder.head.weights])
         self._tokens = sum(len(w) for w in windows)
         self._states: list[F32] = []
+        self._passing: list[Passing] = []
 
     @property
     def names(self) -> Sequence[Sequence[str]]:
@@ -67,20 +68,26 @@ class DecoderStages:
         """See GatheringStages."""
         decoder = self.model.decoder
         if index == 0:
-            self._states = [next(decoder.states(tokens, decoder.cache())).copy() for tokens in self.windows]
+            caches = [decoder.cache() for _ in self.windows]
+            self._states = [
+                next(decoder.states(tokens, cache)).copy() for tokens, cache in zip(self.windows, caches, strict=True)
+            ]
+            self._passing = [cache.passing for cache in caches]
         if index < len(decoder.layers):
             layer = decoder.layers[index]
             taps = taps_of(layer, wanted, make, self._tokens)
             with tapped(taps), _kept(layer, decoder, cache) as empty:
                 for i, x in enumerate(self._states):
-                    self._states[i] = decoder.alone(index, x, empty())
+                    held = empty()
+                    held.passing = self._passing[i]
+                    self._states[i] = decoder.alone(index, x, held)
                     tick((i + 1) / len(self._states))
             return {name: found for _, tap in taps for name, found in tap.gathered.items()}
         head = LinearTap(decoder.head, wanted, make)
         if head.gathered:
             for x in self._states:
                 head.add(decoder.norm(x))
-        self._states = []
+        self._states, self._passing = [], []
         tick(1)
         return head.gathered
 
@@ -118,7 +125,7 @@ class _Watched(KVCache):
     """A float cache that tells what it keeps."""
 
     def __init__(self, decoder: Decoder, ranges: CacheRanges) -> None:
-        super().__init__(decoder.hyper.layers, *decoder.hyper.kept)
+        super().__init__([layer.keeps for layer in decoder.layers])
         self._ranges = ranges
 
     def attend(

@@ -13,6 +13,7 @@ from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.norm import Norm, bare_norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
+from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["Attention", "Keys", "alibi_slopes", "which_turns"]
@@ -35,6 +36,7 @@ class Attention:
     def __init__(self, part: parts.Attention, site: Site) -> None:
         hyper = site.hyper
         self.index, self.size, self.c8 = site.index, hyper.head_size, site.c8
+        self.keeps = Keeps(rows=(hyper.kv_heads, hyper.head_size))
         self.window = hyper.windows[site.index] if hyper.windows else 0
         self.turns = which_turns(part, hyper, site.index)
         self.scale = hyper.real("attention_scale", self.size**-0.5)

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyquant.errors import InputError
 from polyquant.ops.decoder import add, swiglu
-from polyquant.ops.experts import Routing, add_gated, combine, route, spread
+from polyquant.ops.experts import Ids, Routing, add_gated, combine, multiplied, route, spread
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.linear import Linear
 from polyquant.types import F32
@@ -54,8 +54,10 @@ class Experts:
 
     router: gives logits [T, E]; a bias of its own is part of them. bias: float32 [E], takes part in the choice only. gate_up: stacks whose outputs the
     activation takes: gate and up, one of both (halves: gate first), or up alone (ops.experts.relu2). weighed: where the weights go, "outputs" of
-    experts, or their "inputs" (Llama 4). Raises InputError where router, experts and routing do not fit together.
+    experts, or their "inputs" (Llama 4). factors: float32 [E], of the weights of each expert. Raises InputError where router, experts and routing do not fit together.
     """
+
+    stacks = ("gate_up", "down")
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class Experts:
         halves: bool = False,
         weighed: Literal["outputs", "inputs"] = "outputs",
         shared: SharedExpert | None = None,
+        factors: F32 | None = None,
     ) -> None:
         found = [router.weights[0].shape[0], gate_up.experts, down.experts]
         if any(n != routing.experts for n in found):
@@ -77,12 +80,20 @@ class Experts:
             )
         self.router, self.routing, self.bias = router, routing, bias
         self.gate_up, self.down, self.shared = gate_up, down, shared
-        self.activation, self.halves, self.weighed = activation, halves, weighed
+        self.activation, self.halves, self.weighed, self.factors = activation, halves, weighed, factors
 
     def __call__(self, x: F32) -> F32:
         """See above."""
+        return self.computed(x, *self.chosen(x))
+
+    def chosen(self, x: F32) -> tuple[Ids, F32]:
+        """What the router says of x [T, hidden]: ids and weights [T, used]."""
         (logits,) = self.router(x)
         ids, weights = route(logits, self.routing, self.bias)
+        return ids, weights if self.factors is None else multiplied(weights, self.factors, ids)
+
+    def computed(self, x: F32, ids: Ids, weights: F32) -> F32:
+        """What these experts make of x [T, hidden] together."""
         outputs = self.gate_up(x if self.weighed == "outputs" else spread(x, weights), ids)
         h = self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs))
         (y,) = self.down(h, ids)

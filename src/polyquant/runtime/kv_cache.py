@@ -13,13 +13,18 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyquant.ops.decoder import BLOCK, PLAIN, Scores, attend, attend_int8, dequantize_block
+from polyquant.runtime.state import Keeps
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
-__all__ = ["CacheType", "KVCache"]
+__all__ = ["INPUTS", "CacheType", "KVCache", "Passing"]
 
 CacheType: TypeAlias = Literal["f32", "f16", "int8", "c8"]
 T = TypeVar("T", bound=np.generic)
+Passing: TypeAlias = dict[int, tuple[F32, ...]]
+"""What is handed to later layers in the pass under way: by the number of a layer its keys and values, and for all layers INPUTS."""
+INPUTS = -1
+"""Of the tokens [T, layers, n], where every layer reads some numbers of them."""
 
 
 class KeptLayer(Protocol):
@@ -35,40 +40,47 @@ class KeptLayer(Protocol):
         What was stored at `start` and after is forgotten.
         """
 
+    def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores) -> F32:
+        """Other queries on the same keys and values: those that the last `attend` or `again` had."""
+
     def stored(self, end: int) -> None:
         """A recorded step stored the position before `end`, past `attend`."""
 
 
 class KVCache:
-    """layers x groups x positions x size. `length`: positions that every layer holds; one who has fed all layers moves it. reach: how long the text will be at
-    least, 0 for what is fed (runtime/rotary.py, longrope).
+    """`length`: positions that every layer holds; one who has fed all layers moves it. reach: how long the text will be at
+    least, 0 for what is fed (runtime/rotary.py, longrope). layers: None for one that keeps none of its own. passing: of the pass under way.
     grain: a cache truncated to a multiple of it is as if nothing had been there. step: the recorded step of one token (runtime/step.py); it
     knows the arrays of now, so whatever goes past it, `attend` or `truncate`, forgets it."""
 
     def __init__(
-        self, layers: int, groups: int, size: int, kind: CacheType = "f32", grids: Sequence[F32] | None = None
+        self, keeps: Sequence[Keeps], kind: CacheType = "f32", grids: Sequence[F32 | None] | None = None
     ) -> None:
-        """grids: of c8, float32 [G, 4, D] for each layer."""
+        """keeps: of each layer. grids: of c8, float32 [G, 4, D] for each layer with keys."""
         self.length, self.reach, self.grain = 0, 0, BLOCK if kind in ("int8", "c8") else 1
         self.step: Step | None = None
-        self.layers: list[KeptLayer] = [
-            Int8Layer(groups, size, grids[i] if grids is not None else None)
-            if kind in ("int8", "c8")
-            else FloatLayer(groups, size, np.float32 if kind == "f32" else np.float16)
-            for i in range(layers)
+        self.passing: Passing = {}
+        self.layers = [
+            None if k.rows is None else _kept_layer(k.rows, kind, grids[i] if grids is not None else None)
+            for i, k in enumerate(keeps)
         ]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers' arrays."""
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(layer.nbytes for layer in self.layers if layer is not None)
 
     def attend(
         self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
     ) -> F32:
         """Store k, v [T, G, D] of the T next positions and attend to them and all before. q [T, H, D] -> [T, H, D]."""
         self.step = None
-        return self.layers[layer].attend(q, k, v, self.length, scale, window, scores)
+        return self._kept(layer).attend(q, k, v, self.length, scale, window, scores)
+
+    def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+        """Queries of a later layer on the keys and values of layer `layer`, which stored k, v in this pass (`passing` has them)."""
+        self.step = None
+        return self._kept(layer).again(q, k, v, self.length, scale, window, PLAIN)
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on. In int8, positions of a block that was full stay as int8 left them."""
@@ -78,8 +90,20 @@ class KVCache:
     def stepped(self) -> None:
         """The recorded step ran once more."""
         for layer in self.layers:
-            layer.stored(self.length + 1)
+            if layer is not None:
+                layer.stored(self.length + 1)
         self.length += 1
+
+    def _kept(self, layer: int) -> KeptLayer:
+        kept = self.layers[layer]
+        assert kept is not None, "a layer that said it keeps no keys"
+        return kept
+
+
+def _kept_layer(rows: tuple[int, int], kind: CacheType, grid: F32 | None) -> KeptLayer:
+    if kind in ("int8", "c8"):
+        return Int8Layer(*rows, grid)
+    return FloatLayer(*rows, np.float32 if kind == "f32" else np.float16)
 
 
 class FloatLayer:
@@ -102,12 +126,16 @@ class FloatLayer:
             self.room = self.keys.shape[1] * BLOCK
         return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window, scores=scores)
 
+    def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
+        """See KeptLayer: the same is stored once more."""
+        return self.attend(q, k, v, start, scale, window, scores)
+
     def stored(self, end: int) -> None:
         """See KeptLayer."""
 
 
 class Int8Layer:
-    """int8 per channel and block, or on a given grid. end: the positions that `recent` continues."""
+    """int8 per channel and block, or on a given grid. end: the positions that `recent` continues; before: what it was before the last tokens, of several."""
 
     def __init__(self, groups: int, size: int, grid: F32 | None = None) -> None:
         self.room = self.end = 0
@@ -116,6 +144,7 @@ class Int8Layer:
         self.values = np.empty((groups, 0, BLOCK, size), np.int8)
         self.steps = np.empty((groups, 0, 4, size), np.float32)
         self.recent = np.zeros((groups, 2, BLOCK * size), np.float32)
+        self.before: F32 | None = None
 
     @property
     def nbytes(self) -> int:
@@ -126,10 +155,22 @@ class Int8Layer:
         """See KeptLayer."""
         if start != self.end:
             self._go_back(start)
+        self.before = self.recent.copy() if len(k) > 1 else None
         if (end := start + len(k)) > self.room:
             self.keys, self.values, self.steps = grown(self.keys, end), grown(self.values, end), grown(self.steps, end)
             self.room = self.keys.shape[1] * BLOCK
         self.end = end  # before the kernel: an interrupt is raised as soon as it returns
+        return self._attend(q, k, v, start, scale, window, scores)
+
+    def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
+        """See KeptLayer: the same is stored once more, from where the block under way stood; one token's floats are still there. An empty layer stores it."""
+        if self.end != start + len(k):
+            return self.attend(q, k, v, start, scale, window, scores)
+        if self.before is not None:
+            self.recent[:] = self.before
+        return self._attend(q, k, v, start, scale, window, scores)
+
+    def _attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores) -> F32:
         return attend_int8(
             q, k, v, self.keys, self.values, self.steps, self.recent,
             start=start, scale=scale, window=window, grid=self.grid, scores=scores,

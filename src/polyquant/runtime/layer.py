@@ -14,6 +14,7 @@ from polyquant.ops.decoder import add
 from polyquant.runtime.attention import Keys
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Place, Site
+from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["ParallelLayer", "SequentialLayer", "computes"]
@@ -38,18 +39,25 @@ class SequentialLayer:
         return add(x, self.feed_forward(x), self.scale)
 
     @property
+    def keeps(self) -> Keeps:
+        """See decoder.Layer."""
+        kept: Keeps = self.attention.keeps
+        return kept
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        parts = (
-            inner for part in (self.attention, self.feed_forward) for inner in (part, *getattr(part, "nested", ()))
-        )
-        return tuple(Place(part, key) for part in parts for key in part.linears)
+        return tuple(Place(part, key) for part in self._parts for key in part.linears)
 
     @property
     def stacks(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        parts = (self.attention, self.feed_forward)
-        return tuple(Place(part, key) for part in parts for key in getattr(part, "stacks", ()))
+        return tuple(Place(part, key) for part in self._parts for key in getattr(part, "stacks", ()))
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        """And those inside of them."""
+        return tuple(i for part in (self.attention, self.feed_forward) for i in (part, *getattr(part, "nested", ())))
 
 
 class ParallelLayer(SequentialLayer):

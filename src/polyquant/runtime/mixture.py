@@ -32,7 +32,6 @@ class Mixture(Experts):
     """Experts behind a norm."""
 
     linears = ("router",)
-    stacks = ("gate_up", "down")
 
     def __init__(self, part: Record, site: Site) -> None:
         activation = _activation(part, site)

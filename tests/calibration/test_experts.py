@@ -47,13 +47,15 @@ def routed(model, index, states):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(part), "__call__", lambda self, h: seen.append(h.copy()) or plain(self, h))
             states[i] = decoder.alone(index, x, decoder.cache()).copy()
-        mixture = getattr(part, "experts", part)
-        if not hasattr(mixture, "router"):
+        mixture = (
+            part if hasattr(part, "router") else getattr(part, "experts", None)
+        )  # Gemma 4's stand beside a dense part
+        if mixture is None:
             continue
         h = mixture.norm(seen[-1])
-        router = mixture.router.weights[0].dequantize()
         bias = mixture.router.bias[0]
-        logits = getattr(mixture, "router_norm", mixture.norm)(seen[-1]) @ router.T + (0 if bias is None else bias)
+        read = getattr(mixture, "router_norm", mixture.norm)(seen[-1])
+        logits = read @ mixture.router.weights[0].dequantize().T + (0 if bias is None else bias)
         ids, weights = route(logits.astype(np.float32), mixture.routing, mixture.bias)
         for t in range(len(h)):
             for j, e in enumerate(ids[t].tolist()):
@@ -61,11 +63,11 @@ def routed(model, index, states):
                 first = [_matrix(s, e) @ row for s in mixture.gate_up.stacks]
                 for out, b in zip(first, mixture.gate_up.bias, strict=True):
                     out += 0 if b is None else b[e]
-                apart = np.split(first[0], 2) if mixture.halves else first
-                middle = mixture.activation(*(out[None].astype(np.float32) for out in apart))[0]
-                for names, read in ((mixture.gate_up.names(e), row), (mixture.down.names(e), middle)):
+                first = np.split(first[0], 2) if mixture.halves else first
+                middle = mixture.activation(*(out[None].astype(np.float32) for out in first))[0]
+                for names, x in ((mixture.gate_up.names(e), row), (mixture.down.names(e), middle)):
                     for name in dict.fromkeys(names):
-                        found.setdefault(name, []).append(read)
+                        found.setdefault(name, []).append(x)
     return {name: np.array(rows) for name, rows in found.items()}
 
 

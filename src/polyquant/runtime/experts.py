@@ -57,8 +57,7 @@ class Experts:
     experts, or their "inputs" (Llama 4). factors: float32 [E], of the weights of each expert. Raises InputError where router, experts and routing do not fit together.
     """
 
-    stacks: tuple[str, ...] = ("gate_up", "down")
-    """The attributes that hold ExpertLinears."""
+    stacks = ("gate_up", "down")
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -47,18 +47,17 @@ class SequentialLayer:
     @property
     def places(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        return tuple(Place(part, key) for part in self._parts() for key in part.linears)
+        return tuple(Place(part, key) for part in self._parts for key in part.linears)
 
     @property
     def stacks(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        return tuple(Place(part, key) for part in self._parts() for key in getattr(part, "stacks", ()))
+        return tuple(Place(part, key) for part in self._parts for key in getattr(part, "stacks", ()))
 
-    def _parts(self) -> Iterator[Any]:
-        """The parts, each with those inside it."""
-        for part in (self.attention, self.feed_forward):
-            yield part
-            yield from getattr(part, "nested", ())
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        """And those inside of them."""
+        return tuple(i for part in (self.attention, self.feed_forward) for i in (part, *getattr(part, "nested", ())))
 
 
 class ParallelLayer(SequentialLayer):

@@ -5,6 +5,7 @@ Each call tells its exit code, what it printed, the processor time and the peak 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -15,6 +16,15 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+LEFT_OUT = (
+    "polyquant.integrations",
+    "polyquant.msmodelslim",
+    "polyquant.hf",
+    "polyquant.calibration.hessians_torch",
+    "polyquant.__main__",
+)
+"""Modules that the command does not import by itself, or that need torch."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -24,7 +34,7 @@ class Outcome:
     cpu: float
     """Seconds of processor time."""
     rss: int
-    """Peak memory in bytes, the interpreter and all imports counted."""
+    """Peak memory in bytes, without the interpreter and all imports."""
 
     @property
     def line(self) -> str:
@@ -81,12 +91,21 @@ def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: 
 
 def _serve() -> None:
     import polyquant.cli
-    from polyquant.registry import CODECS, codec
+    from polyquant import registry
 
-    for name in CODECS:
-        codec(name)
+    for name in registry.CODECS:
+        registry.codec(name)
+    registry.architectures()
     for command in polyquant.cli.COMMANDS:
         polyquant.cli.cli.get_command(None, command)  # type: ignore[arg-type]
+    root = Path(polyquant.__path__[0])
+    for path in sorted(root.rglob("*.py")):
+        module = ".".join(("polyquant", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        if not module.startswith(LEFT_OUT):
+            importlib.import_module(module)
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    base = os.wait4(pid, 0)[2].ru_maxrss
     for line in sys.stdin:
         call = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -103,7 +122,7 @@ def _serve() -> None:
             "out": texts[0],
             "err": texts[1],
             "cpu": used.ru_utime + used.ru_stime,
-            "rss": used.ru_maxrss * 1024,
+            "rss": (used.ru_maxrss - base) * 1024,
         }
         print(json.dumps(answer), flush=True)
 

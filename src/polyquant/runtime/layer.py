@@ -52,6 +52,12 @@ class SequentialLayer:
         )
         return tuple(Place(part, key) for part in parts for key in part.linears)
 
+    @property
+    def stacks(self) -> tuple[Place, ...]:
+        """See decoder.Layer."""
+        parts = (self.attention, self.feed_forward)
+        return tuple(Place(part, key) for part in parts for key in getattr(part, "stacks", ()))
+
 
 class ParallelLayer(SequentialLayer):
     """y = x + s attention(x) + s feed_forward(x)."""

@@ -32,6 +32,7 @@ class Mixture(Experts):
     """Experts behind a norm."""
 
     linears = ("router",)
+    stacks = ("gate_up", "down")
 
     def __init__(self, part: Record, site: Site) -> None:
         activation = _activation(part, site)

@@ -41,7 +41,7 @@ def routed(model, index, states):
     layer, decoder = model.decoder.layers[index], model.decoder
     found = {}
     seen = []
-    part = layer.feed_forward
+    part = getattr(layer.feed_forward, "experts", layer.feed_forward)  # Gemma 4 has them beside a plain part
     plain = type(part).__call__
     for i, x in enumerate(states):
         with pytest.MonkeyPatch.context() as patch:
@@ -49,10 +49,10 @@ def routed(model, index, states):
             states[i] = decoder.alone(index, x, decoder.cache()).copy()
         if not hasattr(part, "router"):
             continue
-        h = part.norm(seen[-1])
+        h, asked = part.norm(seen[-1]), getattr(part, "router_norm", part.norm)(seen[-1])
         router = part.router.weights[0].dequantize()
         bias = part.router.bias[0]
-        logits = h @ router.T + (0 if bias is None else bias)
+        logits = asked @ router.T + (0 if bias is None else bias)
         ids, weights = route(logits.astype(np.float32), part.routing, part.bias)
         for t in range(len(h)):
             for j, e in enumerate(ids[t].tolist()):
@@ -60,6 +60,7 @@ def routed(model, index, states):
                 first = [_matrix(s, e) @ row for s in part.gate_up.stacks]
                 for out, b in zip(first, part.gate_up.bias, strict=True):
                     out += 0 if b is None else b[e]
+                first = np.split(first[0], 2) if part.halves else first
                 middle = part.activation(*(out[None].astype(np.float32) for out in first))[0]
                 for names, read in ((part.gate_up.names(e), row), (part.down.names(e), middle)):
                     for name in dict.fromkeys(names):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -47,16 +47,17 @@ class SequentialLayer:
     @property
     def places(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        parts = (
-            inner for part in (self.attention, self.feed_forward) for inner in (part, *getattr(part, "nested", ()))
-        )
-        return tuple(Place(part, key) for part in parts for key in part.linears)
+        return tuple(Place(part, key) for part in self._inner() for key in part.linears)
 
     @property
     def stacks(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        parts = (self.attention, self.feed_forward)
-        return tuple(Place(part, key) for part in parts for key in getattr(part, "stacks", ()))
+        return tuple(Place(part, key) for part in self._inner() for key in getattr(part, "stacks", ()))
+
+    def _inner(self) -> Iterator[Any]:
+        """The parts, and what is nested in them."""
+        for part in (self.attention, self.feed_forward):
+            yield from (part, *getattr(part, "nested", ()))
 
 
 class ParallelLayer(SequentialLayer):

@@ -105,6 +105,7 @@ class _Experts(Experts):
     """Behind a norm; the router has one of its own, and each expert a factor."""
 
     linears = ("router",)
+    stacks = ("gate_up", "down")
 
     def __init__(self, site: Site) -> None:
         hyper, count = site.hyper, site.hyper.count("experts")

@@ -6,6 +6,9 @@
 
 So all heads share one key, [rope(k_r), c], which is their value too: of a position the cache holds rope_head + kv_lora numbers twice, as a key and as a value.
 What rotates comes first, where a rotation finds it. The sum of the values' rotated numbers is left aside.
+
+All heads read c, and what is wrong in the cache stays wrong. So where inputs are rounded to int8, those of Q and A keep what rounding leaves over (runtime/twice.py), and
+those of K_b and V_b, which are small, are not rounded.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.runtime.state import Keeps
+from polyquant.runtime.twice import Twice
 from polyquant.types import F32
 
 __all__ = ["LatentAttention"]
@@ -37,13 +41,13 @@ class LatentAttention:
         self.keeps = Keeps(rows=(1, self.lora + self.rope))
         self.norm = site.norm("attn_norm")
         self.first = site.linear(*part.inputs(hyper))
+        self.twice = Twice(self.first)
         two = "attn_q_a" in shapes
         self.q_norm = site.norm("attn_q_a_norm") if two else None
         self.q_b = site.linear("attn_q_b") if two else None
         self.kv_norm = site.norm("attn_kv_a_norm")
         self.k_b, self.v_b = (
-            ExpertLinear([site.stack(stem, shapes[stem])], [None], site.tensors.rounding)
-            for stem in ("attn_k_b", "attn_v_b")
+            ExpertLinear([site.stack(stem, shapes[stem])], [None], "none") for stem in ("attn_k_b", "attn_v_b")
         )
         self.o = site.linear("attn_output")
         self.linears = ("first", "q_b", "o") if two else ("first", "o")
@@ -52,7 +56,7 @@ class LatentAttention:
     def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; what these T tokens leave behind goes into the cache."""
         tokens, turn = len(x), turns[0]
-        q, kv = self.first(self.norm(x))
+        q, kv = self.twice(self.first, self.norm(x))
         if self.q_b is not None and self.q_norm is not None:
             (q,) = self.q_b(self.q_norm(q))
         rows = q.reshape(tokens * self.heads, -1)  # [T * heads, nope + rope]

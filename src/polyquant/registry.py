@@ -124,7 +124,7 @@ ARCHITECTURES: dict[str, str] = {
     "modern-bert": "polyquant.architectures.modern_bert:MODERN_BERT",
     "mamba2": "polyquant.architectures.mamba:MAMBA2",
     "lfm2": "polyquant.architectures.lfm2:LFM2",
-    "lfm2moe": "polyquant.architectures.lfm2:LFM2_MOE",
+    "lfm2moe": "polyquant.architectures.lfm2_moe:LFM2_MOE",
     "granitehybrid-moe": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID_MOE",
     "granitehybrid": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID",
     "falcon-h1": "polyquant.architectures.falcon_h1:FALCON_H1",

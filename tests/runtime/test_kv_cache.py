@@ -7,6 +7,7 @@ import pytest
 
 import polyquant
 from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.state import Keeps
 
 KINDS = ["f32", "f16", "int8"]
 LAYERS, HEADS, GROUPS, SIZE = 2, 4, 2, 16
@@ -30,7 +31,7 @@ def feed(cache: KVCache, qkv: list[np.ndarray], *, window: int = 0) -> np.ndarra
 
 
 def empty(kind: str) -> KVCache:
-    return KVCache(LAYERS, GROUPS, SIZE, kind)
+    return KVCache([Keeps((GROUPS, SIZE))] * LAYERS, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -86,11 +86,12 @@ class Hyper:
         """Rows of one head in q, k and v."""
         return self.head_dim or self.hidden // max(self.heads, 1)
 
-    @property
-    def kept(self) -> tuple[int, int]:
-        """Heads of keys in a cache, and numbers of each: of latent attention one for all heads."""
-        lora = self.count("kv_lora")
-        return (1, lora + self.head_size) if lora else (self.kv_heads, self.head_size)
+    def attends(self, layer: int) -> bool:
+        """True if that layer of a hybrid has attention."""
+        counts, recurrent = self.more.get("layer_kv_heads"), self.more.get("recurrent")
+        if isinstance(counts, tuple) and counts:
+            return counts[layer] > 0
+        return not (isinstance(recurrent, tuple) and recurrent and recurrent[layer])
 
     @property
     def query_width(self) -> int:

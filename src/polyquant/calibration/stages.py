@@ -134,7 +134,7 @@ class _Watched(KVCache):
     """A float cache that tells what it keeps."""
 
     def __init__(self, decoder: Decoder, ranges: CacheRanges) -> None:
-        super().__init__(decoder.hyper.layers, *decoder.hyper.kept)
+        super().__init__([layer.keeps for layer in decoder.layers])
         self._ranges = ranges
 
     def attend(

@@ -10,9 +10,11 @@ import numpy as np
 from polyquant.architectures import parts
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import PLAIN, Scores
+from polyquant.ops.recurrent import sigmoid
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
+from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["Attention", "Keys", "alibi_slopes", "which_turns"]
@@ -35,6 +37,7 @@ class Attention:
     def __init__(self, part: parts.Attention, site: Site) -> None:
         hyper = site.hyper
         self.index, self.size, self.c8 = site.index, hyper.head_size, site.c8
+        self.keeps = Keeps(rows=(hyper.kv_heads, hyper.head_size))
         self.window = hyper.windows[site.index] if hyper.windows else 0
         self.turns = which_turns(part, hyper, site.index)
         self.scale = hyper.real("attention_scale", self.size**-0.5)
@@ -46,7 +49,8 @@ class Attention:
         )
         self.warmth = 1 if self.turns is None and hyper.real("temperature", 0.0) else None
         self.clip = np.float32(hyper.real("clip", 0.0) if part.clip else 0.0)
-        self.recordable = not self.clip
+        self.gated = part.gated
+        self.recordable = not (self.clip or self.gated)
         self.norm = site.norm(part.norm) if part.norm else None
         self.qkv = site.linear(*part.inputs)
         wide = hyper.query_width
@@ -74,6 +78,9 @@ class Attention:
         """The same from what the norm gives."""
         tokens, size = len(x), self.size
         q, k, v = self.split(self.qkv(x))
+        gate: F32 | None = None
+        if self.gated:
+            q, gate = (np.ascontiguousarray(y) for y in np.split(q.reshape(tokens, -1, 2 * size), 2, axis=2))
         if self.clip:
             q, k, v = (np.clip(y, -self.clip, self.clip) for y in (q, k, v))
         if self.c8 is not None:
@@ -96,6 +103,8 @@ class Attention:
         a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window, scores=self.scores).reshape(
             tokens, -1
         )
+        if gate is not None:
+            a = a * sigmoid(gate.reshape(tokens, -1))
         (out,) = self.o(a if self.sub_norm is None else self.sub_norm(a))
         return out if self.post_norm is None else self.post_norm(out)
 
@@ -111,6 +120,8 @@ def which_turns(part: parts.Attention, hyper: Hyper, index: int) -> int | None:
     """Which of the decoder's rotations layer `index` takes: 0, 1 where layers with a window have a base of their own, None for none."""
     windowed = bool(hyper.windows and hyper.windows[index])
     rotating = hyper.more.get("rotating")
+    if part.rope == "asked" and not hyper.count("rotates"):
+        return None
     if part.rope == "none" or _sloped(part, hyper) or (part.rope == "windowed" and any(hyper.windows) and not windowed):
         return None
     if isinstance(rotating, tuple) and rotating:

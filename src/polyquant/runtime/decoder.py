@@ -17,6 +17,7 @@ from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Rotary, Turns, angles
 from polyquant.runtime.site import Place
+from polyquant.runtime.state import Keeps
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
@@ -24,13 +25,17 @@ __all__ = ["Decoder", "Layer"]
 
 
 class Layer(Protocol):
-    """A decoder layer: x [T, hidden] -> [T, hidden]. places: of its linear layers, in the order of the computation.
+    """A decoder layer: x [T, hidden] -> [T, hidden]. places: of its linear layers, in the order of the computation. keeps: what it keeps of a text.
 
     recordable: for one token it does nothing to activations but run the operations of ops/decoder.py and Linear and take views of their
     outputs, and what it runs does not depend on them or on the position: see runtime/step.py.
     """
 
     recordable: bool
+
+    @property
+    def keeps(self) -> Keeps:
+        """See above."""
 
     @property
     def places(self) -> Sequence[Place]:
@@ -52,7 +57,7 @@ class Decoder:
         head: Linear,
         rotaries: Sequence[Rotary],
         cache: CacheType = "f32",
-        grids: Sequence[F32] | None = None,
+        grids: Sequence[F32 | None] | None = None,
         behind: Head | None = None,
     ) -> None:
         """grids: of the cache c8, see KVCache. behind: what is done to the logits."""
@@ -62,8 +67,8 @@ class Decoder:
         self._recordable = all(layer.recordable for layer in self.layers)
 
     def cache(self) -> KVCache:
-        """An empty cache of this decoder's shape."""
-        return KVCache(self.hyper.layers, *self.hyper.kept, self.cache_type, self.grids)
+        """An empty cache for what its layers keep."""
+        return KVCache([layer.keeps for layer in self.layers], self.cache_type, self.grids)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """States after the last norm [T, hidden] of the T tokens that follow those in the cache."""

@@ -20,6 +20,7 @@ from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
+from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["LatentAttention"]
@@ -33,6 +34,7 @@ class LatentAttention:
         self.index, self.scale = site.index, latent_scale(hyper)
         self.heads, self.rope, self.nope = hyper.heads, hyper.head_size, hyper.count("nope_head")
         self.lora = hyper.count("kv_lora")
+        self.keeps = Keeps(rows=(1, self.lora + self.rope))
         self.norm = site.norm("attn_norm")
         self.first = site.linear(*part.inputs(hyper))
         two = "attn_q_a" in shapes

@@ -14,13 +14,14 @@ from polyquant.ops.decoder import add
 from polyquant.runtime.attention import Keys
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Place, Site
+from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
-__all__ = ["ParallelLayer", "SequentialLayer", "computes"]
+__all__ = ["ParallelLayer", "SequentialLayer", "computes", "kept_by"]
 
 
 class SequentialLayer:
-    """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1."""
+    """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1. Layers of some architectures lack one of the two (None)."""
 
     recordable: bool = True
 
@@ -34,16 +35,19 @@ class SequentialLayer:
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
         """See decoder.Layer."""
-        x = add(x, self.attention(x, turns, cache), self.scale)
-        return add(x, self.feed_forward(x), self.scale)
+        if self.attention is not None:
+            x = add(x, self.attention(x, turns, cache), self.scale)
+        return x if self.feed_forward is None else add(x, self.feed_forward(x), self.scale)
+
+    @property
+    def keeps(self) -> Keeps:
+        """See decoder.Layer."""
+        return kept_by(self.attention, self.feed_forward)
 
     @property
     def places(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        parts = (
-            inner for part in (self.attention, self.feed_forward) for inner in (part, *getattr(part, "nested", ()))
-        )
-        return tuple(Place(part, key) for part in parts for key in part.linears)
+        return _places(*(part for part in (self.attention, self.feed_forward) if part is not None))
 
 
 class ParallelLayer(SequentialLayer):
@@ -66,6 +70,20 @@ class ParallelLayer(SequentialLayer):
         else:
             a, f = self.attention(x, turns, cache), self.feed_forward(x)
         return add(add(x, a, self.scale), f, self.scale)
+
+
+def kept_by(*parts: Any) -> Keeps:
+    """What parts keep of a text together: most say nothing of it, and keep nothing."""
+    out = Keeps()
+    for part in parts:
+        out |= getattr(part, "keeps", Keeps())
+    return out
+
+
+def _places(*parts: Any) -> tuple[Place, ...]:
+    """Of parts and of what is nested in them."""
+    inner = (one for part in parts for one in (part, *getattr(part, "nested", ())))
+    return tuple(Place(part, key) for part in inner for key in part.linears)
 
 
 def computes(part: Part | Record) -> Any:

@@ -56,6 +56,10 @@ class Site:
         """The weight of that stem as floats. Raises InputError."""
         return np.ascontiguousarray(self.tensors.weight(f"{self._name(stem)}.weight", shape).dequantize(), np.float32)
 
+    def array(self, name: str, shape: Shape) -> F32:
+        """The tensor of that whole name inside the layer as floats. Raises InputError."""
+        return np.ascontiguousarray(self.tensors.weight(self._name(name), shape).dequantize(), np.float32)
+
     def stack(self, stem: str, shape: Shape) -> Stack:
         """The matrices [experts, n, k] of that stem. Raises InputError."""
         return self.tensors.stack(f"{self._name(stem)}.weight", shape)

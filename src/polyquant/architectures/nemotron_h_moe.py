@@ -8,11 +8,25 @@ from dataclasses import replace
 
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.keys import expert_keys, shared_expert_key
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import Experts
-from polyquant.architectures.nemotron_h import NEMOTRON_H
+from polyquant.architectures.nemotron_h import MLP, NEMOTRON_H
+from polyquant.architectures.nemotron_h_layers import one_part_layer
 
 __all__ = ["NEMOTRON_H_MOE"]
 
+_EXPERTS = Mixture(
+    dense=MLP,
+    norm="attn_norm",
+    gated=False,
+    activations=("relu2",),
+    gating="sigmoid",
+    normed=True,
+    eps=1e-20,
+    group_score="top2",
+    shared=True,
+    latent=True,
+)
 NEMOTRON_H_MOE = replace(
     NEMOTRON_H,
     name="nemotron_h_moe",
@@ -32,6 +46,7 @@ NEMOTRON_H_MOE = replace(
     moves=tuple(
         Experts(f"mixer.experts.{{e}}.{part}_proj.weight", f"ffn_{part}_exps.weight") for part in ("up", "down")
     ),
+    layer=one_part_layer(_EXPERTS),
     hyper=NEMOTRON_H.hyper.plus(
         *expert_keys("n_routed_experts"),
         shared_expert_key("moe_shared_expert_intermediate_size"),

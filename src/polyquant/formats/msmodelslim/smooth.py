@@ -59,12 +59,12 @@ def links(source: Checkpoint, method: str) -> list[Link]:
     names = identity.names(source, record)
     hyper = identity.hyper_parameters(source, record, names)
     feeds = (*record.feeds("norm"), *(record.feeds("values", "product") if method == "m4" else ()))
-    blocks = dict.fromkeys(r.removesuffix("attn_norm.weight") for r in names if r.endswith(".attn_norm.weight"))
     out = []
-    for block in blocks:
+    for index in range(hyper.layers):
+        here = record.layer.shapes(hyper, index)  # another part in each layer of a hybrid
         for feed in feeds:
-            stems = [f"{block}{stem}.weight" for stem in (feed.source, *feed.readers)]
-            if all(stem in names for stem in stems) and _scales(record, names, stems):
+            stems = [f"blk.{index}.{s}.weight" for s in (feed.source, *(r for r in feed.readers if r in here))]
+            if len(stems) > 1 and all(stem in names for stem in stems) and _scales(record, names, stems):
                 _refuse_stacks(source, [names[stem] for stem in stems])
                 out.append(_link(source, feed, [names[stem] for stem in stems], hyper))
     if not out:

@@ -36,7 +36,7 @@ def lfm2():
 
 
 def test_pieces_of_any_size(model):
-    """64 tokens are a chunk of the scans: pieces end before, at and behind it."""
+    """64 tokens are a chunk of the scans of small models: pieces end before, at and behind it."""
     tokens = text(model, 150)
     whole = model.logits(tokens)
     for sizes in ([1] * 150, [63, 1, 65, 21], [64, 86], [2] * 75, [7] * 21 + [3]):

@@ -1,7 +1,7 @@
 """What recurrent parts of a layer do between their matrices, in numpy, float32: causal convolutions, the scan of Mamba-2, the gated delta rule.
 
 A scan takes the state before the first token and gives the one after the last. `..._steps` goes token by token, as it is defined; the scan itself takes
-_CHUNK tokens at a time: what they do to each other is matrices, and only the state goes from chunk to chunk.
+some tokens at a time: what they do to each other is matrices, and only the state goes from chunk to chunk.
 
 State space (Dao and Gu 2024, section 6; h heads, P numbers and N states of each; B and C are shared by the heads of a group):
 
@@ -30,7 +30,9 @@ __all__ = [
     "unit",
 ]
 
-_CHUNK = 64
+_LONGEST = 64
+_LEAST_SHARED = 1 << 18
+"""OpenBLAS shares larger products among its threads: ten to two hundred times slower for many small ones where other work has the processors (measured)."""
 
 
 def sigmoid(x: F32) -> F32:
@@ -77,11 +79,11 @@ def state_space_steps(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> tu
     return y, state
 
 
-def state_space(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, *, chunk: int = _CHUNK) -> tuple[F32, F32]:
-    """`state_space_steps`, a chunk at a time."""
+def state_space(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, *, chunk: int = 0) -> tuple[F32, F32]:
+    """`state_space_steps`, `chunk` tokens at a time, 0 for as many as suit the state."""
     if len(x) == 1:
         return state_space_steps(state, x, dt, a, b, c)
-    parts = []
+    parts, chunk = [], chunk or _suiting(state)
     for start in range(0, len(x), chunk):
         at = slice(start, start + chunk)
         y, state = _state_space_chunk(state, x[at], dt[at], a, b[at], c[at])
@@ -116,11 +118,11 @@ def delta_rule_steps(state: F32, q: F32, k: F32, v: F32, g: F32, beta: F32) -> t
     return y, state
 
 
-def delta_rule(state: F32, q: F32, k: F32, v: F32, g: F32, beta: F32, *, chunk: int = _CHUNK) -> tuple[F32, F32]:
-    """`delta_rule_steps`, a chunk at a time."""
+def delta_rule(state: F32, q: F32, k: F32, v: F32, g: F32, beta: F32, *, chunk: int = 0) -> tuple[F32, F32]:
+    """`delta_rule_steps`, `chunk` tokens at a time, 0 for as many as suit the state."""
     if len(v) == 1:
         return delta_rule_steps(state, q, k, v, g, beta)
-    parts = []
+    parts, chunk = [], chunk or _suiting(state)
     for start in range(0, len(v), chunk):
         at = slice(start, start + chunk)
         y, state = _delta_rule_chunk(state, q[at], k[at], v[at], g[at], beta[at])
@@ -149,6 +151,11 @@ def _solved(lower: F32, wanted: F32) -> F32:
     for i in range(1, out.shape[1]):
         out[:, i] -= (lower[:, i : i + 1, :i] @ out[:, :i])[:, 0]
     return out
+
+
+def _suiting(state: F32) -> int:
+    """So many tokens that no product of theirs with a head's state is shared among threads."""
+    return int(min(_LONGEST, max(8, _LEAST_SHARED // (state.shape[1] * state.shape[2]))))
 
 
 def _left(total: F32) -> F32:

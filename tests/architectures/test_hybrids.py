@@ -174,6 +174,7 @@ def test_a_cache_with_levels_has_them_where_there_is_attention(tmp_path):
     golden, samples = Golden("lfm2"), tmp_path / "samples.json"
     samples.write_text(json.dumps(np.random.default_rng(0).integers(0, 384, (8, 32)).tolist()))
     polyquant.quantize(golden.folder, tmp_path / "c8", to="msmodelslim", codec="w8a16", kv="c8", calibration=samples)
+    assert not [found for found in polyquant.validate(tmp_path / "c8") if found.code == "ASC040"]
     model, wanted = load(tmp_path / "c8"), golden.logits()
     assert model.decoder.cache_type == "c8"
     assert [grid is None for grid in model.decoder.grids] == [True, False, True, False]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyquant.errors import InputError, PolyquantError, UnsupportedError, listed
+from polyquant.no_collection import no_collection
 from polyquant.options import build, given, options_of, refuse_unknown
 from polyquant.registry import FORMATS, PluginWarning, formats
 from polyquant.storage.source import Source, opened_files
@@ -116,7 +117,7 @@ def open_as(form: Format, path: str | os.PathLike[str], options: dict[str, Any])
             having = [f.title for f in formats() if name in options_of(f.open_options)]
             refuse_unknown([name], {n for f in formats() for n in options_of(f.open_options)}, "open")
             raise UnsupportedError(f"{name} can be chosen for {' and '.join(having)} only", file=path)
-    with opened_files() as opened:
+    with no_collection(), opened_files() as opened:
         return replace(form.open(Path(path), build(form.open_options, options)), opened=opened)
 
 

@@ -1,6 +1,6 @@
 """Rows of a tensor that is made of others, read from their files a block at a time; and one matrix of a stack as a weight of its own.
 
-Memory holds the rows of a block: of sources whose codecs cannot be read by rows (I2_S, trellis codes) one whole source.
+Parts that lie in memory take the place of stored ones (`in_memory`). Memory holds the rows of a block: of sources whose codecs cannot be read by rows (I2_S, trellis codes) one whole source.
 """
 
 from __future__ import annotations
@@ -18,10 +18,38 @@ from polyquant.errors import CodecError, InputError, UnsupportedError
 from polyquant.operations import Index, Operation, Same
 from polyquant.types import F32, ArraySpec, Codec, Parts, StoredArray, Weight, as_matrix
 
-__all__ = ["expert", "experts", "float_rows", "matrix_name", "stored_rows", "whole_floats"]
+__all__ = ["HeldArray", "expert", "experts", "float_rows", "in_memory", "matrix_name", "stored_rows", "whole_floats"]
 
 _GAP = 1 << 16
 """Bytes between two rows that are read rather than skipped."""
+
+
+# ---------------------------------------------------------------- parts in memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldArray:
+    """A part that lies in memory: a types.StoredArray."""
+
+    array: NDArray[Any]
+
+    @property
+    def spec(self) -> ArraySpec:
+        """Shape and dtype."""
+        return ArraySpec(self.array.shape, self.array.dtype)
+
+    def view(self) -> NDArray[Any]:
+        """The array itself."""
+        return self.array
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """A copy of the entries [start, stop)."""
+        return self.array[start:stop].copy() if self.array.shape else self.array.copy()
+
+
+def in_memory(parts: Parts) -> dict[str, StoredArray]:
+    """Parts of a weight whose arrays lie in memory: no copies."""
+    return {part: HeldArray(array) for part, array in parts.items()}
 
 
 # ---------------------------------------------------------------- blocks of rows

@@ -5,6 +5,7 @@ Each call tells its exit code, what it printed, the processor time and the peak 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -14,6 +15,15 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+
+LEFT_OUT = (
+    "polyquant.integrations",
+    "polyquant.msmodelslim",
+    "polyquant.hf",
+    "polyquant.calibration.hessians_torch",
+    "polyquant.__main__",
+)
+"""Modules that the command does not import by itself, or that need torch."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +91,18 @@ def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: 
 
 def _serve() -> None:
     import polyquant.cli
-    from polyquant.registry import CODECS, codec
+    from polyquant import registry
 
-    for name in CODECS:
-        codec(name)
+    for name in registry.CODECS:
+        registry.codec(name)
+    registry.architectures()
     for command in polyquant.cli.COMMANDS:
         polyquant.cli.cli.get_command(None, command)  # type: ignore[arg-type]
+    root = Path(polyquant.__path__[0])
+    for path in sorted(root.rglob("*.py")):
+        module = ".".join(("polyquant", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        if not module.startswith(LEFT_OUT):
+            importlib.import_module(module)
     for line in sys.stdin:
         call = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

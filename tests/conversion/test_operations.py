@@ -36,7 +36,7 @@ from polyquant.operations import (
 )
 from polyquant.ops.metrics import error_sums
 from polyquant.recipes.recipe import Facts, Recipe
-from polyquant.runtime.derived import HeldArray
+from polyquant.rows import in_memory
 from polyquant.types import Action, Checkpoint, Kind, Meta, TensorMap, TensorSpec, Translation, Weight
 
 QKV = Rows(np.arange(64).reshape(2, 2, 16).swapaxes(1, 2).reshape(-1))
@@ -319,7 +319,7 @@ def gptq_weight(name, seed, zero):
     rng = np.random.default_rng(seed)
     codes, zeros = rng.integers(0, 16, (32, 64)), np.full((32, 2), zero)
     parts = packers.gptq(codes, zeros, rng.random((32, 2)) + 0.5, 4)
-    return Weight(name, (32, 64), pq.codec("gptq.4.g32"), {k: HeldArray(v) for k, v in parts.items()})
+    return Weight(name, (32, 64), pq.codec("gptq.4.g32"), in_memory(parts))
 
 
 @pytest.mark.parametrize(("zeros", "wanted"), [((8, 8, 8), "q4_0"), ((8, 3, 8), "q4_1")])

@@ -1,17 +1,21 @@
 """Calls a binding in all the ways in which it should not be called, in a process that may die of it:
 
-    python binding_child.py NAME
+    python binding_child.py        one NAME a line of stdin: a function, `Class.method`, "every codec" or "over time"
 
-NAME is a function, `Class.method`, "every codec" or "over time". Prints one line of JSON; the last line of stderr is the call that a dead child was at.
+Each is called in a fork, which takes numpy and the extension from its parent. Prints one line of JSON for each: exit status, what the fork printed, and
+stderr, whose last line is the call that a dead fork was at.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -257,13 +261,39 @@ def threads_and_tapes(b: Binding) -> None:
     thread.join()
 
 
-def main() -> None:
+def called(name: str) -> None:
+    """In the fork: the calls, and one line of JSON about them."""
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     groups = {"every codec": every_codec, "over time": over_time}
-    done = groups[sys.argv[1]]() if sys.argv[1] in groups else exercise(sys.argv[1])
+    done = groups[name]() if name in groups else exercise(name)
     print(json.dumps({"calls": done.calls, "problems": done.problems[:20]}))
 
 
+def forked(name: str) -> dict[str, object]:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                called(name)
+                code = 0
+            except BaseException:  # noqa: BLE001 - the test sees it: code 70 and the traceback
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        texts = []
+        for f in (out, err):
+            f.seek(0)
+            texts.append(f.read().decode())
+    return {"code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1][-1000:]}
+
+
 if __name__ == "__main__":
-    main()
+    for line in sys.stdin:
+        print(json.dumps(forked(line.strip())), flush=True)

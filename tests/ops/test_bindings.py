@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -27,16 +28,27 @@ def test_every_binding_has_a_sound_call():
     assert members() == sorted(SOUND)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_call_ends_the_process(name):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", Path(__file__).with_name("binding_child.py"), name],
-        capture_output=True,
+@pytest.fixture(scope="module")
+def child():
+    """The process that forks for each binding."""
+    running = subprocess.Popen(
+        [sys.executable, "-W", "ignore", Path(__file__).with_name("binding_child.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, f"exit {done.returncode} at:\n{done.stderr[-1000:]}"
-    found = json.loads(done.stdout)
+    yield running
+    running.kill()
+    running.wait()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_call_ends_the_process(name, child):
+    child.stdin.write(name + "\n")
+    child.stdin.flush()
+    assert select.select([child.stdout], [], [], 120)[0], "hangs"
+    done = json.loads(child.stdout.readline())
+    assert done["code"] == 0, f"exit {done['code']} at:\n{done['err']}"
+    found = json.loads(done["out"])
     assert found["calls"] and not found["problems"]

@@ -13,10 +13,10 @@ from polyquant.ops import native
 from polyquant.ops.decoder import swiglu
 from polyquant.ops.experts import Ids, Routing, clamped_swiglu_pairs, relu2
 from polyquant.ops.matmul import round_activations
+from polyquant.rows import HeldArray, in_memory
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.experts import Experts, SharedExpert
 from polyquant.runtime.linear import Linear
-from polyquant.runtime.ternarize import HeldArray
 from polyquant.types import F32, Floats, Ternary, Weight
 
 CODECS = ("q4_k", "q8_0", "mxfp4", "f32", "bf16", "iq4_xs", "q6_k", "tq2_0")
@@ -45,7 +45,7 @@ def weight(codec: str, *shape: int, seed: int = 0) -> Weight:
     else:
         w = (rng.standard_normal((rows, k)) / k**0.5).astype(np.float32)
     parts = kind.pack(kind.quantize(w))
-    return Weight(f"{codec}{shape}", shape, kind, {key: HeldArray(part) for key, part in parts.items()})
+    return Weight(f"{codec}{shape}", shape, kind, in_memory(parts))
 
 
 def floats(*shape: int, seed: int = 0) -> F32:
@@ -151,9 +151,7 @@ def test_experts_that_nobody_chose_are_not_read(engine):
     kind = pq.codec("f32")
     w = np.full((E, N, K), np.nan, np.float32)
     w[[2, 7]] = floats(2, N, K)
-    stack = Weight(
-        "w", (E, N, K), kind, {k: HeldArray(p) for k, p in kind.pack(kind.quantize(w.reshape(-1, K))).items()}
-    )
+    stack = Weight("w", (E, N, K), kind, in_memory(kind.pack(kind.quantize(w.reshape(-1, K)))))
     (y,) = ExpertLinear([stack], [None], "block")(floats(3, K), np.array([[2, 7], [7, 2], [2, 2]], np.int32))
     assert np.isfinite(y).all()
 

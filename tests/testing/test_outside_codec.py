@@ -11,7 +11,7 @@ import pytest
 import polyquant
 from polyquant import registry
 from polyquant.errors import UnknownNameError
-from polyquant.runtime.derived import HeldArray
+from polyquant.rows import in_memory
 from polyquant.runtime.linear import Linear
 from polyquant.testing.codecs import check_codec, check_registered
 from polyquant.types import Weight
@@ -72,7 +72,7 @@ def test_a_built_in_layout_with_another_search(outside, weight):
 def test_the_runtime_multiplies_it(outside, weight):
     codec = polyquant.codec("outside.searched")
     parts = codec.pack(codec.quantize(weight))
-    held = Weight("w", weight.shape, codec, {key: HeldArray(part) for key, part in parts.items()})
+    held = Weight("w", weight.shape, codec, in_memory(parts))
     linear = Linear([held], [None], "none")
     x = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
     np.testing.assert_allclose(linear(x)[0], x @ codec.dequantize(parts, weight.shape).T, rtol=1e-5, atol=1e-5)

@@ -7,7 +7,6 @@ Source: modeling_baichuan.py of baichuan-inc/Baichuan2-7B-Base and Baichuan2-13B
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from polyquant.architectures.changes import PairedRows
@@ -15,7 +14,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import no_head_dim
 from polyquant.architectures.llama import LLAMA_NAMES
-from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.moves import Make, Move, rows_together
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, Ends, Layer
 from polyquant.architectures.record import Architecture
@@ -37,10 +36,6 @@ def _third(index: int) -> Make:
     return make
 
 
-def _together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-
 def _unsaid(hyper: Hyper) -> str | None:
     if hyper.vocab != _SECOND_VOCABULARY:
         return None
@@ -54,10 +49,10 @@ BAICHUAN = Architecture(
     reads=("baichuan",),
     names=NameTable({hf: gguf for hf, gguf in LLAMA_NAMES.items() if hf[-6:] not in ("q_proj", "k_proj", "v_proj")}),
     moves=(
-        Split(
+        Move(
             "self_attn.W_pack.weight",
             {"attn_q.weight": _third(0), "attn_k.weight": _third(1), "attn_v.weight": _third(2)},
-            _together,
+            rows_together,
         ),
     ),
     changes={"attn_q": PairedRows("heads"), "attn_k": PairedRows("heads")},

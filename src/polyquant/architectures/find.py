@@ -40,7 +40,7 @@ def by_name(name: object) -> Architecture | None:
 def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
     """The architecture of a GGUF file's metadata. Of records that share its name the first that `gguf_told_by` fits, which the plain one stands behind."""
     name = metadata.get("general.architecture")
-    records = (*registry.architectures(), *registry.installed_architectures())
+    records = (*registry.architectures(), *_installed())
     special = (r for r in records if r.name == name and r.gguf_told_by)
     found = next((r for r in special if all(_says(metadata, f"{name}.{key}") for key in r.gguf_told_by)), None)
     return found or by_name(name)

@@ -7,21 +7,18 @@ The correction range of its yarn is not rounded to whole numbers (`truncate`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import constant, expert_keys, experts_as_wide, sliding_window
 from polyquant.architectures.mixtral import ATTENTION_NAMES
 from polyquant.architectures.mixture import Mixture
-from polyquant.architectures.moves import Make, Move, turned_halves
+from polyquant.architectures.moves import Move, halves
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
-from polyquant.operations import SAME, Operation, Slice, Transpose
-from polyquant.types import Shape
+from polyquant.operations import SAME, Transpose
 
 __all__ = ["GPT_OSS"]
 
@@ -29,26 +26,8 @@ _EXPERTS = "mlp.experts."
 _PACKED = ("mxfp4", "hf_mxfp4")
 
 
-def _in_turn(first: int, axis: int) -> Make:
-    """Every second entry of an axis counted from the end."""
-
-    def make(hyper: Hyper, shape: Shape) -> Operation:
-        at = len(shape) + axis
-        return Slice(first, shape[at], 2, axis=at)
-
-    return make
-
-
-def _pair(source: str, suffix: str, axis: int, codecs: tuple[str, ...] = ()) -> Move:
-    """Gate and up, whose entries of an axis lie in turn."""
-
-    def before(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
-        at = len(shapes[0]) + axis
-        return (*shapes[0][:at], 2 * shapes[0][at], *shapes[0][at + 1 :])
-
-    targets = {f"ffn_{part}_exps.{suffix}": _in_turn(i, axis) for i, part in enumerate(("gate", "up"))}
-    return Move(source, targets, before, codecs)
-
+_GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+_GATE_UP_BIAS = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 
 GPT_OSS = Architecture(
     name="gpt-oss",
@@ -63,7 +42,7 @@ GPT_OSS = Architecture(
         },
     ),
     moves=(
-        _pair(f"{_EXPERTS}gate_up_proj_blocks", "weight", -2, _PACKED),
+        halves(f"{_EXPERTS}gate_up_proj_blocks", *_GATE_UP, interleaved=True, codecs=_PACKED),
         Move(
             f"{_EXPERTS}down_proj_blocks", {"ffn_down_exps.weight": lambda hyper, shape: SAME}, lambda hyper, shapes: shapes[0], _PACKED
         ),
@@ -72,8 +51,8 @@ GPT_OSS = Architecture(
             {"ffn_down_exps.weight": lambda hyper, shape: Transpose()},
             lambda hyper, shapes: (*shapes[0][:-2], shapes[0][-1], shapes[0][-2]),
         ),
-        turned_halves(f"{_EXPERTS}gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", interleaved=True),
-        _pair(f"{_EXPERTS}gate_up_proj_bias", "bias", -1),
+        halves(f"{_EXPERTS}gate_up_proj", *_GATE_UP, interleaved=True, turned=True),
+        halves(f"{_EXPERTS}gate_up_proj_bias", *_GATE_UP_BIAS, axis=-1, interleaved=True),
     ),
     hyper=replace(
         USUAL.changed(norm_eps={"default": 1e-5}, rotated={"config": (), "gguf": None}).plus(

@@ -7,7 +7,7 @@ GGUF has three matrices, q and k with interleaved rows. A scaling called dynamic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import no_head_dim
-from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.moves import Make, Move, rows_together
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError
@@ -49,10 +49,6 @@ def _part(index: int) -> Make:
     return make
 
 
-def _together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-
 def _dynamic(config: Mapping[str, Any]) -> float:
     """The factor of a dynamic scaling, 0 for a model without."""
     said = rope.parameters(config, None)
@@ -82,10 +78,10 @@ INTERNLM2 = Architecture(
         top={"model.tok_embeddings": "token_embd", "model.norm": "output_norm", "output": "output"},
     ),
     moves=(
-        Split(
+        Move(
             "attention.wqkv.weight",
             {"attn_q.weight": _part(0), "attn_k.weight": _part(1), "attn_v.weight": _part(2)},
-            _together,
+            rows_together,
         ),
     ),
     changes={"attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},

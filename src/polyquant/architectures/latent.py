@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.moves import Make, Move
 from polyquant.architectures.parts import Feed
 from polyquant.operations import Operation, Reshape, Slice, Transpose, chain
 from polyquant.types import Shape
@@ -72,7 +72,7 @@ def _both(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
     return heads * (nope + value), lora
 
 
-KV_B = Split(
+KV_B = Move(
     "self_attn.kv_b_proj.weight",
     {
         "attn_k_b.weight": _of_heads(lambda h: 0, lambda h: h.count("nope_head"), Transpose()),

@@ -9,7 +9,7 @@ from polyquant.errors import InputError
 from polyquant.gguf_values import f32s
 from polyquant.types import F32, Checkpoint, Meta
 
-__all__ = ["find", "metadata", "tensors"]
+__all__ = ["find", "lists", "metadata", "tensors"]
 
 
 def find(name: str, record: Architecture) -> LayerNumber | None:
@@ -18,15 +18,35 @@ def find(name: str, record: Architecture) -> LayerNumber | None:
     return record.layer_numbers.get(place[1]) if place else None
 
 
+def lists(checkpoint: Checkpoint, record: Architecture, layers: int) -> dict[str, list[float]]:
+    """Key in GGUF -> the numbers of all layers, of either naming. Raises InputError for a layer that lacks its number, and for a list of another length."""
+    of = _of_metadata if checkpoint.naming == "gguf" else _of_tensors
+    return {n.key: of(checkpoint, record, inside, n, layers) for inside, n in record.layer_numbers.items()}
+
+
+def _of_tensors(
+    checkpoint: Checkpoint, record: Architecture, inside: str, number: LayerNumber, layers: int
+) -> list[float]:
+    names = _names(record, inside, layers, checkpoint)
+    if missing := [n for n in names if n not in checkpoint or checkpoint[n].shape != number.shape]:
+        raise InputError("a layer lacks this number", file=checkpoint.path, tensor=missing[0])
+    return [float(np.asarray(checkpoint[n].dequantize()).reshape(())) for n in names]
+
+
+def _of_metadata(
+    checkpoint: Checkpoint, record: Architecture, inside: str, number: LayerNumber, layers: int
+) -> list[float]:
+    values = checkpoint.metadata.get(number.key)
+    if values is None or isinstance(values, str | int | float) or len(values) != layers:
+        raise InputError(
+            f"{number.key} cannot be right", file=checkpoint.path, expected=f"a number for each of {layers} layers"
+        )
+    return [float(value) for value in values]
+
+
 def metadata(checkpoint: Checkpoint, record: Architecture, layers: int) -> dict[str, Meta]:
-    """The lists of a Hugging Face checkpoint. Raises InputError for a layer that lacks its number."""
-    out: dict[str, Meta] = {}
-    for inside, number in record.layer_numbers.items():
-        names = _names(record, inside, layers, checkpoint)
-        if missing := [n for n in names if n not in checkpoint or checkpoint[n].shape != number.shape]:
-            raise InputError("a layer lacks this number", file=checkpoint.path, tensor=missing[0])
-        out[number.key] = f32s([float(np.asarray(checkpoint[n].dequantize()).reshape(())) for n in names])
-    return out
+    """The lists of a Hugging Face checkpoint. Raises as `lists`."""
+    return {key: f32s(values) for key, values in lists(checkpoint, record, layers).items()}
 
 
 def _names(record: Architecture, inside: str, layers: int, checkpoint: Checkpoint) -> list[str]:
@@ -37,14 +57,10 @@ def _names(record: Architecture, inside: str, layers: int, checkpoint: Checkpoin
 
 
 def tensors(checkpoint: Checkpoint, record: Architecture, layers: int) -> dict[str, F32]:
-    """Hugging Face tensors of the lists of a GGUF file. Raises InputError for a list of another length."""
-    out: dict[str, F32] = {}
-    for inside, number in record.layer_numbers.items():
-        values = checkpoint.metadata.get(number.key)
-        if values is None or isinstance(values, str | int | float) or len(values) != layers:
-            raise InputError(
-                f"{number.key} cannot be right", file=checkpoint.path, expected=f"a number for each of {layers} layers"
-            )
-        for i, value in enumerate(values):
-            out[f"{record.names.prefix}{i}.{inside}"] = np.full(number.shape, value, np.float32)
-    return out
+    """Hugging Face tensors of the lists of a GGUF file. Raises as `lists`."""
+    numbers = lists(checkpoint, record, layers)
+    return {
+        f"{record.names.prefix}{i}.{inside}": np.full(number.shape, value, np.float32)
+        for inside, number in record.layer_numbers.items()
+        for i, value in enumerate(numbers[number.key])
+    }

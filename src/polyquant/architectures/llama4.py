@@ -17,7 +17,7 @@ from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import constant, expert_keys
 from polyquant.architectures.mixtral import ATTENTION_NAMES
 from polyquant.architectures.mixture import Mixture
-from polyquant.architectures.moves import turned_halves
+from polyquant.architectures.moves import halves
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture, Bias
@@ -57,11 +57,7 @@ LLAMA4 = Architecture(
         exact={"feed_forward.experts.down_proj": "ffn_down_exps.weight"},
     ),
     changes={"ffn_down_exps": Transposed},
-    moves=(
-        turned_halves(
-            "feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", interleaved=False
-        ),
-    ),
+    moves=(halves("feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", turned=True),),
     hyper=replace(
         USUAL.changed(
             feed_forward={"config": ("intermediate_size_mlp",)},

@@ -1,7 +1,8 @@
 """Tensors that do not have one name on each side: projections that are split or stay fused, experts that are stacked.
 
     Experts("mlp.experts.{e}.gate_proj.weight", "ffn_gate_exps.weight")      one tensor for each expert -> a stack
-    Split("self_attn.kv_b_proj.weight", {...}, shape)                         one tensor -> parts of it, each by its own operation
+    halves("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight")      one tensor -> the halves of an axis
+    Move("self_attn.kv_b_proj.weight", {...}, shape)                         one tensor -> parts of it, each by its own operation
 
 A move says the way to GGUF and the shape of the Hugging Face tensor; the way back is derived from both (polyquant.inversion).
 """
@@ -16,7 +17,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.operations import SAME, Operation, Slice, Transpose, chain
 from polyquant.types import Shape
 
-__all__ = ["Experts", "Make", "Move", "Split", "halves", "turned_halves"]
+__all__ = ["Experts", "Make", "Move", "halves", "rows_together"]
 
 Make: TypeAlias = Callable[[Hyper, Shape], Operation]
 """(hyper, shape of one source) -> the operation on it."""
@@ -50,47 +51,45 @@ def Experts(source: str, target: str) -> Move:  # noqa: N802 - reads as the name
     return Move(source, {target: lambda hyper, shape: SAME}, lambda hyper, shapes: shapes[0][1:])
 
 
-def Split(source: str, targets: Mapping[str, Make], before: Callable[[Hyper, Sequence[Shape]], Shape]) -> Move:  # noqa: N802
-    """One tensor -> parts of it."""
-    return Move(source, targets, before)
+def halves(
+    source: str,
+    first: str,
+    second: str,
+    *,
+    axis: int = -2,
+    interleaved: bool = False,
+    turned: bool = False,
+    codecs: tuple[str, ...] = (),
+) -> Move:
+    """Two halves of an axis: rows of [.., 2n, k] by default.
 
-
-def halves(source: str, first: str, second: str, *, axis: int = -2) -> Move:
-    """The first and the second half of an axis: rows of [.., 2n, k] by default."""
-
-    def part(index: int) -> Make:
-        def make(hyper: Hyper, shape: Shape) -> Operation:
-            at = axis % len(shape)
-            half = shape[at] // 2
-            return Slice(index * half, (index + 1) * half, axis=at)
-
-        return make
-
-    return Move(source, {first: part(0), second: part(1)}, lambda hyper, shapes: _doubled(shapes[0], axis))
-
-
-def turned_halves(source: str, first: str, second: str, *, interleaved: bool) -> Move:
-    """Columns of [experts, in, 2 out]: halves, or even and odd ones; each turned to [experts, out, in]."""
+    interleaved: even and odd entries instead of the first and the second half. turned: the source lies [.., k, 2n]; `axis` counts behind the transposition. codecs: see Move.
+    """
 
     def part(index: int) -> Make:
         def make(hyper: Hyper, shape: Shape) -> Operation:
-            rows, n = len(shape) - 2, shape[-1]
+            whole = _transposed(shape) if turned else shape
+            at = axis % len(whole)
+            n = whole[at]
             cut = (
-                Slice(index, n, 2, axis=rows)
-                if interleaved
-                else Slice(index * (n // 2), (index + 1) * (n // 2), axis=rows)
+                Slice(index, n, 2, axis=at) if interleaved else Slice(index * (n // 2), (index + 1) * (n // 2), axis=at)
             )
-            return chain(Transpose(), cut)
+            return chain(Transpose(), cut) if turned else cut
 
         return make
 
     def before(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
-        *stack, rows, k = shapes[0]
-        return (*stack, k, 2 * rows)
+        at = axis % len(shapes[0])
+        whole = (*shapes[0][:at], 2 * shapes[0][at], *shapes[0][at + 1 :])
+        return _transposed(whole) if turned else whole
 
-    return Move(source, {first: part(0), second: part(1)}, before)
+    return Move(source, {first: part(0), second: part(1)}, before, codecs)
 
 
-def _doubled(shape: Shape, axis: int) -> Shape:
-    at = axis % len(shape)
-    return (*shape[:at], 2 * shape[at], *shape[at + 1 :])
+def rows_together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
+    """A `before` of a Move: the rows of all targets in one tensor."""
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def _transposed(shape: Shape) -> Shape:
+    return (*shape[:-2], shape[-1], shape[-2])

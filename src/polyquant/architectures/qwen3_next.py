@@ -19,7 +19,7 @@ from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.keys import expert_keys, shared_expert_key, silent
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.mixture import Mixture
-from polyquant.architectures.moves import Make, Split
+from polyquant.architectures.moves import Make, Move, rows_together
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.qwen_moe import EXPERTS, SHARED
@@ -57,10 +57,10 @@ def _qkvz(part: int) -> Make:
     return make
 
 
-_QKVZ = Split(
+_QKVZ = Move(
     "linear_attn.in_proj_qkvz.weight",
     {"attn_qkv.weight": _qkvz(0), "attn_gate.weight": _qkvz(1)},
-    lambda hyper, shapes: (shapes[0][0] + shapes[1][0], shapes[0][1]),
+    rows_together,
 )
 
 ATTENTION_STEMS = {

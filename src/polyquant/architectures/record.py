@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyquant.architectures.changes import PairedRows, ValueChange
-from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, HyperTable
 from polyquant.architectures.moves import Move
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Ends, Feed, Layer, NormKind
-from polyquant.types import F32, Shape
+from polyquant.types import Shape
 
 __all__ = ["Architecture", "Bias", "LayerNumber", "Ternary", "has"]
 
@@ -70,7 +69,6 @@ class Architecture:
         names                of those with one name on each side
         changes              GGUF stem, or whole name inside a layer -> what its values go through
         moves                tensors that are split, joined or stacked; what is split goes through `changes` after
-        constants            tensors that GGUF has and config.json says; constant_names: of all these
         layer_numbers        Hugging Face name inside a layer -> the list in GGUF's metadata that holds it
         unused, behind_last  patterns of tensors that GGUF does not store, with the reason; the reason for those of layers that num_hidden_layers does not count
     What it computes
@@ -96,8 +94,6 @@ class Architecture:
     moves: tuple[Move, ...] = ()
     pairs: bool = False
     biases: tuple[Bias, ...] = ()
-    constants: Callable[[Hyper], Mapping[str, F32]] | None = None
-    constant_names: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
     unused: Mapping[str, str] = field(default_factory=dict)
     behind_last: str = ""
     layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)

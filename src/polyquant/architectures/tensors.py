@@ -7,7 +7,7 @@ hf_maps     of a GGUF checkpoint: the way back, derived from the same rules
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -45,6 +45,15 @@ class _Group:
     layer: int
     move: Move
     found: dict[int, Weight] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The targets of one move in one layer. found: name inside the layer -> weight."""
+
+    layer: int
+    move: Move
+    found: dict[str, Weight] = field(default_factory=dict)
 
 
 def is_float_tensor(name: str, shape: Shape) -> bool:
@@ -116,15 +125,23 @@ def _group_maps(
     """A map for each target of a move."""
     sources = _complete(group, hyper, file)
     names, shapes = tuple(w.name for w in sources), [w.shape for w in sources]
-    for inside, make in group.move.targets.items():
+    for inside in group.move.targets:
         with _of(names[0], file):
-            each = tuple(make(hyper, shape) for shape in shapes)
-            op: Operation = each[0]
-            if group.move.stacked:
-                op = Stack() if all(isinstance(o, Same) for o in each) else Joined(each, Stack())
-            else:
-                op = chain(op, _operation(inside, op.shape(shapes, names[0]), record, hyper, paired=paired))
+            op = _made(group.move, inside, shapes, record, hyper, paired=paired)
             yield TensorMap(f"blk.{group.layer}.{inside}", names, op.shape(shapes, names[0]), op)
+
+
+def _made(
+    move: Move, inside: str, shapes: Sequence[Shape], record: Architecture, hyper: Hyper, *, paired: bool = True
+) -> Operation:
+    """What a target of a move is made by, of sources of these shapes."""
+    each = {shape: move.targets[inside](hyper, shape) for shape in dict.fromkeys(shapes)}
+    if not move.stacked:
+        op = each[shapes[0]]
+        return chain(op, _operation(inside, op.shape(shapes, inside), record, hyper, paired=paired))
+    if all(isinstance(op, Same) for op in each.values()):
+        return Stack()
+    return Joined(tuple(each[shape] for shape in shapes), Stack())
 
 
 def _complete(group: _Group, hyper: Hyper, file: object) -> list[Weight]:
@@ -156,20 +173,18 @@ def hf_maps(
     """packed: moves of some codecs alone are taken for these. Raises InputError for tensors that do not fit, UnsupportedError where a part of a Hugging Face tensor is missing."""
     out = Mapped()
     owners = _owners(record)
-    slots: list[TensorMap | dict[str, Weight]] = []
-    groups: dict[tuple[int, str], dict[str, Weight]] = {}
-    found: list[tuple[tuple[int, str], dict[str, Weight]]] = []
+    slots: list[TensorMap | _Parts] = []
+    parts: dict[tuple[int, str], _Parts] = {}
     for weight in weights:
         block = _LAYER.fullmatch(weight.name)
         stored_as = weight.codec.name if packed else ""
         move = next((m for m in owners.get(block[2], ()) if m.fits(stored_as)), None) if block else None
         if block is not None and move is not None:
             key = (int(block[1]), move.source)
-            if key not in groups:
-                groups[key] = {}
-                slots.append(groups[key])
-                found.append((key, groups[key]))
-            groups[key][block[2]] = weight
+            if key not in parts:
+                parts[key] = _Parts(key[0], move)
+                slots.append(parts[key])
+            parts[key].found[block[2]] = weight
             continue
         target = record.names.to_hf(weight.name)
         if target is None:
@@ -177,14 +192,8 @@ def hf_maps(
             target = weight.name
         with _of(weight.name, file):
             slots.append(_single_back(weight, target, record, hyper))
-    keys = {id(group): key for key, group in found}
-    moves = {move.source: move for move in record.moves}
     for slot in slots:
-        if isinstance(slot, TensorMap):
-            out.maps.append(slot)
-        else:
-            layer, source = keys[id(slot)]
-            out.maps += _whole(layer, moves[source], slot, record, hyper, file)
+        out.maps += [slot] if isinstance(slot, TensorMap) else _whole(slot, record, hyper, file)
     return out
 
 
@@ -211,41 +220,30 @@ def _before_change(shape: Shape, target: str, record: Architecture, hyper: Hyper
     return shape if change is None else change.source(hyper, shape)
 
 
-def _whole(
-    layer: int, move: Move, parts: dict[str, Weight], record: Architecture, hyper: Hyper, file: object
-) -> tuple[TensorMap, ...]:
+def _whole(parts: _Parts, record: Architecture, hyper: Hyper, file: object) -> tuple[TensorMap, ...]:
     """The Hugging Face tensors of one move in one layer, of all its targets."""
-    missing = [target for target in move.targets if target not in parts]
-    first = next(iter(parts.values()))
+    layer, move = parts.layer, parts.move
+    missing = [target for target in move.targets if target not in parts.found]
+    first = next(iter(parts.found.values()))
     if missing:
         raise InputError(
             f"{move.source} is made of several tensors, and one is missing", file=file, tensor=f"blk.{layer}.{missing[0]}", found=first.name
         )  # fmt: skip
-    made = [parts[target] for target in move.targets]
+    targets = {inside: parts.found[inside] for inside in move.targets}
     with _of(first.name, file):
-        before = move.before(
-            hyper,
-            [_before_change(w.shape, target, record, hyper) for w, target in zip(made, move.targets, strict=True)],
-        )
+        before = move.before(hyper, [_before_change(w.shape, inside, record, hyper) for inside, w in targets.items()])
         stem = f"{record.names.prefix}{layer}.{move.source}"
-        count = made[0].shape[0] if move.stacked else 1
+        count = next(iter(targets.values())).shape[0] if move.stacked else 1
         names = tuple(stem.replace("{e}", str(e)) for e in range(count))
         shapes = [before] * count
         maps = []
-        for weight, (inside, make) in zip(made, move.targets.items(), strict=True):
-            op: Operation = make(hyper, before)
-            if move.stacked:
-                op = Stack() if isinstance(op, Same) else Joined((op,) * count, Stack())
-            else:
-                op = chain(op, _operation(inside, op.shape(shapes, weight.name), record, hyper))
+        for inside, weight in targets.items():
+            op = _made(move, inside, shapes, record, hyper)
             shape = op.shape(shapes, weight.name)
             if shape != weight.shape:
                 raise InputError("wrong shape for this configuration", expected=list(shape), found=list(weight.shape))
-            maps.append(
-                TensorMap(
-                    f"blk.{layer}.{inside}", names, shape, op, keep_float=is_float_tensor(weight.name, weight.shape)
-                )
-            )
+            keep_float = is_float_tensor(weight.name, weight.shape)
+            maps.append(TensorMap(f"blk.{layer}.{inside}", names, shape, op, keep_float=keep_float))
         return inverted(maps, dict(zip(names, shapes, strict=True)))
 
 

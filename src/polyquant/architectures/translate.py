@@ -80,7 +80,6 @@ def to_gguf(
     else:
         hyper = _hyper(checkpoint, family)
         tensors = _gguf_tensors(checkpoint, family, hyper, dropped, unknown)
-        constants |= family.constants(hyper) if family.constants else {}
         constants |= rope_tensors.constants(hyper, checkpoint.path)
     metadata = _general(checkpoint, label, name, _size_label({t.target: t.shape for t in tensors}))
     if family is not None and hyper is not None:
@@ -120,8 +119,15 @@ def _pooling(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, warning
 
 
 def _hyper(checkpoint: Checkpoint, family: Architecture) -> Hyper:
-    embedding = next((w for w in checkpoint.values() if family.names.to_gguf(w.name) == "token_embd.weight"), None)
-    rows = embedding.shape[0] if embedding is not None and embedding.shape else 0
+    usual = family.names.to_hf("token_embd.weight")
+    spelled = (
+        usual
+        if usual in checkpoint
+        else next(  # those of a bare decoder lack the root
+            (name for name in checkpoint if family.names.to_gguf(name) == "token_embd.weight"), None
+        )
+    )
+    rows = checkpoint[spelled].shape[0] if spelled is not None and checkpoint[spelled].shape else 0
     file = checkpoint.path / "config.json"
     return family.hyper.read_config(checkpoint.config, vocab=rows, file=file)
 
@@ -336,7 +342,7 @@ def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
 def _hf_tensors(
     checkpoint: Checkpoint, family: Architecture, hyper: Hyper, unknown: list[str], *, packed: bool
 ) -> tuple[TensorMap, ...]:
-    stored = (w for w in checkpoint.values() if w.name not in family.constant_names)
+    stored = (w for w in checkpoint.values() if w.name not in rope_tensors.NAMES)
     mapped = hf_maps(stored, family, hyper, checkpoint.path, packed=packed)
     seen: set[str] = set()
     for made in mapped.maps:

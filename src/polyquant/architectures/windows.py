@@ -79,15 +79,17 @@ def listed_windows(hyper: Hyper) -> tuple[int, ...]:
 
 def listed_types(hyper: Hyper) -> dict[str, list[str]]:
     """The same as an entry of config.json."""
-    sliding = hyper.more["sliding"] or (0,) * hyper.layers
-    found = sliding if isinstance(sliding, tuple) else ()
-    return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in found]}
+    sliding = hyper.more["sliding"]
+    return _types(sliding if isinstance(sliding, tuple) else (), hyper.layers)
 
 
 def layer_types(hyper: Hyper) -> dict[str, list[str]]:
     """The entry of config.json that says which layers have a window."""
-    windows = hyper.windows or (0,) * hyper.layers
-    return {"layer_types": ["sliding_attention" if w else "full_attention" for w in windows]}
+    return _types(hyper.windows, hyper.layers)
+
+
+def _types(windowed: Sequence[object], layers: int) -> dict[str, list[str]]:
+    return {"layer_types": ["sliding_attention" if w else "full_attention" for w in windowed or (0,) * layers]}
 
 
 def _listed(config: Mapping[str, Any], layers: int, window: int, file: object) -> tuple[int, ...] | None:

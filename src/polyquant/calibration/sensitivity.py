@@ -17,7 +17,7 @@ from polyquant.calibration.stages import DecoderStages, calibration_windows
 from polyquant.codecs.trellis import Trellis
 from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.registry import codec
-from polyquant.runtime.derived import HeldArray
+from polyquant.rows import in_memory
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
@@ -72,7 +72,7 @@ def _with_probe(linear: Linear, index: int, kind: Trellis, h: F32 | None) -> Lin
     coded = kind.configure(bits=PROBE_BITS, window_bits=PROBE_BITS if grid else min(12, kind.window_bits))
     parts = coded.pack(quantize_trellis(coded, weight.dequantize(), h).codes)
     found = coded.dequantize(parts, weight.shape)
-    held = {key: HeldArray(part) for key, part in plain.pack(Floats(found)).items()}
+    held = in_memory(plain.pack(Floats(found)))
     weights = list(linear.weights)
     weights[index] = Weight(weight.name, weight.shape, plain, held)
     return Linear(weights, linear.bias, linear.rounding)

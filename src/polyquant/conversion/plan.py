@@ -16,6 +16,7 @@ from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
 from polyquant.formats.protocol import Choice, Format, OnTensor, Planning, Target
 from polyquant.formats.steps import Step, importance_shapes
+from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
@@ -68,6 +69,7 @@ def make_plan(
     )  # fmt: skip
 
 
+@no_collection()
 def _translate(source: Checkpoint, form: Format, target: Target, recipe: Recipe, options: Any) -> Translation:
     """Names, metadata and files as they are where source and target name things alike, else in the target's words."""
     return form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from polyquant.errors import PlanError
 from polyquant.formats.steps import Piece, Step
+from polyquant.no_collection import no_collection
 from polyquant.ops.metrics import ErrorSums
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.types import F32, Action, Checkpoint, Codec, Evidence, Finding, Layout, TensorMap, Translation
@@ -180,6 +181,7 @@ class Planning:
     requantize: bool = False
     on_tensor: OnTensor | None = None
 
+    @no_collection()
     def steps(self) -> list[Step]:
         """A step for each tensor, as the target chooses with these options and this recipe. Raises PlanError."""
         return [*(self.make_step(t, partial(self._choose, t)) for t in self.translation.tensors), *self.constants]

@@ -163,10 +163,13 @@ def _doublings(bits: int) -> int:
 
 def _square(x: NDArray[np.int32], levels: NDArray[np.int32], doublings: int) -> NDArray[np.int32]:
     """round(d ** 2 / 2 ** 15) of saturated differences x - level: [..., S], at most 32768."""
-    d = np.clip(x - levels, -32768, 32767)
-    for _ in range(doublings):
-        d = np.clip(2 * d, -32768, 32767)
-    return np.asarray((d * d + 0x4000) >> 15, np.int32)
+    d = (x - levels) << doublings  # saturating once is saturating after each doubling
+    np.maximum(d, -32768, out=d)
+    np.minimum(d, 32767, out=d)
+    d *= d
+    d += 0x4000
+    d >>= 15
+    return d
 
 
 def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
@@ -186,12 +189,20 @@ def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
 
 def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDArray[np.int32]) -> U8:
     """x [T, 256] in units of the levels -> codes [T, 256]."""
-    groups, each = 1 << (window_bits - bits), np.arange(len(x))
-    of_state = np.arange(1 << window_bits) & (groups - 1)
+    groups, each, steps = 1 << (window_bits - bits), np.arange(len(x))[:, None], np.arange(1 << bits)
 
     def sums(metric: NDArray[np.int32], value: NDArray[np.int32]) -> NDArray[np.int32]:
-        e = _square(value[:, None], levels, _doublings(bits))
-        return np.asarray(np.minimum(metric[:, of_state] + e, 65535).reshape(len(x), groups, 1 << bits), np.int32)
+        """Of all states: [T, groups, 2 ** bits], the states that lead to one group side by side."""
+        e = _square(value[:, None], levels, _doublings(bits)).reshape(len(x), 1 << bits, groups)
+        e += metric[:, None]
+        np.minimum(e, 65535, out=e)
+        return np.asarray(e.reshape(len(x), groups, 1 << bits), np.int32)
+
+    def into(metric: NDArray[np.int32], value: NDArray[np.int32], group: NDArray[np.intp]) -> NDArray[np.int32]:
+        """`sums` of the states that lead to one group of each tile: [T, 2 ** bits]."""
+        states = group[:, None] << bits | steps
+        e = _square(value[:, None], levels[states], _doublings(bits)) + metric[each, states & (groups - 1)]
+        return np.asarray(np.minimum(e, 65535), np.int32)
 
     def walk(metric: NDArray[np.int32], values: NDArray[np.int32]) -> list[NDArray[np.int32]]:
         history = [metric]
@@ -205,7 +216,7 @@ def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDAr
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         path = np.empty((values.shape[1], len(x)), np.intp)
         for j in range(values.shape[1] - 1, -1, -1):
-            path[j] = group << bits | sums(history[j], values[:, j])[each, group].argmin(-1)
+            path[j] = group << bits | into(history[j], values[:, j], group).argmin(-1)
             group = path[j] & (groups - 1)
         return group, path
 
@@ -213,7 +224,7 @@ def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDAr
     history = walk(np.zeros((len(x), groups), np.int32), around)
     seam, _ = back(history[SEAM:], around[:, SEAM:], history[-1].argmin(-1))
     start = np.full((len(x), groups), 65535, np.int32)
-    start[each, seam] = 0
+    start[np.arange(len(x)), seam] = 0
     _, path = back(walk(start, x), x, seam)
     return np.asarray(path.T & ((1 << bits) - 1), np.uint8)
 

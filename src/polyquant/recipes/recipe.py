@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 
 __all__ = ["FALLBACK", "LAYERS", "Facts", "Recipe", "Rule"]
 
@@ -40,6 +41,14 @@ class Facts:
     importance: bool = False
 
 
+_GLOB = re.compile(r"[*?\[]")
+
+
+@cache
+def _matches(pattern: str) -> Callable[[str], object]:
+    return re.compile(translate(pattern)).match
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """`match` (glob) gets `codec` if the conditions hold."""
@@ -55,7 +64,7 @@ class Rule:
         pattern = self.match
         if pattern == "output":
             pattern = "token_embd.weight" if facts.tied else "output.weight"
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not (any(map(_matches(pattern), names)) if _GLOB.search(pattern) else pattern in names):
             return False
         if facts.gqa < self.gqa or (self.importance and not facts.importance):
             return False

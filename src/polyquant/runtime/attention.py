@@ -11,7 +11,7 @@ from polyquant.architectures import parts
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.ops.recurrent import sigmoid
-from polyquant.runtime.norm import Norm
+from polyquant.runtime.norm import Norm, bare_norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.runtime.state import Keeps
@@ -65,7 +65,7 @@ class Attention:
                 for x, n in (("q", hyper.heads), ("k", hyper.kv_heads))
             )
         if part.unit_heads and self.turns is not None and hyper.count("unit_heads"):
-            self.q_norm = self.k_norm = Norm(np.ones(self.size, np.float32), hyper.norm_eps)
+            self.q_norm = self.k_norm = bare_norm(self.size, hyper.norm_eps)
         self.sub_norm = site.norm("attn_sub_norm") if part.sub_norm else None
         self.o = site.linear("attn_output")
         self.post_norm = site.norm("post_attention_norm") if part.post_norm else None

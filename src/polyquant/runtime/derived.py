@@ -5,10 +5,7 @@ They are made in memory when they are asked for: of the stored rows where the op
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
-from numpy.typing import NDArray
+from dataclasses import replace
 
 from polyquant import registry
 from polyquant.architectures.hyper import Hyper
@@ -16,30 +13,10 @@ from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import gguf_maps
 from polyquant.errors import CodecError
 from polyquant.operations import Same
-from polyquant.rows import stored_rows, whole_floats
-from polyquant.types import ArraySpec, Checkpoint, Codec, Floats, Shape, TensorMap, Weight, as_matrix
+from polyquant.rows import in_memory, stored_rows, whole_floats
+from polyquant.types import Checkpoint, Codec, Floats, Shape, TensorMap, Weight, as_matrix
 
-__all__ = ["HeldArray", "derived_maps", "made"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldArray:
-    """A part that lies in memory: a types.StoredArray."""
-
-    array: NDArray[Any]
-
-    @property
-    def spec(self) -> ArraySpec:
-        """Shape and dtype."""
-        return ArraySpec(self.array.shape, self.array.dtype)
-
-    def view(self) -> NDArray[Any]:
-        """The array itself."""
-        return self.array
-
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """A copy of the entries [start, stop)."""
-        return self.array[start:stop].copy() if self.array.shape else self.array.copy()
+__all__ = ["derived_maps", "made"]
 
 
 def derived_maps(checkpoint: Checkpoint, record: Architecture, hyper: Hyper) -> dict[str, TensorMap]:
@@ -97,4 +74,4 @@ def made(checkpoint: Checkpoint, wanted: TensorMap) -> Weight:
         codec = registry.codec("f32")
         parts = codec.pack(Floats(whole_floats(weights, wanted.op).reshape(as_matrix(wanted.shape))))
     name = wanted.sources[0] if len(wanted.sources) == 1 else wanted.target
-    return Weight(name, wanted.shape, codec, {key: HeldArray(part) for key, part in parts.items()})
+    return Weight(name, wanted.shape, codec, in_memory(parts))

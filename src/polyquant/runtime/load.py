@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from polyquant.architectures import layer_numbers
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope import FREQS
@@ -24,7 +25,7 @@ from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
-from polyquant.runtime.norm import Norm, read_norm
+from polyquant.runtime.norm import bare_norm, read_norm
 from polyquant.runtime.rotary import Rotary, rotaries
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
@@ -84,6 +85,7 @@ def load(
         rounding,
         masters=token and checkpoint.naming == "hf" and not checkpoint.describes_itself,
         derived=derived_maps(checkpoint, architecture, hyper),
+        numbers=layer_numbers.lists(checkpoint, architecture, hyper.layers),
     )
     if architecture.encoder:
         if cache is not None:
@@ -107,7 +109,7 @@ def build(
     c8 = _c8(tensors, hyper, cache, exact=exact)
     layers = _layers(tensors, architecture, hyper, c8 if c8 is not None and not c8.turned else None)
     ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
-    bare = Norm(np.ones(hyper.hidden, np.float32), hyper.norm_eps, None, kind)
+    bare = bare_norm(hyper.hidden, hyper.norm_eps, kind)
     last = bare if ends.bare else read_norm(tensors, ends.last_stem, hyper.hidden, hyper.norm_eps, ["output"], kind)
     linear = tensors.linear(hyper.hidden, [(head, hyper.vocab)])
     lengths = row_lengths(linear.weights[0]) if hyper.vocab == ends.unit_rows else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import get_args
 
 import numpy as np
 
+from polyquant.architectures.keys import GATING
 from polyquant.architectures.mixture import Mixture as Record
 from polyquant.errors import UnsupportedError
 from polyquant.ops.activations import ACTIVATIONS, activate, gated
@@ -18,7 +20,7 @@ from polyquant.types import F32, Shape
 
 __all__ = ["Mixture", "feed_forward"]
 
-_GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_after_topk"}
+_GATINGS: dict[int, Gating] = {GATING[name]: name for name in get_args(Gating)}
 
 
 def feed_forward(part: Record, site: Site) -> FeedForward | Mixture:

@@ -15,7 +15,7 @@ from polyquant.ops.decoder import add_bias, layer_norm, rms_norm
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32, Floats
 
-__all__ = ["Norm", "read_norm"]
+__all__ = ["Norm", "bare_norm", "read_norm"]
 
 
 class Norm:
@@ -32,6 +32,11 @@ class Norm:
         if self.bias is not None:
             add_bias(out, self.bias)
         return out
+
+
+def bare_norm(size: int, eps: float, kind: NormKind = "rms") -> Norm:
+    """A norm without numbers of its own."""
+    return Norm(np.ones(size, np.float32), eps, None, kind)
 
 
 def read_norm(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from polyquant.architectures import layer_numbers
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.parts import BARE
 from polyquant.architectures.record import Architecture
@@ -17,7 +16,7 @@ from polyquant.errors import InputError
 from polyquant.runtime.c8 import C8
 from polyquant.runtime.expert_linear import Stack
 from polyquant.runtime.linear import Linear
-from polyquant.runtime.norm import Norm, read_norm
+from polyquant.runtime.norm import Norm, bare_norm, read_norm
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32, Shape
 
@@ -37,7 +36,7 @@ class Site:
     def norm(self, stem: str) -> Norm:
         """The norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
         if stem == BARE:
-            return Norm(np.ones(self.hyper.hidden, np.float32), self.hyper.norm_eps, None, self.architecture.norm)
+            return bare_norm(self.hyper.hidden, self.hyper.norm_eps, self.architecture.norm)
         (size,) = self._shapes[stem]
         readers = [self._name(reader) for reader in self.architecture.behind(stem)]
         return read_norm(self.tensors, self._name(stem), size, self.hyper.norm_eps, readers, self.architecture.norm)
@@ -77,16 +76,8 @@ class Site:
         return np.ascontiguousarray(found.reshape(shape), np.float32)
 
     def number(self, key: str) -> float:
-        """This layer's entry of a list of numbers (record.LayerNumber), called by its key in GGUF. Raises InputError."""
-        checkpoint, layers = self.tensors.checkpoint, self.hyper.layers
-        if checkpoint.naming != "gguf":
-            return float(layer_numbers.metadata(checkpoint, self.architecture, layers)[key].value[self.index])
-        values = checkpoint.metadata.get(key)
-        if not isinstance(values, Sequence | np.ndarray) or len(values) != layers:
-            raise InputError(
-                f"{key} cannot be right", file=checkpoint.path, expected=f"a number for each of {layers} layers"
-            )
-        return float(values[self.index])
+        """This layer's entry of a list of numbers (record.LayerNumber), called by its key in GGUF."""
+        return self.tensors.numbers[key][self.index]
 
     def __contains__(self, stem: str) -> bool:
         return f"{self._name(stem)}.weight" in self.tensors

@@ -31,7 +31,7 @@ _COMPUTED = re.compile(
 @dataclass(frozen=True, slots=True)
 class Tensors:
     """names: decoder's name -> tensor's name in the checkpoint. derived: decoder's name -> what makes it of tensors of the checkpoint, where it is no
-    tensor by itself (splits, stacks, changed values). rounding: of the activations of quantized weights.
+    tensor by itself (splits, stacks, changed values). numbers: key in GGUF -> a number for each layer (record.LayerNumber). rounding: of the activations of quantized weights.
 
     masters: float matrices of the layers are BitNet master weights, made ternary in memory. used: the names asked for so far; made: the
     matrices that were made ternary.
@@ -43,15 +43,12 @@ class Tensors:
     rounding: Rounding
     masters: bool = False
     derived: Mapping[str, TensorMap] = field(default_factory=dict)
+    numbers: Mapping[str, Sequence[float]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     made: set[str] = field(default_factory=set)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names or name in self.derived
-
-    def stored(self, name: str) -> str:
-        """The name in the checkpoint, for messages."""
-        return self.derived[name].sources[0] if name in self.derived else self.names[name]
 
     def floats(self, name: str) -> F32:
         """The tensor of that name as floats of its own shape. Raises as `weight`."""

@@ -14,7 +14,7 @@ import numpy as np
 from polyquant.codecs.i2_s import I2_S_X4, I2_S_X86
 from polyquant.errors import CodecError, InputError
 from polyquant.quantizers.absmean import absmean_codes
-from polyquant.runtime.derived import HeldArray
+from polyquant.rows import in_memory
 from polyquant.types import Ternary, Weight
 
 __all__ = ["ternarized"]
@@ -34,4 +34,4 @@ def ternarized(weight: Weight, *, file: object = None) -> Weight:
         found = absmean_codes(weight)
         found = Ternary(found.codes, found.scale.astype(_NARROW.get(weight.codec.name, np.float32)).astype(np.float32))
     parts = codec.pack(found)
-    return Weight(weight.name, weight.shape, codec, {key: HeldArray(part) for key, part in parts.items()})
+    return Weight(weight.name, weight.shape, codec, in_memory(parts))

@@ -116,8 +116,7 @@ def survey(source: Source, most: int = 1000) -> tuple[Header, list[Breach]]:
             if len(breaches) >= most:
                 break
     entries.sort(key=lambda e: (e.offset, e.offset + e.nbytes))
-    for entry in entries:
-        breaches.extend(_size_breach(entry))
+    breaches.extend(filter(None, map(_size_breach, entries)))
     # A tensor that could not be understood leaves a hole that is not worth a second line.
     if not any(b.rule == "entry" for b in breaches):
         breaches.extend(_chain(entries, 8 + length, source.size))
@@ -144,38 +143,40 @@ def _entry(name: str, fields: Any, start: int) -> Entry:
     if len(name) > _MAX_NAME:
         raise InputError("tensor name is too long", expected=f"at most {_MAX_NAME} characters", found=len(name))
     fields = strict_json.typed(fields, dict, "tensor description")
-    for key in ("dtype", "shape", "data_offsets"):
-        if key not in fields:
-            raise InputError(f"tensor description lacks {key}")
-    dtype = strict_json.typed(fields["dtype"], str, "dtype")
-    rank = len(strict_json.typed(fields["shape"], list, "shape"))
+    try:
+        dtype, dimensions, span = fields["dtype"], fields["shape"], fields["data_offsets"]
+    except KeyError as key:
+        raise InputError(f"tensor description lacks {key.args[0]}") from None
+    dtype = strict_json.typed(dtype, str, "dtype")
+    rank = len(strict_json.typed(dimensions, list, "shape"))
     if rank > _MAX_DIMENSIONS:
         raise InputError("too many dimensions", expected=f"at most {_MAX_DIMENSIONS}", found=rank)
-    shape = strict_json.integers(fields["shape"], "shape")
-    if math.prod(d for d in shape if d) > _MAX_EXTENT:
+    shape = strict_json.integers(dimensions, "shape")
+    if math.prod(filter(None, shape)) > _MAX_EXTENT:
         raise InputError("shape is larger than any file", found=list(shape))
-    if len(strict_json.typed(fields["data_offsets"], list, "data_offsets")) != 2:
-        raise InputError("data_offsets must be [begin, end]", found=f"{len(fields['data_offsets'])} numbers")
-    offsets = strict_json.integers(fields["data_offsets"], "data_offsets")
-    if offsets[0] > offsets[1]:
-        raise InputError("data_offsets must be [begin, end]", found=list(offsets))
-    return Entry(name, dtype, shape, start + offsets[0], offsets[1] - offsets[0])
+    if len(strict_json.typed(span, list, "data_offsets")) != 2:
+        raise InputError("data_offsets must be [begin, end]", found=f"{len(span)} numbers")
+    begin, end = strict_json.integers(span, "data_offsets")
+    if begin > end:
+        raise InputError("data_offsets must be [begin, end]", found=[begin, end])
+    return Entry(name, dtype, shape, start + begin, end - begin)
 
 
-def _size_breach(e: Entry) -> Iterator[Breach]:
+def _size_breach(e: Entry) -> Breach | None:
     count = math.prod(e.shape)
     bits = DTYPE_BITS.get(e.dtype)
     if bits is None:
         if count > 8 * e.nbytes:
-            yield Breach("bytes", f"{e.nbytes} bytes cannot hold {count} elements of {e.dtype}", e.name)
+            return Breach("bytes", f"{e.nbytes} bytes cannot hold {count} elements of {e.dtype}", e.name)
     elif count * bits != 8 * e.nbytes:
-        yield Breach(
+        return Breach(
             "bytes",
             f"byte range does not fit {e.dtype} {list(e.shape)}",
             e.name,
             expected=f"{count * bits / 8:.15g} bytes",
             found=e.nbytes,
         )
+    return None
 
 
 def _chain(entries: list[Entry], start: int, size: int) -> Iterator[Breach]:

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from polyquant.errors import InputError, printable
+from polyquant.no_collection import no_collection
 from polyquant.storage.source import Source
 
 __all__ = ["HEADER", "INDEX", "OTHER", "TOKENIZER", "Limit", "integer", "integers", "parse", "read", "typed"]
@@ -72,21 +72,17 @@ def parse(data: Any, limit: Limit = OTHER, *, file: object = None) -> Any:
     except UnicodeDecodeError as e:
         raise InputError(f"JSON is not UTF-8 (byte {e.start})", file=file) from None
     hooks = _Hooks(limit.digits, file)
-    collecting = gc.isenabled()
-    gc.disable()  # nothing here is garbage: looking for it again and again would take half of the time
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=hooks.members,
-            parse_int=hooks.integer,
-            parse_float=hooks.number,
-            parse_constant=hooks.constant,
-        )
+        with no_collection():
+            value = json.loads(
+                text,
+                object_pairs_hook=hooks.members,
+                parse_int=hooks.integer,
+                parse_float=hooks.number,
+                parse_constant=hooks.constant,
+            )
     except json.JSONDecodeError as e:
         raise InputError(f"not valid JSON: {e.msg} (character {e.pos})", file=file) from None
-    finally:
-        if collecting:
-            gc.enable()
     if "\\ud" in text or "\\uD" in text:
         _refuse_surrogates(value, file)
     return value

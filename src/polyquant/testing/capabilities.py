@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.capabilities import (
     CountsSymbols,
@@ -31,12 +27,11 @@ from polyquant.capabilities import (
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, round_activations
-from polyquant.rows import experts
+from polyquant.rows import experts, in_memory
 from polyquant.testing.refusals import refused
 from polyquant.types import (
     F32,
     Affine,
-    ArraySpec,
     Blocks,
     Codec,
     Floats,
@@ -129,23 +124,6 @@ def _near(found: F32, expected: F32) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=_BOUND * float(np.abs(expected).max(initial=0)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A stored array in memory."""
-
-    array: NDArray[Any]
-
-    @property
-    def spec(self) -> ArraySpec:
-        return ArraySpec(self.array.shape, self.array.dtype)
-
-    def view(self) -> NDArray[Any]:
-        return self.array
-
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        return self.array[start:stop].copy()
-
-
 def _check_stack(codec: Codec, parts: Parts, shape: Shape) -> None:
     """The same parts as a stack of two matrices. Codecs may refuse stacks; one that is read by rows or is `Stackable` gives each matrix bit for bit,
     and only the latter may say that two matrices share bytes."""
@@ -155,7 +133,7 @@ def _check_stack(codec: Codec, parts: Parts, shape: Shape) -> None:
         return
     try:
         codec.specs(stack)
-        weight = Weight("stack", stack, codec, {key: _Held(part) for key, part in parts.items()})
+        weight = Weight("stack", stack, codec, in_memory(parts))
         taken = experts(weight)
     except (CodecError, UnsupportedError) as refusal:
         assert "\n" not in str(refusal)

@@ -161,13 +161,20 @@ def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, A
         notes.append(
             f"unsupported quantization scheme: {printable(undecoded.scheme)}; its tensors are shown as they are stored"
         )
+    known: dict[tuple[str, Shape, int], tuple[Codec, dict[str, ArraySpec]]] = {}
     for name, (shard, tensor) in tensors.items():
         if name in taken:
             continue
-        codec = codec_of(tensor.dtype, tensor.nbytes)
         if undecoded is not None and name in codes:
-            codec = UndecodedDtype(-1, tensor.nbytes, undecoded.scheme, tensor.dtype)
-        arrays = {part: tensor.array(shard.source, spec) for part, spec in codec.specs(tensor.shape).items()}
+            codec: Codec = UndecodedDtype(-1, tensor.nbytes, undecoded.scheme, tensor.dtype)
+            specs = codec.specs(tensor.shape)
+        else:
+            kind = (tensor.dtype, tensor.shape, tensor.nbytes)  # experts are many, and alike
+            if kind not in known:
+                codec = codec_of(tensor.dtype, tensor.nbytes)
+                known[kind] = codec, codec.specs(tensor.shape)
+            codec, specs = known[kind]
+        arrays = {part: tensor.array(shard.source, spec) for part, spec in specs.items()}
         out[name] = Weight(name, tensor.shape, codec, arrays)
     ordered = {n: out[n] for n in dict.fromkeys(taken.get(n, n) for n in tensors) if n in out}
     return _Read(ordered, tuple(notes), undecoded)

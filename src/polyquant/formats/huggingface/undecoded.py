@@ -211,9 +211,10 @@ def _without_sign(name: str, tensor: Described, tensors: Mapping[str, Described]
     """What a tensor whose name tells nothing is taken for; None for one that may be what it says."""
     weight = name.endswith(".weight")
     if tensor.dtype in _FLOATS:
-        stem = name.removesuffix("weight")
-        scale = next((s for s in ("weight_scale_inv", "weight_scale") if stem + s in tensors), None)
-        return f"floats beside {scale}" if weight and len(tensor.shape) > 1 and scale is not None else None
+        if not weight or len(tensor.shape) < 2:
+            return None
+        scale = next((s for s in ("_scale_inv", "_scale") if name + s in tensors), None)
+        return None if scale is None else f"floats beside weight{scale}"
     if tensor.dtype not in PLAIN or _BUFFERS.search(name):
         return None
     stems = (name.removesuffix(".weight"), name)

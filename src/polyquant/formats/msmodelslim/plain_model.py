@@ -11,11 +11,9 @@ Where the architecture has no X.bias the tool made it, c = -W b up to the roundi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyquant.architectures.find import of_config
 from polyquant.architectures.record import Architecture
@@ -23,32 +21,13 @@ from polyquant.codecs.affine_forms import floats_of
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import UnsupportedError
 from polyquant.registry import codec
-from polyquant.types import F32, ArraySpec, Checkpoint, Floats, Weight
+from polyquant.rows import in_memory
+from polyquant.types import F32, Checkpoint, Floats, Weight
 
 __all__ = ["plain_model"]
 
 _CACHE = (".kv_cache_scale", ".kv_cache_offset")
 _TWIN = (".module.weight", ".module.bias")
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A part in memory."""
-
-    values: NDArray[Any]
-
-    @property
-    def spec(self) -> ArraySpec:
-        """Shape and dtype."""
-        return ArraySpec(self.values.shape, self.values.dtype)
-
-    def view(self) -> NDArray[Any]:
-        """The array."""
-        return self.values
-
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Entries [start, stop)."""
-        return self.values[start:stop]
 
 
 def plain_model(checkpoint: Checkpoint) -> Checkpoint:
@@ -126,7 +105,7 @@ def _recover_biases(checkpoint: Checkpoint, record: Architecture | None, weights
 def _held(name: str, values: F32, checkpoint: Checkpoint) -> Weight:
     """A vector in memory, of the model's float type."""
     kind = codec(floats_of(checkpoint.config))
-    return Weight(name, values.shape, kind, {p: _Held(a) for p, a in kind.pack(kind.quantize(values)).items()})
+    return Weight(name, values.shape, kind, in_memory(kind.pack(kind.quantize(values))))
 
 
 def _is_norm(module: str, weights: Mapping[str, Weight]) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
-from polyquant.runtime.derived import HeldArray
+from polyquant.rows import in_memory
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import Activations
 from polyquant.types import Rounding, Weight
@@ -59,7 +59,7 @@ class PackedWeight(torch.nn.Module):
         """The components as a polyquant weight: views, no copies. Raises UnsupportedError off the CPU."""
         if self.device.type != "cpu":
             raise cpu_only(self.device)
-        arrays = {part: HeldArray(buffer.numpy()) for part, buffer in self.named_buffers()}
+        arrays = in_memory({part: buffer.numpy() for part, buffer in self.named_buffers()})
         return Weight(self.name, tuple(self.shape), self.codec, arrays)
 
     def dequantize(self) -> torch.Tensor:

@@ -136,7 +136,7 @@ def test_a_state_belongs_to_one_position():
     one, two = np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32)
     state.write(0, 4, (one,))
     state.write(4, 5, (two,))
-    assert state.read(5)[0] is two and state.read(4)[0] is one and state.nbytes == 48
+    assert state.read(5)[0] is two and state.read(4)[0] is one and len(state.arrays) == 2
     with pytest.raises(InputError, match="another position"):
         state.read(3)
     state.write(4, 6, (two,))
@@ -153,11 +153,19 @@ def test_where_a_cache_can_go_back_to():
             if at < 40:
                 cache.mark()
         assert {length: cache.reachable(length) for length in places} == places
-        assert cache.reachable(40) == 40 and cache.nbytes > 0 and cache.recurrent
+        assert cache.reachable(40) == 40 and cache.recurrent
+        rows = cache.layers[0].nbytes
+        assert cache.nbytes - rows == 3 * 8  # at 40, at 33 (the one before and a mark) and at 32
         cache.truncate(39)
         assert cache.length == 33 and cache.recall(1)[0].tolist() == [33, 33]
         cache.truncate(5)
         assert cache.length == 0 and cache.recall(1)[0].tolist() == [0, 0]
+
+
+def test_a_state_larger_than_any_is_refused(monkeypatch):
+    monkeypatch.setattr("polyquant.runtime.site._MOST", 100)
+    with pytest.raises(InputError, match="cannot be right"):
+        load(Golden("lfm2").folder)
 
 
 def test_two_parts_of_one_layer_keep_different_things():

@@ -17,7 +17,6 @@ from polyquant.ops.recurrent import convolve, delta_rule, sigmoid, silu, softplu
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
-from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["DeltaRule"]
@@ -41,7 +40,7 @@ class DeltaRule:
             site.optional_bias("ssm_conv1d", channels),
         )
         self.dt_bias, self.a = (site.array(name, shapes[name]) for name in ("ssm_dt.bias", "ssm_a"))
-        self.keeps = Keeps(states=((span - 1, channels), (self.keys * self.each, self.key, self.value)))
+        self.keeps = site.states((span - 1, channels), (self.keys * self.each, self.key, self.value))
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last inputs of the convolution and the state go into the cache."""

@@ -67,8 +67,12 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers' arrays; marks share most of theirs with nobody and are not counted."""
-        return sum(kept.nbytes for kept in (*self.layers, *self.states) if kept is not None)
+        """Bytes of all layers' arrays, those of marks included."""
+        held = [array for state in self.states if state is not None for array in state.arrays]
+        held += [array for states in self._marks.values() for arrays in states for array in arrays]
+        return sum({id(array): array.nbytes for array in held}.values()) + sum(
+            layer.nbytes for layer in self.layers if layer is not None
+        )
 
     def attend(
         self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
@@ -104,7 +108,7 @@ class KVCache:
         return max((at for at in self._marks if at <= length and at % self.grain == 0), default=0)
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on, or, of a model with recurrent parts, from the last mark before it: `length` says. In int8, positions
+        """Forget the positions from `length` on, or, of a model with recurrent parts, from the last mark before it; `self.length` says where it stands then. In int8, positions
         of a block that was full stay as int8 left them."""
         self.step = None
         length = max(0, min(self.length, length))

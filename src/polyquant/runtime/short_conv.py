@@ -14,7 +14,6 @@ from polyquant.ops.recurrent import convolve
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
-from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["ShortConv"]
@@ -32,7 +31,7 @@ class ShortConv:
         self.norm = site.norm(part.norm)
         self.first, self.out = site.linear("shortconv.in_proj"), site.linear("shortconv.out_proj")
         self.kernel, self.bias = site.array(name, shape), site.optional_bias("shortconv.conv", shape[0])
-        self.keeps = Keeps(states=((shape[1] - 1, shape[0]),))
+        self.keeps = site.states((shape[1] - 1, shape[0]))
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last inputs of the convolution go into the cache."""

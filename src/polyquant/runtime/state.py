@@ -43,9 +43,9 @@ class State:
         self._held: dict[int, Arrays] = {}
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        return sum(array.nbytes for arrays in self._held.values() for array in arrays)
+    def arrays(self) -> Sequence[F32]:
+        """All that it holds."""
+        return [array for arrays in self._held.values() for array in arrays]
 
     def read(self, position: int) -> Arrays:
         """After `position` tokens. Raises InputError for another position than the last two."""

@@ -19,7 +19,6 @@ from polyquant.ops.recurrent import convolve, silu, softplus, state_space
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
-from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
 __all__ = ["StateSpace"]
@@ -49,7 +48,7 @@ class StateSpace:
         normed = not part.optional_norm or "ssm_norm" in site
         self.weight = site.array("ssm_norm.weight", shapes["ssm_norm.weight"]).reshape(-1) if normed else None
         self.gate_last = bool(hyper.count("norm_before_gate"))
-        self.keeps = Keeps(states=((span - 1, channels), (self.heads, self.inner // self.heads, self.states)))
+        self.keeps = site.states((span - 1, channels), (self.heads, self.inner // self.heads, self.states))
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last inputs of the convolution and the state go into the cache."""

@@ -121,3 +121,23 @@ def test_a_model_continued_equals_a_model_run_again(engine, name, kind):
 )
 def test_the_default_is_as_exact_as_the_rest(path, activations, kind):
     assert polyquant.load(path, activations=activations).decoder.cache_type == kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [[1] * 70, [31, 1, 1, 37], [20, 30, 50]], ids=len)
+def test_a_later_layer_on_the_same_keys_sees_what_one_with_its_own_would(engine, kind, steps):
+    """Other queries on keys that are there already leave everything as it was, also where a block gets full in between."""
+    qkv, others = text(100), noise(100, HEADS, SIZE, seed=7)
+    shared, apart = KVCache([Keeps((GROUPS, SIZE)), Keeps()], kind), empty(kind)
+    assert shared.nbytes == apart.nbytes // 2
+    for start, n in zip(np.cumsum([0, *steps[:-1]]), steps, strict=True):
+        q, k, v = (x[start : start + n] for x in qkv)
+        late = others[start : start + n]
+        first = shared.attend(0, q, k, v, scale=0.25)
+        second = [shared.again(0, late, k, v, scale=0.25) for _ in range(2)]
+        shared.length += n
+        wanted = apart.attend(0, q, k, v, scale=0.25), apart.attend(1, late, k, v, scale=0.25)
+        apart.length += n
+        np.testing.assert_array_equal(first, wanted[0])
+        for found in second:
+            np.testing.assert_array_equal(found, wanted[1])

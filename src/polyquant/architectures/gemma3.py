@@ -6,39 +6,24 @@ Source: modeling_gemma3.py of transformers; llama.cpp's converter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from polyquant.architectures.changes import Plus
 from polyquant.architectures.gemma import FOUR_NORMS, GELU, GEMMA2, GEMMA_TABLE, NORMS, attention_scale, query_scalar
-from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import Key
-from polyquant.architectures.keys import sliding_window, softcap_key
+from polyquant.architectures.keys import sliding_window, softcap_key, theta_of, two_ropes
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.windows import all_but_every, gguf_windows, layer_types, where_listed
 
-__all__ = ["GEMMA3", "LOCAL_THETA", "two_ropes"]
-
-
-def _local_theta(config: Mapping[str, Any]) -> Any:
-    rope = config.get("rope_parameters")
-    local = rope.get("sliding_attention") if isinstance(rope, Mapping) else None
-    return config.get("rope_local_base_freq") or (local.get("rope_theta") if isinstance(local, Mapping) else None)
+__all__ = ["GEMMA3", "LOCAL_THETA"]
 
 
 LOCAL_THETA = Key(
-    "rope_theta_swa", ("rope_local_base_freq",), "rope.freq_base_swa", default=10000.0, kind="real", read=_local_theta
-)
+    "rope_theta_swa", ("rope_local_base_freq",), "rope.freq_base_swa", default=10000.0, kind="real",
+    read=theta_of("sliding_attention", "rope_local_base_freq"),
+)  # fmt: skip
 """The base of the layers with a window."""
-
-
-def two_ropes(hyper: Hyper) -> dict[str, Any]:
-    """rope_parameters of config.json where layers with a window have a base of their own."""
-    local = {"rope_type": "default", "rope_theta": hyper.more["rope_theta_swa"]}
-    full = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
-    return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
 
 
 _SCALE, _UNSAID = attention_scale(62)

@@ -7,10 +7,11 @@ Source: modeling_gemma4.py and configuration_gemma4.py of transformers; llama.cp
 
 from __future__ import annotations
 
-from polyquant.architectures.gemma import FOUR_NORMS
+from polyquant.architectures.gemma import FOUR_NORMS, GELU
 from polyquant.architectures.gemma4_hyper import GEMMA4_TABLE
+from polyquant.architectures.gemma4_layer import Gemma4FeedForward, Gemma4Layer
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Ends, FeedForward
 from polyquant.architectures.record import Architecture, has
 
 __all__ = ["GEMMA4"]
@@ -56,6 +57,7 @@ GEMMA4 = Architecture(
     reads=("gemma4_text",),
     names=NameTable(_NAMES, exact=_EXACT, top=_TOP),
     hyper=GEMMA4_TABLE,
-    layer=ConvertedOnly(),
+    layer=Gemma4Layer(feed_forward=Gemma4FeedForward(FeedForward(activations=GELU))),
+    ends=Ends(root=True, layer_inputs=True),
     switches={"attention_k_eq_v": _shares_k, "enable_moe_block": has("ffn_gate_inp.weight")},
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from polyquant.errors import InputError
@@ -41,7 +41,10 @@ class Hyper:
         layer_kv_heads, layer_feed_forward    key/value heads and width of each layer, 0 where it has no attention or no feed-forward part
         recurrent                   1 for each layer with a delta rule instead of attention
         ssm_conv, ssm_inner, ssm_state, ssm_heads, ssm_groups                     state-space layers
-        head_dim_swa                heads of layers with a sliding window, where they have a width of their own
+        sliding                     1 for each layer with a sliding window, () where none has one
+        head_dim_swa, full_kv_heads    heads of layers with a sliding window, where they have a width of their own; key/value heads of the others
+        shared_kv_layers, double_wide  last layers that read the keys and values of earlier ones; 1 if their feed-forward part is twice as wide
+        per_layer_input             numbers of a token that each layer reads beside the stream
         q_lora, kv_lora, rope_head, nope_head, value_head                         latent attention (MLA)
     """
 
@@ -75,6 +78,22 @@ class Hyper:
         """A number of `more`; the default if the architecture has none of that name, or it is 0."""
         found = self.more.get(name, 0.0)
         return float(found) if isinstance(found, int | float) and found else default
+
+    def slides(self, layer: int) -> bool:
+        """True if that layer is one of those that the row `sliding` names."""
+        sliding = self.more.get("sliding")
+        return isinstance(sliding, tuple) and bool(sliding) and bool(sliding[layer])
+
+    def at(self, layer: int) -> Hyper:
+        """The same with the sizes of one layer, where layers of two kinds differ in them."""
+        own: dict[str, Any] = (
+            {"head_dim": self.count("head_dim_swa")}
+            if self.slides(layer)
+            else {"kv_heads": self.count("full_kv_heads")}
+        )
+        if self.count("double_wide") and layer >= self.layers - self.count("shared_kv_layers"):
+            own["feed_forward"] = 2 * self.feed_forward
+        return replace(self, **{name: size for name, size in own.items() if size})
 
     @property
     def rotary_size(self) -> int:

@@ -28,6 +28,8 @@ __all__ = [
     "sliding_layers_key",
     "sliding_window",
     "softcap_key",
+    "theta_of",
+    "two_ropes",
 ]
 
 GATING = {"softmax": 1, "sigmoid": 2, "softmax_after_topk": 3}
@@ -134,6 +136,25 @@ def sliding_layers_key(period: int) -> Key:
 
     key = "attention.sliding_window_pattern"
     return Key("sliding", (), key, kind="flags", write="where set", read=read, read_gguf=read_gguf)
+
+
+def theta_of(kind: str, *before: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Reads the base of RoPE of the layers of this kind. before: where it stood until transformers 5."""
+
+    def read(config: Mapping[str, Any]) -> Any:
+        rope = config.get("rope_parameters")
+        of_kind = rope.get(kind) if isinstance(rope, Mapping) else None
+        said = of_kind.get("rope_theta") if isinstance(of_kind, Mapping) else None
+        return next((config[key] for key in before if config.get(key) is not None), None) if said is None else said
+
+    return read
+
+
+def two_ropes(hyper: Hyper) -> dict[str, Any]:
+    """rope_parameters of config.json where layers with a window have a base of their own, the row `rope_theta_swa`."""
+    local = {"rope_type": "default", "rope_theta": hyper.more["rope_theta_swa"]}
+    full = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
 
 
 def softcap_key(name: str, default: float) -> Key:

@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from polyquant.architectures.hyper import MAX_LAYERS
 from polyquant.architectures.hyper_table import Key
 
-__all__ = ["ATTENTION", "kv_heads", "largest", "per_layer", "words", "words_of"]
+__all__ = ["ATTENTION", "kv_heads", "largest", "numbers", "of_windowed", "per_layer", "words", "words_of"]
 
 ATTENTION = ("attention", "full_attention")
 """What config.json calls a layer with attention; the first word until transformers 5, the second since."""
@@ -66,5 +68,22 @@ def per_layer(key: str) -> Callable[[Callable[..., Any]], Any]:
         if isinstance(value, Iterable) or not isinstance(value, int) or not isinstance(layers, int):
             return value
         return [value] * min(layers, MAX_LAYERS)
+
+    return read
+
+
+def numbers(get: Callable[..., Any], key: str) -> list[Any]:
+    """A number of GGUF, or one for each layer; [] for nothing."""
+    value = get(key, whole=True)
+    return [] if value is None else np.ravel(value).tolist()
+
+
+def of_windowed(key: str, *, windowed: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """The entry of a list of GGUF that layers with a window have, or the one number; windowed: False for those without one, then 0 where no list tells them apart."""
+
+    def read(get: Callable[..., Any]) -> Any:
+        found, sliding = numbers(get, key), numbers(get, "attention.sliding_window_pattern")
+        own = [n for n, slides in zip(found, sliding, strict=False) if bool(slides) is windowed]
+        return next(iter(own), next(iter(found), None) if windowed else 0)
 
     return read

@@ -7,7 +7,7 @@ Source: modeling_modernbert.py of transformers; llama.cpp's converter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from polyquant.architectures.bert import BIDIRECTIONAL, ENCODER, HEAD
 from polyquant.architectures.bidirectional import LaterNorm
 from polyquant.architectures.hyper import MAX_CONTEXT, Hyper, whole_number
 from polyquant.architectures.hyper_table import USUAL, Key
+from polyquant.architectures.keys import theta_of, two_ropes
 from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Ends, FeedForward, Layer
@@ -26,18 +27,6 @@ __all__ = ["MODERN_BERT"]
 
 _WINDOW, _EVERY = 128, 3
 _POOLED = {"mean": 1, "cls": 2}
-
-
-def _theta(kind: str, before: str) -> Callable[[Mapping[str, Any]], Any]:
-    """The base of the layers of this kind. before: where it stood until transformers 5."""
-
-    def read(config: Mapping[str, Any]) -> Any:
-        rope = config.get("rope_parameters")
-        of_kind = rope.get(kind) if isinstance(rope, Mapping) else None
-        said = of_kind.get("rope_theta") if isinstance(of_kind, Mapping) else None
-        return config.get(before) if said is None else said
-
-    return read
 
 
 def _period(config: Mapping[str, Any]) -> Any:
@@ -63,11 +52,7 @@ def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int,
 
 def _said_of_layers(hyper: Hyper) -> dict[str, Any]:
     local = [i % hyper.count("window_period") for i in range(hyper.layers)]
-    bases = {"full_attention": hyper.rope_theta, "sliding_attention": hyper.real("rope_theta_swa", 10000.0)}
-    return {
-        "layer_types": words_of(local, "sliding_attention", "full_attention"),
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
-    }
+    return {"layer_types": words_of(local, "sliding_attention", "full_attention"), **two_ropes(hyper)}
 
 
 MODERN_BERT = Architecture(
@@ -95,7 +80,7 @@ MODERN_BERT = Architecture(
     ),
     hyper=replace(
         USUAL.changed(
-            rope_theta={"config": ("global_rope_theta",), "default": 160000.0, "read": _theta("full_attention", "global_rope_theta")},
+            rope_theta={"config": ("global_rope_theta",), "default": 160000.0, "read": theta_of("full_attention", "global_rope_theta")},
             norm_eps={"config": ("norm_eps",), "gguf": "attention.layer_norm_epsilon", "also": ("attention.layer_norm_rms_epsilon",), "default": 1e-5},
             rotated={"config": (), "gguf": None},
             vocab={"write": "always"},
@@ -104,7 +89,7 @@ MODERN_BERT = Architecture(
         ).plus(
             Key(
                 "rope_theta_swa", ("local_rope_theta",), "rope.freq_base_swa", default=10000.0, kind="real",
-                read=_theta("sliding_attention", "local_rope_theta"),
+                read=theta_of("sliding_attention", "local_rope_theta"),
             ),
             Key("window", ("local_attention",), "attention.sliding_window", default=_WINDOW),
             Key("window_period", ("global_attn_every_n_layers",), "attention.sliding_window_pattern", default=_EVERY, low=1, read=_period),

@@ -230,7 +230,8 @@ class Ends:
     (token_embd_norm). last: one behind the layers (output_norm). root: embeddings are
     multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
     multiplied with it. Its logit_softcap comes last. bare: the last norm has no numbers. unit_rows: in models of that many tokens the rows of the head
-    are divided by their lengths. last_stem: what the norm behind the layers is called.
+    are divided by their lengths. last_stem: what the norm behind the layers is called. layer_inputs: each layer reads as many numbers of a token as Hyper's
+    per_layer_input says, if it is not 0 (runtime/ends.py).
     """
 
     positions: bool = False
@@ -242,6 +243,7 @@ class Ends:
     bare: bool = False
     unit_rows: int = 0
     last_stem: str = "output_norm"
+    layer_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

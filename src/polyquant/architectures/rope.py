@@ -26,6 +26,7 @@ __all__ = [
     "of_config",
     "of_metadata",
     "parameters",
+    "proportional_pairs",
     "recognise_llama3",
     "rotated",
     "scaling_metadata",
@@ -180,6 +181,11 @@ def longrope_factor(rope: Mapping[str, Any], context: int) -> float:
         return float(said)
     scale = float(factor) if isinstance(factor, int | float) and _number(factor) else context / original
     return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+
+
+def proportional_pairs(rope: Mapping[str, Any], head: int) -> int:
+    """How many pairs of a head turn in a proportional scaling. Raises InputError."""
+    return int(real_number(rope.get("partial_rotary_factor", 1.0), "partial_rotary_factor", file=None) * head // 2)
 
 
 def _number(value: Any) -> bool:

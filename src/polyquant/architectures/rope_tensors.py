@@ -33,8 +33,7 @@ def constants(hyper: Hyper, file: object) -> dict[str, F32]:
     if kind == "longrope":
         return {_LONG: _listed(hyper, "long_factor", file), _SHORT: _listed(hyper, "short_factor", file)}
     if kind == "proportional":
-        share = hyper.rope.get("partial_rotary_factor", 1.0)
-        turning = int(share * hyper.head_size // 2)
+        turning = rope.proportional_pairs(hyper.rope, hyper.head_size)
         return {rope.FREQS: np.where(np.arange(pairs) < turning, np.float32(1), _STILL).astype(np.float32)}
     return {}
 

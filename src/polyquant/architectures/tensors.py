@@ -2,17 +2,19 @@
 
 gguf_maps   of a Hugging Face checkpoint: what each GGUF tensor is made of
 hf_maps     of a GGUF checkpoint: the way back, derived from the same rules
+usual_maps  of a Hugging Face checkpoint that mlx-lm wrote: the tensors of transformers
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.mlx import mlx_maps
 from polyquant.architectures.moves import Move
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError, UnsupportedError
@@ -20,7 +22,7 @@ from polyquant.inversion import inverted
 from polyquant.operations import SAME, Joined, Operation, Same, Stack, chain
 from polyquant.types import Shape, TensorMap, Weight
 
-__all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor"]
+__all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor", "usual_maps"]
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]{1,5}(?=\.)")
 _LAYER = re.compile(r"blk\.([0-9]{1,5})\.(.+)")
@@ -72,7 +74,13 @@ def gguf_maps(
     slots: list[TensorMap | _Group] = []
     groups: dict[tuple[int, str], _Group] = {}
     moves = {move.source: move for move in record.moves}
+    weights = list(weights)
+    foreign = mlx_maps(weights, record, hyper, file)
     for weight in weights:
+        if weight.name in foreign:
+            if (made := foreign[weight.name]) is not None:
+                slots.append(made)
+            continue
         if moves and (place := _moved(record, moves, weight)) is not None:
             layer, move, expert = place
             group = groups.get((layer, move.source))
@@ -245,6 +253,33 @@ def _whole(parts: _Parts, record: Architecture, hyper: Hyper, file: object) -> t
             keep_float = is_float_tensor(weight.name, weight.shape)
             maps.append(TensorMap(f"blk.{layer}.{inside}", names, shape, op, keep_float=keep_float))
         return inverted(maps, dict(zip(names, shapes, strict=True)))
+
+
+# ---------------------------------------------------------------- other spellings
+
+
+def usual_maps(weights: Sequence[Weight], record: Architecture, hyper: Hyper, file: object) -> list[TensorMap]:
+    """The tensors of transformers in a folder of mlx-lm (architectures/mlx.py), by way of GGUF's: others keep their names.
+
+    Raises InputError for tensors that do not fit, UnsupportedError for one that nothing brings back.
+    """
+    foreign = mlx_maps(weights, record, hyper, file)
+    made = {m.target: m for m in foreign.values() if m is not None}
+    by_name = {w.name: w for w in weights}
+    said = [Weight(m.target, m.shape, by_name[m.sources[0]].codec, {}) for m in made.values()]
+    back = [_composed(m, made) for m in hf_maps(said, record, hyper, file).maps]
+    kept = [w for w in weights if w.name not in foreign]
+    return [TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in kept] + back
+
+
+def _composed(back: TensorMap, made: Mapping[str, TensorMap]) -> TensorMap:
+    """The map from what the sources of `back` are made of."""
+    first = [made[name] for name in back.sources]
+    if len(first) == 1:
+        return replace(back, sources=first[0].sources, op=chain(first[0].op, back.op))
+    if not all(isinstance(m.op, Same) for m in first):
+        raise UnsupportedError("is made of tensors that are joined twice", tensor=back.target)
+    return replace(back, sources=tuple(name for m in first for name in m.sources))
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from typing import Any
 from polyquant.architectures import layer_numbers, pooling, rope_tensors
 from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.mlx import mlx_names
 from polyquant.architectures.record import Architecture
-from polyquant.architectures.tensors import gguf_maps, hf_maps, is_float_tensor
+from polyquant.architectures.tensors import gguf_maps, hf_maps, is_float_tensor, usual_maps
 from polyquant.errors import InputError, PlanError, UnknownNameError, UnsupportedError, printable
 from polyquant.gguf_values import string, u32
 from polyquant.storage import strict_json
@@ -30,7 +31,7 @@ from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.types import F32, Checkpoint, Meta, Shape, TensorMap, Translation, Weight
 
-__all__ = ["float_config", "to_gguf", "to_hf"]
+__all__ = ["float_config", "to_gguf", "to_hf", "usual_tensors"]
 
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
 _COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
@@ -355,6 +356,17 @@ def _hf_tensors(
             f"(first: {printable(mapped.strange[0])})"
         )
     return tuple(mapped.maps)
+
+
+def usual_tensors(checkpoint: Checkpoint) -> tuple[TensorMap, ...]:
+    """The tensors of a checkpoint with Hugging Face's names as transformers names them: as they are, but for a folder of mlx-lm.
+
+    Raises InputError for tensors that do not fit the configuration.
+    """
+    family = of_config(checkpoint.config)
+    if family is None or not mlx_names(checkpoint, family):
+        return tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+    return tuple(usual_maps(list(checkpoint.values()), family, _hyper(checkpoint, family), checkpoint.path))
 
 
 def float_config(data: bytes) -> bytes:

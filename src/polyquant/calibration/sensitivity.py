@@ -18,6 +18,7 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.registry import codec
 from polyquant.rows import in_memory
+from polyquant.runtime.kv_cache import Passing
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
@@ -94,11 +95,16 @@ class Probe:
 
     def rewind(self) -> None:
         """Stand before the first layer."""
-        self.states: list[F32] = [next(self.decoder.states(t, self.decoder.cache())).copy() for t in self._tokens]
+        caches = [self.decoder.cache() for _ in self._tokens]
+        self.states: list[F32] = [
+            next(self.decoder.states(t, c)).copy() for t, c in zip(self._tokens, caches, strict=True)
+        ]
+        self.passing: list[Passing] = [c.passing for c in caches]
 
     def advance(self, index: int) -> None:
         """Go through a layer that is float again."""
-        self.states = [self.decoder.alone(index, x.copy(), self.decoder.cache()) for x in self.states]
+        pairs = zip(self.states, self.passing, strict=True)
+        self.states = [self._alone(index, x.copy(), passing) for x, passing in pairs]
 
     def divergence(self, index: int) -> float:
         """Of the model as it stands, whose layers before `index` are float."""
@@ -112,12 +118,17 @@ class Probe:
     def _through(self, index: int) -> list[F32]:
         """The states [T, hidden] of each window after the layers from `index` on."""
         out = []
-        for state in self.states:
-            x = state.copy()
+        for state, before in zip(self.states, self.passing, strict=True):
+            x, passing = state.copy(), dict(before)
             for i in range(index, len(self.decoder.layers)):
-                x = self.decoder.alone(i, x, self.decoder.cache())
+                x = self._alone(i, x, passing)
             out.append(x)
         return out
+
+    def _alone(self, index: int, x: F32, passing: Passing) -> F32:
+        cache = self.decoder.cache()
+        cache.passing = passing
+        return self.decoder.alone(index, x, cache)
 
     def _log_probs(self, x: F32) -> F32:
         logits = self.decoder.logits(self.decoder.norm(x))

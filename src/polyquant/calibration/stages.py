@@ -22,7 +22,7 @@ from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.attention import Attention
 from polyquant.runtime.decoder import Decoder, Layer
-from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.kv_cache import KVCache, Passing
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
@@ -45,6 +45,7 @@ class DecoderStages:
         self._linears = [[place.linear for place in layer.places] for layer in decoder.layers]
         self._linears.append([decoder.head])
         self._states: list[F32] = []
+        self._passing: list[Passing] = []
 
     @property
     def names(self) -> Sequence[Sequence[str]]:
@@ -66,19 +67,25 @@ class DecoderStages:
         """See GatheringStages."""
         decoder = self.model.decoder
         if index == 0:
-            self._states = [next(decoder.states(tokens, decoder.cache())).copy() for tokens in self.windows]
+            caches = [decoder.cache() for _ in self.windows]
+            self._states = [
+                next(decoder.states(tokens, cache)).copy() for tokens, cache in zip(self.windows, caches, strict=True)
+            ]
+            self._passing = [cache.passing for cache in caches]
         taps = [Tap(linear, make) for linear in self._linears[index] if wanted & {w.name for w in linear.weights}]
         if index < len(decoder.layers):
             layer = decoder.layers[index]
             with _tapped(layer, taps), _kept(layer, decoder, cache) as empty:
                 for i, x in enumerate(self._states):
-                    self._states[i] = decoder.alone(index, x, empty())
+                    held = empty()
+                    held.passing = self._passing[i]
+                    self._states[i] = decoder.alone(index, x, held)
                     tick((i + 1) / len(self._states))
         else:
             for x in self._states:
                 for tap in taps:
                     tap.gathered.add(decoder.norm(x))
-            self._states = []
+            self._states, self._passing = [], []
             tick(1)
         return {w.name: tap.gathered for tap in taps for w in tap.linear.weights if w.name in wanted}
 

@@ -24,9 +24,10 @@ class FolderFormat(PackagedFormat):
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         """Every file that readers know, byte for byte."""
-        from polyquant.types import TensorMap, Translation
+        from polyquant.architectures.translate import usual_tensors
+        from polyquant.types import Translation
 
-        tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
+        tensors = usual_tensors(checkpoint)
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
         paths = {**checkpoint.files, **({"config.json": folder / "config.json"} if checkpoint.config else {})}
         files = {n: p.read_bytes() for n, p in paths.items()}

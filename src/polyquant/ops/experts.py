@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from polyquant.errors import InputError
 from polyquant.ops import native
+from polyquant.ops.activations import gated
+from polyquant.ops.decoder import add
 from polyquant.ops.matmul import ROUNDING_CODES
 from polyquant.types import F32, Rounding
 
@@ -31,6 +33,7 @@ __all__ = [
     "clamped_swiglu",
     "clamped_swiglu_pairs",
     "combine",
+    "multiplied",
     "relu2",
     "route",
     "spread",
@@ -176,6 +179,15 @@ class ExpertGroup:
         y = native.empty(len(x) if ids is None else ids.size, self._rows)
         self._multiply(x, None if ids is None else ids.reshape(-1), ROUNDING_CODES[rounding], y)
         return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
+
+
+def multiplied(weights: F32, factors: F32, ids: Ids) -> F32:
+    """weights [T, used], none of them negative, times factors [E] of the experts ids [T, used]."""
+    if native.lib() is None:
+        return np.asarray(weights * factors[ids], np.float32)
+    found = add(weights, weights, -1.0)  # zeros that a tape makes anew each time
+    add_expert_bias(found.reshape(-1, 1), np.ascontiguousarray(factors[:, None]), ids)
+    return gated("relu", weights, found)
 
 
 def add_expert_bias(y: F32, bias: F32, ids: Ids) -> None:

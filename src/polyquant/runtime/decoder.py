@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops import native
-from polyquant.runtime.ends import Embedding, Head
-from polyquant.runtime.kv_cache import CacheType, KVCache
+from polyquant.runtime.ends import Embedding, Head, LayerInputs
+from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Rotary, Turns, angles
@@ -59,11 +59,12 @@ class Decoder:
         cache: CacheType = "f32",
         grids: Sequence[F32 | None] | None = None,
         behind: Head | None = None,
+        inputs: LayerInputs | None = None,
     ) -> None:
-        """grids: of the cache c8, see KVCache. behind: what is done to the logits."""
+        """grids: of the cache c8, see KVCache. behind: what is done to the logits. inputs: what each layer reads of the tokens, where they do."""
         self.hyper, self.embed, self.layers = hyper, embedding, tuple(layers)
         self.norm, self.head, self.rotaries, self.cache_type, self.grids = norm, head, tuple(rotaries), cache, grids
-        self.behind = behind or Head()
+        self.behind, self.inputs = behind or Head(), inputs
         self._recordable = all(layer.recordable for layer in self.layers)
 
     def cache(self) -> KVCache:
@@ -81,14 +82,17 @@ class Decoder:
         step, position = cache.step, cache.length
         known = step is not None and step.owner is self and position < step.tape.room
         if step is None or not known:
-            step = Step(self, self.hyper.hidden, self.rotaries)
+            step = Step(self, self.hyper.hidden, self.rotaries, 0 if self.inputs is None else self.inputs.width)
         self.embed(tokens, position, step.x)
+        if self.inputs is not None:
+            self.inputs.look(tokens, step.looked)
         self._turns(cache, 1, step.turns)
         if known:
             step.tape.run(position)
             cache.stepped()
         else:
             with step.tape:
+                self._hand_on(step.x, step.looked, cache)
                 step.out = deque(self._through(step.x, step.turns, cache), maxlen=1).pop()
             if step.tape.complete:
                 cache.step = step
@@ -101,8 +105,16 @@ class Decoder:
         """
         x = self.embed(tokens, cache.length, np.empty((len(tokens), self.hyper.hidden), np.float32))
         turns = self._turns(cache, len(tokens))
+        if self.inputs is not None:
+            looked = self.inputs.look(tokens, np.empty((len(tokens), self.inputs.width), np.float32))
+            self._hand_on(x, looked, cache)
         yield x
         yield from self._through(x, turns, cache)
+
+    def _hand_on(self, x: F32, looked: F32, cache: KVCache) -> None:
+        """What the layers read of the tokens beside the embeddings x goes into the cache."""
+        if self.inputs is not None:
+            cache.passing[INPUTS] = (self.inputs(x, looked),)
 
     def _through(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> Iterator[F32]:
         """The output of every layer, and that of the last norm."""
@@ -113,7 +125,8 @@ class Decoder:
         yield self.norm(x)
 
     def alone(self, index: int, x: F32, cache: KVCache) -> F32:
-        """The output [T, hidden] of one layer for the input x [T, hidden]; the caller moves cache.length on after all layers."""
+        """The output [T, hidden] of one layer for the input x [T, hidden]; the caller moves cache.length on after all layers, and sees to it that
+        cache.passing has what earlier layers, and the beginning of `states`, left there."""
         return self.layers[index](x, self._turns(cache, len(x)), cache)
 
     def logits(self, hidden: F32) -> F32:

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from polyquant.architectures import parts
 from polyquant.architectures.hyper import Hyper
 from polyquant.errors import InputError
+from polyquant.ops.decoder import add
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.types import F32, Weight
 
-__all__ = ["Embedding", "Head", "embedding_scale", "logit_scale", "row_lengths"]
+__all__ = ["Embedding", "Head", "LayerInputs", "embedding_scale", "logit_scale", "row_lengths"]
 
 
 class Embedding:
@@ -51,6 +52,30 @@ class Embedding:
         if self.norm is not None:
             out[:] = self.norm(out)
         return out
+
+
+class LayerInputs:
+    """What each of L layers reads of a token beside the stream, n numbers: (norm(P x / sqrt(hidden)) + sqrt(n) table[token]) / sqrt(2), x its embedding.
+
+    Source: modeling_gemma4.py of transformers. The factors are those of the norm's numbers and of the table here: norm(x / s) is x's with eps s^2.
+    """
+
+    def __init__(self, table: Weight, project: Linear, norm: Norm) -> None:
+        """table [vocab, L n]; project: [L n, hidden]; norm: of n numbers."""
+        self.size, (self.width, hidden) = len(norm.weight), project.weights[0].shape
+        self.table, self.project = Embedding(table, math.sqrt(self.size / 2)), project
+        self.norm = Norm(norm.weight * np.float32(math.sqrt(0.5)), norm.eps * hidden)
+
+    def look(self, tokens: NDArray[np.int64], out: F32) -> F32:
+        """Rows of the table for T tokens into out [T, L n]."""
+        return self.table(tokens, 0, out)
+
+    def __call__(self, x: F32, looked: F32) -> F32:
+        """Embeddings x [T, hidden] and rows of the table -> [T, L, n]."""
+        (projected,) = self.project(x)
+        return add(self.norm(projected.reshape(-1, self.size)), looked.reshape(-1, self.size)).reshape(
+            len(x), -1, self.size
+        )
 
 
 class Head:

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyquant.errors import InputError
 from polyquant.ops.decoder import add, swiglu
-from polyquant.ops.experts import Routing, add_gated, combine, route, spread
+from polyquant.ops.experts import Ids, Routing, add_gated, combine, multiplied, route, spread
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.linear import Linear
 from polyquant.types import F32
@@ -54,7 +54,8 @@ class Experts:
 
     router: gives logits [T, E]; a bias of its own is part of them. bias: float32 [E], takes part in the choice only. gate_up: stacks whose outputs the
     activation takes: gate and up, one of both (halves: gate first), or up alone (ops.experts.relu2). weighed: where the weights go, "outputs" of
-    experts, or their "inputs" (Llama 4). narrow, widen: matrices before the routed experts and behind their sum. Raises InputError where router, experts and routing do not fit together.
+    experts, or their "inputs" (Llama 4). narrow, widen: matrices before the routed experts and behind their sum. factors: float32 [E], of the weights of each expert.
+    Raises InputError where router, experts and routing do not fit together.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Experts:
         shared: SharedExpert | None = None,
         narrow: Linear | None = None,
         widen: Linear | None = None,
+        factors: F32 | None = None,
     ) -> None:
         found = [router.weights[0].shape[0], gate_up.experts, down.experts]
         if any(n != routing.experts for n in found):
@@ -79,13 +81,21 @@ class Experts:
             )
         self.router, self.routing, self.bias = router, routing, bias
         self.gate_up, self.down, self.shared = gate_up, down, shared
-        self.activation, self.halves, self.weighed = activation, halves, weighed
+        self.activation, self.halves, self.weighed, self.factors = activation, halves, weighed, factors
         self.narrow, self.widen = narrow, widen
 
     def __call__(self, x: F32) -> F32:
         """See above."""
+        return self.computed(x, *self.chosen(x))
+
+    def chosen(self, x: F32) -> tuple[Ids, F32]:
+        """What the router says of x [T, hidden]: ids and weights [T, used]."""
         (logits,) = self.router(x)
         ids, weights = route(logits, self.routing, self.bias)
+        return ids, weights if self.factors is None else multiplied(weights, self.factors, ids)
+
+    def computed(self, x: F32, ids: Ids, weights: F32) -> F32:
+        """What these experts make of x [T, hidden] together."""
         inner = x if self.narrow is None else self.narrow(x)[0]
         outputs = self.gate_up(inner if self.weighed == "outputs" else spread(inner, weights), ids)
         h = self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs))

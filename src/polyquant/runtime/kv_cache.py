@@ -18,10 +18,14 @@ from polyquant.runtime.state import Arrays, Keeps, State
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
-__all__ = ["CacheType", "KVCache"]
+__all__ = ["INPUTS", "CacheType", "KVCache", "Passing"]
 
 CacheType: TypeAlias = Literal["f32", "f16", "int8", "c8"]
 T = TypeVar("T", bound=np.generic)
+Passing: TypeAlias = dict[int, tuple[F32, ...]]
+"""What is handed to later layers in the pass under way: by the number of a layer its keys and values, and for all layers INPUTS."""
+INPUTS = -1
+"""Of the tokens [T, layers, n], where every layer reads some numbers of them."""
 
 
 class KeptLayer(Protocol):
@@ -37,13 +41,17 @@ class KeptLayer(Protocol):
         What was stored at `start` and after is forgotten.
         """
 
+    def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores) -> F32:
+        """Other queries on the same keys and values: those that the last `attend` or `again` had."""
+
     def stored(self, end: int) -> None:
         """A recorded step stored the position before `end`, past `attend`."""
 
 
 class KVCache:
     """`length`: positions that every layer holds; one who has fed all layers moves it. reach: how long the text will be at
-    least, 0 for what is fed (runtime/rotary.py, longrope). layers, states: of the layers that keep keys and values, or states; None for others.
+    least, 0 for what is fed (runtime/rotary.py, longrope). layers, states: of the layers that keep keys and values, or states; None for others. passing: of the
+    pass under way.
     grain: a cache truncated to a multiple of it is as if nothing had been there. step: the recorded step of one token (runtime/step.py); it
     knows the arrays of now, so whatever goes past it, `attend` or `truncate`, forgets it."""
 
@@ -53,6 +61,7 @@ class KVCache:
         """keeps: of each layer. grids: of c8, float32 [G, 4, D] for each layer with keys."""
         self.length, self.reach, self.grain = 0, 0, BLOCK if kind in ("int8", "c8") else 1
         self.step: Step | None = None
+        self.passing: Passing = {}
         self.layers = [
             None if k.rows is None else _kept_layer(k.rows, kind, grids[i] if grids is not None else None)
             for i, k in enumerate(keeps)
@@ -79,9 +88,12 @@ class KVCache:
     ) -> F32:
         """Store k, v [T, G, D] of the T next positions and attend to them and all before. q [T, H, D] -> [T, H, D]."""
         self.step = None
-        kept = self.layers[layer]
-        assert kept is not None, "a layer that said it keeps no keys"
-        return kept.attend(q, k, v, self.length, scale, window, scores)
+        return self._kept(layer).attend(q, k, v, self.length, scale, window, scores)
+
+    def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+        """Queries of a later layer on the keys and values of layer `layer`, which stored k, v in this pass (`passing` has them)."""
+        self.step = None
+        return self._kept(layer).again(q, k, v, self.length, scale, window, PLAIN)
 
     def recall(self, layer: int) -> Arrays:
         """The states of a layer as the tokens so far left them. Not to be changed."""
@@ -128,6 +140,11 @@ class KVCache:
                 layer.stored(self.length + 1)
         self.length += 1
 
+    def _kept(self, layer: int) -> KeptLayer:
+        kept = self.layers[layer]
+        assert kept is not None, "a layer that said it keeps no keys"
+        return kept
+
     def _state(self, layer: int) -> State:
         state = self.states[layer]
         assert state is not None, "a layer that said it keeps no states"
@@ -160,12 +177,16 @@ class FloatLayer:
             self.room = self.keys.shape[1] * BLOCK
         return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window, scores=scores)
 
+    def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
+        """See KeptLayer: the same is stored once more."""
+        return self.attend(q, k, v, start, scale, window, scores)
+
     def stored(self, end: int) -> None:
         """See KeptLayer."""
 
 
 class Int8Layer:
-    """int8 per channel and block, or on a given grid. end: the positions that `recent` continues."""
+    """int8 per channel and block, or on a given grid. end: the positions that `recent` continues; before: what it was before the last tokens, of several."""
 
     def __init__(self, groups: int, size: int, grid: F32 | None = None) -> None:
         self.room = self.end = 0
@@ -174,6 +195,7 @@ class Int8Layer:
         self.values = np.empty((groups, 0, BLOCK, size), np.int8)
         self.steps = np.empty((groups, 0, 4, size), np.float32)
         self.recent = np.zeros((groups, 2, BLOCK * size), np.float32)
+        self.before: F32 | None = None
 
     @property
     def nbytes(self) -> int:
@@ -184,10 +206,22 @@ class Int8Layer:
         """See KeptLayer."""
         if start != self.end:
             self._go_back(start)
+        self.before = self.recent.copy() if len(k) > 1 else None
         if (end := start + len(k)) > self.room:
             self.keys, self.values, self.steps = grown(self.keys, end), grown(self.values, end), grown(self.steps, end)
             self.room = self.keys.shape[1] * BLOCK
         self.end = end  # before the kernel: an interrupt is raised as soon as it returns
+        return self._attend(q, k, v, start, scale, window, scores)
+
+    def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
+        """See KeptLayer: the same is stored once more, from where the block under way stood; one token's floats are still there. An empty layer stores it."""
+        if self.end != start + len(k):
+            return self.attend(q, k, v, start, scale, window, scores)
+        if self.before is not None:
+            self.recent[:] = self.before
+        return self._attend(q, k, v, start, scale, window, scores)
+
+    def _attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores) -> F32:
         return attend_int8(
             q, k, v, self.keys, self.values, self.steps, self.recent,
             start=start, scale=scale, window=window, grid=self.grid, scores=scores,

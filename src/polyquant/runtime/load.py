@@ -21,7 +21,7 @@ from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.derived import derived_maps
 from polyquant.runtime.embedding_model import EncoderModel
 from polyquant.runtime.encoder import Encoder
-from polyquant.runtime.ends import Embedding, Head, embedding_scale, logit_scale, row_lengths
+from polyquant.runtime.ends import Embedding, Head, LayerInputs, embedding_scale, logit_scale, row_lengths
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.layer import computes
 from polyquant.runtime.model import Model
@@ -123,6 +123,7 @@ def build(
         "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
         c8.grids if c8 is not None else None,
         Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0), lengths),
+        _layer_inputs(tensors, architecture, hyper),
     )
 
 
@@ -165,6 +166,19 @@ def _embedding(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Em
         tensors.weight("position_embd.weight", (hyper.context, size)).dequantize() if ends.positions else None,
         read_norm(tensors, "token_embd_norm", size, hyper.norm_eps, kind=architecture.norm) if ends.norm else None,
         _first_type(tensors, hyper) if ends.types else None,
+    )
+
+
+def _layer_inputs(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> LayerInputs | None:
+    """What each layer reads of the tokens; None where none does."""
+    size = hyper.count("per_layer_input") if architecture.ends.layer_inputs else 0
+    if not size:
+        return None
+    width = hyper.layers * size
+    return LayerInputs(
+        tensors.weight("per_layer_token_embd.weight", (hyper.vocab, width)),
+        tensors.linear(hyper.hidden, [("per_layer_model_proj", width)]),
+        read_norm(tensors, "per_layer_proj_norm", size, hyper.norm_eps),
     )
 
 

@@ -5,7 +5,8 @@ A model may have two: layers with a window rotate by a base of their own where H
 linear: every frequency divided by `factor`. llama3: long wavelengths divided, see architectures/rope.py. yarn (Peng et al. 2023): a ramp
 between the two by how often a pair turns within the original context, and an amplitude 0.1 ln(factor) + 1 on cos and sin. longrope (Ding et al. 2024): a
 divisor for each frequency, others for texts longer than the original context, and an amplitude sqrt(1 + ln(factor) / ln(original)). As in transformers, the
-length of the text decides, so a text that grows past the original context is computed anew (Session).
+length of the text decides, so a text that grows past the original context is computed anew (Session). proportional (Gemma 4): the first pairs of a head
+turn as they would if all did, the others stay.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.architectures.rope import llama3_factors, longrope_factor
+from polyquant.architectures.rope import llama3_factors, longrope_factor, proportional_pairs
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.decoder import rotate
 from polyquant.types import F32
@@ -92,7 +93,9 @@ def rotaries(
         return first, Rotary(still, 1.0, interleaved, growth=growth, floor=max(1, hyper.count("temperature_floor")))
     if not theta:
         return (first,)
-    return first, rotary(replace(hyper, rope_theta=theta, rope={}), interleaved=interleaved, file=file)
+    size = hyper.count("head_dim_swa")
+    local = replace(hyper, head_dim=size, rotated=0) if size else hyper
+    return first, rotary(replace(local, rope_theta=theta, rope={}), interleaved=interleaved, file=file)
 
 
 def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file: object = None) -> Rotary:
@@ -109,11 +112,18 @@ def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file
         frequencies = frequencies / llama3_factors(hyper.rope, hyper.rope_theta, size, file=file)
     elif kind == "yarn":
         frequencies, amplitude = _yarn(hyper, frequencies, file)
+    elif kind == "proportional":
+        turning = proportional_pairs(hyper.rope, hyper.head_size)
+        frequencies = np.where(np.arange(len(frequencies)) < turning, frequencies, 0.0) / _positive(
+            hyper, "factor", 1.0, file
+        )
     elif kind == "longrope":
         return _longrope(hyper, frequencies, file, interleaved=interleaved)
     elif kind not in (None, "dynamic"):  # dynamic: stretched for texts longer than the context, of which there are none
         raise UnsupportedError(
-            f"RoPE scaling '{kind}' is not run", file=file, hint="known: linear, dynamic, llama3, yarn, longrope"
+            f"RoPE scaling '{kind}' is not run",
+            file=file,
+            hint="known: linear, dynamic, llama3, yarn, longrope, proportional",
         )
     return Rotary(frequencies, amplitude, interleaved)
 

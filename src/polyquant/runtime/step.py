@@ -18,13 +18,14 @@ __all__ = ["Step"]
 
 
 class Step:
-    """x [1, hidden] and turns of one position: what goes in; out [1, hidden]: what the last run left. owner: the decoder that recorded it."""
+    """x [1, hidden] and turns of one position, looked [1, n] of the table of the layers' inputs: what goes in; out [1, hidden]: what the last run left.
+    owner: the decoder that recorded it."""
 
-    def __init__(self, owner: object, hidden: int, rotaries: Sequence[Rotary]) -> None:
+    def __init__(self, owner: object, hidden: int, rotaries: Sequence[Rotary], looked: int = 0) -> None:
         self.owner = owner
         self.tape: Any = native.module().Tape()
         with self.tape:
-            self.x = native.empty(1, hidden)
+            self.x, self.looked = native.empty(1, hidden), native.empty(1, looked)
             self.turns = tuple(
                 Turns(native.empty(1, n), native.empty(1, n), r.interleaved)
                 for r in rotaries

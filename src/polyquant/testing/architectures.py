@@ -215,6 +215,9 @@ def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
         arrays[name] = values + np.float32(1) if len(shape) == 1 and inside != _DECAY else values
         if name == f"{stem}.weight" and any(inside in bias.stems for bias in record.biases):
             arrays[f"{stem}.bias"] = rng.standard_normal(shape[0], np.float32)
+    for index in range(hyper.layers):
+        for name, shape in record.layer.parameters(hyper, index).items():
+            arrays[f"blk.{index}.{name}"] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
     for inside, number in record.layer_numbers.items():
         for index in range(hyper.layers):
             numbers[f"{record.names.prefix}{index}.{inside}"] = rng.uniform(0.1, 1, number.shape).astype(np.float32)

@@ -1,0 +1,171 @@
+"""The layer of Gemma 4 (Google 2026), built of architectures/gemma4_layer.py and a checkpoint's tensors.
+
+    h = x + norm(attention(norm(x)))            q, k and v of each head are normed, v without numbers of its own; scores are not scaled
+    f = D (gelu(G norm(h)) * U norm(h))
+    f = norm_1(f) + norm_2(experts(norm(h)))    where there are experts; their router reads norm(h) scale / sqrt(hidden)
+    g = h + norm(f)
+    y = (g + norm(P (gelu(W g) * t))) s         t: what this layer reads of the token itself (runtime/ends.py), in some models
+
+Where a layer has no V it is K before its norm. The last layers may have neither: they read those of the last layer of their kind that has some.
+Source: modeling_gemma4.py of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from polyquant.architectures import gemma4_layer as records
+from polyquant.errors import InputError, UnsupportedError
+from polyquant.ops.activations import ACTIVATIONS, gated
+from polyquant.ops.decoder import add, joined
+from polyquant.ops.experts import Routing
+from polyquant.runtime import feed_forward
+from polyquant.runtime.expert_linear import ExpertLinear
+from polyquant.runtime.experts import Experts
+from polyquant.runtime.kv_cache import INPUTS, KVCache
+from polyquant.runtime.layer import SequentialLayer
+from polyquant.runtime.norm import Norm, bare_norm
+from polyquant.runtime.rotary import Turns
+from polyquant.runtime.site import Place, Site
+from polyquant.runtime.state import Keeps
+from polyquant.types import F32
+
+__all__ = ["Attention", "FeedForward", "Gemma4Layer"]
+
+
+class Attention:
+    """The attention of one layer. lender: the layer whose keys and values it reads, None for its own."""
+
+    linears = ("qkv", "o")
+
+    def __init__(self, part: records.Gemma4Attention, site: Site) -> None:
+        hyper, file = site.hyper.at(site.index), site.tensors.checkpoint.path
+        if site.c8 is not None:
+            raise UnsupportedError("a C8 cache is not run in this architecture", file=file, hint="choose another cache: f16, int8")  # fmt: skip
+        self.index, self.lender, self.size = site.index, part.lender(site.hyper, site.index), hyper.head_size
+        if self.lender is None and site.index >= hyper.layers - hyper.count("shared_kv_layers"):
+            raise InputError("no earlier layer has keys for this one", file=file, tensor=f"blk.{site.index}.attn_q")
+        self.window = hyper.windows[site.index] if hyper.windows else 0
+        self.turns = int(hyper.slides(site.index) and hyper.real("rope_theta_swa", 0.0) > 0)
+        self.scale = hyper.real("attention_scale", 1.0)
+        self.norm, self.q_norm = site.norm("attn_norm"), site.norm("attn_q_norm")
+        self.keeps = Keeps() if self.lender is not None else Keeps(rows=(hyper.kv_heads, hyper.head_size))
+        stems = ["attn_q"]
+        if self.lender is None:
+            stems += ["attn_k", "attn_v"] if hyper.slides(site.index) or "attn_v" in site else ["attn_k"]
+            self.k_norm, self.v_norm = site.norm("attn_k_norm"), bare_norm(self.size, hyper.norm_eps)
+        self.qkv = site.linear(*stems)
+        self.o = site.linear("attn_output")
+        self.post_norm = site.norm("post_attention_norm")
+
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; the keys and values of these T tokens go into the cache, and to later layers."""
+        turn = turns[self.turns]
+        q, *kv = (y.reshape(len(x), -1, self.size) for y in self.qkv(self.norm(x)))  # [T, heads, size]
+        q = turn(self.q_norm(q))
+        if self.lender is None:
+            k, v = turn(self.k_norm(kv[0])), self.v_norm(kv[-1])
+            cache.passing[self.index] = (k, v)
+            a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window)
+        else:
+            k, v = cache.passing[self.lender]
+            a = cache.again(self.lender, q, k, v, scale=self.scale, window=self.window)
+        (out,) = self.o(a.reshape(len(x), -1))
+        return self.post_norm(out)
+
+
+class FeedForward:
+    """The feed-forward part of one layer, and its experts if it has some."""
+
+    linears = ()
+
+    def __init__(self, part: records.Gemma4FeedForward, site: Site) -> None:
+        self.dense = feed_forward.FeedForward(part.dense, site)
+        self.experts = _Experts(site) if site.hyper.count("experts") else None
+        self.post_norm = site.norm("post_ffw_norm")
+        self.nested: tuple[object, ...] = (self.dense,)
+        self.recordable = True
+        if self.experts is not None:
+            self.first_norm, self.second_norm = site.norm("post_ffw_norm_1"), site.norm("post_ffw_norm_2")
+            self.nested = (self.dense, self.experts)
+            self.recordable = self.experts.recordable
+
+    def __call__(self, x: F32) -> F32:
+        """x [T, hidden] -> [T, hidden]."""
+        out = self.dense(x)
+        if self.experts is not None:
+            out = add(self.first_norm(out), self.second_norm(self.experts(x)))
+        return self.post_norm(out)
+
+
+class _Experts(Experts):
+    """Behind a norm; the router has one of its own, and each expert a factor."""
+
+    linears = ("router",)
+
+    def __init__(self, site: Site) -> None:
+        hyper, count = site.hyper, site.hyper.count("experts")
+        wide, hidden = hyper.count("expert_feed_forward"), hyper.hidden
+        super().__init__(
+            site.linear("ffn_gate_inp"),
+            Routing(count, hyper.count("experts_used"), norm=True),
+            _stack(site, "ffn_gate_up_exps", (count, 2 * wide, hidden)),
+            _stack(site, "ffn_down_exps", (count, hidden, wide)),
+            activation=partial(gated, ACTIVATIONS[hyper.activation]),
+            halves=True,
+            factors=site.array("ffn_down_exps.scale", (count,)),
+        )
+        self.norm = site.norm("pre_ffw_norm_2")
+        scale = site.array("ffn_gate_inp.scale", (hidden,))
+        self.router_norm = Norm(scale * np.float32(hidden**-0.5), hyper.norm_eps)
+        self.recordable = self.gate_up.kernel == "packed" and self.down.kernel == "packed"
+
+    def __call__(self, x: F32) -> F32:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.computed(self.norm(x), *self.chosen(self.router_norm(x)))
+
+
+def _stack(site: Site, stem: str, shape: tuple[int, int, int]) -> ExpertLinear:
+    return ExpertLinear([site.stack(stem, shape)], [None], site.tensors.rounding)
+
+
+class Gemma4Layer(SequentialLayer):
+    """See the module. The factor s is that of the last norm's numbers, and of what it is added to."""
+
+    def __init__(self, layer: records.Gemma4Layer, site: Site) -> None:
+        super().__init__(layer, site)
+        self.index = site.index
+        self.factor = float(site.array("layer_output_scale.weight", (1,))[0])
+        self.gate = self.projection = None
+        if site.hyper.count("per_layer_input"):
+            self.activation = partial(gated, ACTIVATIONS[site.hyper.activation])
+            self.gate, self.projection = site.linear("inp_gate"), site.linear("proj")
+            self.post_norm = _scaled(site.norm("post_norm"), self.factor)
+        else:
+            self.feed_forward.post_norm = _scaled(self.feed_forward.post_norm, self.factor)
+
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:  # type: ignore[override]
+        """See decoder.Layer."""
+        x = add(x, self.attention(x, turns, cache))
+        out = self.feed_forward(x)
+        if self.gate is None or self.projection is None:
+            return add(out, x, self.factor)
+        x = add(x, out)
+        (inputs,) = cache.passing[INPUTS]
+        (gate,) = self.gate(x)
+        (out,) = self.projection(self.activation(gate, joined(inputs[:, self.index])))
+        return add(self.post_norm(out), x, self.factor)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See decoder.Layer."""
+        own = (Place(self, "gate"), Place(self, "projection")) if self.gate is not None else ()
+        return (*super().places, *own)
+
+
+def _scaled(norm: Norm, factor: float) -> Norm:
+    bias = None if norm.bias is None else norm.bias * np.float32(factor)
+    return Norm(norm.weight * np.float32(factor), norm.eps, bias, norm.kind)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyquant.conversion.convert import quantize as quantize
     from polyquant.errors import PolyquantError as PolyquantError
     from polyquant.formats.gguf.edit import edit as edit
+    from polyquant.formats.gguf.imatrix import importance as importance
     from polyquant.formats.msmodelslim.repair import repair as repair
     from polyquant.opening import look as open
     from polyquant.registry import codec as codec
@@ -43,6 +44,7 @@ _VERBS = {
     "edit": "polyquant.formats.gguf.edit:edit",
     "evaluate": "polyquant.analysis.evaluate:evaluate",
     "explain": "polyquant.analysis.validate:explain",
+    "importance": "polyquant.formats.gguf.imatrix:importance",
     "inspect": "polyquant.analysis.inspect:inspect",
     "load": "polyquant.runtime.load:load",
     "open": "polyquant.opening:look",
@@ -53,7 +55,7 @@ _VERBS = {
 }
 
 __all__ = [
-    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "inspect", "load", "open", "plan", "quantize", "repair", "validate",
+    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "importance", "inspect", "load", "open", "plan", "quantize", "repair", "validate",
 ]  # fmt: skip
 
 

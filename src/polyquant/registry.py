@@ -128,6 +128,7 @@ ARCHITECTURES: dict[str, str] = {
     "granitehybrid-moe": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID_MOE",
     "granitehybrid": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID",
     "falcon-h1": "polyquant.architectures.falcon_h1:FALCON_H1",
+    "nemotron_h_moe-latent": "polyquant.architectures.nemotron_h_moe:NEMOTRON_H_LATENT",
     "nemotron_h_moe": "polyquant.architectures.nemotron_h_moe:NEMOTRON_H_MOE",
     "nemotron_h": "polyquant.architectures.nemotron_h:NEMOTRON_H",
 }

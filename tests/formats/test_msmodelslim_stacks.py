@@ -174,11 +174,6 @@ def test_a_whole_stack_stays_float_and_says_why(source, monkeypatch):
     assert any("more than two dimensions stay float" in w for w in plan.warnings)
 
 
-def test_smoothing_refuses_stacks(source):
-    with pytest.raises(UnsupportedError, match=r"stack: smoothing does not spread over the experts"):
-        smooth._refuse_stacks(pq.open(source), ["fused", "stack"])
-
-
 def test_smoothing_leaves_the_bias_of_what_it_does_not_touch():
     found = smooth.Smoothing(SimpleNamespace(), "m1")
     bias = np.ones((3, N), np.float32)

@@ -22,7 +22,7 @@ class Mixture:
     dense: of layers without experts. norm: the stem of the norm before it; post_norm: one behind it. gated: experts compute activation(gate) * up, else activation(up);
     clamped: GPT-OSS's own product of gate and up. gating, normed: how logits become weights, unless Hyper's `gating` and `expert_norm` say it; eps, least: weights are divided by
     max(their sum, least) + eps. group_score: of a group of experts. weighed: where weights go. shared: all tokens have a further expert, behind a gate of
-    its own (shared_gate). latent: where Hyper's expert_latent is not 0 the routed experts read so many numbers that a matrix makes of what the layer reads, and a
+    its own (shared_gate). latent: the routed experts read as many numbers as Hyper's expert_latent says, which a matrix makes of what the layer reads, and a
     second one makes as wide as the layer again what they give.
     """
 
@@ -53,12 +53,15 @@ class Mixture:
         """See parts.Part: of layers with experts, and of those without."""
         kinds = ("exps", "shexp") if self.shared else ("exps",)
         gates: tuple[str, ...] = ("ffn_gate_inp_shexp",) if self.shared_gate else ()
-        gates += ("ffn_latent_down",) if self.latent else ()
-        readers = ("ffn_gate_inp", *gates, *(f"{stem}_{kind}" for kind in kinds for stem in self.inputs))
+        routed = tuple(f"{stem}_exps" for stem in self.inputs)
+        direct = ("ffn_latent_down",) if self.latent else routed
+        alike = tuple(f"{stem}_shexp" for stem in self.inputs) if self.shared else ()
         last: Literal["product", "activation"] = "product" if self.gated and not self.clamped else "activation"
         outputs = (Feed(f"ffn_up_{kind}", (f"ffn_down_{kind}",), last) for kind in kinds)
-        widened = (Feed("ffn_down_exps", ("ffn_latent_up",), "activation"),) if self.latent else ()
-        return Feed(self.norm, readers, "norm"), *outputs, *widened, *self.dense.feeds
+        readers = ("ffn_gate_inp", *gates, *direct, *alike)
+        pairs = (("ffn_latent_down", routed), ("ffn_down_exps", ("ffn_latent_up",))) if self.latent else ()
+        narrow = (Feed(source, read, "activation") for source, read in pairs)
+        return Feed(self.norm, readers, "norm"), *outputs, *narrow, *self.dense.feeds
 
     def has_experts(self, hyper: Hyper, index: int) -> bool:
         """True if layer `index` has some: where Hyper lists the widths of layers, those of an expert's width."""

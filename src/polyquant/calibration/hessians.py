@@ -2,7 +2,8 @@
 
 H = mean of x x^T over the tokens of the calibration text, [K, K]. A stage is as much of the model as runs at once (a layer); what it needs of the
 stages before it are their outputs, which the model's side keeps. Memory: the Hessians of the stages that are still asked for, one where the
-tensors are asked for in the order of the stages.
+tensors are asked for in the order of the stages. Of a stage's experts: for each stack 4 K^2 bytes an expert, or the inputs of all tokens where these are
+smaller (those of gate and up, which many experts share: 4 K bytes a token).
 """
 
 from __future__ import annotations
@@ -10,17 +11,36 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.calibration.statistics import CacheRanges
 from polyquant.types import F32
 
-__all__ = ["LEAST_INPUTS", "Gatherer", "GatheringStages", "Hessians", "Moments", "Stages", "Tick"]
+__all__ = [
+    "LEAST_INPUTS",
+    "UNREACHED",
+    "Gatherer",
+    "GatheringStages",
+    "Hessians",
+    "Holder",
+    "Moments",
+    "Stages",
+    "Tick",
+]
 
 LEAST_INPUTS = 64
 """Of fewer inputs (experts that the text hardly reaches) the Hessian is left aside."""
+UNREACHED = "reached by no token of the calibration text"
+"""What is said of an expert that has no inputs at all."""
+
+
+def too_few(count: int) -> str:
+    """Why a weight is not calibrated that so few inputs reached."""
+    why = f"{count} inputs seen, fewer than {LEAST_INPUTS}" if count else UNREACHED
+    return f"not calibrated: {why}"
 
 
 Tick = Callable[[float], None]
@@ -36,21 +56,41 @@ class Gatherer(Protocol):
 G = TypeVar("G", bound=Gatherer)
 
 
+@runtime_checkable
+class Holder(Gatherer, Protocol):
+    """The same, where it may be smaller to keep inputs that many share than what is made of them."""
+
+    def hold(self, x: F32, rows: NDArray[np.intp]) -> None:
+        """Rows of x [T, K], which nobody changes any more."""
+
+
 class Moments:
-    """Sum of x x^T of the inputs seen, float32 [K, K], and their number."""
+    """Mean of x x^T over the inputs seen, and their number: float32 [K, K], or rows of inputs that several share until it is asked for."""
 
     def __init__(self, k: int) -> None:
-        self.total, self.count = np.zeros((k, k), np.float32), 0
+        self.count, self._k = 0, k
+        self._total: F32 | None = None
+        self._held: list[tuple[F32, NDArray[np.intp]]] = []
 
     def add(self, x: F32) -> None:
         """x [T, K]."""
-        self.total += x.T @ x
+        product = x.T @ x
+        self._total = product if self._total is None else np.add(self._total, product, out=self._total)
         self.count += len(x)
+
+    def hold(self, x: F32, rows: NDArray[np.intp]) -> None:
+        """See Holder."""
+        self._held.append((x, rows))
+        self.count += len(rows)
 
     @property
     def hessian(self) -> F32:
         """The mean, [K, K]."""
-        return self.total / np.float32(max(1, self.count))
+        total = np.zeros((self._k, self._k), np.float32) if self._total is None else self._total
+        if self._held:
+            x = np.concatenate([x[rows] for x, rows in self._held])
+            total = total + x.T @ x
+        return np.asarray(total / np.float32(max(1, self.count)), np.float32)
 
 
 class Stages(Protocol):
@@ -107,7 +147,7 @@ class Hessians:
             self._left[name] -= 1
             found = self._held[name] if self._left[name] > 0 else self._held.pop(name)
         if found.count < LEAST_INPUTS:
-            return None, f"not calibrated: {found.count} inputs seen, fewer than {LEAST_INPUTS}"
+            return None, too_few(found.count)
         return found.hessian, ""
 
     def _told(self, share: float) -> None:

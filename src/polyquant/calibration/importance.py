@@ -1,30 +1,71 @@
-"""Importance matrices as llama.cpp's imatrix tool writes them: a GGUF with, per tensor, the summed squares of its inputs.
+"""Importance of columns: the mean square of what each column of a weight is multiplied with, the weight of its error in the layer's output.
+
+Read from files as llama.cpp's imatrix tool writes them, a GGUF with, per tensor, the summed squares of its inputs:
 
     NAME.in_sum2   f32 [experts, K]   sum of squared activations per input column
     NAME.counts    f32 [experts, 1]   how many rows went into the sum
 
-importance = in_sum2 / counts: the mean square of each input column, the weight of that column's error in the layer's output.
+or measured here: the float model reads a text, and each expert of a stack counts the tokens that were routed to it. importance = in_sum2 / counts.
 The older binary form (.dat) has no magic and is not read: `llama-imatrix --output-format gguf` writes this one.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from polyquant.architectures.translate import to_gguf
+from polyquant.calibration.hessians import GatheringStages
+from polyquant.calibration.stages import WINDOWS, calibration_stages
 from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
-from polyquant.types import F32
+from polyquant.operations import Stack
+from polyquant.rows import matrix_name
+from polyquant.types import F32, Checkpoint, TensorMap
 
-__all__ = ["load_importance"]
+__all__ = ["Squares", "Summed", "load_importance", "measure", "unreached"]
+
+_EMBEDDING = "token_embd.weight"
+
+
+class Squares:
+    """Inputs [T, K] of a linear. total: sum of their squares, float64 [K]; count: tokens. A calibration.hessians.Gatherer."""
+
+    def __init__(self, k: int) -> None:
+        self.total, self.count = np.zeros(k), 0
+
+    def add(self, x: F32) -> None:
+        """x [T, K]."""
+        self.total += np.einsum("tk,tk->k", x, x, dtype=np.float64)
+        self.count += len(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Of a tensor, or of each expert of a stack. total: summed squares, float32 [experts, K]; counts: float32 [experts]."""
+
+    total: F32
+    counts: F32
+
+    @property
+    def importance(self) -> F32:
+        """float32 [K], of a stack [experts, K]; positive. An expert that no token reached weighs its columns alike."""
+        mean = self.total / np.maximum(self.counts[:, None], 1)
+        if len(mean) > 1:
+            mean[self.counts == 0] = 1
+        return np.maximum(mean if len(mean) > 1 else mean[0], np.float32(1e-20)).astype(np.float32)
+
+
+def unreached(importance: F32 | None) -> list[int]:
+    """Experts without importance of their own, whose columns `Summed` lets weigh alike."""
+    return [] if importance is None or importance.ndim < 2 else np.flatnonzero((importance == 1).all(axis=1)).tolist()
 
 
 def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
-    """GGUF tensor name -> float32 [K], of a stack [experts, K]; positive. An expert that no token reached weighs its columns alike.
-
-    Raises InputError for another kind of file or broken numbers.
-    """
+    """GGUF tensor name -> float32 [K], of a stack [experts, K]; see Summed. Raises InputError for another kind of file or broken numbers."""
     checkpoint = open_checkpoint(path)
     names = [n.removesuffix(".in_sum2") for n in checkpoint if n.endswith(".in_sum2")]
     if checkpoint.naming != "gguf" or not names:
@@ -32,7 +73,7 @@ def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
             "not an importance matrix",
             file=path,
             expected="tensors called NAME.in_sum2",
-            hint="make one with llama-imatrix --output-format gguf",
+            hint="make one with `polyquant importance`, or llama-imatrix --output-format gguf",
         )
     out = {}
     for name in names:
@@ -44,8 +85,71 @@ def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
             raise InputError("importance is negative or not finite", file=path, tensor=name)
         if counts.size == 0 or total.size % counts.size:
             raise InputError("importance of another number of experts", file=path, tensor=name, expected=list(counts.shape), found=list(total.shape))  # fmt: skip
-        mean = total.reshape(counts.size, -1) / np.maximum(counts.reshape(-1, 1), 1)  # [experts, K]
-        if counts.size > 1:
-            mean[counts.reshape(-1) == 0] = 1
-        out[name] = np.maximum(mean if counts.size > 1 else mean[0], np.float32(1e-20)).astype(np.float32)
+        out[name] = Summed(total.reshape(counts.size, -1), counts.reshape(-1)).importance
     return out
+
+
+# ------------------------------------------------------------ measured
+
+
+def measure(
+    source: Checkpoint,
+    text: str | os.PathLike[str],
+    *,
+    windows: int = WINDOWS,
+    tick: Callable[[float], None] = lambda _: None,
+) -> dict[str, Summed]:
+    """Run a float model on a text -> GGUF tensor name -> what its columns are multiplied with. Of the embedding nothing: its rows are looked up.
+
+    text: a file, or "self" for text that the model writes; at most `windows` windows of it. tick: told the share that is done. Memory: 8 bytes a column of
+    one layer's matrices, of all its experts, and the states of all tokens. Raises InputError, UnsupportedError.
+    """
+    stages = calibration_stages(source.path, text, windows=windows)
+    maps = [m for m in _maps(source) if m.target != _EMBEDDING and len(m.shape) > 1]
+    out: dict[str, Summed] = {}
+    for index in range(len(stages.names)):
+        _one_stage(stages, index, maps, out, lambda share, i=index: tick((i + share) / len(stages.names)))  # type: ignore[misc]
+    if not out:
+        raise InputError("the model gives none of its matrices inputs", file=source.path)
+    return {m.target: out[m.target] for m in maps if m.target in out}
+
+
+def _maps(source: Checkpoint) -> Sequence[TensorMap]:
+    """What GGUF calls the tensors, and of which ones they are made."""
+    if source.naming == "gguf":
+        return [TensorMap(w.name, (w.name,), w.shape) for w in source.values()]
+    return to_gguf(source, with_tokenizer=False).tensors
+
+
+def _one_stage(
+    stages: GatheringStages,
+    index: int,
+    maps: Sequence[TensorMap],
+    out: dict[str, Summed],
+    tick: Callable[[float], None],
+) -> None:
+    """Run a stage and add what its tensors read to `out`."""
+    here = frozenset(stages.names[index])
+    found = {m.target: names for m in maps if (names := _readers(m, here))}
+    wanted = frozenset(name for names in found.values() for name in names)
+    seen = stages.gather(index, wanted, tick, Squares)
+    for m in maps:
+        gathered = [seen[name] for name in found.get(m.target, ())]
+        if gathered and all(len(g.total) == m.shape[-1] for g in gathered):
+            out[m.target] = _summed(gathered)
+
+
+def _readers(made: TensorMap, here: frozenset[str]) -> list[str]:
+    """The names of what a stage multiplies with that read for a tensor of GGUF: one, or one for each expert; [] if there are none."""
+    candidates: list[list[str]] = [[made.target], list(made.sources[:1])]
+    if len(made.shape) == 3:
+        several = isinstance(made.op, Stack) and len(made.sources) == made.shape[0]
+        stacks = (made.target, *made.sources[:1])
+        candidates = [list(made.sources)] if several else []
+        candidates += [[matrix_name(stack, e) for e in range(made.shape[0])] for stack in stacks]
+    return next((names for names in candidates if here.issuperset(names)), [])
+
+
+def _summed(gathered: Sequence[Squares]) -> Summed:
+    total = np.stack([g.total for g in gathered]).astype(np.float32)
+    return Summed(total, np.array([g.count for g in gathered], np.float32))

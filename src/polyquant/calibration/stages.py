@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Generic, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick
 from polyquant.calibration.samples import OWN_TEXT, read_samples
 from polyquant.calibration.statistics import CacheRanges
+from polyquant.calibration.taps import LinearTap, tapped, taps_of
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.attention import Attention
 from polyquant.runtime.decoder import Decoder, Layer
 from polyquant.runtime.kv_cache import KVCache, Passing
-from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
 from polyquant.runtime.text import read_text, text_tokens
@@ -42,15 +42,16 @@ class DecoderStages:
     def __init__(self, model: Model, windows: Sequence[Tokens]) -> None:
         self.model, self.windows = model, windows
         decoder = model.decoder
-        self._linears = [[place.linear for place in layer.places] for layer in decoder.layers]
-        self._linears.append([decoder.head])
+        self._names = [_names(layer) for layer in decoder.layers]
+        self._names.append([w.name for w in decoder.head.weights])
+        self._tokens = sum(len(w) for w in windows)
         self._states: list[F32] = []
         self._passing: list[Passing] = []
 
     @property
     def names(self) -> Sequence[Sequence[str]]:
         """See Stages."""
-        return [[w.name for linear in linears for w in linear.weights] for linears in self._linears]
+        return self._names
 
     @property
     def states(self) -> Sequence[F32]:
@@ -72,47 +73,30 @@ class DecoderStages:
                 next(decoder.states(tokens, cache)).copy() for tokens, cache in zip(self.windows, caches, strict=True)
             ]
             self._passing = [cache.passing for cache in caches]
-        taps = [Tap(linear, make) for linear in self._linears[index] if wanted & {w.name for w in linear.weights}]
         if index < len(decoder.layers):
             layer = decoder.layers[index]
-            with _tapped(layer, taps), _kept(layer, decoder, cache) as empty:
+            taps = taps_of(layer, wanted, make, self._tokens)
+            with tapped(taps), _kept(layer, decoder, cache) as empty:
                 for i, x in enumerate(self._states):
                     held = empty()
                     held.passing = self._passing[i]
                     self._states[i] = decoder.alone(index, x, held)
                     tick((i + 1) / len(self._states))
-        else:
+            return {name: found for _, tap in taps for name, found in tap.gathered.items()}
+        head = LinearTap(decoder.head, wanted, make)
+        if head.gathered:
             for x in self._states:
-                for tap in taps:
-                    tap.gathered.add(decoder.norm(x))
-            self._states, self._passing = [], []
-            tick(1)
-        return {w.name: tap.gathered for tap in taps for w in tap.linear.weights if w.name in wanted}
+                head.add(decoder.norm(x))
+        self._states, self._passing = [], []
+        tick(1)
+        return head.gathered
 
 
-class Tap(Generic[G]):
-    """A linear whose inputs are gathered."""
-
-    def __init__(self, linear: Linear, make: Callable[[int], G]) -> None:
-        self.linear, self.gathered = linear, make(linear.weights[0].shape[1])
-
-    def __call__(self, x: F32) -> Sequence[F32]:
-        """As the linear."""
-        self.gathered.add(x)
-        return self.linear(x)
-
-
-@contextmanager
-def _tapped(layer: Layer, taps: Sequence[Tap[G]]) -> Iterator[None]:
-    """Within the block the layer's linears are the taps."""
-    places = [(place, tap) for tap in taps for place in layer.places if place.linear is tap.linear]
-    for place, tap in places:
-        place.put(tap)
-    try:
-        yield
-    finally:
-        for place, tap in places:
-            place.put(tap.linear)
+def _names(layer: Layer) -> list[str]:
+    """Of what the layer multiplies with: matrices, and those of stacks one by one."""
+    stacks = [place.linear for place in layer.stacks]
+    apart = [name for stack in stacks for e in range(stack.experts) for name in stack.names(e)]
+    return [w.name for place in layer.places for w in place.linear.weights] + apart
 
 
 @contextmanager

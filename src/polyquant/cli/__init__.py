@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": "How far is B from A, tensor by tensor.",
     "convert": "Turn it into another format.",
     "quantize": "Make it smaller, by a recipe such as q4_k_m.",
+    "importance": "What columns weigh on a text, for quantize --importance.",
     "run": "Go on with a text, or converse.",
     "embed": "Vectors of texts, by an embedding model.",
     "eval": "Perplexity on a text; with --against, KL divergence and layers.",

@@ -140,6 +140,23 @@ def print_allocation(made: Plan) -> None:
     t.show()
 
 
+_ALIKE = 4
+"""Notes that say the same and become one."""
+
+
+def _notes(report: Report) -> list[str]:
+    """What steps said, each once; what many of them say alike in one line."""
+    alike: dict[str, dict[str, str]] = {}  # what -> tensor -> note
+    for s in report.steps:
+        if s.note:
+            alike.setdefault(s.note.removeprefix(f"{s.tensor}: "), {})[s.tensor] = s.note
+    out: list[str] = []
+    for what, notes in alike.items():
+        said = list(dict.fromkeys(notes.values()))
+        out += [f"{len(said)} tensors {what} (first: {next(iter(notes))})"] if len(said) >= _ALIKE else said
+    return out
+
+
 def print_report(report: Report) -> None:
     """Per codec: tensors, bytes, error; then the total."""
     t = table("what happened", ">tensors", ">size", ">SNR dB", ">rel. RMSE")
@@ -153,6 +170,6 @@ def print_report(report: Report) -> None:
         row = [decibel(e.snr), f"{e.rrmse:.5f}"] if measured else ["", ""]
         t.add_row(what, str(len(steps)), size(sum(s.nbytes for s in steps)), *row)
     t.show()
-    say_some(dict.fromkeys(s.note for s in report.steps if s.note))
+    say_some(_notes(report))
     rate = report.nbytes / max(report.seconds, 1e-9)
     say(f"wrote {printable(report.path)}: {report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)")

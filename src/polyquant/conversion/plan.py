@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from polyquant.calibration.importance import unreached
 from polyquant.capabilities import Fitted
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
@@ -157,11 +158,11 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
         out.append(
             f"{len(mixed)} stacks take the mean importance of their experts: their codec mixes the rows of all (first: {mixed[0]})"
         )
-    if unreached := {s.map.target: n for s in steps if (n := _unreached(importance.get(s.map.target)))}:
-        first, count = next(iter(unreached.items()))
+    if left := {s.map.target: none for s in steps if (none := unreached(importance.get(s.map.target)))}:
+        first, experts = next(iter(left.items()))
         out.append(
-            f"{sum(unreached.values())} experts of {len(unreached)} stacks were reached by no token of the calibration text: their columns weigh alike "
-            f"(first: {count} of {first})"
+            f"{sum(map(len, left.values()))} experts of {len(left)} stacks were reached by no token of the calibration text: their columns weigh alike "
+            f"(first: {_listed(experts)} of {first})"
         )
     if strangers := [n for n in importance if n not in named]:
         out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
@@ -170,6 +171,7 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
     return tuple(out)
 
 
-def _unreached(importance: F32 | None) -> int:
-    """Experts without importance of their own, whose rows calibration.importance fills with ones."""
-    return 0 if importance is None or importance.ndim < 2 else int((importance == 1).all(axis=1).sum())
+def _listed(experts: Sequence[int], most: int = 8) -> str:
+    """Expert 3, experts 3, 7 and 11 ..."""
+    more = f" and {len(experts) - most} more" if len(experts) > most else ""
+    return f"expert{'s' * (len(experts) > 1)} {', '.join(map(str, experts[:most]))}{more}"

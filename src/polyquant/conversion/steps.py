@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,10 @@ class Plan:
             return rows * k * (3 if step.target.form is Ternary else 10)
 
         learning = [s for s in self.steps if s.searches or s.target.form is Affine]
-        inputs = [as_matrix(s.map.shape)[1] for s in learning] if text is not None else []
-        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * min(inputs, default=0)
+        widths = Counter(as_matrix(s.map.shape)[1] for s in learning if text is not None)
+        hidden = widths.most_common(1)[0][0] if widths else 0
+        held = _held_of_experts(learning) if text is not None else 0
+        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * hidden + held
 
     @property
     def actions(self) -> Counter[Action]:
@@ -118,6 +120,29 @@ class Plan:
             h.update(text.encode())
             h.update(b"" if text == OWN_TEXT else read_text(text).encode())
         return h.hexdigest()
+
+
+_LAYER = re.compile(r"\D*\d+")
+_DENSE = 8
+"""A layer without experts has no more matrices of one shape."""
+
+
+def _held_of_experts(learning: Sequence[Step]) -> int:
+    """Upper estimate of what calibration holds of one layer's experts: Hessians, or of gate and up, which are twice as many as down, the inputs of all
+    tokens (calibration.hessians)."""
+    layers: dict[str, Counter[tuple[int, int]]] = {}
+    for s in learning:
+        if (place := _LAYER.match(s.map.target)) is not None:
+            layers.setdefault(place[0], Counter())[as_matrix(s.map.shape)] += 1
+    return max((sum(_held(shapes, *shape) for shape in shapes) for shapes in layers.values()), default=0)
+
+
+def _held(shapes: Counter[tuple[int, int]], n: int, k: int) -> int:
+    """Of the matrices [n, k] of a layer, if they are those of experts."""
+    count, back = shapes[n, k], shapes[k, n]
+    if count <= _DENSE:
+        return 0
+    return 4 * k * min(count * k, WINDOWS * TOKENS if count >= 2 * back > 0 and n != k else count * k)
 
 
 def _files(root: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyquant.types import F32
 
-__all__ = ["ALPHA", "LEAST", "shared_by_heads", "smoothing_scale"]
+__all__ = ["ALPHA", "LEAST", "power_of_two", "shared_by_heads", "smoothing_scale"]
 
 ALPHA = {"m1": 0.5, "m4": 0.9, "shift": 0.5}
 LEAST = np.float32(1e-5)
@@ -23,6 +23,11 @@ def smoothing_scale(inputs: F32, weights: F32, alpha: float) -> F32:
     """s [K], positive, from max|x| [K] of the inputs and max|w| [K] of the columns of all weights that read them."""
     found = np.power(inputs, np.float32(alpha)) / np.power(np.maximum(weights, LEAST), np.float32(1 - alpha))
     return np.maximum(found, LEAST).astype(np.float32)
+
+
+def power_of_two(scale: F32) -> F32:
+    """The nearest powers of two of a scale [K], by ratio: at most a factor of sqrt(2) away."""
+    return np.exp2(np.rint(np.log2(scale))).astype(np.float32)
 
 
 def shared_by_heads(scale: F32, kv_heads: int, size: int) -> tuple[F32, F32]:

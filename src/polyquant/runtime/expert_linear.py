@@ -15,7 +15,7 @@ from polyquant.capabilities import Packed
 from polyquant.errors import InputError
 from polyquant.ops import native
 from polyquant.ops.experts import ExpertGroup, Ids, add_expert_bias
-from polyquant.rows import expert
+from polyquant.rows import expert, matrix_name
 from polyquant.runtime.linear import Linear, packed_handle
 from polyquant.types import F32, Rounding, Ternary, Weight
 
@@ -32,11 +32,11 @@ class ExpertLinear:
     """
 
     def __init__(self, stacks: Sequence[Stack], bias: Sequence[F32 | None], rounding: Rounding) -> None:
-        self._stacks, self.bias = tuple(stacks), tuple(bias)
-        firsts = [_of(s, 0) for s in self._stacks]
-        self.experts = _count(self._stacks[0])
+        self.stacks, self.bias = tuple(stacks), tuple(bias)
+        firsts = [_of(s, 0) for s in self.stacks]
+        self.experts = _count(self.stacks[0])
         self.sizes, self.cols = [w.shape[0] for w in firsts], firsts[0].shape[1]
-        for stack, first, b in zip(self._stacks, firsts, self.bias, strict=True):
+        for stack, first, b in zip(self.stacks, firsts, self.bias, strict=True):
             if _count(stack) != self.experts or first.shape[1] != self.cols:
                 raise InputError(
                     "stacks of other experts or another input",
@@ -56,6 +56,10 @@ class ExpertLinear:
         self.rounding = rounding
         self._group = self._grouped()
         self._linears: dict[int, Linear] = {}
+
+    def names(self, e: int) -> tuple[str, ...]:
+        """What matrix e of each stack is called where it is asked for by itself."""
+        return tuple(matrix_name(s.name, e) if isinstance(s, Weight) else s[e].name for s in self.stacks)
 
     @property
     def kernel(self) -> Literal["packed", "apart"]:
@@ -90,13 +94,13 @@ class ExpertLinear:
     def _linear(self, e: int) -> Linear:
         if e not in self._linears:
             bias = [None if b is None else b[e] for b in self.bias]
-            self._linears[e] = Linear([_of(s, e) for s in self._stacks], bias, self.rounding)
+            self._linears[e] = Linear([_of(s, e) for s in self.stacks], bias, self.rounding)
         return self._linears[e]
 
     def _grouped(self) -> ExpertGroup | None:
         if not native.available():
             return None
-        handles = [_handles(s) for s in self._stacks]
+        handles = [_handles(s) for s in self.stacks]
         return None if any(h is None for h in handles) else ExpertGroup(handles, self.experts, self.sizes)
 
 

@@ -49,6 +49,12 @@ class SequentialLayer:
         """See decoder.Layer."""
         return _places(*(part for part in (self.attention, self.feed_forward) if part is not None))
 
+    @property
+    def stacks(self) -> tuple[Place, ...]:
+        """See decoder.Layer."""
+        parts = (self.attention, self.feed_forward)
+        return tuple(Place(part, key) for part in parts for key in getattr(part, "stacks", ()))
+
 
 class ParallelLayer(SequentialLayer):
     """y = x + s attention(x) + s feed_forward(x)."""

@@ -31,6 +31,8 @@ def feed_forward(part: Record, site: Site) -> FeedForward | Mixture:
 class Mixture(Experts):
     """Experts behind a norm."""
 
+    stacks = ("gate_up", "down")
+
     def __init__(self, part: Record, site: Site) -> None:
         activation = _activation(part, site)
         shapes = part.shapes(site.hyper, site.index)

@@ -41,7 +41,7 @@ __all__ = [
 
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
 _SAMPLES: dict[str, Value] = {
-    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "window": 5, "rope_theta_swa": 5000.0,
+    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "expert_latent": 16, "window": 5, "rope_theta_swa": 5000.0,
     "layer_kv_heads": (0, 2, 0), "layer_feed_forward": (32, 0, 0), "recurrent": (1, 0, 0), "sliding": (1, 0, 0), "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
 }  # fmt: skip
 """Of tiny models, where the default would leave the part out."""
@@ -215,9 +215,6 @@ def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
         arrays[name] = values + np.float32(1) if len(shape) == 1 and inside != _DECAY else values
         if name == f"{stem}.weight" and any(inside in bias.stems for bias in record.biases):
             arrays[f"{stem}.bias"] = rng.standard_normal(shape[0], np.float32)
-    for index in range(hyper.layers):
-        for name, shape in record.layer.parameters(hyper, index).items():
-            arrays[f"blk.{index}.{name}"] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
     for inside, number in record.layer_numbers.items():
         for index in range(hyper.layers):
             numbers[f"{record.names.prefix}{index}.{inside}"] = rng.uniform(0.1, 1, number.shape).astype(np.float32)
@@ -271,15 +268,8 @@ def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
             yield f"{stem}.weight", shapes.get(stem, (hyper.hidden,))
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
-            name = f"blk.{index}.{stem}"
-            yield (
-                (
-                    name
-                    if record.names.to_hf(f"{name}.weight") is None and record.names.to_hf(name)
-                    else f"{name}.weight"
-                ),
-                shape,
-            )
+            bare = stem in record.names.exact.values()  # GGUF calls it so, without a suffix
+            yield f"blk.{index}.{stem}{'' if bare else '.weight'}", shape
         for inside, shape in record.layer.parameters(hyper, index).items():
             yield f"blk.{index}.{inside}", shape
     if record.ends.last and not record.ends.bare:

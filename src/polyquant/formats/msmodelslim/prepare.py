@@ -3,24 +3,28 @@
 The model runs once, layer by layer; of each layer only a few numbers a channel are kept. With effort "max" it runs a second time, while the weights are
 quantized: a layer's Hessians are made when the first of its weights comes, and forgotten with the last.
 
+Each expert has the numbers of the tokens that were routed to it. An expert that fewer than 64 reached has a range that holds what its layer's other experts
+read too, no smoothing of its own, and no Hessian; its codes' note says so.
+
 Ranges are those of the float model. The tool's older calibrator rounds the layers before while it watches, so its ranges of later layers hold that noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
-from polyquant.calibration.hessians import GatheringStages, Hessians, Tick
+from polyquant.calibration.hessians import LEAST_INPUTS, GatheringStages, Hessians, Tick, too_few
 from polyquant.calibration.stages import calibration_stages
 from polyquant.calibration.statistics import CacheRanges, InputRanges
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError, PolyquantError, UnsupportedError
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
-from polyquant.formats.msmodelslim.smooth import Link, Smoothing, last_norm, links
+from polyquant.formats.msmodelslim.smooth import Link, Smoothing, expert_families, last_norm, links
 from polyquant.operations import Index
 from polyquant.quantizers.affine import cache_grid
 from polyquant.registry import codec
@@ -107,7 +111,8 @@ def _caches(source: Checkpoint, names: Collection[str]) -> list[Cache]:
 
 
 class Prepared:
-    """What the calibration found. values: float32, all tensors of `derived`, and vectors of the source that smoothing changes, by name."""
+    """What the calibration found. values: float32, all tensors of `derived`, and vectors of the source that smoothing changes, by name. notes: of linears
+    for which it found less than was asked."""
 
     def __init__(
         self,
@@ -117,8 +122,9 @@ class Prepared:
         ranges: Mapping[str, tuple[float, float]],
         means: Mapping[str, F32],
         hessians: Hessians | None,
+        notes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.values = values
+        self.values, self.notes = values, dict(notes)
         self._source, self._smoothing, self._ranges, self._means, self._hessians = (
             source,
             smoothing,
@@ -155,7 +161,11 @@ class Prepared:
 
     def hessian(self, name: str) -> F32 | None:
         """Mean of x x^T over the smoothed inputs of a linear, [K, K], for one request; None without effort "max" and for too few inputs."""
-        found = self._hessians.of(name)[0] if self._hessians is not None and name in self._hessians.wanted else None
+        found = None
+        if self._hessians is not None and name in self._hessians.wanted:
+            found, why = self._hessians.of(name)
+            if why:
+                self.notes.setdefault(name, why)
         if found is None or self._smoothing is None:
             return found
         shift, scale = self._smoothing.shift.get(name), self._smoothing.columns.get(name)
@@ -183,7 +193,7 @@ def prepare(
     hessians = (
         Hessians(stages, (n for n, _ in targets), lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
     )
-    return Prepared(source, smoothing, found.values(), found.ranges, found.means, hessians)
+    return Prepared(source, smoothing, found.values(), found.ranges, found.means, hessians, found.notes)
 
 
 def _part(tick: Tick, index: int, count: int) -> Tick:
@@ -202,10 +212,12 @@ class _Found:
         self.ranges: dict[str, tuple[float, float]] = {}
         self.means: dict[str, F32] = {}
         self.cache: dict[str, F32] = {}
+        self.notes: dict[str, str] = {}
 
     def run(self, stages: GatheringStages, tick: Tick) -> None:
         """All stages up to the last that is needed."""
-        readers = {r for link in self.links for r in link.readers}
+        shifted = self.options.smooth == "shift"  # means of the inputs move Hessians
+        readers = {r for link in self.links for r in (link.readers if shifted else link.readers[:1])}
         wanted = frozenset(self.static | readers)
         caches = [_caches(self.source, names) if self.options.kv is not None else [] for names in stages.names]
         last = max((i for i, names in enumerate(stages.names) if wanted & set(names) or caches[i]), default=-1)
@@ -213,8 +225,10 @@ class _Found:
             watched = CacheRanges(before=self.options.dialect != "v1") if caches[i] else None
             gathered = stages.gather(i, wanted, _part(tick, i, last + 1), InputRanges, watched)
             self._smooth(gathered)
+            rare = {name for name, inputs in gathered.items() if inputs.count < LEAST_INPUTS} & self.static
+            families = expert_families(self.source) if rare else {}
             for name, inputs in gathered.items():
-                self._range(name, inputs)
+                self._range(name, [inputs, *self._others(name, families.get(name, ()), gathered)])
             for cache in caches[i]:
                 assert watched is not None
                 self._cache_grid(cache, watched)
@@ -253,15 +267,26 @@ class _Found:
             if self.smoothing is not None and link.readers[0] in gathered:
                 self._named(link.readers[0], self.smoothing.add, link, gathered)
 
-    def _range(self, name: str, inputs: InputRanges) -> None:
+    def _others(self, name: str, family: Sequence[str], gathered: Mapping[str, InputRanges]) -> Iterator[InputRanges]:
+        """What the other experts of its stack read, where the text hardly reaches this one."""
+        seen = gathered[name].count
+        if seen >= LEAST_INPUTS or name not in self.static:
+            return
+        others = [gathered[n] for n in family if n != name and n in gathered and gathered[n].count]
+        if others:
+            self.notes[name] = f"{too_few(seen)}: the range holds what the other experts of its layer read"
+        yield from others
+
+    def _range(self, name: str, inputs: Sequence[InputRanges]) -> None:
         columns, shift = None, None
         if self.smoothing is not None:
             columns, shift = self.smoothing.columns.get(name), self.smoothing.shift.get(name)
         if shift is not None:
-            self.means[name] = inputs.mean
+            self.means[name] = inputs[0].mean
         if name in self.static:
-            mean = self.options.dialect != "v1"
-            self.ranges[name] = self._named(name, lambda: inputs.range(columns, shift, mean=mean))
+            mean, seen = self.options.dialect != "v1", [x for x in inputs if x.count] or inputs
+            found = [self._named(name, lambda x=x: x.range(columns, shift, mean=mean)) for x in seen]
+            self.ranges[name] = min(low for low, _ in found), max(high for _, high in found)
 
     def _cache_grid(self, cache: Cache, watched: CacheRanges) -> None:
         for name, end in ((cache.keys, "keys"), (cache.values, "values")):

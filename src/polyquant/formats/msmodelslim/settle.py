@@ -13,7 +13,7 @@ from polyquant.formats.linears import is_linear
 from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of, ranges_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import derived
-from polyquant.formats.msmodelslim.smooth import links
+from polyquant.formats.msmodelslim.smooth import left_alone, links
 from polyquant.formats.plain_target import folder_warnings
 from polyquant.formats.steps import Step
 from polyquant.registry import codec
@@ -171,9 +171,14 @@ def _cut(target: Codec, options: MsModelSlimOptions) -> bool | None:
     return not (target.tensor or target.kind == "w8a8s" or options.effort == "max")
 
 
-def warnings(source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Step]) -> tuple[str, ...]:
-    """What a consumer of the folder will stumble over: fused layers of two types, norms of two minds, a missing config.json."""
+def warnings(
+    source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Step], smooth: str | None = None
+) -> tuple[str, ...]:
+    """What a consumer of the folder will stumble over: fused layers of two types, norms of two minds, norms that smoothing leaves alone, a missing config.json."""
     out = []
+    if smooth is not None and (left := left_alone(source, smooth)):
+        first, why = next(iter(left.items()))
+        out.append(f"{len(left)} norms before experts are not smoothed (first: {first}): {why}")
     twins = [m for s in steps if len((m := s.map).sources) == 1 and m.source != m.target == _once(m.source)]
     differing = [t.target for t in twins if t.target in source and not _equal(source[t.source], source[t.target])]
     if differing:

@@ -94,7 +94,7 @@ class MsModelSlimTarget(PlainTarget):
 
     def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
         """Fused layers of two types, norms that differ, a missing config.json."""
-        return settle.warnings(planning.source, planning.translation.files, steps)
+        return settle.warnings(planning.source, planning.translation.files, steps, planning.options.smooth)
 
     def text(self, steps: Sequence[Step], options: MsModelSlimOptions) -> str | None:
         """For ranges, smoothing, caches and searches."""

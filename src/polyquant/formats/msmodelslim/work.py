@@ -66,10 +66,12 @@ class MsModelSlimWorker:
         """The tensor, or rows [a, b) of it. Raises CodecError."""
         n, _ = as_matrix(step.map.shape)
         start, stop = (0, n) if rows is None else (rows.start, rows.stop)
-        if isinstance(step.target, MsModelSlim):
-            yield _codes(self._context, step, start, stop, self._prepared, measure=measure)
-            return
         prepared = self._prepared
+        if isinstance(step.target, MsModelSlim):
+            made = _codes(self._context, step, start, stop, prepared, measure=measure)
+            why = None if prepared is None or start else prepared.notes.get(step.inputs)
+            yield made if why is None else replace(made, note=f"{step.map.target}: {why}")
+            return
         assert prepared is not None
         values = prepared.values.get(step.map.source)
         if values is None:

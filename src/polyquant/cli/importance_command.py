@@ -1,0 +1,60 @@
+"""polyquant importance"""
+
+from __future__ import annotations
+
+import click
+
+from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.cli.console import as_json, json_option, progress, size
+from polyquant.cli.terminal import say, say_some
+from polyquant.errors import printable
+from polyquant.formats.gguf.imatrix import importance as run
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  polyquant importance hf-folder/ imatrix.gguf --calibration text.txt
+  polyquant importance model-f16.gguf imatrix.gguf --calibration self
+  polyquant quantize hf-folder/ model.gguf --importance imatrix.gguf""",
+)
+@click.argument("src", type=click.Path())
+@click.argument("dst", type=click.Path())
+@click.option(
+    "--calibration",
+    required=True,
+    metavar="FILE|self",
+    help="Text that the float model reads; self: text that it writes.",
+)
+@click.option(
+    "--windows",
+    type=click.IntRange(1, 1 << 20),
+    default=WINDOWS,
+    show_default=True,
+    help=f"Windows of {TOKENS} tokens, spread evenly over the text.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
+@json_option
+def importance(src: str, dst: str, calibration: str, windows: int, overwrite: bool, style: str) -> None:
+    """Measure what the columns of the float model SRC weigh on a text, each expert for itself: the file DST for quantize --importance and llama.cpp."""
+    with progress("measuring", "%", 1) as tell:
+        done = run(
+            src,
+            dst,
+            calibration=calibration,
+            windows=windows,
+            overwrite=overwrite,
+            on_progress=lambda share: tell(int(100 * share), 100, ""),
+        )
+    if style == "json":
+        left = {name: list(experts) for name, experts in done.unreached.items()}
+        found = {"path": str(done.path), "bytes": done.nbytes, "tensors": done.tensors, "tokens": done.tokens}
+        as_json({**found, "unreached": left})
+        return
+    if done.unreached:
+        count = sum(map(len, done.unreached.values()))
+        say(
+            f"warning: {count} experts of {len(done.unreached)} stacks were reached by no token of the calibration text: their columns weigh alike"
+        )
+        say_some([f"{printable(n)}: expert {', '.join(map(str, e))}" for n, e in done.unreached.items()])
+    say(f"wrote {printable(done.path)}: {done.tensors} tensors, {done.tokens} tokens ({size(done.nbytes)})")

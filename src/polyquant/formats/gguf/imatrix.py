@@ -1,0 +1,91 @@
+"""The verb `importance`: what a float model's matrices are multiplied with on a text, as the file that llama.cpp's imatrix tool writes.
+
+    general.type                    "imatrix"
+    imatrix.datasets                the text
+    imatrix.chunk_count, .chunk_size    windows of 512 tokens
+    NAME.in_sum2, NAME.counts       see calibration.importance
+
+Source of the form: llama.cpp, tools/imatrix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from polyquant.calibration.importance import Summed, measure, unreached
+from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.formats.existing import refuse_target, replaceable
+from polyquant.formats.gguf.layout import lay_out
+from polyquant.gguf_values import string, strings, u32
+from polyquant.opening import open_checkpoint
+from polyquant.registry import codec
+from polyquant.storage.staging import staged
+from polyquant.types import F32, Shape, TensorSpec
+
+__all__ = ["Importance", "importance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """A file that was written. tensors: how many have importance; tokens: most that one of them read; unreached: stack -> experts that no token reached."""
+
+    path: Path
+    nbytes: int
+    tensors: int
+    tokens: int
+    unreached: Mapping[str, tuple[int, ...]]
+
+
+def importance(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    calibration: str | os.PathLike[str],
+    windows: int = WINDOWS,
+    overwrite: bool = False,
+    on_progress: Callable[[float], None] | None = None,
+) -> Importance:
+    """Measure the importance matrix of the model `src` on a text, and write it to `dst`.
+
+    calibration: a UTF-8 file, samples, or "self" for text that the model writes; at most `windows` windows of 512 tokens. on_progress: told the share that
+    is done, from 0 to 1. Raises InputError, UnsupportedError, PlanError, OSError.
+    """
+    target = Path(dst)
+    refuse_target(target, Path(src), overwrite=overwrite)
+    found = measure(open_checkpoint(src), calibration, windows=windows, tick=on_progress or (lambda _: None))
+    tokens = int(max(s.counts.max() for s in found.values()))
+    written = _write(found, target, Path(calibration).name, tokens, overwrite=overwrite)
+    left = {name: tuple(e) for name, summed in found.items() if (e := unreached(summed.importance))}
+    return Importance(target, written, len(found), tokens, left)
+
+
+def _write(found: Mapping[str, Summed], target: Path, text: str, tokens: int, *, overwrite: bool) -> int:
+    """The size of the file."""
+    plain = codec("f32")
+    arrays: dict[str, F32] = {}
+    for name, summed in sorted(found.items()):
+        arrays |= {f"{name}.in_sum2": summed.total, f"{name}.counts": summed.counts[:, None]}
+    specs = [TensorSpec(name, _shape(array), plain) for name, array in arrays.items()]
+    metadata = {
+        "general.type": string("imatrix"),
+        "imatrix.datasets": strings([text]),
+        "imatrix.chunk_count": u32(-(-tokens // TOKENS)),
+        "imatrix.chunk_size": u32(TOKENS),
+    }
+    layout = lay_out(specs, metadata, name=target.name)
+    job = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()
+    with staged(target, layout, job, resume="never", replaceable=replaceable if overwrite else None) as staging:
+        for name, array in arrays.items():
+            staging.write(name, "blocks", 0, np.ascontiguousarray(array))
+            staging.finish(name, None)
+    return layout.nbytes
+
+
+def _shape(array: F32) -> Shape:
+    return array.shape[0], array.shape[1]

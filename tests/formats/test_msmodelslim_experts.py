@@ -18,7 +18,7 @@ from polyquant.formats.msmodelslim.prepare import prepare
 from polyquant.formats.msmodelslim.smooth import expert_families, left_alone, links
 from polyquant.opening import open_checkpoint
 
-STACKED = {"gpt_oss", "granitemoe", "granitemoeshared", "llama4"}
+STACKED = {"gemma4", "gpt_oss", "granitemoe", "granitemoeshared", "llama4"}
 """Folders that hold all experts in one tensor."""
 LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("*kv_b_proj",))
 """What a calibration does not reach."""

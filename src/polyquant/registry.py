@@ -124,10 +124,11 @@ ARCHITECTURES: dict[str, str] = {
     "modern-bert": "polyquant.architectures.modern_bert:MODERN_BERT",
     "mamba2": "polyquant.architectures.mamba:MAMBA2",
     "lfm2": "polyquant.architectures.lfm2:LFM2",
-    "lfm2moe": "polyquant.architectures.lfm2:LFM2_MOE",
+    "lfm2moe": "polyquant.architectures.lfm2_moe:LFM2_MOE",
     "granitehybrid-moe": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID_MOE",
     "granitehybrid": "polyquant.architectures.granite_hybrid:GRANITE_HYBRID",
     "falcon-h1": "polyquant.architectures.falcon_h1:FALCON_H1",
+    "nemotron_h_moe-latent": "polyquant.architectures.nemotron_h_moe:NEMOTRON_H_LATENT",
     "nemotron_h_moe": "polyquant.architectures.nemotron_h_moe:NEMOTRON_H_MOE",
     "nemotron_h": "polyquant.architectures.nemotron_h:NEMOTRON_H",
 }

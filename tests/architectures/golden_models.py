@@ -57,8 +57,9 @@ class Golden:
             return {k: z[k] for k in z.files}
 
     def to_gguf(self, target: Path, *, exact: bool = False) -> Path:
-        """As the real converter wrote it (MXFP4 stays what it is); exact: without rounding (OLMo 2's is F16 of F32)."""
-        codec = "f32" if exact and self.codec == "f16" else self.codec
+        """As the real converter wrote it (MXFP4 stays what it is); exact: without rounding (OLMo 2's is F16 of F32, Falcon-H1's
+        BF16 of products)."""
+        codec = "f32" if exact and self.name in ("olmo2", "falcon_h1") else self.codec
         if any(stored == "mxfp4" for _, stored, _ in self.said["tensors"].values()):
             recipe = target.with_suffix(".toml")
             recipe.write_text(MIXED.format(codec=codec), encoding="utf-8")

@@ -10,6 +10,7 @@ import pytest
 import polyquant
 from architectures.golden_models import NAMES, Golden
 from polyquant.architectures.find import of_config
+from polyquant.runtime.load import load
 
 pytestmark = pytest.mark.slow
 ON_THE_HUB = ("baichuan", "internlm2", "minicpm")
@@ -70,6 +71,21 @@ OTHERS = {
             "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
         },
     ),
+    "nemotron_h, experts behind a narrow matrix": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "intermediate_size": 96, "head_dim": 32, "num_key_value_heads": 2,
+            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "moe_intermediate_size": 48, "moe_latent_size": 32,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 1.5,
+        },
+    ),
+    "granitemoehybrid, rotated": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 96, "intermediate_size": 48,
+            "position_embedding_type": "rope", **MAMBA,
+        },
+    ),
     "granitemoehybrid": (
         "GraniteMoeHybridForCausalLM",
         {
@@ -91,7 +107,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_models_of_transformers_come_back(kind, tmp_path, torch, transformers):
-    """Variants without a golden folder: random models of transformers, saved, converted there and back, and loaded."""
+    """Variants without a golden folder: random models of transformers, saved, converted there and back, and loaded; ours compute the same."""
     name, said = OTHERS[kind]
     torch.manual_seed(7)
     cls = getattr(transformers, name)
@@ -113,4 +129,26 @@ def test_models_of_transformers_come_back(kind, tmp_path, torch, transformers):
         wanted, found = model(tokens), back.eval()(tokens)
     wanted, found = (x.last_hidden_state if kind == "nomic_bert" else x.logits for x in (wanted, found))
     error = float(torch.sqrt(torch.mean((found - wanted) ** 2) / torch.mean(wanted**2)))
+    assert error < 1e-4, error
+    expected = wanted[0].numpy()
+    for path in (tmp_path / "hf", tmp_path / "model.gguf") if kind != "nomic_bert" else ():
+        ours = load(path, activations="float").logits(tokens[0].tolist())
+        error = float(np.sqrt(np.mean((ours - expected) ** 2) / np.mean(expected**2)))
+        assert error < 1e-4, (path.name, error)
+
+
+@pytest.mark.parametrize("gate_last", [True, False])
+def test_a_norm_before_the_gate(gate_last, tmp_path, torch, transformers):
+    """Falcon-H1's, which GGUF cannot say."""
+    torch.manual_seed(11)
+    cls, said = transformers.FalconH1ForCausalLM, OTHERS["falcon_h1"][1]
+    model = cls(cls.config_class(**{**SMALL, **said, "mamba_norm_before_gate": gate_last})).float().eval()
+    for weights in model.parameters():
+        weights.data.copy_(torch.randn(weights.shape) * 0.2 + (1.0 if weights.ndim == 1 else 0.0))
+    model.save_pretrained(tmp_path / "hf")
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 96, (1, 20)))
+    with torch.no_grad():
+        wanted = model(tokens).logits[0].numpy()
+    found = load(tmp_path / "hf", activations="float").logits(tokens[0].tolist())
+    error = np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2))
     assert error < 1e-4, error

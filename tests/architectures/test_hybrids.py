@@ -13,7 +13,9 @@ import polyquant
 from architectures.golden_models import Golden, differences
 from polyquant.architectures.find import by_name, of_config, of_metadata
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.formats.msmodelslim.smooth import links
 from polyquant.opening import open_checkpoint
+from polyquant.runtime.load import load
 
 CONFIGS = {
     "a letter for each layer": ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "ME*EM"}),
@@ -149,3 +151,53 @@ def test_fused_experts_become_the_same_file(tmp_path):
     target = tmp_path / "model.gguf"
     polyquant.convert(fused, target, to="gguf", codec=golden.codec)
     assert differences(golden, target) == []
+
+
+def test_each_layer_of_a_hybrid_is_smoothed_by_its_own_parts(tmp_path):
+    """Weights of 8 bits and floats between them: nearly the model itself, whatever moved from its norms into its linears."""
+    for name, norms in (("lfm2", 8), ("mamba2", 3), ("granitemoehybrid", 4)):
+        golden = Golden(name)
+        source, wanted = open_checkpoint(golden.folder), golden.logits()
+        found = links(source, "m4")
+        assert len({link.feeder for link in found if link.norm}) == norms
+        samples = tmp_path / "samples.json"
+        samples.write_text(json.dumps(np.random.default_rng(0).integers(0, 384, (8, 32)).tolist()))
+        out = tmp_path / name
+        polyquant.quantize(golden.folder, out, to="msmodelslim", codec="w8a16", smooth="m4", calibration=samples)
+        logits = load(out, activations="float").logits(wanted["tokens"].tolist())
+        assert np.corrcoef(logits.ravel(), wanted["hf_torch"].ravel())[0, 1] > 0.999
+        norm = next(link.feeder for link in found if link.norm)
+        assert not np.array_equal(open_checkpoint(out)[norm].dequantize(), source[norm].dequantize())
+
+
+def test_a_cache_with_levels_has_them_where_there_is_attention(tmp_path):
+    golden, samples = Golden("lfm2"), tmp_path / "samples.json"
+    samples.write_text(json.dumps(np.random.default_rng(0).integers(0, 384, (8, 32)).tolist()))
+    polyquant.quantize(golden.folder, tmp_path / "c8", to="msmodelslim", codec="w8a16", kv="c8", calibration=samples)
+    assert not [found for found in polyquant.validate(tmp_path / "c8") if found.code == "ASC040"]
+    model, wanted = load(tmp_path / "c8"), golden.logits()
+    assert model.decoder.cache_type == "c8"
+    assert [grid is None for grid in model.decoder.grids] == [True, False, True, False]
+    session = model.session()
+    found = np.array([session.feed([token]) for token in wanted["tokens"].tolist()])
+    assert np.corrcoef(found.ravel(), wanted["hf_torch"].ravel())[0, 1] > 0.99
+
+
+def test_limits_of_time_steps_are_refused(tmp_path):
+    folder = tmp_path / "mamba2"
+    shutil.copytree(Golden("mamba2").folder, folder)
+    said = json.loads((folder / "config.json").read_text())
+    for limit in ([0.001, 0.1], [0.0, 0.1], [0.001, {"__float__": "Infinity"}]):
+        (folder / "config.json").write_text(json.dumps({**said, "time_step_limit": limit}))
+        with pytest.raises(UnsupportedError, match="limit"):
+            load(folder)
+
+
+def test_heads_of_a_mixer_that_do_not_divide_are_refused(tmp_path):
+    folder = tmp_path / "mamba2"
+    shutil.copytree(Golden("mamba2").folder, folder)
+    said = json.loads((folder / "config.json").read_text())
+    for wrong in ({"n_groups": 3}, {"num_heads": 7}, {"conv_kernel": 3}, {"state_size": 16}, {"conv_kernel": 0}):
+        (folder / "config.json").write_text(json.dumps({**said, **wrong}))
+        with pytest.raises(InputError):
+            load(folder)

@@ -41,30 +41,33 @@ def routed(model, index, states):
     layer, decoder = model.decoder.layers[index], model.decoder
     found = {}
     seen = []
-    part = getattr(layer.feed_forward, "experts", layer.feed_forward)  # Gemma 4 has them beside a plain part
+    part = layer.feed_forward
     plain = type(part).__call__
     for i, x in enumerate(states):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(part), "__call__", lambda self, h: seen.append(h.copy()) or plain(self, h))
             states[i] = decoder.alone(index, x, decoder.cache()).copy()
-        if not hasattr(part, "router"):
+        mixture = (
+            part if hasattr(part, "router") else getattr(part, "experts", None)
+        )  # Gemma 4's stand beside a dense part
+        if mixture is None:
             continue
-        h, asked = part.norm(seen[-1]), getattr(part, "router_norm", part.norm)(seen[-1])
-        router = part.router.weights[0].dequantize()
-        bias = part.router.bias[0]
-        logits = asked @ router.T + (0 if bias is None else bias)
-        ids, weights = route(logits.astype(np.float32), part.routing, part.bias)
+        h = mixture.norm(seen[-1])
+        bias = mixture.router.bias[0]
+        read = getattr(mixture, "router_norm", mixture.norm)(seen[-1])
+        logits = read @ mixture.router.weights[0].dequantize().T + (0 if bias is None else bias)
+        ids, weights = route(logits.astype(np.float32), mixture.routing, mixture.bias)
         for t in range(len(h)):
             for j, e in enumerate(ids[t].tolist()):
-                row = h[t] * (weights[t, j] if part.weighed == "inputs" else 1)
-                first = [_matrix(s, e) @ row for s in part.gate_up.stacks]
-                for out, b in zip(first, part.gate_up.bias, strict=True):
+                row = h[t] * (weights[t, j] if mixture.weighed == "inputs" else 1)
+                first = [_matrix(s, e) @ row for s in mixture.gate_up.stacks]
+                for out, b in zip(first, mixture.gate_up.bias, strict=True):
                     out += 0 if b is None else b[e]
-                first = np.split(first[0], 2) if part.halves else first
-                middle = part.activation(*(out[None].astype(np.float32) for out in first))[0]
-                for names, read in ((part.gate_up.names(e), row), (part.down.names(e), middle)):
+                first = np.split(first[0], 2) if mixture.halves else first
+                middle = mixture.activation(*(out[None].astype(np.float32) for out in first))[0]
+                for names, x in ((mixture.gate_up.names(e), row), (mixture.down.names(e), middle)):
                     for name in dict.fromkeys(names):
-                        found.setdefault(name, []).append(read)
+                        found.setdefault(name, []).append(x)
     return {name: np.array(rows) for name, rows in found.items()}
 
 

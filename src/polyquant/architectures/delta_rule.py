@@ -1,21 +1,57 @@
-"""What models with the gated delta rule (Yang, Kautz and Hatamizadeh 2024) share: the sizes of its heads and which layers have it."""
+"""What models with the gated delta rule (Yang, Kautz and Hatamizadeh 2024) share: the rule as a part of a layer (parts.py), the sizes of its heads and which layers
+have it. Drawn in runtime/delta_rule.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from polyquant.architectures.hyper import MAX_LAYERS, Hyper
 from polyquant.architectures.hyper_table import USUAL, HyperTable, Key
 from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
 from polyquant.architectures.mixer import product, ssm_keys
+from polyquant.architectures.parts import Feed
 from polyquant.errors import InputError
-from polyquant.operations import Index
+from polyquant.types import Shape
 
-__all__ = ["delta_sizes", "delta_table", "turned_heads"]
+__all__ = ["DeltaRule", "delta_sizes", "delta_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Behind a norm. turned: value head i reads key head i % keys, and its rate and decay come from a matrix each; else i // (values / keys), and both
+    come from one matrix: of each key head first the rates, then the decays."""
+
+    turned: bool = False
+    norm: str = "attn_norm"
+    runtime: ClassVar[str] = "polyquant.runtime.delta_rule:DeltaRule"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The matrices that read the layer's input."""
+        return ("attn_qkv", "attn_gate", *(("ssm_beta", "ssm_alpha") if self.turned else ("ssm_ba",)))
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """See parts.Part. What the last matrix reads went through a norm and a gate; the norm is that of a head, its numbers are shared."""
+        return Feed(self.norm, self.inputs, "norm"), Feed("attn_qkv", ("ssm_out",), "activation")
+
+    def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
+        """See parts.Part. Raises InputError for heads that do not divide."""
+        keys, key, each, value = delta_sizes(hyper)
+        hidden, heads = hyper.hidden, keys * each
+        rows = (2 * keys * key + heads * value, heads * value, *((heads, heads) if self.turned else (2 * heads,)))
+        out: dict[str, Shape] = {self.norm: (hidden,)}
+        out |= {stem: (n, hidden) for stem, n in zip(self.inputs, rows, strict=True)}
+        return {**out, "ssm_norm": (value,), "ssm_out": (hidden, heads * value)}
+
+    def parameters(self, hyper: Hyper, index: int) -> dict[str, Shape]:
+        """See parts.Part."""
+        keys, key, each, value = delta_sizes(hyper)
+        heads = keys * each
+        channels = 2 * keys * key + heads * value
+        return {"ssm_conv1d.weight": (channels, hyper.count("ssm_conv")), "ssm_dt.bias": (heads,), "ssm_a": (heads,)}
 
 
 def delta_sizes(hyper: Hyper) -> tuple[int, int, int, int]:
@@ -26,12 +62,6 @@ def delta_sizes(hyper: Hyper) -> tuple[int, int, int, int]:
             "heads of the delta rule do not divide", expected=f"multiples of {keys}", found=[values, inner]
         )
     return keys, hyper.count("ssm_state"), values // keys, inner // values
-
-
-def turned_heads(hyper: Hyper, size: int) -> Index:
-    """Where entry i of the turned value heads was, of heads with `size` numbers each."""
-    keys, _, each, _ = delta_sizes(hyper)
-    return np.ascontiguousarray(np.arange(keys * each * size).reshape(keys, each, size).swapaxes(0, 1)).reshape(-1)
 
 
 def _recurrent(config: Mapping[str, Any]) -> list[bool] | None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyquant.architectures.changes import Change, Times
+from polyquant.architectures.hybrid import Beside
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA_NAMES
-from polyquant.architectures.mixer import MIXER_CHANGES, in_pieces, mixer_exact, mixer_stems, product, ssm_keys
+from polyquant.architectures.mixer import MIXER_CHANGES, Mixer, in_pieces, mixer_exact, mixer_stems, product, ssm_keys
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture, Bias, has
 from polyquant.operations import SAME, Multiply, MultiplyRows, Operation, chain
 from polyquant.types import Shape
@@ -107,7 +108,7 @@ FALCON_H1 = Architecture(
         "ffn_gate": _of_mlp(0),
         "ffn_down": _of_mlp(1),
     },
-    layer=ConvertedOnly(),
+    layer=Layer(Beside(Attention(), Mixer(optional_norm=True))),
     biases=(Bias(("ssm_conv1d",), "mamba_conv_bias"),),
     switches={"mamba_rms_norm": has("ssm_norm.weight")},
 )

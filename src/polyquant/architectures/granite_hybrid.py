@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.changes import PairedRows
+from polyquant.architectures.hybrid import attention_or
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import expert_keys, granite_keys, no_head_dim, shared_expert_key
 from polyquant.architectures.layer_kinds import ATTENTION, kv_heads, words, words_of
@@ -20,15 +21,17 @@ from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.mixer import (
     ANY_CONTEXT,
     MIXER_CHANGES,
+    Mixer,
     in_pieces,
     mixer_exact,
     mixer_stems,
     product,
     ssm_keys,
 )
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import halves
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, Ends, FeedForward, Layer
 from polyquant.architectures.record import Architecture, Bias
 
 __all__ = ["GRANITE_HYBRID", "GRANITE_HYBRID_MOE"]
@@ -90,7 +93,8 @@ GRANITE_HYBRID_MOE = Architecture(
         halves("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight"),
         halves("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
     ),
-    layer=ConvertedOnly(),
+    layer=Layer(attention_or(Attention(rope="asked"), Mixer()), Mixture(gating="softmax_after_topk", shared=True)),
+    ends=Ends(divided=True),
     biases=(
         Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),
         Bias(("ssm_conv1d",), "mamba_conv_bias"),
@@ -106,4 +110,5 @@ GRANITE_HYBRID = replace(
     ),
     hyper=replace(GRANITE_HYBRID_MOE.hyper.without("experts", "experts_used"), always={"num_local_experts": 0}),
     moves=(halves("shared_mlp.input_linear.weight", "ffn_gate.weight", "ffn_up.weight"),),
+    layer=replace(GRANITE_HYBRID_MOE.layer, feed_forward=FeedForward(width="shared_feed_forward")),
 )

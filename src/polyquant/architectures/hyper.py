@@ -105,6 +105,13 @@ class Hyper:
         """Rows of one head in q, k and v."""
         return self.head_dim or self.hidden // max(self.heads, 1)
 
+    def attends(self, layer: int) -> bool:
+        """True if that layer of a hybrid has attention."""
+        counts, recurrent = self.more.get("layer_kv_heads"), self.more.get("recurrent")
+        if isinstance(counts, tuple) and counts:
+            return counts[layer] > 0
+        return not (isinstance(recurrent, tuple) and recurrent and recurrent[layer])
+
     @property
     def query_width(self) -> int:
         """Rows of q: all heads."""

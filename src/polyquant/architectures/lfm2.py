@@ -1,4 +1,4 @@
-"""LFM2 (Liquid AI 2025): short convolutions with gates in most layers, attention in the others; the second has experts behind a sigmoid.
+"""LFM2 (Liquid AI 2025): short convolutions with gates in most layers, attention in the others. With experts: lfm2_moe.py.
 
     y = h + Out (c * conv1d(b * x)), [b, c, x] = In norm(h), or attention(norm(h)) with norms on the heads of q and k;  then W2 (silu(W1 norm) * W3 norm)
 
@@ -12,16 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.architectures.changes import Squeezed
+from polyquant.architectures.hybrid import attention_or
 from polyquant.architectures.hyper_table import USUAL, HyperTable, Key
-from polyquant.architectures.keys import GATING, expert_keys, no_head_dim, silent
+from polyquant.architectures.keys import no_head_dim
 from polyquant.architectures.layer_kinds import kv_heads, words, words_of
-from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
-from polyquant.architectures.record import Architecture, Bias, has
-from polyquant.gguf_values import u32
+from polyquant.architectures.parts import Attention, Ends, Layer
+from polyquant.architectures.record import Architecture, Bias
+from polyquant.architectures.short_conv import ShortConv
 
-__all__ = ["LFM2", "LFM2_MOE"]
+__all__ = ["LFM2", "lfm2_table"]
 
 
 def _attends(config: Mapping[str, Any]) -> Sequence[bool] | None:
@@ -46,7 +46,8 @@ def _width(config: Mapping[str, Any]) -> Any:
 _ONE, _EVERY = kv_heads(_attends, lambda counts: {"layer_types": words_of(counts, "full_attention", "conv")})
 
 
-def _table(feed_forward: Mapping[str, Any]) -> HyperTable:
+def lfm2_table(feed_forward: Mapping[str, Any]) -> HyperTable:
+    """Both tables, but for the row of the width."""
     return USUAL.changed(
         feed_forward=feed_forward,
         kv_heads=_ONE,
@@ -79,42 +80,12 @@ LFM2 = Architecture(
         top={"model.embed_tokens": "token_embd", "model.embedding_norm": "token_embd_norm", "lm_head": "output"},
     ),
     hyper=replace(
-        _table({"read": _width, "say": lambda wide: {"intermediate_size": wide}}),
+        lfm2_table({"read": _width, "say": lambda wide: {"intermediate_size": wide}}),
         written={"block_auto_adjust_ff_dim": False},
         tied=True,
     ),
     changes={"shortconv.conv": Squeezed},
-    layer=ConvertedOnly(),
+    layer=Layer(attention_or(Attention(head_norms=True), ShortConv())),
+    ends=Ends(last_stem="token_embd_norm"),
     biases=(Bias(("shortconv.in_proj", "shortconv.out_proj", "shortconv.conv"), "conv_bias"),),
-)
-_UNSAID = (
-    Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1),
-    Key("expert_scale", ("routed_scaling_factor",), kind="real", default=1.0),
-)
-LFM2_MOE = replace(
-    LFM2,
-    name="lfm2moe",
-    model_type="lfm2_moe",
-    class_name="Lfm2MoeForCausalLM",
-    reads=("lfm2_moe",),
-    names=replace(
-        LFM2.names,
-        layer={**LFM2.names.layer, "feed_forward.gate": "ffn_gate_inp"},
-        exact={"feed_forward.expert_bias": "exp_probs_b.bias"},
-    ),
-    moves=tuple(
-        Experts(f"feed_forward.experts.{{e}}.{part}.weight", f"ffn_{name}_exps.weight")
-        for part, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
-    ),
-    hyper=replace(
-        _table({}).plus(
-            *expert_keys("num_experts"),
-            Key("first_dense", ("num_dense_layers",), "leading_dense_block_count", default=2, low=0),
-            *_UNSAID,
-        ),
-        metadata={"expert_gating_func": u32(GATING["sigmoid"])},
-        tied=True,
-        unsaid=silent(*_UNSAID),
-    ),
-    switches={"use_expert_bias": has("exp_probs_b.bias")},
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyquant.architectures.hybrid import NoPart
 from polyquant.architectures.hyper_table import USUAL
 from polyquant.architectures.keys import no_head_dim
 from polyquant.architectures.mixer import (
     ANY_CONTEXT,
     MIXER_CHANGES,
     NO_ROPE,
+    Mixer,
     in_pieces,
     mixer_exact,
     mixer_stems,
@@ -17,7 +19,7 @@ from polyquant.architectures.mixer import (
     ssm_keys,
 )
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Layer
 from polyquant.architectures.record import Architecture, Bias
 
 __all__ = ["MAMBA2"]
@@ -52,6 +54,6 @@ MAMBA2 = Architecture(
     ),
     hyper=replace(_TABLE, more_config=in_pieces("head_dim", "expand")),
     changes=MIXER_CHANGES,
-    layer=ConvertedOnly(),
+    layer=Layer(Mixer(), NoPart()),
     biases=(Bias(("ssm_conv1d",), "use_conv_bias"), Bias(("ssm_in", "ssm_out"), "use_bias")),
 )

@@ -1,6 +1,6 @@
-"""What Mamba-2 (Dao and Gu 2024) and the hybrids with it share: the tensors of its mixer and their sizes.
+"""What Mamba-2 (Dao and Gu 2024) and the hybrids with it share: its mixer as a part of a layer (parts.py), its tensors and their sizes.
 
-    [z, x, B, C, dt] = In h;  [x, B, C] = silu(conv1d([x, B, C]));  s = exp(dt a) s + dt B x;  y = C s + d x;  Out (norm(y) * silu(z))
+    [z, x, B, C, dt] = In h;  [x, B, C] = silu(conv1d([x, B, C]));  s = exp(dt a) s + dt B x;  y = C s + d x;  Out norm(y * silu(z))
 
 GGUF holds a = -exp(A_log) and d as columns [heads, 1], the kernel of the convolution as [channels, k], the norm as [groups, inner / groups].
 """
@@ -8,13 +8,17 @@ GGUF holds a = -exp(A_log) and d as columns [heads, 1], the kernel of the convol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from polyquant.architectures.changes import Column, Decay, Groups, Squeezed
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import Key
+from polyquant.architectures.parts import Feed
+from polyquant.errors import InputError
+from polyquant.types import Shape
 
-__all__ = ["ANY_CONTEXT", "MIXER_CHANGES", "NO_ROPE", "in_pieces", "mixer_exact", "mixer_stems", "product", "ssm_keys"]  # fmt: skip
+__all__ = ["ANY_CONTEXT", "MIXER_CHANGES", "NO_ROPE", "Mixer", "in_pieces", "mixer_exact", "mixer_stems", "product", "ssm_keys"]  # fmt: skip
 
 MIXER_CHANGES = {
     "ssm_a": Decay(),
@@ -29,6 +33,45 @@ NO_ROPE: dict[str, dict[str, Any]] = {
     "rotated": {"config": (), "gguf": None},
 }
 """Rows of a model without positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer:
+    """Behind a norm. optional_norm: some models have none before their last matrix. A norm comes behind the gate, unless Hyper's norm_before_gate is not 0."""
+
+    norm: str = "attn_norm"
+    optional_norm: bool = False
+    runtime: ClassVar[str] = "polyquant.runtime.state_space:StateSpace"
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """See parts.Part."""
+        return Feed(self.norm, ("ssm_in",), "norm"), Feed("ssm_in", ("ssm_out",), "activation")
+
+    def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
+        """See parts.Part."""
+        inner, heads = hyper.count("ssm_inner"), hyper.count("ssm_heads")
+        rows = inner + self.channels(hyper) + heads
+        return {self.norm: (hyper.hidden,), "ssm_in": (rows, hyper.hidden), "ssm_out": (hyper.hidden, inner)}
+
+    def parameters(self, hyper: Hyper, index: int) -> dict[str, Shape]:
+        """See parts.Part. Raises InputError for heads and groups that do not divide."""
+        inner, heads, groups = (hyper.count(f"ssm_{name}") for name in ("inner", "heads", "groups"))
+        if not heads or not groups or inner % heads or heads % groups:
+            raise InputError(
+                "heads of the state space do not divide", expected=f"multiples of {groups}", found=[heads, inner]
+            )
+        return {
+            "ssm_conv1d.weight": (self.channels(hyper), hyper.count("ssm_conv")),
+            "ssm_dt.bias": (heads,),
+            "ssm_a": (heads, 1),
+            "ssm_d": (heads, 1),
+            "ssm_norm.weight": (groups, inner // groups),
+        }
+
+    def channels(self, hyper: Hyper) -> int:
+        """Of the convolution: x, B and C."""
+        return hyper.count("ssm_inner") + 2 * hyper.count("ssm_groups") * hyper.count("ssm_state")
 
 
 def mixer_stems(prefix: str) -> dict[str, str]:

@@ -22,7 +22,8 @@ class Mixture:
     dense: of layers without experts. norm: the stem of the norm before it; post_norm: one behind it. gated: experts compute activation(gate) * up, else activation(up);
     clamped: GPT-OSS's own product of gate and up. gating, normed: how logits become weights, unless Hyper's `gating` and `expert_norm` say it; eps, least: weights are divided by
     max(their sum, least) + eps. group_score: of a group of experts. weighed: where weights go. shared: all tokens have a further expert, behind a gate of
-    its own (shared_gate).
+    its own (shared_gate). latent: the routed experts read as many numbers as Hyper's expert_latent says, which a matrix makes of what the layer reads, and a
+    second one makes as wide as the layer again what they give.
     """
 
     dense: FeedForward = field(default_factory=FeedForward)
@@ -39,6 +40,7 @@ class Mixture:
     weighed: Literal["outputs", "inputs"] = "outputs"
     shared: bool = False
     shared_gate: bool = False
+    latent: bool = False
     runtime: ClassVar[str] = "polyquant.runtime.mixture:feed_forward"
 
     @property
@@ -50,14 +52,22 @@ class Mixture:
     def feeds(self) -> tuple[Feed, ...]:
         """See parts.Part: of layers with experts, and of those without."""
         kinds = ("exps", "shexp") if self.shared else ("exps",)
-        gates = ("ffn_gate_inp_shexp",) if self.shared_gate else ()
-        readers = ("ffn_gate_inp", *gates, *(f"{stem}_{kind}" for kind in kinds for stem in self.inputs))
+        gates: tuple[str, ...] = ("ffn_gate_inp_shexp",) if self.shared_gate else ()
+        routed = tuple(f"{stem}_exps" for stem in self.inputs)
+        direct = ("ffn_latent_down",) if self.latent else routed
+        alike = tuple(f"{stem}_shexp" for stem in self.inputs) if self.shared else ()
         last: Literal["product", "activation"] = "product" if self.gated and not self.clamped else "activation"
         outputs = (Feed(f"ffn_up_{kind}", (f"ffn_down_{kind}",), last) for kind in kinds)
-        return Feed(self.norm, readers, "norm"), *outputs, *self.dense.feeds
+        readers = ("ffn_gate_inp", *gates, *direct, *alike)
+        pairs = (("ffn_latent_down", routed), ("ffn_down_exps", ("ffn_latent_up",))) if self.latent else ()
+        narrow = (Feed(source, read, "activation") for source, read in pairs)
+        return Feed(self.norm, readers, "norm"), *outputs, *narrow, *self.dense.feeds
 
     def has_experts(self, hyper: Hyper, index: int) -> bool:
-        """True if layer `index` has some."""
+        """True if layer `index` has some: where Hyper lists the widths of layers, those of an expert's width."""
+        widths = hyper.more.get("layer_feed_forward")
+        if isinstance(widths, tuple):
+            return hyper.count("experts") > 0 and widths[index] == hyper.count("expert_feed_forward")
         step = hyper.count("expert_step") or 1
         return hyper.count("experts") > 0 and index >= hyper.count("first_dense") and (index + 1) % step == 0
 
@@ -68,9 +78,11 @@ class Mixture:
         count, hidden = hyper.count("experts"), hyper.hidden
         width = hyper.count("expert_feed_forward") or hyper.feed_forward
         out: dict[str, Shape] = {self.norm: (hidden,), "ffn_gate_inp": (count, hidden)}
-        out |= {f"{stem}_exps": (count, width, hidden) for stem in self.inputs} | {
-            "ffn_down_exps": (count, hidden, width)
-        }
+        latent = hyper.count("expert_latent") if self.latent else 0
+        out |= {"ffn_latent_down": (latent, hidden)} if latent else {}
+        out |= {f"{stem}_exps": (count, width, latent or hidden) for stem in self.inputs}
+        out |= {"ffn_down_exps": (count, latent or hidden, width)}
+        out |= {"ffn_latent_up": (hidden, latent)} if latent else {}
         if self.shared:
             wide = hyper.count("shared_feed_forward") or width * max(1, hyper.count("shared_experts"))
             out |= {f"{stem}_shexp": (wide, hidden) for stem in self.inputs} | {"ffn_down_shexp": (hidden, wide)}

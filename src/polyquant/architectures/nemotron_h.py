@@ -8,14 +8,11 @@ Which layer is what: `layers_block_type` of transformers 5, before that a letter
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from polyquant.architectures.changes import PairedRows
-from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
-from polyquant.architectures.layer_kinds import ATTENTION, kv_heads, per_layer, words
+from polyquant.architectures.layer_kinds import kv_heads, per_layer
 from polyquant.architectures.mixer import (
     ANY_CONTEXT,
     MIXER_CHANGES,
@@ -26,51 +23,21 @@ from polyquant.architectures.mixer import (
     ssm_keys,
 )
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.nemotron_h_layers import (
+    attending,
+    kinds_of_layers,
+    one_part_layer,
+    said_of_layers,
+    widths_of_layers,
+)
+from polyquant.architectures.parts import FeedForward
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.gguf_values import boolean, u32
 
-__all__ = ["NEMOTRON_H"]
+__all__ = ["MLP", "NEMOTRON_H"]
 
-_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-_WIDTHS = {"mlp": "intermediate_size", "moe": "moe_intermediate_size"}
-
-
-def _kinds(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """A word for each layer; None if config.json says nothing that is known."""
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(pattern, str) and set(pattern) <= set(_LETTERS):
-        return tuple(_LETTERS[letter] for letter in pattern)
-    return words(config, "layers_block_type", "layer_types")
-
-
-def _attends(config: Mapping[str, Any]) -> Sequence[bool] | None:
-    kinds = _kinds(config)
-    return None if kinds is None else [kind in ATTENTION for kind in kinds]
-
-
-def _widths(config: Mapping[str, Any]) -> list[Any] | None:
-    kinds = _kinds(config)
-    return None if kinds is None else [config.get(_WIDTHS[kind], 0) if kind in _WIDTHS else 0 for kind in kinds]
-
-
-def _said_of_layers(hyper: Hyper) -> dict[str, Any]:
-    """What each layer is, and how wide an MLP."""
-    kinds, experts = [], hyper.count("expert_feed_forward")
-    for heads, wide in zip(hyper.value("layer_kv_heads"), hyper.value("layer_feed_forward"), strict=True):
-        part = "moe" if wide == experts else "mlp"
-        kinds.append("full_attention" if heads else part if wide else "linear_attention")
-    letters = {kind: letter for letter, kind in _LETTERS.items()}
-    mlp = next((w for w, k in zip(hyper.value("layer_feed_forward"), kinds, strict=True) if k == "mlp"), 0)
-    return {
-        "layers_block_type": kinds,
-        "hybrid_override_pattern": "".join(letters[kind] for kind in kinds),
-        "mamba_head_dim": hyper.count("ssm_inner") // max(hyper.count("ssm_heads"), 1),
-        **({"intermediate_size": mlp} if mlp else {}),
-    }
-
-
-_ONE, _EVERY = kv_heads(_attends, lambda counts: {})
+MLP = FeedForward(gated=False, norm="attn_norm", activations=("relu2",), width="layer_feed_forward")
+_ONE, _EVERY = kv_heads(attending, lambda counts: {})
 NEMOTRON_H = Architecture(
     name="nemotron_h",
     model_type="nemotron_h",
@@ -91,7 +58,7 @@ NEMOTRON_H = Architecture(
     ),
     hyper=replace(
         USUAL.changed(
-            layers={"read": lambda config: len(_kinds(config) or ()) or config.get("num_hidden_layers")},
+            layers={"read": lambda config: len(kinds_of_layers(config) or ()) or config.get("num_hidden_layers")},
             context={"config": (), "default": ANY_CONTEXT, "say": lambda value: {"max_position_embeddings": value}},
             feed_forward={"config": (), "default": 0, "low": 0, "gguf": None},
             kv_heads=_ONE,
@@ -101,17 +68,17 @@ NEMOTRON_H = Architecture(
             **NO_ROPE,
         ).plus(
             _EVERY,
-            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=_widths, read_gguf=per_layer("feed_forward_length"), each_layer=True),
+            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=widths_of_layers, read_gguf=per_layer("feed_forward_length"), each_layer=True),
             *ssm_keys(
                 conv="conv_kernel", state="ssm_state_size", groups="n_groups", heads="mamba_num_heads", inner=product("mamba_num_heads", "mamba_head_dim")
             ),
         ),
         metadata={"rope.scaling.finetuned": boolean(False)},
         more_metadata=lambda hyper: {"rope.dimension_count": u32(hyper.hidden // max(hyper.heads, 1))},
-        more_config=_said_of_layers,
+        more_config=said_of_layers,
     ),
     changes={**MIXER_CHANGES, "attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
-    layer=ConvertedOnly(),
+    layer=one_part_layer(MLP),
     biases=(Bias(("ssm_conv1d",), "use_conv_bias"), Bias(("ssm_in", "ssm_out"), "use_bias"), Bias(("ffn_up", "ffn_down"), "mlp_bias")),
     unused={r"mtp\..*": "layers that predict several tokens are not converted"},
 )  # fmt: skip

@@ -1,5 +1,5 @@
 """Nemotron-H with experts (Nemotron 3, NVIDIA 2025): in some layers experts behind a sigmoid and a shared one, each D relu(U x)^2; the routed ones may read a
-narrower projection of what the layer reads (moe_latent_size). GGUF architecture `nemotron_h_moe`.
+narrower projection of what the layer reads (moe_latent_size), which is a record of its own. GGUF architecture `nemotron_h_moe`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,24 @@ from dataclasses import replace
 
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.keys import expert_keys, shared_expert_key
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import Experts
-from polyquant.architectures.nemotron_h import NEMOTRON_H
+from polyquant.architectures.nemotron_h import MLP, NEMOTRON_H
+from polyquant.architectures.nemotron_h_layers import one_part_layer
 
-__all__ = ["NEMOTRON_H_MOE"]
+__all__ = ["NEMOTRON_H_LATENT", "NEMOTRON_H_MOE"]
 
+_EXPERTS = Mixture(
+    dense=MLP,
+    norm="attn_norm",
+    gated=False,
+    activations=("relu2",),
+    gating="sigmoid",
+    normed=True,
+    eps=1e-20,
+    group_score="top2",
+    shared=True,
+)
 NEMOTRON_H_MOE = replace(
     NEMOTRON_H,
     name="nemotron_h_moe",
@@ -24,14 +37,13 @@ NEMOTRON_H_MOE = replace(
             "mixer.gate": "ffn_gate_inp",
             "mixer.shared_experts.up_proj": "ffn_up_shexp",
             "mixer.shared_experts.down_proj": "ffn_down_shexp",
-            "mixer.fc1_latent_proj": "ffn_latent_down",
-            "mixer.fc2_latent_proj": "ffn_latent_up",
         },
         exact={**NEMOTRON_H.names.exact, "mixer.gate.e_score_correction_bias": "exp_probs_b.bias"},
     ),
     moves=tuple(
         Experts(f"mixer.experts.{{e}}.{part}_proj.weight", f"ffn_{part}_exps.weight") for part in ("up", "down")
     ),
+    layer=one_part_layer(_EXPERTS),
     hyper=NEMOTRON_H.hyper.plus(
         *expert_keys("n_routed_experts"),
         shared_expert_key("moe_shared_expert_intermediate_size"),
@@ -40,6 +52,14 @@ NEMOTRON_H_MOE = replace(
         Key("expert_scale", ("routed_scaling_factor",), "expert_weights_scale", kind="real", default=1.0),
         Key("expert_groups", ("n_group",), "expert_group_count", default=1),
         Key("expert_groups_used", ("topk_group",), "expert_group_used_count", default=1),
-        Key("expert_latent", ("moe_latent_size",), "moe_latent_size", default=0, low=0, write="where set", say=lambda size: {"moe_latent_size": size or None}),
     ),
-)  # fmt: skip
+)
+_LATENT = {"mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up"}
+NEMOTRON_H_LATENT = replace(
+    NEMOTRON_H_MOE,
+    told_by=("num_experts_per_tok", "moe_latent_size"),
+    gguf_told_by=("moe_latent_size",),
+    names=replace(NEMOTRON_H_MOE.names, layer={**NEMOTRON_H_MOE.names.layer, **_LATENT}),
+    layer=one_part_layer(replace(_EXPERTS, latent=True)),
+    hyper=NEMOTRON_H_MOE.hyper.plus(Key("expert_latent", ("moe_latent_size",), "moe_latent_size")),
+)

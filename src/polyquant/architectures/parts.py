@@ -62,8 +62,8 @@ class Part(Protocol):
         """Every linear of the part among the readers of exactly one."""
 
     def shapes(self, hyper: Hyper, index: int) -> Mapping[str, Shape]:
-        """Stem -> shape of its weight in layer `index`, in the order of the computation: of linears and norms. A part with other tensors has a method
-        `parameters` of the same kind: whole name inside a layer -> shape."""
+        """Stem -> shape of its weight in layer `index`, in the order of the computation: of linears and norms. A part with other tensors, kernels of
+        convolutions and decays, has a method `parameters` of the same kind: whole name inside a layer -> shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,12 @@ class Attention:
     """Softmax attention behind a norm.
 
     fused: q, k and v in one matrix, in this order. head_norms: a norm on each head of q and k; width_norms: one on all heads together. sub_norm: one
-    before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none, BARE for one without numbers. rope: which layers rotate: "all", "none", or
-    "windowed", those with a window where the model has any. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
+    before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none, BARE for one without numbers. rope: which layers rotate: "all", "none",
+    "windowed", those with a window where the model has any, or "asked", all where Hyper's `rotates` is not 0. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
     models may have norms of the heads of q and k, another for each head. optional_norms: some models lack the norms of q and k. late_norms: those of heads come
     behind the rotation. alibi: a score falls with the distance instead, alibi_at: in models of that many layers. clip: q, k and v stay within Hyper's `clip`,
     where it is not 0.
+    gated: q has as many rows again of each head, whose sigmoid the head's output is multiplied with.
     chunk: layers that rotate see nothing before the last multiple of it, 0 for all. unit_heads: they divide q and k by their root mean square where Hyper's
     `unit_heads` is not 0.
     sinks: each head has a score of its own that no position has. Scores are divided by the root of the
@@ -88,7 +89,7 @@ class Attention:
     width_norms: bool = False
     post_norm: bool = False
     norm: str = "attn_norm"
-    rope: Literal["all", "windowed", "none"] = "all"
+    rope: Literal["all", "windowed", "none", "asked"] = "all"
     still: int = 0
     each_norm: bool = False
     optional_norms: bool = False
@@ -99,6 +100,7 @@ class Attention:
     alibi_at: int = 0
     clip: bool = False
     sinks: bool = False
+    gated: bool = False
     runtime: ClassVar[str] = "polyquant.runtime.attention:Attention"
 
     @property
@@ -119,7 +121,7 @@ class Attention:
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See Part."""
         wide, kv = hyper.query_width, hyper.value_width
-        rows = (wide + 2 * kv,) if self.fused else (wide, kv, kv)
+        rows = (wide + 2 * kv,) if self.fused else (wide * (1 + self.gated), kv, kv)
         out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm not in NAMELESS else {}
         out |= {stem: (n, hyper.hidden) for stem, n in zip(self.inputs, rows, strict=True)}
         if self.head_norms or self.width_norms:
@@ -139,6 +141,7 @@ class FeedForward:
 
     fused: gate and up in one matrix, in this order, called ffn_up. sub_norm: a norm before the last matrix; post_norm: one behind it. norm: the stem of
     the norm before it: that of attention where both read the same, "" for none, BARE for one without numbers. activations: those that are computed, as config.json names them.
+    width: the row of Hyper that says how wide it is, of each layer if it is a list, where that is not 0; "" for the usual one.
     """
 
     fused: bool = False
@@ -147,6 +150,7 @@ class FeedForward:
     gated: bool = True
     post_norm: bool = False
     norm: str = "ffn_norm"
+    width: str = ""
     runtime: ClassVar[str] = "polyquant.runtime.feed_forward:FeedForward"
 
     @property
@@ -164,7 +168,7 @@ class FeedForward:
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See Part."""
-        wide = hyper.feed_forward
+        wide = self._wide(hyper, index)
         rows = (2 * wide,) if self.fused else (wide,) * len(self.inputs)
         out: dict[str, Shape] = {self.norm: (hyper.hidden,)} if self.norm not in NAMELESS else {}
         out |= {stem: (n, hyper.hidden) for stem, n in zip(self.inputs, rows, strict=True)}
@@ -172,6 +176,11 @@ class FeedForward:
             out["ffn_sub_norm"] = (wide,)
         out["ffn_down"] = (hyper.hidden, wide)
         return out | ({"post_ffw_norm": (hyper.hidden,)} if self.post_norm else {})
+
+    def _wide(self, hyper: Hyper, index: int) -> int:
+        said = hyper.more.get(self.width, 0)
+        said = said[index] if isinstance(said, tuple) else said
+        return int(said) if isinstance(said, int) and said else hyper.feed_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +230,8 @@ class Ends:
     (token_embd_norm). last: one behind the layers (output_norm). root: embeddings are
     multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
     multiplied with it. Its logit_softcap comes last. bare: the last norm has no numbers. unit_rows: in models of that many tokens the rows of the head
-    are divided by their lengths. layer_inputs: each layer reads as many numbers of a token as Hyper's per_layer_input says, if it is not 0 (runtime/ends.py).
+    are divided by their lengths. last_stem: what the norm behind the layers is called. layer_inputs: each layer reads as many numbers of a token as Hyper's
+    per_layer_input says, if it is not 0 (runtime/ends.py).
     """
 
     positions: bool = False
@@ -232,6 +242,7 @@ class Ends:
     divided: bool = False
     bare: bool = False
     unit_rows: int = 0
+    last_stem: str = "output_norm"
     layer_inputs: bool = False
 
 

@@ -2,8 +2,7 @@
 
     qwen35moe     experts and a shared one          qwen35    an ordinary feed-forward part
 
-The value heads that share a key head lie together; in GGUF the first of each key head come first, then the second of each. So do all rows, columns and
-numbers that belong to them.
+GGUF has the value heads in another order: turned_heads.py.
 """
 
 from __future__ import annotations
@@ -12,54 +11,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from polyquant.architectures.changes import Change, Squeezed
-from polyquant.architectures.delta_rule import delta_sizes, delta_table, turned_heads
-from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.delta_rule import DeltaRule, delta_table
+from polyquant.architectures.hybrid import attention_or
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.moves import halves
 from polyquant.architectures.names import NameTable
+from polyquant.architectures.parts import Layer
 from polyquant.architectures.qwen3_next import (
     ATTENTION_STEMS,
     EXACT,
     EXPERT_KEYS,
     EXPERT_STEMS,
+    EXPERTS_BEHIND,
     FROM_ONE,
+    GATED,
     QWEN3_NEXT,
 )
 from polyquant.architectures.qwen_moe import EXPERTS
-from polyquant.operations import MinusExp, Operation, Rows, chain
-from polyquant.types import Shape
+from polyquant.architectures.turned_heads import TURNED
 
 __all__ = ["QWEN35", "QWEN35_MOE"]
-
-
-def _decay(hyper: Hyper, shape: Shape) -> Operation:
-    return chain(MinusExp(), _heads(hyper, shape))
-
-
-def _heads(hyper: Hyper, shape: Shape) -> Operation:
-    return Rows(turned_heads(hyper, 1))
-
-
-def _rows(hyper: Hyper, shape: Shape) -> Operation:
-    return Rows(turned_heads(hyper, delta_sizes(hyper)[3]))
-
-
-def _columns(hyper: Hyper, shape: Shape) -> Operation:
-    return Rows(turned_heads(hyper, delta_sizes(hyper)[3]), axis=1)
-
-
-def _behind_keys(hyper: Hyper, shape: Shape) -> Operation:
-    """The rows of v; those of q and k stay."""
-    keys, key, _, value = delta_sizes(hyper)
-    return Rows(np.concatenate([np.arange(2 * keys * key), 2 * keys * key + turned_heads(hyper, value)]))
-
-
-def _kernel(hyper: Hyper, shape: Shape) -> Operation:
-    return chain(Squeezed.operation(hyper, shape), _behind_keys(hyper, shape))
 
 
 def _sections(config: Mapping[str, Any]) -> list[Any] | None:
@@ -97,16 +69,9 @@ QWEN35_MOE = replace(
         _SECTIONS,
         feed_forward={"default": 0, "low": 0, "write": "where set", "say": lambda n: {"intermediate_size": n} if n else {}},
     ),
-    changes={
-        **FROM_ONE,
-        "ssm_a": Change(_decay),
-        "ssm_conv1d": Change(_kernel, Squeezed.before),
-        **dict.fromkeys(("ssm_alpha", "ssm_beta", "ssm_dt.bias"), Change(_heads)),
-        "attn_gate": Change(_rows),
-        "attn_qkv": Change(_behind_keys),
-        "ssm_out": Change(_columns),
-    },
+    changes={**FROM_ONE, **TURNED},
     moves=(*EXPERTS, _FUSED),
+    layer=Layer(attention_or(GATED, DeltaRule(turned=True)), EXPERTS_BEHIND),
 )  # fmt: skip
 QWEN35 = replace(
     QWEN35_MOE,
@@ -117,4 +82,5 @@ QWEN35 = replace(
     names=NameTable({**_STEMS, **{k: v for k, v in LLAMA_NAMES.items() if k.startswith("mlp.")}}, exact=EXACT),
     hyper=delta_table(_SECTIONS),
     moves=(),
+    layer=replace(QWEN35_MOE.layer, feed_forward=EXPERTS_BEHIND.dense),
 )

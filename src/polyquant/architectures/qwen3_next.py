@@ -12,21 +12,32 @@ from itertools import pairwise
 import numpy as np
 
 from polyquant.architectures.changes import Decay, Plus, Squeezed
-from polyquant.architectures.delta_rule import delta_sizes, delta_table
+from polyquant.architectures.delta_rule import DeltaRule, delta_sizes, delta_table
+from polyquant.architectures.hybrid import attention_or
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import Key
 from polyquant.architectures.keys import expert_keys, shared_expert_key, silent
 from polyquant.architectures.llama import LLAMA_NAMES
+from polyquant.architectures.mixture import Mixture
 from polyquant.architectures.moves import Make, Move, rows_together
 from polyquant.architectures.names import NameTable
-from polyquant.architectures.parts import ConvertedOnly
+from polyquant.architectures.parts import Attention, FeedForward, Layer
 from polyquant.architectures.qwen_moe import EXPERTS, SHARED
 from polyquant.architectures.record import Architecture, Bias
 from polyquant.errors import InputError
 from polyquant.operations import Operation, Rows, Slice, chain
 from polyquant.types import Shape
 
-__all__ = ["ATTENTION_STEMS", "EXACT", "EXPERT_KEYS", "EXPERT_STEMS", "FROM_ONE", "QWEN3_NEXT"]
+__all__ = [
+    "ATTENTION_STEMS",
+    "EXACT",
+    "EXPERTS_BEHIND",
+    "EXPERT_KEYS",
+    "EXPERT_STEMS",
+    "FROM_ONE",
+    "GATED",
+    "QWEN3_NEXT",
+]
 
 
 def _qkvz(part: int) -> Make:
@@ -66,6 +77,11 @@ FROM_ONE = dict.fromkeys(("attn_norm", "post_attention_norm", "attn_q_norm", "at
 EXPERT_STEMS = {**SHARED, "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
 EXPERT_KEYS = (*expert_keys("num_experts"), shared_expert_key("shared_expert_intermediate_size"))
 
+GATED = Attention(head_norms=True, gated=True)
+EXPERTS_BEHIND = Mixture(
+    FeedForward(norm="post_attention_norm"), "post_attention_norm", normed=True, shared=True, shared_gate=True
+)
+
 _UNSAID = Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1)
 
 QWEN3_NEXT = Architecture(
@@ -81,7 +97,7 @@ QWEN3_NEXT = Architecture(
     ),
     changes={**FROM_ONE, "ssm_a": Decay(column=False), "ssm_conv1d": Squeezed},
     moves=(_QKVZ, *EXPERTS),
-    layer=ConvertedOnly(),
+    layer=Layer(attention_or(GATED, DeltaRule()), EXPERTS_BEHIND),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
     unused={r"(model\.)?mtp\..*": "layers that predict several tokens are not converted"},
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyquant.architectures.changes import ValueChange
+from polyquant.architectures.changes import PairedRows, ValueChange
 from polyquant.architectures.hyper_table import USUAL, HyperTable
 from polyquant.architectures.moves import Move
 from polyquant.architectures.names import NameTable
@@ -127,7 +127,7 @@ class Architecture:
 
     def rotates_pairs(self, *, gguf: bool) -> bool:
         """True if rotation takes neighbours (2i, 2i + 1) of a head as the rows lie in a GGUF file, or in a folder."""
-        return self.pairs or (gguf and "attn_q" in self.changes)
+        return self.pairs or (gguf and isinstance(self.changes.get("attn_q"), PairedRows))
 
     def change(self, name: str) -> ValueChange | None:
         """What the values of a GGUF tensor of this name went through."""

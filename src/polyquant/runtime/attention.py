@@ -10,6 +10,7 @@ import numpy as np
 from polyquant.architectures import parts
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import PLAIN, Scores
+from polyquant.ops.recurrent import sigmoid
 from polyquant.runtime.norm import Norm, bare_norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
@@ -48,7 +49,8 @@ class Attention:
         )
         self.warmth = 1 if self.turns is None and hyper.real("temperature", 0.0) else None
         self.clip = np.float32(hyper.real("clip", 0.0) if part.clip else 0.0)
-        self.recordable = not self.clip
+        self.gated = part.gated
+        self.recordable = not (self.clip or self.gated)
         self.norm = site.norm(part.norm) if part.norm else None
         self.qkv = site.linear(*part.inputs)
         wide = hyper.query_width
@@ -76,6 +78,9 @@ class Attention:
         """The same from what the norm gives."""
         tokens, size = len(x), self.size
         q, k, v = self.split(self.qkv(x))
+        gate: F32 | None = None
+        if self.gated:
+            q, gate = (np.ascontiguousarray(y) for y in np.split(q.reshape(tokens, -1, 2 * size), 2, axis=2))
         if self.clip:
             q, k, v = (np.clip(y, -self.clip, self.clip) for y in (q, k, v))
         if self.c8 is not None:
@@ -98,6 +103,8 @@ class Attention:
         a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window, scores=self.scores).reshape(
             tokens, -1
         )
+        if gate is not None:
+            a = a * sigmoid(gate.reshape(tokens, -1))
         (out,) = self.o(a if self.sub_norm is None else self.sub_norm(a))
         return out if self.post_norm is None else self.post_norm(out)
 
@@ -113,6 +120,8 @@ def which_turns(part: parts.Attention, hyper: Hyper, index: int) -> int | None:
     """Which of the decoder's rotations layer `index` takes: 0, 1 where layers with a window have a base of their own, None for none."""
     windowed = bool(hyper.windows and hyper.windows[index])
     rotating = hyper.more.get("rotating")
+    if part.rope == "asked" and not hyper.count("rotates"):
+        return None
     if part.rope == "none" or _sloped(part, hyper) or (part.rope == "windowed" and any(hyper.windows) and not windowed):
         return None
     if isinstance(rotating, tuple) and rotating:

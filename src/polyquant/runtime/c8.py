@@ -30,15 +30,15 @@ _STORED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class C8:
-    """grids: of each layer, float32 [G, 4, D]: step and offset of the keys' channels, then of the values'. turned: measured after the rotation."""
+    """grids: of each layer with attention, float32 [G, 4, D]: step and offset of the keys' channels, then of the values'. turned: measured after the rotation."""
 
-    grids: tuple[F32, ...]
+    grids: tuple[F32 | None, ...]
     turned: bool
 
     def rounded(self, index: int, k: F32, v: F32) -> tuple[F32, F32]:
         """Outputs of the linear layers [T, G, D] on the levels of layer `index`."""
         grid = self.grids[index]
-        if self.turned:
+        if self.turned or grid is None:
             return k, v
         parts = [np.ascontiguousarray(grid[:, i]) for i in range(4)]
         return on_grid(k, parts[0], parts[1]), on_grid(v, parts[2], parts[3])
@@ -57,11 +57,13 @@ def grid_name(architecture: Architecture, name: str) -> str | None:
 
 
 def read_c8(tensors: Tensors, hyper: Hyper, *, turned: bool) -> C8 | None:
-    """The levels of all layers; None if no layer has any. Raises InputError if a layer lacks some, and for steps that are not positive."""
+    """The levels of all layers with attention; None if no layer has any. Raises InputError if a layer lacks some, and for steps that are not positive."""
     needed = [_names(i) for i in range(hyper.layers)]
     if not any(name in tensors for names in needed for name in names):
         return None
-    return C8(tuple(_grid(tensors, hyper, names) for names in needed), turned)
+    return C8(
+        tuple(_grid(tensors, hyper, names) if hyper.attends(i) else None for i, names in enumerate(needed)), turned
+    )
 
 
 def _names(index: int) -> list[str]:

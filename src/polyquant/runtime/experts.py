@@ -54,8 +54,11 @@ class Experts:
 
     router: gives logits [T, E]; a bias of its own is part of them. bias: float32 [E], takes part in the choice only. gate_up: stacks whose outputs the
     activation takes: gate and up, one of both (halves: gate first), or up alone (ops.experts.relu2). weighed: where the weights go, "outputs" of
-    experts, or their "inputs" (Llama 4). factors: float32 [E], of the weights of each expert. Raises InputError where router, experts and routing do not fit together.
+    experts, or their "inputs" (Llama 4). narrow, widen: matrices before the routed experts and behind their sum. factors: float32 [E], of the weights of each expert.
+    Raises InputError where router, experts and routing do not fit together.
     """
+
+    stacks = ("gate_up", "down")
 
     def __init__(
         self,
@@ -69,6 +72,8 @@ class Experts:
         halves: bool = False,
         weighed: Literal["outputs", "inputs"] = "outputs",
         shared: SharedExpert | None = None,
+        narrow: Linear | None = None,
+        widen: Linear | None = None,
         factors: F32 | None = None,
     ) -> None:
         found = [router.weights[0].shape[0], gate_up.experts, down.experts]
@@ -79,6 +84,7 @@ class Experts:
         self.router, self.routing, self.bias = router, routing, bias
         self.gate_up, self.down, self.shared = gate_up, down, shared
         self.activation, self.halves, self.weighed, self.factors = activation, halves, weighed, factors
+        self.narrow, self.widen = narrow, widen
 
     def __call__(self, x: F32) -> F32:
         """See above."""
@@ -92,8 +98,10 @@ class Experts:
 
     def computed(self, x: F32, ids: Ids, weights: F32) -> F32:
         """What these experts make of x [T, hidden] together."""
-        outputs = self.gate_up(x if self.weighed == "outputs" else spread(x, weights), ids)
+        inner = x if self.narrow is None else self.narrow(x)[0]
+        outputs = self.gate_up(inner if self.weighed == "outputs" else spread(inner, weights), ids)
         h = self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs))
         (y,) = self.down(h, ids)
         out = combine(y, self.routing.used, weights if self.weighed == "outputs" else None)
+        out = out if self.widen is None else self.widen(out)[0]
         return out if self.shared is None else self.shared.added(out, x)

@@ -125,10 +125,10 @@ class Generation:
         seen = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.session.tokens, self.prompt, strict=False))
         )
-        self.reused = min(seen, len(self.prompt) - 1)  # one token at least must be fed: its logits are needed
-        self.session.rewind(self.reused)
+        seen = min(seen, len(self.prompt) - 1)  # one token at least must be fed: its logits are needed
         began = perf_counter()
-        logits = self.session.feed(self.prompt[self.reused :])
+        self.reused = seen - self.session.rewind(seen)
+        logits = self.session.feed(self.prompt[seen:])
         self.prompt_seconds = perf_counter() - began
         return logits
 

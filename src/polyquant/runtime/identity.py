@@ -100,12 +100,19 @@ def rounds_tokens(checkpoint: Checkpoint, architecture: Architecture) -> bool:
 def names(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, str]:
     """Decoder's name -> name in the checkpoint."""
     if checkpoint.naming == "gguf":
-        return {name: name for name in checkpoint}
+        return _with_suffix({name: name for name in checkpoint}, architecture)
     found = {target: name for name in checkpoint if (target := architecture.names.to_gguf(name)) is not None}
     if checkpoint.describes_itself:
         found |= {target: name for name in checkpoint if (target := grid_name(architecture, name)) is not None}
         found |= {target: name for name in checkpoint if (target := _twin_name(architecture, name)) is not None}
-    return found
+    return _with_suffix(found, architecture)
+
+
+def _with_suffix(found: dict[str, str], architecture: Architecture) -> dict[str, str]:
+    """The same, with `.weight` behind the names of norms that GGUF calls without: Falcon-H1's ffn_norm."""
+    bare = {feed.source for feed in architecture.feeds("norm")} & set(architecture.names.exact.values())
+    named = {f"{name}.weight": stored for name, stored in found.items() if bare and name.split(".", 2)[-1] in bare}
+    return named | found if named else found
 
 
 def _twin_name(architecture: Architecture, name: str) -> str | None:

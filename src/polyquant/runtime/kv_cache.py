@@ -1,4 +1,5 @@
-"""Keys and values of the positions seen so far. Grows with the text, not with the context promised.
+"""What a decoder keeps of the text so far: keys and values of its positions, and the states of recurrent parts (runtime/state.py). Keys and values grow
+with the text, not with the context promised.
 
 float32 and float16 keep what they are given. int8 keeps each full block of 32 positions with a step and an offset for each channel (1.25 bytes
 a number), and the block under way in float32: see ops/decoder.py. c8 is int8 on levels that the checkpoint brings. Another way to keep a layer is one more class with `attend` and `nbytes`.
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyquant.ops.decoder import BLOCK, PLAIN, Scores, attend, attend_int8, dequantize_block
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import Arrays, Keeps, State
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
@@ -49,7 +50,8 @@ class KeptLayer(Protocol):
 
 class KVCache:
     """`length`: positions that every layer holds; one who has fed all layers moves it. reach: how long the text will be at
-    least, 0 for what is fed (runtime/rotary.py, longrope). layers: None for one that keeps none of its own. passing: of the pass under way.
+    least, 0 for what is fed (runtime/rotary.py, longrope). layers, states: of the layers that keep keys and values, or states; None for others. passing: of the
+    pass under way.
     grain: a cache truncated to a multiple of it is as if nothing had been there. step: the recorded step of one token (runtime/step.py); it
     knows the arrays of now, so whatever goes past it, `attend` or `truncate`, forgets it."""
 
@@ -64,11 +66,22 @@ class KVCache:
             None if k.rows is None else _kept_layer(k.rows, kind, grids[i] if grids is not None else None)
             for i, k in enumerate(keeps)
         ]
+        self.states = [State(k.states) if k.states else None for k in keeps]
+        self._marks: dict[int, list[Arrays]] = {}
+
+    @property
+    def recurrent(self) -> bool:
+        """True if some layer keeps states."""
+        return any(state is not None for state in self.states)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers' arrays."""
-        return sum(layer.nbytes for layer in self.layers if layer is not None)
+        """Bytes of all layers' arrays, those of marks included."""
+        held = [array for state in self.states if state is not None for array in state.arrays]
+        held += [array for states in self._marks.values() for arrays in states for array in arrays]
+        return sum({id(array): array.nbytes for array in held}.values()) + sum(
+            layer.nbytes for layer in self.layers if layer is not None
+        )
 
     def attend(
         self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
@@ -82,10 +95,43 @@ class KVCache:
         self.step = None
         return self._kept(layer).again(q, k, v, self.length, scale, window, PLAIN)
 
+    def recall(self, layer: int) -> Arrays:
+        """The states of a layer as the tokens so far left them. Not to be changed."""
+        return self._state(layer).read(self.length)
+
+    def keep(self, layer: int, tokens: int, *states: F32) -> None:
+        """Its states after so many tokens more. Nobody changes these arrays later."""
+        self._state(layer).write(self.length, self.length + tokens, states)
+
+    def mark(self) -> None:
+        """Hold the states of now, so that the text can be cut back to here; of earlier marks the last one stays."""
+        if self.recurrent and self.length:
+            last = max(self._marks.keys() - {self.length}, default=None)
+            marks = {} if last is None else {last: self._marks[last]}
+            now = [state.read(self.length) for state in self.states if state is not None]
+            self._marks = {**marks, self.length: now}
+
+    def reachable(self, length: int) -> int:
+        """The last position up to `length` to which the cache can be truncated as if nothing had been behind it."""
+        if not self.recurrent:
+            return length - length % self.grain
+        if length >= self.length:
+            return self.length
+        return max((at for at in self._marks if at <= length and at % self.grain == 0), default=0)
+
     def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on. In int8, positions of a block that was full stay as int8 left them."""
+        """Forget the positions from `length` on, or, of a model with recurrent parts, from the last mark before it; `self.length` says where it stands then. In int8, positions
+        of a block that was full stay as int8 left them."""
         self.step = None
-        self.length = max(0, min(self.length, length))
+        length = max(0, min(self.length, length))
+        if self.recurrent and length < self.length:
+            length = max((at for at in self._marks if at <= length), default=0)
+            self._marks = {at: held for at, held in self._marks.items() if at <= length}
+            held = iter(self._marks.get(length, ()))
+            for state in self.states:
+                if state is not None:
+                    state.go_back(length, next(held, None))
+        self.length = length
 
     def stepped(self) -> None:
         """The recorded step ran once more."""
@@ -98,6 +144,11 @@ class KVCache:
         kept = self.layers[layer]
         assert kept is not None, "a layer that said it keeps no keys"
         return kept
+
+    def _state(self, layer: int) -> State:
+        state = self.states[layer]
+        assert state is not None, "a layer that said it keeps no states"
+        return state
 
 
 def _kept_layer(rows: tuple[int, int], kind: CacheType, grid: F32 | None) -> KeptLayer:

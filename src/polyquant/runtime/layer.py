@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -17,11 +17,11 @@ from polyquant.runtime.site import Place, Site
 from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
-__all__ = ["ParallelLayer", "SequentialLayer", "computes"]
+__all__ = ["ParallelLayer", "SequentialLayer", "computes", "kept_by"]
 
 
 class SequentialLayer:
-    """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1."""
+    """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1. Layers of some architectures lack one of the two (None)."""
 
     recordable: bool = True
 
@@ -35,29 +35,30 @@ class SequentialLayer:
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
         """See decoder.Layer."""
-        x = add(x, self.attention(x, turns, cache), self.scale)
-        return add(x, self.feed_forward(x), self.scale)
+        if self.attention is not None:
+            x = add(x, self.attention(x, turns, cache), self.scale)
+        return x if self.feed_forward is None else add(x, self.feed_forward(x), self.scale)
 
     @property
     def keeps(self) -> Keeps:
         """See decoder.Layer."""
-        kept: Keeps = self.attention.keeps
-        return kept
+        return kept_by(self.attention, self.feed_forward)
 
     @property
     def places(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        return tuple(Place(part, key) for part in self._inner() for key in part.linears)
+        return tuple(Place(part, key) for part in self._parts for key in part.linears)
 
     @property
     def stacks(self) -> tuple[Place, ...]:
         """See decoder.Layer."""
-        return tuple(Place(part, key) for part in self._inner() for key in getattr(part, "stacks", ()))
+        return tuple(Place(part, key) for part in self._parts for key in getattr(part, "stacks", ()))
 
-    def _inner(self) -> Iterator[Any]:
-        """The parts, and what is nested in them."""
-        for part in (self.attention, self.feed_forward):
-            yield from (part, *getattr(part, "nested", ()))
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        """And those inside of them."""
+        own = (part for part in (self.attention, self.feed_forward) if part is not None)
+        return tuple(one for part in own for one in (part, *getattr(part, "nested", ())))
 
 
 class ParallelLayer(SequentialLayer):
@@ -80,6 +81,14 @@ class ParallelLayer(SequentialLayer):
         else:
             a, f = self.attention(x, turns, cache), self.feed_forward(x)
         return add(add(x, a, self.scale), f, self.scale)
+
+
+def kept_by(*parts: Any) -> Keeps:
+    """What parts keep of a text together: most say nothing of it, and keep nothing."""
+    out = Keeps()
+    for part in parts:
+        out |= getattr(part, "keeps", Keeps())
+    return out
 
 
 def computes(part: Part | Record) -> Any:

@@ -110,7 +110,7 @@ def build(
     layers = _layers(tensors, architecture, hyper, c8 if c8 is not None and not c8.turned else None)
     ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
     bare = bare_norm(hyper.hidden, hyper.norm_eps, kind)
-    last = bare if ends.bare else read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, ["output"], kind)
+    last = bare if ends.bare else read_norm(tensors, ends.last_stem, hyper.hidden, hyper.norm_eps, ["output"], kind)
     linear = tensors.linear(hyper.hidden, [(head, hyper.vocab)])
     lengths = row_lengths(linear.weights[0]) if hyper.vocab == ends.unit_rows else None
     return Decoder(
@@ -129,12 +129,12 @@ def build(
 
 def build_encoder(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Encoder:
     """The encoder of an architecture. Raises InputError for missing and misshapen tensors."""
-    kind, last = architecture.norm, architecture.ends.last
+    kind, ends = architecture.norm, architecture.ends
     return Encoder(
         hyper,
         _embedding(tensors, architecture, hyper),
         _layers(tensors, architecture, hyper, None),
-        read_norm(tensors, "output_norm", hyper.hidden, hyper.norm_eps, kind=kind) if last else None,
+        read_norm(tensors, ends.last_stem, hyper.hidden, hyper.norm_eps, kind=kind) if ends.last else None,
         _rotaries(tensors, architecture, hyper),
     )
 

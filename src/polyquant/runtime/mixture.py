@@ -31,9 +31,6 @@ def feed_forward(part: Record, site: Site) -> FeedForward | Mixture:
 class Mixture(Experts):
     """Experts behind a norm."""
 
-    linears = ("router",)
-    stacks = ("gate_up", "down")
-
     def __init__(self, part: Record, site: Site) -> None:
         activation = _activation(part, site)
         shapes = part.shapes(site.hyper, site.index)
@@ -48,7 +45,10 @@ class Mixture(Experts):
             activation=activation,
             weighed=part.weighed,
             shared=_shared(part, site, activation) if part.shared else None,
+            narrow=site.linear("ffn_latent_down") if "ffn_latent_down" in shapes else None,
+            widen=site.linear("ffn_latent_up") if "ffn_latent_up" in shapes else None,
         )
+        self.linears = ("router",) if self.narrow is None else ("router", "narrow", "widen")
         self.nested = () if self.shared is None else (self.shared,)
         self.recordable = self.gate_up.kernel == "packed" and self.down.kernel == "packed"
 

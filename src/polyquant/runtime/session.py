@@ -37,6 +37,8 @@ class Session:
         for a in range(0, len(ids), _CHUNK):
             hidden = self.decoder.hidden(ids[a : a + _CHUNK], self.cache)
         self.tokens += ids.tolist()
+        if len(ids) > 1:
+            self.cache.mark()  # the end of a prompt: what is asked next often begins so
         logits: F32 = self.decoder.logits(hidden[-1:])[0]
         return logits
 
@@ -62,15 +64,27 @@ class Session:
         """The text will have that length: what the cache holds is computed anew where it was rotated otherwise (longrope)."""
         before, self.cache.reach = self.cache.reach, length
         if self.position and any(r.of(before) is not r.of(length) for r in self.decoder.rotaries):
-            past = np.asarray(self.tokens[: self.position], np.int64)
+            past = self.tokens[: self.position]
             self.cache.truncate(0)
-            for a in range(0, len(past), _CHUNK):
-                self.decoder.hidden(past[a : a + _CHUNK], self.cache)
+            self._again(past)
 
-    def rewind(self, position: int) -> None:
-        """Forget what came after the first `position` tokens."""
+    def rewind(self, position: int) -> int:
+        """Forget what came after the first `position` tokens -> how many of those were computed anew: a recurrent state cannot be cut back, so that the
+        text goes through again from the last state that was held."""
+        past = self.tokens[: max(0, position)]
         self.cache.truncate(position)
-        del self.tokens[position:]
+        return self._again(past)
+
+    def _again(self, past: Sequence[int]) -> int:
+        """Compute these tokens from where the cache ends -> how many were left to compute. An interrupt leaves a session of fewer tokens."""
+        start = self.position
+        self.tokens = list(past[:start])
+        for a in range(start, len(past), _CHUNK):
+            self.decoder.hidden(np.asarray(past[a : a + _CHUNK], np.int64), self.cache)
+            self.tokens += past[a : a + _CHUNK]
+        if len(past) > start:
+            self.cache.mark()
+        return max(0, len(past) - start)
 
     def _checked(self, tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
         return token_ids(tokens, self.decoder.hyper.vocab, self.context, self.position)

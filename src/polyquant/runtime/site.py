@@ -17,10 +17,13 @@ from polyquant.runtime.c8 import C8
 from polyquant.runtime.expert_linear import Stack
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm, bare_norm, read_norm
+from polyquant.runtime.state import Keeps
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32, Shape
 
 __all__ = ["Place", "Site"]
+
+_MOST = 1 << 26  # numbers of a recurrent state; the largest known, Nemotron-H's of 56B, has 2^22
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,17 @@ class Site:
     def array(self, name: str, shape: Shape) -> F32:
         """The tensor of that whole name inside the layer as floats. Raises InputError."""
         return np.ascontiguousarray(self.tensors.weight(self._name(name), shape).dequantize(), np.float32)
+
+    def states(self, *shapes: Shape) -> Keeps:
+        """What a recurrent part keeps, arrays of these shapes. Raises InputError for more than any model has: their product is in no tensor's shape."""
+        if (found := max(math.prod(shape) for shape in shapes)) > _MOST:
+            raise InputError(
+                "a recurrent state of this size cannot be right",
+                file=self.tensors.checkpoint.path,
+                expected=f"at most {_MOST} numbers a layer",
+                found=found,
+            )
+        return Keeps(states=shapes)
 
     def stack(self, stem: str, shape: Shape) -> Stack:
         """The matrices [experts, n, k] of that stem. Raises InputError."""

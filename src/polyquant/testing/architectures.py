@@ -41,11 +41,13 @@ __all__ = [
 
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
 _SAMPLES: dict[str, Value] = {
-    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "window": 5, "rope_theta_swa": 5000.0,
-    "layer_kv_heads": (0, 2), "layer_feed_forward": (32, 0), "recurrent": (1, 0), "sliding": (1, 0), "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
+    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "expert_latent": 16, "window": 5, "rope_theta_swa": 5000.0,
+    "layer_kv_heads": (0, 2, 0), "layer_feed_forward": (32, 0, 0), "recurrent": (1, 0, 0), "sliding": (1, 0, 0), "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
 }  # fmt: skip
 """Of tiny models, where the default would leave the part out."""
 _FIELDS = frozenset(f.name for f in fields(Hyper))
+_DECAY = "ssm_a"
+"""The tensor inside a layer that is negative, and stored as its logarithm in a folder."""
 _TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -63,7 +65,7 @@ def check_names(record: Architecture) -> None:
     moved = {target for move in record.moves for target in move.targets}
     if record.runs:
         told = set(names.layer.values()) | {_stem(name) for name in (*names.exact.values(), *moved)}
-        assert set(_shapes(record)) <= told, "stems without a Hugging Face name"
+        assert set(_shapes(record)) | _parameters(record) <= told, "stems without a Hugging Face name"
     ends = {"token_embd", *(stem for stem, there in _optional_ends(record).items() if there)}
     assert ends <= set(names.top.values()), "the embedding"
     for inside, gguf in names.exact.items():
@@ -104,9 +106,18 @@ def check_wiring(record: Architecture) -> None:
                 widths = {here[r][-1] for r in feed.readers if r in here}
                 assert widths <= set(here.get(feed.source, ())), f"widths behind {feed.source}"
     assert record.linears == set(readers)
-    known = set(shapes) | set(record.names.exact.values()) | set(record.names.top.values())
+    kernels = _parameters(record)
+    known = (
+        set(shapes)
+        | kernels
+        | {f"{stem}.bias" for stem in kernels}
+        | set(record.names.exact.values())
+        | set(record.names.top.values())
+    )
     assert set(record.changes) <= known, "a change of a tensor that is not there"
-    assert {stem for bias in record.biases for stem in bias.stems} <= record.linears, "a bias without a linear layer"
+    assert {stem for bias in record.biases for stem in bias.stems} <= record.linears | kernels, (
+        "a bias without a linear layer"
+    )
 
 
 def check_hyper(record: Architecture) -> None:
@@ -155,19 +166,20 @@ def _output(model: Model) -> F32:
 
 
 def tiny_hyper(record: Architecture) -> Hyper:
-    """Two layers of 64, four heads of 32, two of keys and values, 40 tokens; defaults for what its config.json cannot say."""
+    """Two layers of 64, or three where they are of three kinds, four heads of 32, two of keys and values, 40 tokens; defaults for what its config.json cannot say."""
     usual: dict[str, Any] = {
         "layers": 2, "context": 128, "hidden": 64, "feed_forward": 96, "heads": 4, "kv_heads": 2, "head_dim": 32, "norm_eps": 1e-5,
         "rope_theta": 20000.0, "vocab": 40,
     }  # fmt: skip
     rows = {key.name: key for key in record.hyper.keys}
+    usual["layers"] += "layer_feed_forward" in rows
     for name, key in rows.items():
         if name in usual and not key.config and key.read is None:
             usual[name] = usual[key.default] if isinstance(key.default, str) else key.default
     share, size = rows["rotated"].default if "rotated" in rows else 1.0, usual["head_dim"] or 64 // 4
     rotated = int(size * share) if isinstance(share, float) else 0
     activation = str(rows["activation"].default if "activation" in rows else "silu")
-    more = {name: _sample(key) for name, key in rows.items() if name not in _FIELDS}
+    more = {name: _sample(key, usual["layers"]) for name, key in rows.items() if name not in _FIELDS}
     for name, key in rows.items():
         if name in more and key.kind != "text" and isinstance(key.default, str):
             more[name] = usual[key.default]
@@ -176,10 +188,10 @@ def tiny_hyper(record: Architecture) -> Hyper:
     )
 
 
-def _sample(key: Key) -> Value:
+def _sample(key: Key, layers: int) -> Value:
     sample = _SAMPLES.get(key.name)
     if sample is not None and (key.default is None or not isinstance(sample, tuple)):
-        return sample
+        return sample[:layers] if isinstance(sample, tuple) else sample
     if key.gguf is None and key.default is not None:
         return key.default  # readers of GGUF know no other
     if key.kind == "real":
@@ -192,17 +204,17 @@ def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
     rng, hyper = np.random.default_rng(seed), tiny_hyper(record)
     arrays: dict[str, F32] = {}
     numbers: dict[str, F32] = {}
-    for stem, shape in _tensors(record, hyper):
-        inside = stem.rpartition(".")[2]
+    for name, shape in _tensors(record, hyper):
+        stem = _stem(name)
+        inside = stem.split(".", 2)[2] if stem.startswith("blk.") else stem
         values = rng.standard_normal(shape, np.float32) * np.float32(0.2)
+        if inside == _DECAY:
+            values = -np.abs(values)
         if record.ternary is not None and inside in record.linears:
             values = np.where(values < 0, np.float32(-_STEP), np.float32(_STEP))
-        arrays[f"{stem}.weight"] = values + np.float32(1) if len(shape) == 1 else values
-        if any(inside in bias.stems for bias in record.biases):
+        arrays[name] = values + np.float32(1) if len(shape) == 1 and inside != _DECAY else values
+        if name == f"{stem}.weight" and any(inside in bias.stems for bias in record.biases):
             arrays[f"{stem}.bias"] = rng.standard_normal(shape[0], np.float32)
-    for index in range(hyper.layers):
-        for name, shape in record.layer.parameters(hyper, index).items():
-            arrays[f"blk.{index}.{name}"] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
     for inside, number in record.layer_numbers.items():
         for index in range(hyper.layers):
             numbers[f"{record.names.prefix}{index}.{inside}"] = rng.uniform(0.1, 1, number.shape).astype(np.float32)
@@ -232,7 +244,7 @@ def _ways_to_say(record: Architecture) -> Iterator[dict[str, Any]]:
 
 
 def _stem(name: str) -> str:
-    return name.rpartition(".")[0] or name
+    return name.removesuffix(".weight").removesuffix(".bias")
 
 
 def _shapes(record: Architecture) -> dict[str, Shape]:
@@ -241,20 +253,29 @@ def _shapes(record: Architecture) -> dict[str, Shape]:
     return {k: v for index in range(hyper.layers) for k, v in record.layer.shapes(hyper, index).items()}
 
 
+def _parameters(record: Architecture) -> set[str]:
+    """Stems of what is no linear and no norm, in any layer."""
+    hyper = tiny_hyper(record)
+    return {_stem(name) for index in range(hyper.layers) for name in record.layer.parameters(hyper, index)}
+
+
 def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
-    """GGUF name without suffix, shape of the weight."""
-    yield "token_embd", (hyper.vocab, hyper.hidden)
+    """GGUF name, shape of the tensor."""
+    yield "token_embd.weight", (hyper.vocab, hyper.hidden)
     shapes = {"position_embd": (hyper.context, hyper.hidden), "token_types": (hyper.count("token_types"), hyper.hidden)}
     for stem, there in _optional_ends(record).items():
         if there:
-            yield stem, shapes.get(stem, (hyper.hidden,))
+            yield f"{stem}.weight", shapes.get(stem, (hyper.hidden,))
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
-            yield f"blk.{index}.{stem}", shape
+            bare = stem in record.names.exact.values()  # GGUF calls it so, without a suffix
+            yield f"blk.{index}.{stem}{'' if bare else '.weight'}", shape
+        for inside, shape in record.layer.parameters(hyper, index).items():
+            yield f"blk.{index}.{inside}", shape
     if record.ends.last and not record.ends.bare:
-        yield "output_norm", (hyper.hidden,)
+        yield f"{record.ends.last_stem}.weight", (hyper.hidden,)
     if not record.encoder:
-        yield "output", (hyper.vocab, hyper.hidden)
+        yield "output.weight", (hyper.vocab, hyper.hidden)
 
 
 def _optional_ends(record: Architecture) -> dict[str, bool]:
@@ -266,7 +287,8 @@ def _optional_ends(record: Architecture) -> dict[str, bool]:
 def _same_tensors(a: Checkpoint, b: Checkpoint) -> None:
     assert set(a) == set(b), set(a) ^ set(b)
     for name in a:
-        np.testing.assert_array_equal(a[name].dequantize(), b[name].dequantize(), err_msg=name)
+        rounded = 1e-6 if name.endswith("A_log") else 0.0  # the logarithm of what GGUF has
+        np.testing.assert_allclose(b[name].dequantize(), a[name].dequantize(), rtol=rounded, atol=rounded, err_msg=name)
 
 
 def _calibrates(record: Architecture, source: Path, samples: Path) -> None:

@@ -18,6 +18,8 @@ __all__ = ["cache_layers", "check_cache", "check_norms"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 _FLOATS = ("F32", "F16", "BF16")
+_OF_KEYS = re.compile(r".*?\.(\d{1,9})\..*(k_proj|query_key_value|W_pack)\.weight")
+"""A matrix that gives keys, and its layer."""
 
 
 def cache_layers(found: Survey) -> dict[str, dict[str, dict[str, Stored]]]:
@@ -49,9 +51,11 @@ def check_cache(found: Survey) -> Iterator[Finding]:
     numbers = {int(m[1]) for name in layers if (m := re.search(r"\.(\d{1,9})\.", name))}
     layers_of_model = found.size("num_hidden_layers") or found.size("num_layers")
     if numbers and layers_of_model and len(numbers) < layers_of_model <= 10**6:
-        missing = next(i for i in range(layers_of_model) if i not in numbers)
-        message = f"{len(numbers)} of {layers_of_model} layers have scales of the cache, layer {missing} has none"
-        yield Finding("ASC040", WARNING, message, file=found.path.name)
+        attending = {int(m[1]) for name in found.tensors if (m := _OF_KEYS.fullmatch(name))}  # not all do in a hybrid
+        needed = attending or set(range(layers_of_model))
+        if missing := sorted(needed - numbers):
+            message = f"{len(numbers)} of {len(needed)} layers have scales of the cache, layer {missing[0]} has none"
+            yield Finding("ASC040", WARNING, message, file=found.path.name)
 
 
 def _declared(found: Survey, some: bool) -> Iterator[Finding]:

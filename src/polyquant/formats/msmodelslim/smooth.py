@@ -165,7 +165,7 @@ def expert_families(source: Checkpoint) -> dict[str, tuple[str, ...]]:
 def last_norm(source: Checkpoint) -> str | None:
     """The weight of the norm before the output head."""
     record = identity.architecture(source)
-    return identity.names(source, record).get("output_norm.weight")
+    return identity.names(source, record).get(f"{record.ends.last_stem}.weight")
 
 
 def rows_of(weight: Weight) -> list[slice]:

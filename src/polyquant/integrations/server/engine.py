@@ -147,7 +147,7 @@ class Engine:
         common = 0
         while common < min(session.position, last) and session.tokens[common] == prompt[common]:
             common += 1
-        common -= common % session.cache.grain
+        common = session.cache.reachable(common)
         session.rewind(common)
         for a in range(common, last, _PREFILL):
             if stopped():

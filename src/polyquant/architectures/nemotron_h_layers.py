@@ -1,0 +1,73 @@
+"""Which layer of a Nemotron-H is what: a mixer, attention, an MLP or experts. config.json has words or letters, GGUF a list of key/value heads and a list of widths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyquant.architectures.hybrid import ByLayer
+from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.layer_kinds import ATTENTION, words
+from polyquant.architectures.mixer import Mixer
+from polyquant.architectures.parts import Attention, Layer, Part
+
+__all__ = ["attending", "kinds_of_layers", "one_part_layer", "said_of_layers", "widths_of_layers"]
+
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_WIDTHS = {"mlp": "intermediate_size", "moe": "moe_intermediate_size"}
+
+
+def kinds_of_layers(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """A word for each layer; None if config.json says nothing that is known."""
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and set(pattern) <= set(_LETTERS):
+        return tuple(_LETTERS[letter] for letter in pattern)
+    return words(config, "layers_block_type", "layer_types")
+
+
+def attending(config: Mapping[str, Any]) -> Sequence[bool] | None:
+    """True for each layer with attention."""
+    kinds = kinds_of_layers(config)
+    return None if kinds is None else [kind in ATTENTION for kind in kinds]
+
+
+def widths_of_layers(config: Mapping[str, Any]) -> list[Any] | None:
+    """Of the MLP or of an expert of each layer, 0 where it is something else."""
+    kinds = kinds_of_layers(config)
+    return None if kinds is None else [config.get(_WIDTHS[kind], 0) if kind in _WIDTHS else 0 for kind in kinds]
+
+
+def said_of_layers(hyper: Hyper) -> dict[str, Any]:
+    """What each layer is, and how wide an MLP."""
+    kinds, experts = [], hyper.count("expert_feed_forward")
+    for heads, wide in zip(hyper.value("layer_kv_heads"), hyper.value("layer_feed_forward"), strict=True):
+        part = "moe" if wide == experts else "mlp"
+        kinds.append("full_attention" if heads else part if wide else "linear_attention")
+    letters = {kind: letter for letter, kind in _LETTERS.items()}
+    mlp = next((w for w, k in zip(hyper.value("layer_feed_forward"), kinds, strict=True) if k == "mlp"), 0)
+    return {
+        "layers_block_type": kinds,
+        "hybrid_override_pattern": "".join(letters[kind] for kind in kinds),
+        "mamba_head_dim": hyper.count("ssm_inner") // max(hyper.count("ssm_heads"), 1),
+        **({"intermediate_size": mlp} if mlp else {}),
+    }
+
+
+def _wide(hyper: Hyper, index: int) -> int:
+    found: int = hyper.value("layer_feed_forward")[index]
+    return found
+
+
+def _mixes(hyper: Hyper, index: int) -> int | None:
+    if _wide(hyper, index):
+        return None
+    return 0 if hyper.attends(index) else 1
+
+
+def _feeds(hyper: Hyper, index: int) -> int | None:
+    return 0 if _wide(hyper, index) else None
+
+
+def one_part_layer(feed_forward: Part) -> Layer:
+    """One part in each layer: a mixer, attention, or this one."""
+    return Layer(ByLayer((Attention(rope="none"), Mixer()), _mixes), ByLayer((feed_forward,), _feeds))

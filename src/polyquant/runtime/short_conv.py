@@ -1,0 +1,43 @@
+"""The gated short convolution of LFM2 (Liquid AI 2025; modeling_lfm2.py of transformers):
+
+y = Out (c * conv(b * x)),  [b, c, x] = In norm(h),  conv of each channel over its own and the k - 1 positions before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyquant.architectures import short_conv
+from polyquant.ops.recurrent import convolve
+from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.rotary import Turns
+from polyquant.runtime.site import Site
+from polyquant.types import F32
+
+__all__ = ["ShortConv"]
+
+
+class ShortConv:
+    """The convolution of one layer."""
+
+    linears = ("first", "out")
+    recordable = False
+
+    def __init__(self, part: short_conv.ShortConv, site: Site) -> None:
+        ((name, shape),) = part.parameters(site.hyper, site.index).items()
+        self.index = site.index
+        self.norm = site.norm(part.norm)
+        self.first, self.out = site.linear("shortconv.in_proj"), site.linear("shortconv.out_proj")
+        self.kernel, self.bias = site.array(name, shape), site.optional_bias("shortconv.conv", shape[0])
+        self.keeps = site.states((shape[1] - 1, shape[0]))
+
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; the last inputs of the convolution go into the cache."""
+        b, c, inner = np.split(self.first(self.norm(x))[0], 3, axis=1)
+        (window,) = cache.recall(self.index)
+        y, window = convolve(window, b * inner, self.kernel, self.bias)
+        cache.keep(self.index, len(x), window)
+        (out,) = self.out(c * y)
+        return out

@@ -1,0 +1,90 @@
+"""The mixer of Mamba-2 (Dao and Gu 2024; modeling_mamba2.py of transformers):
+
+    [z, x, B, C, dt] = In norm(h);  [x, B, C] = silu(conv([x, B, C]));  dt = softplus(dt + b)
+    S = exp(dt a) S + dt x B^T;  y = S C + d x, of each head;  Out norm(y * silu(z)), the norm over the numbers of a group of heads
+
+Nothing limits dt: `time_step_min` of Nemotron-H, which transformers applies to prompts and not to single tokens, is left out, as llama.cpp does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyquant.architectures.mixer import Mixer
+from polyquant.errors import UnsupportedError
+from polyquant.ops.decoder import rms_norm
+from polyquant.ops.recurrent import convolve, silu, softplus, state_space
+from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.rotary import Turns
+from polyquant.runtime.site import Site
+from polyquant.types import F32
+
+__all__ = ["StateSpace"]
+
+
+class StateSpace:
+    """The mixer of one layer. Raises UnsupportedError for a limit of the time steps."""
+
+    linears = ("first", "out")
+    recordable = False
+
+    def __init__(self, part: Mixer, site: Site) -> None:
+        hyper, shapes = site.hyper, part.parameters(site.hyper, site.index)
+        _refuse_limits(site)
+        self.index, self.eps = site.index, hyper.norm_eps
+        self.inner, self.heads, self.groups, self.states = (
+            hyper.count(f"ssm_{name}") for name in ("inner", "heads", "groups", "state")
+        )
+        self.norm = site.norm(part.norm)
+        self.first, self.out = site.linear("ssm_in"), site.linear("ssm_out")
+        channels, span = shapes["ssm_conv1d.weight"]
+        self.kernel = site.array("ssm_conv1d.weight", (channels, span))
+        self.bias = site.optional_bias("ssm_conv1d", channels)
+        self.dt_bias, self.a, self.d = (
+            site.array(name, shapes[name]).reshape(-1) for name in ("ssm_dt.bias", "ssm_a", "ssm_d")
+        )
+        normed = not part.optional_norm or "ssm_norm" in site
+        self.weight = site.array("ssm_norm.weight", shapes["ssm_norm.weight"]).reshape(-1) if normed else None
+        self.gate_last = bool(hyper.count("norm_before_gate"))
+        self.keeps = site.states((span - 1, channels), (self.heads, self.inner // self.heads, self.states))
+
+    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; the last inputs of the convolution and the state go into the cache."""
+        tokens, inner, wide = len(x), self.inner, len(self.kernel)
+        z, mixed, dt = np.split(self.first(self.norm(x))[0], (inner, inner + wide), axis=1)
+        window, state = cache.recall(self.index)
+        mixed, window = convolve(window, mixed, self.kernel, self.bias)
+        u, b, c = np.split(silu(mixed), (inner, inner + self.groups * self.states), axis=1)
+        u = u.reshape(tokens, self.heads, -1)
+        b, c = (y.reshape(tokens, self.groups, -1) for y in (b, c))
+        y, state = state_space(state, u, softplus(dt + self.dt_bias), self.a, b, c)
+        cache.keep(self.index, tokens, window, state)
+        y = (y + u * self.d[:, None]).reshape(tokens, inner)
+        (out,) = self.out(self._gated(y, silu(z)))
+        return out
+
+    def _gated(self, y: F32, gate: F32) -> F32:
+        if self.weight is None:
+            return y * gate
+        if self.gate_last:
+            return self._normed(y, self.weight) * gate
+        return self._normed(y * gate, self.weight)
+
+    def _normed(self, y: F32, weight: F32) -> F32:
+        grouped = y.reshape(len(y), self.groups, -1)
+        return rms_norm(grouped, np.ones(grouped.shape[2], np.float32), self.eps).reshape(y.shape) * weight
+
+
+def _refuse_limits(site: Site) -> None:
+    """Raises UnsupportedError where config.json limits the time steps: GGUF cannot say it, and transformers itself does so in prompts only."""
+    checkpoint = site.tensors.checkpoint
+    said = checkpoint.config.get("time_step_limit") if checkpoint.naming != "gguf" else None
+    if not isinstance(said, Sequence) or isinstance(said, str) or len(said) != 2:
+        return
+    low, high = said
+    if (isinstance(low, int | float) and low > 0) or (isinstance(high, int | float) and high < 1e30):
+        raise UnsupportedError(
+            "time steps with a limit are not run", file=checkpoint.path / "config.json", found=f"time_step_limit {list(said)}"
+        )  # fmt: skip

@@ -16,13 +16,14 @@ from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.mlx import mlx_maps
 from polyquant.architectures.moves import Move
+from polyquant.architectures.parts import parameters
 from polyquant.architectures.record import Architecture
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.inversion import inverted
-from polyquant.operations import SAME, Joined, Operation, Same, Stack, chain
+from polyquant.operations import SAME, Joined, Operation, Reshape, Same, Stack, chain
 from polyquant.types import Shape, TensorMap, Weight
 
-__all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor", "usual_maps"]
+__all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor", "usual_maps", "without_ones"]
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]{1,5}(?=\.)")
 _LAYER = re.compile(r"blk\.([0-9]{1,5})\.(.+)")
@@ -215,11 +216,29 @@ def _owners(record: Architecture) -> dict[str, tuple[Move, ...]]:
 
 
 def _single_back(weight: Weight, target: str, record: Architecture, hyper: Hyper) -> TensorMap:
-    change = record.change(weight.name)
-    before = _before_change(weight.shape, weight.name, record, hyper)
+    change, shape = record.change(weight.name), _with_ones(weight, record, hyper)
+    before = _before_change(shape, weight.name, record, hyper)
     (back,) = (SAME,) if change is None else change.operation(hyper, before).inverse([before])
-    keep_float = is_float_tensor(weight.name, weight.shape)
+    keep_float = is_float_tensor(weight.name, shape)
+    back = back if shape == weight.shape else chain(Reshape(shape), back)
     return TensorMap(target, (weight.name,), before, back, keep_float=keep_float)
+
+
+def _with_ones(weight: Weight, record: Architecture, hyper: Hyper) -> Shape:
+    """Shape of a GGUF tensor with the ones in front that llama.cpp's quantizer drops: [1, 64] lies as [64] in its files."""
+    block = _LAYER.fullmatch(weight.name) if len(weight.shape) == 1 else None
+    if block is None:
+        return weight.shape
+    index, inside = int(block[1]), block[2]
+    said = {f"{stem}.weight": shape for stem, shape in record.layer.shapes(hyper, index).items()}
+    wanted = (said | parameters(record.layer, hyper, index)).get(inside, weight.shape)
+    return wanted if without_ones(wanted) == weight.shape else weight.shape
+
+
+def without_ones(shape: Shape) -> Shape:
+    """Without the ones in front; the last axis stays."""
+    first = next((i for i, n in enumerate(shape[:-1]) if n != 1), len(shape) - 1)
+    return shape[max(first, 0) :]
 
 
 def _before_change(shape: Shape, target: str, record: Architecture, hyper: Hyper) -> Shape:

@@ -13,6 +13,7 @@ import numpy as np
 
 from polyquant.architectures import layer_numbers
 from polyquant.architectures.record import Architecture
+from polyquant.architectures.tensors import without_ones
 from polyquant.capabilities import Opaque, WholeNumbers
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.operations import Stack
@@ -75,6 +76,8 @@ class Tensors:
     def _checked(self, found: Weight, shape: Shape) -> Weight:
         """The weight, of this shape and of a codec that can be computed with. Raises InputError, UnsupportedError."""
         file = self.checkpoint.path
+        if found.shape != shape and self.checkpoint.naming == "gguf" and without_ones(shape) == found.shape:
+            found = replace(found, shape=shape)
         if found.shape != shape:
             raise InputError(
                 "wrong shape for this configuration",

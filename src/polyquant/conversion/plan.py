@@ -12,6 +12,7 @@ from typing import Any
 
 from polyquant.calibration.importance import unreached
 from polyquant.capabilities import Fitted
+from polyquant.conversion.notices import mixed_stacks, rule_notices
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
@@ -63,6 +64,7 @@ def make_plan(
     )  # fmt: skip
     planning, steps = target.prepare(planning)
     warnings = (*source.notes, *translation.unknown, *translation.warnings, *_mismatches(steps, importance))
+    warnings += (*mixed_stacks(steps), *rule_notices(rules, planning.facts, steps))
     return Plan(
         source, to, target, planning.options, planning.recipe, translation, tuple(steps), target.lay_out(planning, steps),
         (*warnings, *target.warnings(planning, steps)), importance or {}, target.method(planning, steps),

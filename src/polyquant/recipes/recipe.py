@@ -59,12 +59,16 @@ class Rule:
     gqa: int = 0
     importance: bool = False
 
-    def applies(self, names: Sequence[str], facts: Facts) -> bool:
-        """True if one of the tensor's names matches and every condition holds."""
+    def named(self, names: Sequence[str], facts: Facts) -> list[str]:
+        """Those of the names that match, whatever the conditions say."""
         pattern = self.match
         if pattern == "output":
             pattern = "token_embd.weight" if facts.tied else "output.weight"
-        if not (any(map(_matches(pattern), names)) if _GLOB.search(pattern) else pattern in names):
+        return list(filter(_matches(pattern), names)) if _GLOB.search(pattern) else [pattern] * (pattern in names)
+
+    def applies(self, names: Sequence[str], facts: Facts) -> bool:
+        """True if one of the tensor's names matches and every condition holds."""
+        if not self.named(names, facts):
             return False
         if facts.gqa < self.gqa or (self.importance and not facts.importance):
             return False

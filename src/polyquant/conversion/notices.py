@@ -1,0 +1,54 @@
+"""What a plan says of rules that do not do what they seem to, and of stacks of experts: a stack has one codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from polyquant.errors import listed, printable
+from polyquant.formats.steps import Step
+from polyquant.recipes.recipe import Facts, Rule
+from polyquant.types import Action
+
+__all__ = ["mixed_stacks", "rule_notices"]
+
+
+def mixed_stacks(steps: Sequence[Step]) -> Iterator[str]:
+    """A warning where quantized experts of several codecs become one stack."""
+    mixed = [(s, codecs) for s in _stacks(steps) if s.action is not Action.QUANTIZE and len(codecs := _codecs(s)) > 1]
+    if mixed:
+        step, codecs = mixed[0]
+        yield (
+            f"{len(mixed)} stacks join experts of several codecs, and a stack has one "
+            f"(first: {printable(step.map.target)}: {listed(codecs)} become {step.target.name})"
+        )
+
+
+def rule_notices(rules: Sequence[Rule], facts: Facts, steps: Sequence[Step]) -> Iterator[str]:
+    """A warning for each rule that matches no tensor, or some experts of a stack alone."""
+    for rule in rules:
+        said = f"--rule {printable(f'{rule.match}={rule.codec}')}"
+        if not any(rule.named((s.map.target, *s.map.sources), facts) for s in steps):
+            name = next((s.map.target for s in steps if not s.map.is_vector), "")
+            yield f"{said} matches no tensor; names are like {printable(name)}"
+            continue
+        partly = [
+            (s, len(named))
+            for s in _stacks(steps)
+            if 0 < len(named := rule.named(s.map.sources, facts)) < len(s.map.sources)
+            and not rule.named((s.map.target,), facts)
+        ]
+        if partly:
+            step, count = partly[0]
+            more = f"; so in {len(partly) - 1} more stacks" if len(partly) > 1 else ""
+            yield (
+                f"{said} matches {count} of the {len(step.map.sources)} experts of {printable(step.map.target)}, and a stack has one codec: "
+                f"all get {step.target.name}{more}"
+            )
+
+
+def _stacks(steps: Sequence[Step]) -> Iterator[Step]:
+    return (s for s in steps if len(s.sources) > 1 and len(s.map.shape) > 2)
+
+
+def _codecs(step: Step) -> list[str]:
+    return sorted({s.codec.name for s in step.sources})

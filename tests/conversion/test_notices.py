@@ -1,0 +1,43 @@
+"""What a plan says of rules that match nothing or a part of a stack, and of stacks whose experts had several codecs."""
+
+from __future__ import annotations
+
+import polyquant as pq
+from architectures.golden_models import Golden
+
+FOLDER = Golden("qwen3_moe").folder
+ONE = "model.layers.0.mlp.experts.3.gate_proj.weight"
+
+
+def said(words, *args, **options):
+    return [w for w in pq.plan(*args, **options).warnings if words in w]
+
+
+def test_a_rule_that_matches_nothing_is_told():
+    (warning,) = said("matches no tensor", FOLDER, "gguf", codec="q4_0", rules=["nosuch*=q8_0", "*attn_q*=q8_0"])
+    assert warning.startswith("--rule nosuch*=q8_0 matches no tensor; names are like ")
+    assert not said(
+        "--rule", FOLDER, "gguf", codec="q4_0", rules=["blk.1.ffn_down_exps.weight=q8_0", "*.q_proj.weight=q8_0"]
+    )
+
+
+def test_a_rule_for_one_expert_holds_for_its_stack_and_says_so():
+    plan = pq.plan(FOLDER, "gguf", codec="q4_0", rules=[f"{ONE}=q8_0"])
+    stack = next(s for s in plan.steps if s.map.target == "blk.0.ffn_gate_exps.weight")
+    assert stack.target.name == "q8_0"
+    (warning,) = [w for w in plan.warnings if "--rule" in w]
+    assert "matches 1 of the 8 experts of blk.0.ffn_gate_exps.weight" in warning and "all get q8_0" in warning
+    (many,) = said("--rule", FOLDER, "gguf", codec="q4_0", rules=["*experts.[01].*=q8_0"])
+    assert "2 of the 8 experts" in many and "so in 8 more stacks" in many
+    assert not said("--rule", FOLDER, "gguf", codec="q4_0", rules=["*experts.*=q8_0"])
+
+
+def test_rules_by_expert_hold_where_experts_lie_apart(tmp_path):
+    rules = ["*experts.3.gate_proj*=w4a8.dynamic"]
+    assert not said("--rule", FOLDER, "msmodelslim", codec="w8a8.dynamic", rules=rules)
+    pq.convert(FOLDER, tmp_path / "mixed", to="msmodelslim", codec="w8a8.dynamic", rules=rules)
+    mixed = pq.open(tmp_path / "mixed")
+    assert mixed[ONE].codec.name.startswith("w4a8") and mixed[ONE.replace("3", "2")].codec.name == "w8a8.dynamic"
+    (warning,) = said("join experts of several codecs", tmp_path / "mixed", "gguf")
+    assert warning.startswith("3 stacks") and "w8a8.dynamic become q8_0" in warning
+    assert not said("join experts", FOLDER, "gguf", codec="q4_0")

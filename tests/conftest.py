@@ -1,6 +1,9 @@
+import os
 import signal
 import tracemalloc
 from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the workers of pytest share the processors already
 
 import numpy as np
 import pytest

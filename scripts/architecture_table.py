@@ -28,6 +28,9 @@ ways. The table is made by `scripts/architecture_table.py`, from models with ran
 converter of October 2026): *equal* counts tensors (name, shape, type and bytes) and metadata keys that equal the real converter's; the last two columns are the
 relative error of our float logits (of an embedding model: hidden states) against those of transformers, from the folder and from the GGUF file.
 
+Of a model that sees or hears (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3: config.json has a `text_config`) the language model inside converts to GGUF and runs; its
+towers and projectors are left out, with a note.
+
 | Hugging Face class | GGUF | traits | equal tensors | equal keys | folder | GGUF |
 |---|---|---|---|---|---|---|"""
 

@@ -38,7 +38,12 @@ GEMMA3 = replace(
     changes=dict.fromkeys((*NORMS, "attn_q_norm", "attn_k_norm"), Plus(1.0)),
     layer=Layer(Attention(head_norms=True, post_norm=True), FeedForward(activations=GELU, post_norm=True)),
     hyper=replace(
-        GEMMA_TABLE.changed(rope_theta={"default": 1e6, "write": "always"}, context={"default": 131072}).plus(
+        GEMMA_TABLE.changed(
+            rope_theta={"default": 1e6, "write": "always"},
+            context={"default": 131072},
+            heads={"read": lambda config: config.get("num_attention_heads", 8)},
+            kv_heads={"read": lambda config: config.get("num_key_value_heads", 4)},
+        ).plus(
             LOCAL_THETA,
             softcap_key("logit_softcap", 0.0),
             sliding_window(default=4096),

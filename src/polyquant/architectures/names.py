@@ -18,12 +18,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["NameTable"]
+__all__ = ["NESTED", "NameTable"]
 
 _IN_LAYER = re.compile(r"([0-9]{1,5})\.(.+)")
 _SUFFIXES = ("weight", "bias")
 _READ = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 """The last two are what the first checkpoints call the numbers of a layer norm."""
+NESTED = ("language_model.", "model.language_model.")
+"""What names of a language model begin with inside a model that also sees or hears."""
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -61,8 +63,10 @@ class NameTable:
         return (int(found[1]), found[2]) if found else None
 
     def full(self, name: str) -> str:
-        """The name with the root that a checkpoint of the bare decoder leaves out, without what one with a head puts in front."""
+        """The name with the root that a checkpoint of the bare decoder leaves out, without what one with a head, or with towers, puts in front."""
         name = name.removeprefix(self.outer)
+        if name.startswith(NESTED):
+            name = name.replace("language_model.", "", 1)
         if not self.bare or name.startswith(self._roots):
             return name
         return self._roots[0] + name

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyquant.architectures.language_model import language_model
 from polyquant.calibration.importance import load_importance
 from polyquant.conversion.execute import Report, execute
 from polyquant.conversion.plan import make_plan
@@ -63,6 +64,8 @@ def plan(
         plain = found.plain(source)
         found = found if plain.format == source.format else format_named(plain.format)
         source = plain
+    if source.naming != target.naming:
+        source = language_model(source)
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(

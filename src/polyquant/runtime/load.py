@@ -9,6 +9,7 @@ import numpy as np
 
 from polyquant.architectures import layer_numbers
 from polyquant.architectures.hyper import Hyper
+from polyquant.architectures.language_model import language_model
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope import FREQS
 from polyquant.codecs.tl import Tile
@@ -62,7 +63,7 @@ def load(
     _one_of("cache", cache, (None, "f32", "f16", "int8", "c8"))
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
         raise InputError("threads is out of range", expected=f"1 to {_MAX_THREADS}", found=threads)
-    checkpoint = open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile)
+    checkpoint = language_model(open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile))
     architecture = identity.architecture(checkpoint)
     if not architecture.runs:
         raise UnsupportedError(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyquant.architectures.language_model import language_model
 from polyquant.calibration.importance import Summed, measure, unreached
 from polyquant.calibration.stages import TOKENS, WINDOWS
 from polyquant.formats.existing import refuse_target, replaceable
@@ -58,7 +59,9 @@ def importance(
     """
     target = Path(dst)
     refuse_target(target, Path(src), overwrite=overwrite)
-    found = measure(open_checkpoint(src), calibration, windows=windows, tick=on_progress or (lambda _: None))
+    found = measure(
+        language_model(open_checkpoint(src)), calibration, windows=windows, tick=on_progress or (lambda _: None)
+    )
     tokens = int(max(s.counts.max() for s in found.values()))
     written = _write(found, target, Path(calibration).name, tokens, overwrite=overwrite)
     left = {name: tuple(e) for name, summed in found.items() if (e := unreached(summed.importance))}

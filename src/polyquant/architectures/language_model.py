@@ -1,0 +1,51 @@
+"""The language model of a folder that holds more: models that see and hear (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3) nest its configuration in `text_config`.
+
+Its tensors begin with `language_model.` or `model.language_model.` (names.py reads them so); towers and projectors have names of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from polyquant.architectures.find import of_config
+from polyquant.architectures.names import NESTED
+from polyquant.types import Checkpoint
+
+__all__ = ["language_model"]
+
+_SHARED = (
+    "tie_word_embeddings",
+    "quantization_config",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+)
+"""Entries beside text_config that are the language model's too."""
+
+
+def language_model(checkpoint: Checkpoint) -> Checkpoint:
+    """The tensors of the language model, with its own configuration and a note of what was left out; the checkpoint itself where that is all there is."""
+    config = _nested(checkpoint.config) if checkpoint.naming == "hf" else None
+    if config is None or of_config(config) is None:
+        return checkpoint
+    inside = {n: w for n, w in checkpoint.weights.items() if n.startswith((*NESTED, "lm_head."))}
+    if not any(name.startswith(NESTED) for name in inside):
+        inside = dict(checkpoint.weights)  # some are saved without their towers, under plain names
+    left = next((name for name in checkpoint if name not in inside), None)
+    notes = checkpoint.notes
+    if left is not None:
+        count = len(checkpoint) - len(inside)
+        notes += (f"{count} tensors are not part of the language model and are left out (first: {left})",)
+    return replace(checkpoint, weights=inside, config=config, notes=notes)
+
+
+def _nested(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration of the language model, None where the whole one is."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or "num_hidden_layers" not in text or "num_hidden_layers" in config:
+        return None
+    return {**{key: config[key] for key in _SHARED if key in config}, **text}

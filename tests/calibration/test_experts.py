@@ -104,6 +104,20 @@ def test_each_experts_hessian_is_that_of_its_own_tokens(name):
     assert checked >= 6
 
 
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_what_latent_attention_reads_reaches_its_whole_matrix(name):
+    """kv_b_proj, which the decoder multiplies in two other forms."""
+    model = load(Golden(name).folder, activations="float")
+    texts = windows(model, 2)
+    hessians = Hessians(DecoderStages(model, texts), ["model.layers.0.self_attn.kv_b_proj.weight"])
+    found, why = hessians.of("model.layers.0.self_attn.kv_b_proj.weight")
+    part = model.decoder.layers[0].attention
+    x = np.concatenate([next(model.decoder.states(t, model.decoder.cache())) for t in texts])
+    read = part.kv_norm(part.first(part.norm(x))[1][:, : part.lora])
+    assert why == ""
+    np.testing.assert_allclose(found, read.T.astype(np.float64) @ read / len(read), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_importance_is_the_same_from_a_folder_and_from_gguf(name, tmp_path):
     golden = Golden(name)

@@ -21,8 +21,6 @@ from polyquant.opening import open_checkpoint
 
 STACKED = {"gemma4", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "llama4"}
 """Folders that hold all experts in one tensor."""
-LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("*kv_b_proj",))
-"""What a calibration does not reach."""
 APART = [n for n in MIXTURES if n not in STACKED]
 FROM_ONE = {"qwen3_5_moe", "qwen3_next"}
 """Their norms are stored as the distance from one, which no scale divides."""
@@ -32,7 +30,7 @@ UNGATED = {"nemotron_h"}
 
 def calibrated(folder, ids, codec="w8a8", **options):
     source = open_checkpoint(folder)
-    targets = {n: MsModelSlim(codec) for n, w in source.items() if is_linear(n, w.shape) and "kv_b_proj" not in n}
+    targets = {n: MsModelSlim(codec) for n, w in source.items() if is_linear(n, w.shape)}
     wanted = MsModelSlimOptions(calibration=str(ids), **options)
     return source, prepare(source, wanted, targets.items(), lambda _: None)
 
@@ -145,7 +143,7 @@ def test_each_expert_has_a_range_and_a_rare_one_that_of_the_others_too(name, tmp
             assert low <= a
             assert b <= high
     out = tmp_path / "out"
-    report = pq.convert(folder, out, to="msmodelslim", codec="w8a8", calibration=str(ids), keep=LATENT.get(name, ()))
+    report = pq.convert(folder, out, to="msmodelslim", codec="w8a8", calibration=str(ids))
     assert {s.tensor for s in report.steps if s.note} == set(found.notes)
     assert np.isfinite(pq.load(out).logits([1, 2, 3])).all()
 

@@ -96,7 +96,7 @@ def _names(layer: Layer) -> list[str]:
     """Of what the layer multiplies with: matrices, and those of stacks one by one."""
     stacks = [place.linear for place in layer.stacks]
     apart = [name for stack in stacks for e in range(stack.experts) for name in stack.names(e)]
-    return [w.name for place in layer.places for w in place.linear.weights] + apart
+    return [w.name for place in (*layer.places, *layer.reads) for w in place.linear.weights] + apart
 
 
 @contextmanager

@@ -96,7 +96,7 @@ Tap: TypeAlias = LinearTap[G] | ExpertTap[G]
 
 def taps_of(layer: Layer, wanted: Collection[str], make: Callable[[int], G], tokens: int) -> list[tuple[Place, Tap[G]]]:
     """A tap for each place of the layer that reads for tensors of these names."""
-    places = ((place, place.linear) for place in layer.places)
+    places = ((place, place.linear) for place in (*layer.places, *layer.reads))
     read = [(p, LinearTap(v, wanted, make)) for p, v in places if any(w.name in wanted for w in v.weights)]
     chosen = ((place, ExpertTap(place.linear, wanted, make, tokens)) for place in layer.stacks)
     return [*read, *((place, tap) for place, tap in chosen if tap.wanted)]

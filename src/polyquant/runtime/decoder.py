@@ -25,8 +25,8 @@ __all__ = ["Decoder", "Layer"]
 
 
 class Layer(Protocol):
-    """A decoder layer: x [T, hidden] -> [T, hidden]. places: of its linear layers, in the order of the computation; stacks: of its experts. keeps: what it
-    keeps of a text.
+    """A decoder layer: x [T, hidden] -> [T, hidden]. places: of its linear layers, in the order of the computation; stacks: of its experts; reads: of what matrices
+    read that are multiplied in other forms. keeps: what it keeps of a text.
 
     recordable: for one token it does nothing to activations but run the operations of ops/decoder.py and Linear and take views of their
     outputs, and what it runs does not depend on them or on the position: see runtime/step.py.
@@ -45,6 +45,10 @@ class Layer(Protocol):
     @property
     def stacks(self) -> Sequence[Place]:
         """Of ExpertLinears."""
+
+    @property
+    def reads(self) -> Sequence[Place]:
+        """Of Readers."""
 
     def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
         """turns: of the positions of the T tokens, one of each of the decoder's rotations."""

@@ -21,6 +21,7 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.ops.decoder import joined
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.linear import Reader
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.runtime.state import Keeps
@@ -50,6 +51,9 @@ class LatentAttention:
             ExpertLinear([site.stack(stem, shapes[stem])], [None], "none") for stem in ("attn_k_b", "attn_v_b")
         )
         self.o = site.linear("attn_output")
+        whole = site.whole("attn_k_b")
+        self.latent = None if whole is None else Reader(whole)
+        self.reads = () if whole is None else ("latent",)
         self.linears = ("first", "q_b", "o") if two else ("first", "o")
         self.recordable = self.k_b.kernel == "packed" and self.v_b.kernel == "packed"
 
@@ -62,7 +66,10 @@ class LatentAttention:
         rows = q.reshape(tokens * self.heads, -1)  # [T * heads, nope + rope]
         (turned,) = self.k_b(joined(rows[:, : self.nope]), None)
         queries = joined(rows[:, self.nope :], turned).reshape(tokens, self.heads, -1)
-        keys = joined(kv[:, self.lora :], self.kv_norm(kv[:, : self.lora])).reshape(tokens, 1, -1)
+        c = self.kv_norm(kv[:, : self.lora])
+        if self.latent is not None:
+            (c,) = self.latent(c)
+        keys = joined(kv[:, self.lora :], c).reshape(tokens, 1, -1)
         keys = turn(keys)
         a = cache.attend(self.index, turn(queries), keys, keys, scale=self.scale)
         (values,) = self.v_b(joined(a.reshape(tokens * self.heads, -1)[:, self.rope :]), None)

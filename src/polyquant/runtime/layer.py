@@ -55,6 +55,11 @@ class SequentialLayer:
         return tuple(Place(part, key) for part in self._parts for key in getattr(part, "stacks", ()))
 
     @property
+    def reads(self) -> tuple[Place, ...]:
+        """See decoder.Layer."""
+        return tuple(Place(part, key) for part in self._parts for key in getattr(part, "reads", ()))
+
+    @property
     def _parts(self) -> tuple[Any, ...]:
         """And those inside of them."""
         own = (part for part in (self.attention, self.feed_forward) if part is not None)

@@ -20,7 +20,7 @@ from polyquant.ops.decoder import add_bias
 from polyquant.ops.matmul import Group, round_activations
 from polyquant.types import F32, Floats, Rounding, Ternary, Weight
 
-__all__ = ["Linear", "packed_handle"]
+__all__ = ["Linear", "Reader", "packed_handle"]
 
 _CHUNK = 1 << 20  # weights that are dequantized at a time
 
@@ -52,6 +52,17 @@ class Linear:
                 if bias is not None and (holder is None or not holder.holds_bias(len(x), self.rounding)):
                     add_bias(out, bias)
         return y
+
+
+class Reader:
+    """What a matrix reads that is multiplied in other forms: gives its input on. Calibration looks at it by the matrix's name."""
+
+    def __init__(self, weight: Weight) -> None:
+        self.weights = (weight,)
+
+    def __call__(self, x: F32) -> Sequence[F32]:
+        """x [T, K] -> one [T, K], the same."""
+        return (x,)
 
 
 def _groups(weights: Sequence[Weight]) -> list[Group]:

@@ -19,7 +19,7 @@ from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm, bare_norm, read_norm
 from polyquant.runtime.state import Keeps
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import F32, Shape
+from polyquant.types import F32, Shape, Weight
 
 __all__ = ["Place", "Site"]
 
@@ -76,6 +76,11 @@ class Site:
     def stack(self, stem: str, shape: Shape) -> Stack:
         """The matrices [experts, n, k] of that stem. Raises InputError."""
         return self.tensors.stack(f"{self._name(stem)}.weight", shape)
+
+    def whole(self, stem: str) -> Weight | None:
+        """The stored tensor that the weight of that stem is a part of, None if it is stored by itself."""
+        made = self.tensors.derived.get(f"{self._name(stem)}.weight")
+        return self.tensors.checkpoint[made.sources[0]] if made is not None and len(made.sources) == 1 else None
 
     def optional_bias(self, stem: str, *shape: int) -> F32 | None:
         """The bias of that stem as floats of this shape, None if there is none. Raises InputError for another number of entries."""

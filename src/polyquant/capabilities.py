@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,25 @@ from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "HoldsBlocks", "Opaque", "Ordered", "OwnProduct", "Packed",
-    "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets",
+    "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
 """(BM, BK, bm) of bitnet.cpp's kernel_config.ini (there: bm, bk, bmm)."""
 Field: TypeAlias = tuple[int, int, int]
 """A multi-byte number inside a block: (offset, item size, count). Big-endian files store these swapped."""
+
+
+C = TypeVar("C")
+_claimed: dict[tuple[type, type], bool] = {}
+
+
+def claims(codec: Codec, capability: type[C]) -> TypeGuard[C]:
+    """isinstance, remembered by the codec's class: Python looks for every member anew, and plans ask for each of many tensors."""
+    key = type(codec), capability
+    if key not in _claimed:
+        _claimed[key] = isinstance(codec, capability)
+    return _claimed[key]
 
 
 # ---------------------------------------------------------------- multiplication

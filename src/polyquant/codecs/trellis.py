@@ -20,6 +20,7 @@ half precision: the decoder of Metal Marlin. Sources: QTIP (arXiv 2406.11235), E
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,22 +172,7 @@ class Trellis:
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """Sizes of the parts of a weight [N, K]. Raises CodecError for blocks that do not divide it."""
-        n, k = as_matrix(shape)
-        if k == 0:
-            raise CodecError(f"{self.name} needs at least one column", found=f"shape {list(shape)}")
-        self.blocks(shape)
-        if self.group_count(shape) > k:
-            raise CodecError(
-                "more groups of scales than inputs", expected=f"at most {k}", found=self.group_count(shape)
-            )
-        f32 = np.dtype(np.float32)
-        found = {
-            "indices": ArraySpec((-(-k // 16), -(-n // 16), 32 * self.bits), np.dtype(np.uint8)),
-            "scales": ArraySpec((self.group_count(shape), n), f32),
-            "su": ArraySpec((k,), f32),
-            "sv": ArraySpec((n,), f32),
-        }
-        return found | ({"lut": ArraySpec((1 << self.window_bits,), f32)} if self.codebook == "lut" else {})
+        return dict(_specs(self, shape))
 
     def cut(self, shape: Shape, index: int) -> tuple[Trellis, dict[str, Cut]]:
         """Matrix `index` of a stack: its columns of tiles, of scales and of sv; su is everyone's.
@@ -403,3 +389,22 @@ def trellis_named(name: str) -> Trellis:
 
 TRELLIS_2, TRELLIS_3, TRELLIS_4 = Trellis(2), Trellis(3), Trellis(4)
 TRELLIS_5, TRELLIS_6, TRELLIS_7, TRELLIS_8 = Trellis(5), Trellis(6), Trellis(7), Trellis(8)
+
+
+@lru_cache(maxsize=1 << 12)
+def _specs(codec: Trellis, shape: Shape) -> dict[str, ArraySpec]:
+    """See Trellis.specs: plans ask for those of 70,000 experts of a few shapes."""
+    n, k = as_matrix(shape)
+    if k == 0:
+        raise CodecError(f"{codec.name} needs at least one column", found=f"shape {list(shape)}")
+    codec.blocks(shape)
+    if codec.group_count(shape) > k:
+        raise CodecError("more groups of scales than inputs", expected=f"at most {k}", found=codec.group_count(shape))
+    f32 = np.dtype(np.float32)
+    found = {
+        "indices": ArraySpec((-(-k // 16), -(-n // 16), 32 * codec.bits), np.dtype(np.uint8)),
+        "scales": ArraySpec((codec.group_count(shape), n), f32),
+        "su": ArraySpec((k,), f32),
+        "sv": ArraySpec((n,), f32),
+    }
+    return found | ({"lut": ArraySpec((1 << codec.window_bits,), f32)} if codec.codebook == "lut" else {})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyquant.calibration.importance import unreached
-from polyquant.capabilities import Fitted
+from polyquant.capabilities import Fitted, claims
 from polyquant.conversion.notices import mixed_stacks, rule_notices
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
@@ -65,8 +65,10 @@ def make_plan(
     planning, steps = target.prepare(planning)
     warnings = (*source.notes, *translation.unknown, *translation.warnings, *_mismatches(steps, importance))
     warnings += (*mixed_stacks(steps), *rule_notices(rules, planning.facts, steps))
+    with no_collection():
+        layout = target.lay_out(planning, steps)
     return Plan(
-        source, to, target, planning.options, planning.recipe, translation, tuple(steps), target.lay_out(planning, steps),
+        source, to, target, planning.options, planning.recipe, translation, tuple(steps), layout,
         (*warnings, *target.warnings(planning, steps)), importance or {}, target.method(planning, steps),
         target.text(steps, planning.options),
     )  # fmt: skip
@@ -101,7 +103,7 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
     _refuse_shapes(source, weights, tensor)
     try:
         target, why = choose()
-        if isinstance(target, Fitted):
+        if claims(target, Fitted):  # type: ignore[type-abstract]
             target.fit(tensor.shape)  # its options must be known now, not when the work gets there
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
     except CodecError as problem:

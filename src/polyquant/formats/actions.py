@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyquant.capabilities import HoldsBlocks
+from polyquant.capabilities import HoldsBlocks, claims
 from polyquant.codecs import affine_forms
 from polyquant.codecs.trellis_forms import same_codes
 from polyquant.operations import Same
@@ -62,4 +62,4 @@ def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
 
 def blocks_of(codec: Codec) -> str:
     """The codec whose blocks a codec's codes are: its own name for most."""
-    return codec.holds if isinstance(codec, HoldsBlocks) else codec.name
+    return codec.holds if claims(codec, HoldsBlocks) else codec.name  # type: ignore[type-abstract]

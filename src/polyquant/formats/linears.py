@@ -18,6 +18,6 @@ def is_linear(name: str, shape: Shape) -> bool:
     *path, last = name.split(".")
     if len(shape) != 2 or last != "weight" or not path:
         return False
-    if any(word in part for part in path for word in _FLOAT_PARTS) or path == ["output"]:
+    if any(word in name for word in _FLOAT_PARTS) or path == ["output"]:
         return False
     return path[-1] not in _FLOAT_MODULES and "norm" not in path[-1]

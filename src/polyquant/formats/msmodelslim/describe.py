@@ -14,6 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from polyquant.codecs.msmodelslim import MsModelSlim
@@ -57,11 +58,13 @@ def model_order(names: Iterable[str], dialect: str) -> list[str]:
     """Names of tensors as the tool writes them: layer by layer, and within a layer as the model computes."""
     words = _V1_WORDS if dialect == "v1" else _WORDS
 
+    @cache
+    def place(word: str) -> tuple[int, int, str]:
+        number = word.isascii() and word.isdecimal() and len(word) < 10
+        return (_OTHER, int(word), "") if number else (words.get(word, _OTHER), 0, word)
+
     def key(name: str) -> list[tuple[int, int, str]]:
-        found = [
-            (_OTHER, int(w), "") if w.isascii() and w.isdecimal() and len(w) < 10 else (words.get(w, _OTHER), 0, w)
-            for w in name.split(".")
-        ]
+        found = list(map(place, name.split(".")))
         if dialect == "v1" and _CACHE.search(name) and len(found) > 1:  # after the layers and norms of its attention
             rank, number, word = found[-2]
             found[-2] = (rank + 10, number, word)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,13 @@ class _Stored:
     @property
     def cost(self) -> int:
         """Most bytes that it adds to a shard: its own, and its line of the header."""
-        line = json.dumps({self.name: {"dtype": self.dtype, "shape": self.shape, "data_offsets": [10**15, 10**15]}})
-        return self.spec.nbytes + len(line.encode())
+        return self.spec.nbytes + len(json.dumps(self.name)) + _described(self.dtype, self.shape)
+
+
+@lru_cache(maxsize=1 << 12)
+def _described(dtype: str, shape: Shape) -> int:
+    """Characters of a tensor's line in a header, besides its name."""
+    return len(json.dumps({"": {"dtype": dtype, "shape": shape, "data_offsets": [10**15, 10**15]}})) - len('""')
 
 
 def lay_out(
@@ -116,9 +122,9 @@ def _split(weights: list[list[_Stored]], limit: int) -> list[list[_Stored]]:
     shards: list[list[_Stored]] = [[]]
     room = limit - _FRAME
     for weight in weights:
-        whole = sum(s.cost for s in weight)
-        for group in [weight] if whole <= limit - _FRAME else [[s] for s in weight]:
-            cost = sum(s.cost for s in group)
+        costs = [s.cost for s in weight]
+        fits = sum(costs) <= limit - _FRAME
+        for group, cost in [(weight, sum(costs))] if fits else [([s], c) for s, c in zip(weight, costs, strict=True)]:
             if shards[-1] and cost > room:
                 shards.append([])
                 room = limit - _FRAME

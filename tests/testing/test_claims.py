@@ -14,7 +14,7 @@ from polyquant.testing.capabilities import check_capabilities
 from polyquant.testing.codecs import any_parts, check_codec
 from polyquant.types import Codec
 
-NAMES = [n for n in capabilities.__all__ if n not in ("Cut", "Field", "Tile")]
+NAMES = [n for n in capabilities.__all__ if n not in ("Cut", "Field", "Tile", "claims")]
 CLAIMS = {
     "f32": "Packed Swappable WholeNumbers",
     "q4_k": "Packed Swappable",

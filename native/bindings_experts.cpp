@@ -190,15 +190,6 @@ void clamped_swiglu_py(Strided gate, Strided up, MatrixOut out, float alpha, flo
   perform(out.size(), 0, {g.data, u.data, to}, [=](size_t) { clamped_swiglu(g, u, to, rows, n, alpha, limit); });
 }
 
-void relu2_py(Rows x, MatrixOut out) {
-  require(x.ndim() == 2 && x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1), "out must have the shape of x");
-  if (out.size() == 0) return;
-  const size_t rows = out.shape(0), n = out.shape(1), stride = stride_of(x);
-  const float* from = x.data();
-  float* to = out.data();
-  perform(out.size(), 0, {from, to}, [=](size_t) { relu2(from, stride, to, rows, n); });
-}
-
 }  // namespace
 
 void bind_experts(nb::module_& m) {
@@ -212,7 +203,6 @@ void bind_experts(nb::module_& m) {
   m.def("spread", &spread_py, "x"_a.noconvert(), "weights"_a.noconvert(), "out"_a.noconvert());
   m.def("add_gated", &add_gated_py, "y"_a.noconvert(), "x"_a.noconvert(), "gate"_a.noconvert(), "out"_a.noconvert());
   m.def("clamped_swiglu", &clamped_swiglu_py, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(), "alpha"_a, "limit"_a);
-  m.def("relu2", &relu2_py, "x"_a.noconvert(), "out"_a.noconvert());
 }
 
 }  // namespace polyquant

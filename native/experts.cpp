@@ -159,13 +159,4 @@ void clamped_swiglu(Grid2 gate, Grid2 up, float* out, size_t rows, size_t n, flo
   });
 }
 
-void relu2(const float* x, size_t stride, float* out, size_t rows, size_t n) {
-  rows_in_parallel(rows, n, [=](size_t r) {
-    for (size_t i = 0; i < n; ++i) {
-      const float positive = x[r * stride + i] < 0 ? 0.0f : x[r * stride + i];  // NaN stays NaN
-      out[r * n + i] = positive * positive;
-    }
-  });
-}
-
 }  // namespace polyquant

@@ -39,6 +39,4 @@ struct Grid2 {
 // (min(up, limit) >= -limit, + 1) * g * sigmoid(alpha * g), g = min(gate, limit) -> out [rows, n]
 void clamped_swiglu(Grid2 gate, Grid2 up, float* out, size_t rows, size_t n, float alpha, float limit);
 
-void relu2(const float* x, size_t stride, float* out, size_t rows, size_t n);
-
 }  // namespace polyquant

@@ -210,7 +210,6 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
         lambda: ("q4_k", f32(2, 256), u8(2, 144), Maybe(f32(256))),
     ],
     "relayout_lanes": [lambda: (u8(64), u8(64), 32, 32, True, False, 8, False, False)],
-    "relu2": [lambda: (f32(3, 5), f32(3, 5))],
     "rms_norm": [lambda: (f32(3, 2, 5), f32(5), f32(3, 2, 5), 1e-5)],
     "rotate": [lambda: (f32(3, 2, 8), f32(3, 4), f32(3, 4), f32(3, 2, 8), False)],
     "route": [

@@ -1,6 +1,7 @@
 """Norm, rotary positions, gates and attention: both engines against the formulas in float64."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyquant.ops import native
+from polyquant.ops.activations import gated
 from polyquant.ops.decoder import (
     BLOCK,
     Scores,
@@ -16,7 +18,6 @@ from polyquant.ops.decoder import (
     attend,
     attend_int8,
     joined,
-    relu2_gate,
     rms_norm,
     rotate,
     swiglu,
@@ -91,13 +92,13 @@ def test_swiglu(engine):
     np.testing.assert_allclose(swiglu(gate, up), expected, rtol=5e-7, atol=1e-34)
 
 
-def test_relu2_gate(engine):
+def test_gated_by_relu2(engine):
     gate = np.concatenate([noise(40003), np.float32(GATES[1:-2])])[None]
     up = noise(*gate.shape, seed=1)
     np.testing.assert_allclose(
-        relu2_gate(gate, up), np.maximum(gate, 0).astype(np.float64) ** 2 * up, rtol=1e-6, atol=1e-38
+        gated("relu2", gate, up), np.maximum(gate, 0).astype(np.float64) ** 2 * up, rtol=1e-6, atol=1e-38
     )
-    assert np.isnan(relu2_gate(np.float32([[math.nan]]), np.float32([[1]])))
+    assert np.isnan(gated("relu2", np.float32([[math.nan]]), np.float32([[1]])))
 
 
 def test_rows_that_are_cut_out_of_a_wider_matrix(engine):
@@ -111,8 +112,8 @@ def test_rows_that_are_cut_out_of_a_wider_matrix(engine):
         lambda x: rms_norm(x, noise(16), 1e-6),
     ):
         np.testing.assert_array_equal(fn(heads), fn(heads.copy()))
-    for gated in (swiglu, relu2_gate):
-        np.testing.assert_array_equal(gated(a, b), gated(a.copy(), b.copy()))
+    for gate_of in (swiglu, partial(gated, "relu2")):
+        np.testing.assert_array_equal(gate_of(a, b), gate_of(a.copy(), b.copy()))
 
 
 # ---------------------------------------------------------------- attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 import polyquant as pq
 from polyquant.errors import InputError
 from polyquant.ops import native
+from polyquant.ops.activations import activate
 from polyquant.ops.decoder import swiglu
-from polyquant.ops.experts import Ids, Routing, clamped_swiglu_pairs, relu2
+from polyquant.ops.experts import Ids, Routing, clamped_swiglu
 from polyquant.ops.matmul import round_activations
 from polyquant.rows import HeldArray, in_memory
 from polyquant.runtime.expert_linear import ExpertLinear
@@ -178,6 +180,11 @@ def test_experts_of_a_stack_with_one_scale():
 HIDDEN, WIDE = 256, 512
 
 
+def pairs(both: F32) -> F32:
+    """Gates in the even columns and ups in the odd ones, as GPT-OSS stores them."""
+    return clamped_swiglu(both[:, ::2], both[:, 1::2])
+
+
 def part(which: str, codec: str = "q8_0") -> Experts:
     """A feed-forward part as some family has it."""
     router = Linear([weight("f32", E, HIDDEN, seed=1)], [None], "block")
@@ -198,20 +205,20 @@ def part(which: str, codec: str = "q8_0") -> Experts:
         return Experts(router, Routing(E, 4), one, down, halves=True, shared=shared)
     if which == "deepseek":
         own = [
-            Linear([weight(codec, 2 * WIDE, HIDDEN, seed=6)], [None], "block"),
+            Linear([weight(codec, WIDE, HIDDEN, seed=s) for s in (6, 7)], [None, None], "block"),
             Linear([weight(codec, HIDDEN, WIDE, seed=8)], [None], "block"),
         ]
         how = Routing(E, 3, "sigmoid", norm=True, scale=2.5, eps=1e-20, groups=4, groups_used=2, group_score="top2")
-        return Experts(router, how, two, down, bias=floats(E), shared=SharedExpert(*own, halves=True))
+        return Experts(router, how, two, down, bias=floats(E), shared=SharedExpert(*own))
     if which == "gpt-oss":
         biased = ExpertLinear([both], [floats(E, 2 * WIDE)], "block")
         down = ExpertLinear([weight(codec, E, HIDDEN, WIDE, seed=5)], [floats(E, HIDDEN, seed=3)], "block")
         router = Linear([weight("f32", E, HIDDEN, seed=1)], [floats(E)], "block")
-        return Experts(router, Routing(E, 4, "softmax_after_topk"), biased, down, activation=clamped_swiglu_pairs)
+        return Experts(router, Routing(E, 4, "softmax_after_topk"), biased, down, activation=pairs)
     if which == "llama4":
         return Experts(router, Routing(E, 1, "sigmoid"), two, down, weighed="inputs")
     assert which == "nemotron"
-    return Experts(router, ROUTING, ExpertLinear([up], [None], "block"), down, activation=relu2)
+    return Experts(router, ROUTING, ExpertLinear([up], [None], "block"), down, activation=partial(activate, "relu2"))
 
 
 PARTS = ("qwen3", "qwen2", "deepseek", "gpt-oss", "llama4", "nemotron")

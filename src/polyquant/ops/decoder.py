@@ -45,7 +45,6 @@ __all__ = [
     "joined",
     "layer_norm",
     "on_grid",
-    "relu2_gate",
     "rms_norm",
     "rotate",
     "swiglu",
@@ -119,11 +118,6 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
 def swiglu(gate: F32, up: F32) -> F32:
     """silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
     return gated("silu", gate, up)
-
-
-def relu2_gate(gate: F32, up: F32) -> F32:
-    """max(gate, 0)^2 * up."""
-    return gated("relu2", gate, up)
 
 
 def add(x: F32, y: F32, scale: float = 1.0) -> F32:

@@ -31,10 +31,8 @@ __all__ = [
     "add_expert_bias",
     "add_gated",
     "clamped_swiglu",
-    "clamped_swiglu_pairs",
     "combine",
     "multiplied",
-    "relu2",
     "route",
     "spread",
 ]
@@ -241,17 +239,3 @@ def clamped_swiglu(gate: F32, up: F32, alpha: float = 1.702, limit: float = 7.0)
     g, u = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
     with np.errstate(over="ignore"):
         return np.asarray(g / (1 + np.exp(g * np.float32(-alpha))) * (u + 1), np.float32)
-
-
-def clamped_swiglu_pairs(both: F32) -> F32:
-    """`clamped_swiglu` of gates in the even columns and ups in the odd ones, as GPT-OSS stores them: both [A, 2n] -> [A, n]."""
-    return clamped_swiglu(both[:, ::2], both[:, 1::2])
-
-
-def relu2(x: F32) -> F32:
-    """max(x, 0)^2 (Primer, So et al. 2021); x [A, n]."""
-    if (lib := native.lib()) is not None:
-        out = native.empty(*x.shape)
-        lib.relu2(x, out)
-        return out
-    return np.square(np.maximum(x, 0))

@@ -25,7 +25,7 @@ Activation = Callable[..., F32]
 
 
 class SharedExpert:
-    """The expert of all tokens: D activation(U x), times sigmoid(gate x) where there is a gate [1, hidden]. halves: one matrix holds gate and up."""
+    """The expert of all tokens: D activation(U x), times sigmoid(gate x) where there is a gate [1, hidden]."""
 
     def __init__(
         self,
@@ -33,16 +33,14 @@ class SharedExpert:
         down: Linear,
         *,
         activation: Activation = swiglu,
-        halves: bool = False,
         gate: Linear | None = None,
     ) -> None:
-        self.gate_up, self.down, self.activation, self.halves, self.gate = gate_up, down, activation, halves, gate
+        self.gate_up, self.down, self.activation, self.gate = gate_up, down, activation, gate
         self.linears = ("gate_up", "down") if gate is None else ("gate_up", "down", "gate")
 
     def added(self, y: F32, x: F32) -> F32:
         """y + what this expert makes of x; [T, hidden] each."""
-        outputs = self.gate_up(x)
-        (out,) = self.down(self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs)))
+        (out,) = self.down(self.activation(*self.gate_up(x)))
         if self.gate is None:
             return add(y, out)
         (gate,) = self.gate(x)
@@ -53,7 +51,7 @@ class Experts:
     """x [T, hidden] -> [T, hidden].
 
     router: gives logits [T, E]; a bias of its own is part of them. bias: float32 [E], takes part in the choice only. gate_up: stacks whose outputs the
-    activation takes: gate and up, one of both (halves: gate first), or up alone (ops.experts.relu2). weighed: where the weights go, "outputs" of
+    activation takes: gate and up, one of both (halves: gate first), or up alone. weighed: where the weights go, "outputs" of
     experts, or their "inputs" (Llama 4). narrow, widen: matrices before the routed experts and behind their sum. factors: float32 [E], of the weights of each expert.
     Raises InputError where router, experts and routing do not fit together.
     """

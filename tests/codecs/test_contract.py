@@ -52,7 +52,7 @@ def codec_of(name):
 def source(name):
     """Float32 [rows, K] that the codec can hold: whole numbers, ternary weights (a scale of 1 where none is kept), gaussians."""
     if name.startswith("trellis"):
-        return gaussians(16, 256)
+        return gaussians(16, 128)
     rng, rows = np.random.default_rng(7), 128 if name in TILES else 16
     if name in WHOLE:
         return rng.integers(0, 2, (rows, K)).astype(np.float32)
@@ -95,7 +95,7 @@ def test_msmodelslim(name, engine):
 @pytest.mark.parametrize("name", TRELLIS)
 def test_dialects_of_trellis(name, engine):
     codec = polyquant.codec(name)
-    check_codec(codec, gaussians(16, 256), error=TRELLIS[name], weighted=True)
+    check_codec(codec, gaussians(16, 128), error=TRELLIS[name], weighted=True)
     check_registered(codec)
 
 

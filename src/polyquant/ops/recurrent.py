@@ -14,6 +14,8 @@ Gated delta rule (Yang, Kautz and Hatamizadeh 2024; K numbers of a key, V of a v
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from polyquant.types import F32
@@ -83,12 +85,7 @@ def state_space(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, *, chunk: i
     """`state_space_steps`, `chunk` tokens at a time, 0 for as many as suit the state."""
     if len(x) == 1:
         return state_space_steps(state, x, dt, a, b, c)
-    parts, chunk = [], chunk or _suiting(state)
-    for start in range(0, len(x), chunk):
-        at = slice(start, start + chunk)
-        y, state = _state_space_chunk(state, x[at], dt[at], a, b[at], c[at])
-        parts.append(y)
-    return np.concatenate(parts), state
+    return _in_chunks(lambda s, at: _state_space_chunk(s, x[at], dt[at], a, b[at], c[at]), state, len(x), chunk)
 
 
 def _state_space_chunk(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> tuple[F32, F32]:
@@ -122,12 +119,7 @@ def delta_rule(state: F32, q: F32, k: F32, v: F32, g: F32, beta: F32, *, chunk: 
     """`delta_rule_steps`, `chunk` tokens at a time, 0 for as many as suit the state."""
     if len(v) == 1:
         return delta_rule_steps(state, q, k, v, g, beta)
-    parts, chunk = [], chunk or _suiting(state)
-    for start in range(0, len(v), chunk):
-        at = slice(start, start + chunk)
-        y, state = _delta_rule_chunk(state, q[at], k[at], v[at], g[at], beta[at])
-        parts.append(y)
-    return np.concatenate(parts), state
+    return _in_chunks(lambda s, at: _delta_rule_chunk(s, q[at], k[at], v[at], g[at], beta[at]), state, len(v), chunk)
 
 
 def _delta_rule_chunk(state: F32, q: F32, k: F32, v: F32, g: F32, beta: F32) -> tuple[F32, F32]:
@@ -151,6 +143,15 @@ def _solved(lower: F32, wanted: F32) -> F32:
     for i in range(1, out.shape[1]):
         out[:, i] -= (lower[:, i : i + 1, :i] @ out[:, :i])[:, 0]
     return out
+
+
+def _in_chunks(scan: Callable[[F32, slice], tuple[F32, F32]], state: F32, tokens: int, chunk: int) -> tuple[F32, F32]:
+    """(state, some tokens) -> (y, state), one chunk after the other: all y and the last state. chunk: 0 for as many tokens as suit the state."""
+    parts, chunk = [], chunk or _suiting(state)
+    for start in range(0, tokens, chunk):
+        y, state = scan(state, slice(start, start + chunk))
+        parts.append(y)
+    return np.concatenate(parts), state
 
 
 def _suiting(state: F32) -> int:

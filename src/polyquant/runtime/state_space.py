@@ -14,9 +14,9 @@ import numpy as np
 
 from polyquant.architectures.mixer import Mixer
 from polyquant.errors import UnsupportedError
-from polyquant.ops.decoder import rms_norm
 from polyquant.ops.recurrent import convolve, silu, softplus, state_space
 from polyquant.runtime.kv_cache import KVCache
+from polyquant.runtime.norm import bare_norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.types import F32
@@ -33,7 +33,7 @@ class StateSpace:
     def __init__(self, part: Mixer, site: Site) -> None:
         hyper, shapes = site.hyper, part.parameters(site.hyper, site.index)
         _refuse_limits(site)
-        self.index, self.eps = site.index, hyper.norm_eps
+        self.index = site.index
         self.inner, self.heads, self.groups, self.states = (
             hyper.count(f"ssm_{name}") for name in ("inner", "heads", "groups", "state")
         )
@@ -47,6 +47,7 @@ class StateSpace:
         )
         normed = not part.optional_norm or "ssm_norm" in site
         self.weight = site.array("ssm_norm.weight", shapes["ssm_norm.weight"]).reshape(-1) if normed else None
+        self.bare = bare_norm(self.inner // self.groups, hyper.norm_eps)
         self.gate_last = bool(hyper.count("norm_before_gate"))
         self.keeps = site.states((span - 1, channels), (self.heads, self.inner // self.heads, self.states))
 
@@ -74,7 +75,7 @@ class StateSpace:
 
     def _normed(self, y: F32, weight: F32) -> F32:
         grouped = y.reshape(len(y), self.groups, -1)
-        return rms_norm(grouped, np.ones(grouped.shape[2], np.float32), self.eps).reshape(y.shape) * weight
+        return self.bare(grouped).reshape(y.shape) * weight
 
 
 def _refuse_limits(site: Site) -> None:

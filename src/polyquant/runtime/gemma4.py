@@ -23,10 +23,10 @@ from polyquant.ops.activations import ACTIVATIONS, gated
 from polyquant.ops.decoder import add, joined
 from polyquant.ops.experts import Routing
 from polyquant.runtime import feed_forward
-from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.experts import Experts
 from polyquant.runtime.kv_cache import INPUTS, KVCache
 from polyquant.runtime.layer import SequentialLayer
+from polyquant.runtime.mixture import stacks
 from polyquant.runtime.norm import Norm, bare_norm
 from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Place, Site
@@ -113,8 +113,8 @@ class _Experts(Experts):
         super().__init__(
             site.linear("ffn_gate_inp"),
             Routing(count, hyper.count("experts_used"), norm=True),
-            _stack(site, "ffn_gate_up_exps", (count, 2 * wide, hidden)),
-            _stack(site, "ffn_down_exps", (count, hidden, wide)),
+            stacks(site, {"ffn_gate_up_exps": (count, 2 * wide, hidden)}, "ffn_gate_up_exps"),
+            stacks(site, {"ffn_down_exps": (count, hidden, wide)}, "ffn_down_exps"),
             activation=partial(gated, ACTIVATIONS[hyper.activation]),
             halves=True,
             factors=site.array("ffn_down_exps.scale", (count,)),
@@ -127,10 +127,6 @@ class _Experts(Experts):
     def __call__(self, x: F32) -> F32:
         """x [T, hidden] -> [T, hidden]."""
         return self.computed(self.norm(x), *self.chosen(self.router_norm(x)))
-
-
-def _stack(site: Site, stem: str, shape: tuple[int, int, int]) -> ExpertLinear:
-    return ExpertLinear([site.stack(stem, shape)], [None], site.tensors.rounding)
 
 
 class Gemma4Layer(SequentialLayer):

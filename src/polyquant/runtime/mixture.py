@@ -18,7 +18,7 @@ from polyquant.runtime.feed_forward import FeedForward
 from polyquant.runtime.site import Site
 from polyquant.types import F32, Shape
 
-__all__ = ["Mixture", "feed_forward"]
+__all__ = ["Mixture", "feed_forward", "stacks"]
 
 _GATINGS: dict[int, Gating] = {GATING[name]: name for name in get_args(Gating)}
 
@@ -39,8 +39,8 @@ class Mixture(Experts):
         super().__init__(
             site.linear("ffn_gate_inp"),
             _routing(part, site),
-            _stacks(site, shapes, *(f"{stem}_exps" for stem in part.inputs)),
-            _stacks(site, shapes, "ffn_down_exps"),
+            stacks(site, shapes, *(f"{stem}_exps" for stem in part.inputs)),
+            stacks(site, shapes, "ffn_down_exps"),
             bias=site.optional_bias("exp_probs_b", site.hyper.count("experts")),
             activation=activation,
             weighed=part.weighed,
@@ -86,7 +86,7 @@ def _routing(part: Record, site: Site) -> Routing:
     )
 
 
-def _stacks(site: Site, shapes: dict[str, Shape], *stems: str) -> ExpertLinear:
+def stacks(site: Site, shapes: dict[str, Shape], *stems: str) -> ExpertLinear:
     """Stacks that read the same."""
     stacks = [site.stack(stem, shapes[stem]) for stem in stems]
     biases = [site.optional_bias(stem, *shapes[stem][:2]) for stem in stems]

@@ -149,10 +149,8 @@ def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper, *,
 
 def expert_families(source: Checkpoint) -> dict[str, tuple[str, ...]]:
     """Matrix of an expert, as calibration calls it -> those of all experts of its stack. Raises as `links`."""
-    record = identity.architecture(source)
-    hyper = identity.hyper_parameters(source, record, identity.names(source, record))
     out: dict[str, tuple[str, ...]] = {}
-    for made in derived_maps(source, record, hyper).values():
+    for made in _Layers(source, identity.architecture(source)).derived.values():
         if isinstance(made.op, Stack):
             out |= dict.fromkeys(made.sources, made.sources)
     for weight in source.values():

@@ -12,13 +12,13 @@ The older binary form (.dat) has no magic and is not read: `llama-imatrix --outp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from polyquant.architectures.translate import to_gguf
-from polyquant.calibration.hessians import GatheringStages
+from polyquant.calibration.hessians import UNREACHED, GatheringStages
 from polyquant.calibration.stages import WINDOWS, calibration_stages
 from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
@@ -26,7 +26,7 @@ from polyquant.operations import Stack
 from polyquant.rows import matrix_name
 from polyquant.types import F32, Checkpoint, TensorMap
 
-__all__ = ["Squares", "Summed", "load_importance", "measure", "unreached"]
+__all__ = ["Squares", "Summed", "load_importance", "measure", "unreached", "unreached_notice"]
 
 _EMBEDDING = "token_embd.weight"
 
@@ -62,6 +62,12 @@ class Summed:
 def unreached(importance: F32 | None) -> list[int]:
     """Experts without importance of their own, whose columns `Summed` lets weigh alike."""
     return [] if importance is None or importance.ndim < 2 else np.flatnonzero((importance == 1).all(axis=1)).tolist()
+
+
+def unreached_notice(left: Mapping[str, Sequence[int]]) -> str:
+    """The warning about experts that got no tokens. left: stack -> these experts."""
+    count = sum(map(len, left.values()))
+    return f"{count} experts of {len(left)} stacks were {UNREACHED}: their columns weigh alike"
 
 
 def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:

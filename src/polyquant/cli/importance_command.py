@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from polyquant.calibration.importance import unreached_notice
 from polyquant.calibration.stages import TOKENS, WINDOWS
 from polyquant.cli.console import as_json, json_option, progress, size
 from polyquant.cli.terminal import say, say_some
@@ -52,9 +53,6 @@ def importance(src: str, dst: str, calibration: str, windows: int, overwrite: bo
         as_json({**found, "unreached": left})
         return
     if done.unreached:
-        count = sum(map(len, done.unreached.values()))
-        say(
-            f"warning: {count} experts of {len(done.unreached)} stacks were reached by no token of the calibration text: their columns weigh alike"
-        )
+        say(f"warning: {unreached_notice(done.unreached)}")
         say_some([f"{printable(n)}: expert {', '.join(map(str, e))}" for n, e in done.unreached.items()])
     say(f"wrote {printable(done.path)}: {done.tensors} tensors, {done.tokens} tokens ({size(done.nbytes)})")

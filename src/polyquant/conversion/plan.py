@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from polyquant.calibration.importance import unreached
+from polyquant.calibration.importance import unreached, unreached_notice
 from polyquant.capabilities import Fitted, claims
 from polyquant.conversion.notices import mixed_stacks, rule_notices
 from polyquant.conversion.steps import Plan
@@ -164,10 +164,7 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
         )
     if left := {s.map.target: none for s in steps if (none := unreached(importance.get(s.map.target)))}:
         first, experts = next(iter(left.items()))
-        out.append(
-            f"{sum(map(len, left.values()))} experts of {len(left)} stacks were reached by no token of the calibration text: their columns weigh alike "
-            f"(first: {_listed(experts)} of {first})"
-        )
+        out.append(f"{unreached_notice(left)} (first: {_listed(experts)} of {first})")
     if strangers := [n for n in importance if n not in named]:
         out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
     if missing:

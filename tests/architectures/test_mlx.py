@@ -87,7 +87,7 @@ def test_half_of_a_joined_stack_is_refused(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     del tensors[next(n for n in tensors if n.endswith("switch_glu.up_proj.weight"))]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(InputError, match="the other is missing"):
+    with pytest.raises(InputError, match="the other half is missing"):
         polyquant.plan(folder, to="gguf")
 
 

@@ -1,9 +1,11 @@
-"""Granite 4 (IBM 2025): Mamba-2 in most layers, attention in some, both with four factors of the configuration; experts and a shared one, or the shared one alone,
-which GGUF then calls by the names of an ordinary feed-forward part.
+"""Granite 4 (IBM 2025): Mamba-2 in most layers, attention in some, with Granite's four factors.
+
+The feed-forward part is experts plus a shared expert, or the shared expert alone, which GGUF stores under ordinary
+feed-forward names.
 
     h = x + r attention(norm(x)) or r mixer(norm(x));  y = h + r (experts(norm(h)) + shared(norm(h)))
 
-Rows of q and k are stored interleaved though nothing rotates. Its context has no end: GGUF says 2^20.
+Rows of q and k are stored interleaved although nothing rotates. The context is unlimited; GGUF declares 2^20.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""Nemotron-H with experts (Nemotron 3, NVIDIA 2025): in some layers experts behind a sigmoid and a shared one, each D relu(U x)^2; the routed ones may read a
-narrower projection of what the layer reads (moe_latent_size), which is a record of its own. GGUF architecture `nemotron_h_moe`.
+"""Nemotron-H with experts (Nemotron 3, NVIDIA 2025): some layers have sigmoid-routed experts and a shared one, each D
+relu(U x)^2.
+
+The routed experts may work in a smaller latent space (moe_latent_size), which is a record of its own. GGUF architecture
+`nemotron_h_moe`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""OLMo (Groeneveld et al. 2024): Llama whose norms are layer norms without numbers of their own; q, k and v may be clipped. q and k rows are stored interleaved.
+"""OLMo (Groeneveld et al. 2024): Llama with layer norms without weights; q, k and v may be clipped. Rows of q and k are
+stored interleaved.
 
-h = x + O attention(rope(clip(Q norm(x))), rope(clip(K norm(x))), clip(V norm(x)));  y = h + D (silu(G norm(h)) * U norm(h))
+h = x + O attention(rope(clip(Q norm(x))), rope(clip(K norm(x))), clip(V norm(x)))
+y = h + D (silu(G norm(h)) * U norm(h))
 
 Source: modeling_olmo.py of transformers; llama.cpp's converter.
 """

@@ -1,5 +1,6 @@
-"""OLMo 2: norms behind attention and feed-forward part instead of before them, and over all of q and all of k. OLMo 3 has a sliding window in three layers of four, whose
-rotation is not scaled; GGUF calls both `olmo2`.
+"""OLMo 2: norms after attention and feed-forward instead of before them, and full-width QK norms.
+
+OLMo 3 has a sliding window in three layers of four, whose RoPE is not scaled; GGUF calls both `olmo2`.
 
 h = x + norm(O attention(rope(norm(Q x)), rope(norm(K x)), V x));  y = h + norm(D (silu(G h) * U h))
 

@@ -13,7 +13,7 @@ from polyquant.runtime.rotary import Turns
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
-__all__ = ["Beside", "part_of"]
+__all__ = ["ParallelParts", "part_of"]
 
 
 def part_of(part: hybrid.ByLayer, site: Site) -> Any | None:
@@ -22,12 +22,12 @@ def part_of(part: hybrid.ByLayer, site: Site) -> Any | None:
     return None if found is None else computes(found)(found, site)
 
 
-class Beside:
+class ParallelParts:
     """first(x) + second(x)."""
 
     linears: tuple[str, ...] = ()
 
-    def __init__(self, part: hybrid.Beside, site: Site) -> None:
+    def __init__(self, part: hybrid.ParallelParts, site: Site) -> None:
         self.nested = tuple(computes(p)(p, site) for p in (part.first, part.second))
         self.keeps = kept_by(*self.nested)
         self.recordable = all(getattr(p, "recordable", True) for p in self.nested)

@@ -59,15 +59,15 @@ def test_the_time_can_be_asked():
 
 
 BAD = {
-    "{{ ''.__class__ }}": "reaches for",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "reaches for",
-    "{{ messages['__class__'] }}": "reaches for",
-    "{{ messages | attr('__class__') }}": "reaches for",
-    "{{ messages | map(attribute='__class__') | list }}": "reaches for",
-    "{{ '{0.__class__}'.format(messages) }}": "reaches for",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "reaches for",
-    "{{ raise_exception.__globals__ }}": "reaches for",
-    "{{ messages.append(1) }}": "reaches for",
+    "{{ ''.__class__ }}": "forbidden attribute",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "forbidden attribute",
+    "{{ messages['__class__'] }}": "forbidden attribute",
+    "{{ messages | attr('__class__') }}": "forbidden attribute",
+    "{{ messages | map(attribute='__class__') | list }}": "forbidden attribute",
+    "{{ '{0.__class__}'.format(messages) }}": "forbidden attribute",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "forbidden attribute",
+    "{{ raise_exception.__globals__ }}": "forbidden attribute",
+    "{{ messages.append(1) }}": "forbidden attribute",
     "{% for i in range(10**12) %}x{% endfor %}": "Range too big",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "runs too long",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = [i, j] %}{% endfor %}{% endfor %}": "runs too long",
@@ -161,8 +161,8 @@ WRONG = {
     "a text": (["hi"], "message 0 must have a role"),
     "no role": ([{"content": "x"}], "message 0 must have a role"),
     "a number": ([{"role": "user", "content": 1}], "content of message 0"),
-    "a picture": ([{"role": "user", "content": [{"type": "image_url"}]}], "part that is no text"),
-    "a list of texts": ([{"role": "user", "content": ["x"]}], "part that is no text"),
+    "a picture": ([{"role": "user", "content": [{"type": "image_url"}]}], "non-text part"),
+    "a list of texts": ([{"role": "user", "content": ["x"]}], "non-text part"),
 }
 
 

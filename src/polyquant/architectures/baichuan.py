@@ -36,7 +36,7 @@ def _third(index: int) -> Make:
     return make
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     if hyper.vocab != _SECOND_VOCABULARY:
         return None
     return "GGUF cannot express that Baichuan 2 divides the rows of lm_head by their lengths: runtimes will not"
@@ -66,7 +66,7 @@ BAICHUAN = Architecture(
         ),
         metadata={"tensor_data_layout": string("Meta AI original pth")},
         tied=False,
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
     layer=Layer(Attention(alibi_at=40)),
     ends=Ends(unit_rows=_SECOND_VOCABULARY),

@@ -40,7 +40,7 @@ CHATGLM = Architecture(
     model_type="chatglm",
     class_name="ChatGLMForConditionalGeneration",
     reads=("chatglm",),
-    told_by=("padded_vocab_size",),  # the original ChatGLM has the same model_type but another architecture
+    requires=("padded_vocab_size",),  # the original ChatGLM has the same model_type but another architecture
     names=NameTable(
         {
             "input_layernorm": "attn_norm",

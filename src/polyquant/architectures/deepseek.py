@@ -75,7 +75,7 @@ _TABLE = USUAL.changed(
     Key("nope_head", ("qk_nope_head_dim",), default=128, read_gguf=_nope),
     Key("value_head", ("v_head_dim",), "attention.value_length_mla", aliases=("attention.value_length",), default=128),
     Key("q_lora", ("q_lora_rank",), "attention.q_lora_rank", default=0, low=0, write="where set",
-        say=lambda n: {"q_lora_rank": n or None}),
+        entries=lambda n: {"q_lora_rank": n or None}),
     Key("kv_lora", ("kv_lora_rank",), "attention.kv_lora_rank", default=512),
     *expert_keys("n_routed_experts"),
     *group_keys(),
@@ -92,14 +92,14 @@ DEEPSEEK_V2 = Architecture(
     layer=Layer(LatentAttention(), Mixture(shared=True)),
     pairs=True,
     biases=(Bias(("attn_kv_a_mqa", "attn_q_a", "attn_output"), "attention_bias"),),
-    behind_last="a multi-token prediction (MTP) layer, which deepseek2 does not run",
+    beyond_last="a multi-token prediction (MTP) layer, which deepseek2 does not run",
 )
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     model_type="deepseek_v3",
     class_name="DeepseekV3ForCausalLM",
     reads=("deepseek_v3",),
-    gguf_told_by=("expert_gating_func=2",),
+    gguf_requires=("expert_gating_func=2",),
     layer=Layer(LatentAttention(), Mixture(shared=True, gating="sigmoid", eps=1e-20, group_score="top2")),
     hyper=replace(
         DEEPSEEK_V2.hyper,

@@ -25,18 +25,18 @@ __all__ = ["DeltaRule", "delta_sizes", "delta_table"]
 class DeltaRule:
     """The gated delta rule after a norm.
 
-    turned: value head i reads key head i % keys, and its rate and decay come from separate matrices; otherwise it reads
+    tiled: value head i reads key head i % keys, and its rate and decay come from separate matrices; otherwise it reads
     key head i // (values / keys), and one matrix holds, per key head, first the rates, then the decays.
     """
 
-    turned: bool = False
+    tiled: bool = False
     norm: str = "attn_norm"
     runtime: ClassVar[str] = "polyquant.runtime.delta_rule:DeltaRule"
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Return the matrices that read the layer's input."""
-        return ("attn_qkv", "attn_gate", *(("ssm_beta", "ssm_alpha") if self.turned else ("ssm_ba",)))
+        return ("attn_qkv", "attn_gate", *(("ssm_beta", "ssm_alpha") if self.tiled else ("ssm_ba",)))
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
@@ -50,7 +50,7 @@ class DeltaRule:
         """See parts.Part. Raises InputError for heads that do not divide."""
         keys, key, each, value = delta_sizes(hyper)
         hidden, heads = hyper.hidden, keys * each
-        rows = (2 * keys * key + heads * value, heads * value, *((heads, heads) if self.turned else (2 * heads,)))
+        rows = (2 * keys * key + heads * value, heads * value, *((heads, heads) if self.tiled else (2 * heads,)))
         out: dict[str, Shape] = {self.norm: (hidden,)}
         out |= {stem: (n, hidden) for stem, n in zip(self.inputs, rows, strict=True)}
         return {**out, "ssm_norm": (value,), "ssm_out": (hidden, heads * value)}
@@ -88,7 +88,7 @@ def _recurrent(config: Mapping[str, Any]) -> list[bool] | None:
 
 
 def _recurrent_gguf(get: Callable[..., Any]) -> Any:
-    if (listed := get("attention.recurrent_layers", whole=True)) is not None:
+    if (listed := get("attention.recurrent_layers", raw=True)) is not None:
         return listed
     every = get("full_attention_interval") or 4
     return _recurrent({"num_hidden_layers": get("block_count"), "full_attention_interval": every})
@@ -107,7 +107,7 @@ def delta_table(*rows: Key, **changed: Mapping[str, Any]) -> HyperTable:
         Key(
             "recurrent", ("layer_types",), "attention.recurrent_layers", kind="flags", read=_recurrent,
             read_gguf=_recurrent_gguf, each_layer=True,
-            say=lambda where: {"layer_types": words_of(where, "linear_attention", "full_attention")},
+            entries=lambda where: {"layer_types": words_of(where, "linear_attention", "full_attention")},
         ),
         Key("attention_interval", ("full_attention_interval",), "full_attention_interval", default=4),
     )  # fmt: skip

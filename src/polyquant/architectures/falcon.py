@@ -73,7 +73,7 @@ FALCON = Architecture(
             kv_heads={
                 "config": ("num_kv_heads",),
                 "read": _kv_heads,
-                "say": lambda value: {"num_kv_heads": value, "multi_query": value == 1},
+                "entries": lambda value: {"num_kv_heads": value, "multi_query": value == 1},
             },
             norm_eps=layer_norm_eps("layer_norm_epsilon"),
             rope_theta={"write": "unless default"},

@@ -50,7 +50,7 @@ def _of_mlp(index: int) -> Change:
     return Change(make)
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     if hyper.value("norm_before_gate"):
         return "GGUF cannot express mamba_norm_before_gate: runtimes apply the gate first"
     if hyper.tied and hyper.value("lm_head_multiplier") != hyper.value("embedding_multiplier"):
@@ -80,7 +80,7 @@ FALCON_H1 = Architecture(
                 groups="mamba_n_groups",
                 heads="mamba_n_heads",
                 inner=lambda config: config.get("mamba_d_ssm") or product("mamba_expand", "hidden_size")(config),
-                inner_says="mamba_d_ssm",
+                inner_entry="mamba_d_ssm",
             ),
             *(Key(name, (name,), kind="real", default=1.0) for name in _FACTORS),
             Key("mlp_multipliers", ("mlp_multipliers",), kind="reals", default=(1.0,) * 2),
@@ -97,7 +97,7 @@ FALCON_H1 = Architecture(
         ),
         always=dict.fromkeys(("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), False),
         more_config=in_pieces("mamba_d_head", "mamba_expand"),
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
     changes={
         **MIXER_CHANGES,

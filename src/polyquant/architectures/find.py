@@ -40,12 +40,12 @@ def by_name(name: object) -> Architecture | None:
 def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
     """Return the architecture of a GGUF file's metadata.
 
-    Of records that share its name, the first whose `gguf_told_by` matches; otherwise the one without `gguf_told_by`.
+    Of records that share its name, the first whose `gguf_requires` matches; otherwise the one without `gguf_requires`.
     """
     name = metadata.get("general.architecture")
     records = (*registry.architectures(), *_installed())
-    special = (r for r in records if r.name == name and r.gguf_told_by)
-    match = next((r for r in special if all(_matches(metadata, f"{name}.{key}") for key in r.gguf_told_by)), None)
+    special = (r for r in records if r.name == name and r.gguf_requires)
+    match = next((r for r in special if all(_matches(metadata, f"{name}.{key}") for key in r.gguf_requires)), None)
     return match or by_name(name)
 
 
@@ -63,7 +63,7 @@ def of_config(config: Mapping[str, Any]) -> Architecture | None:
 def _by_name(records: Sequence[Architecture]) -> dict[str, Architecture]:
     """Map each name to its first record."""
     out: dict[str, Architecture] = {}
-    for record in sorted(records, key=lambda r: bool(r.gguf_told_by)):
+    for record in sorted(records, key=lambda r: bool(r.gguf_requires)):
         out.setdefault(record.name, record)
     return out
 
@@ -74,7 +74,7 @@ def _of_config(records: Sequence[Architecture], config: Mapping[str, Any]) -> Ar
         if match := next((r for r in records if name in r.claims), None):
             return match
     kind = config.get("model_type")
-    return next((r for r in records if kind in r.reads and all(_present(config.get(key)) for key in r.told_by)), None)
+    return next((r for r in records if kind in r.reads and all(_present(config.get(key)) for key in r.requires)), None)
 
 
 def _present(value: object) -> bool:

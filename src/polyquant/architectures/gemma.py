@@ -56,7 +56,7 @@ GEMMA = Architecture(
 
 
 def attention_scale(largest: int) -> tuple[Key, Callable[[Hyper], str | None]]:
-    """Return the row (0 means 1 / sqrt(head_dim)) and its `HyperTable.unsaid`.
+    """Return the row (0 means 1 / sqrt(head_dim)) and its `HyperTable.gguf_warning`.
 
     largest: number of layers of the model that readers of GGUF treat differently.
     """
@@ -72,14 +72,14 @@ def attention_scale(largest: int) -> tuple[Key, Callable[[Hyper], str | None]]:
     def of_gguf(get: Callable[..., Any]) -> float:
         return implied(get("block_count"), get("embedding_length"), get("attention.head_count"))
 
-    def unsaid(hyper: Hyper) -> str | None:
+    def gguf_warning(hyper: Hyper) -> str | None:
         usual, scale = hyper.head_size**-0.5, hyper.real("attention_scale", 0.0)
         expected = implied(hyper.layers, hyper.hidden, hyper.heads) or usual
         if abs((scale or usual) - expected) < 1e-6 * expected:
             return None
         return "GGUF has no key for query_pre_attn_scalar: runtimes will scale attention scores differently"
 
-    return Key("attention_scale", (), default=0.0, kind="real", read=of_config, read_gguf=of_gguf), unsaid
+    return Key("attention_scale", (), default=0.0, kind="real", read=of_config, read_gguf=of_gguf), gguf_warning
 
 
 def query_scalar(hyper: Hyper) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def query_scalar(hyper: Hyper) -> dict[str, Any]:
     return {"query_pre_attn_scalar": int(value) if value == int(value) else value}
 
 
-_SCALE, _SCALE_UNSAID = attention_scale(46)
+_SCALE, _SCALE_WARNING = attention_scale(46)
 NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "output_norm")
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     if not (hyper.more["attention_softcap"] and hyper.more["logit_softcap"]):
         return "GGUF cannot express a Gemma 2 without score or logit capping: runtimes will cap them"
-    return _SCALE_UNSAID(hyper)
+    return _SCALE_WARNING(hyper)
 
 
 GEMMA2 = replace(
@@ -119,6 +119,6 @@ GEMMA2 = replace(
         windows=where_listed(all_but_every(2)),
         gguf_windows=gguf_windows(all_but_every(2)),
         more_config=lambda hyper: {**layer_types(hyper), **query_scalar(hyper)},
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
 )

@@ -27,7 +27,7 @@ LOCAL_THETA = Key(
 """The RoPE base of layers with a sliding window."""
 
 
-_SCALE, _UNSAID = attention_scale(62)
+_SCALE, _WARNING = attention_scale(62)
 
 GEMMA3 = replace(
     GEMMA2,
@@ -55,6 +55,6 @@ GEMMA3 = replace(
         windows=where_listed(all_but_every(6)),
         gguf_windows=gguf_windows(all_but_every(6)),
         more_config=lambda hyper: {**layer_types(hyper), **query_scalar(hyper), **two_ropes(hyper)},
-        unsaid=_UNSAID,
+        gguf_warning=_WARNING,
     ),
 )

@@ -54,7 +54,7 @@ GPT_OSS = Architecture(
             {"ffn_down_exps.weight": lambda hyper, shape: Transpose()},
             lambda hyper, shapes: (*shapes[0][:-2], shapes[0][-1], shapes[0][-2]),
         ),
-        halves(f"{_EXPERTS}gate_up_proj", *_GATE_UP, interleaved=True, turned=True),
+        halves(f"{_EXPERTS}gate_up_proj", *_GATE_UP, interleaved=True, transposed=True),
         halves(f"{_EXPERTS}gate_up_proj_bias", *_GATE_UP_BIAS, axis=-1, interleaved=True),
     ),
     hyper=replace(

@@ -53,7 +53,7 @@ GRANITE_MOE_SHARED = replace(
     model_type="granitemoeshared",
     class_name="GraniteMoeSharedForCausalLM",
     reads=("granitemoeshared",),
-    gguf_told_by=("expert_shared_feed_forward_length",),
+    gguf_requires=("expert_shared_feed_forward_length",),
     names=NameTable({**_STEMS, "shared_mlp.output_linear": "ffn_down_shexp"}),
     moves=(
         *GRANITE_MOE.moves,

@@ -48,10 +48,10 @@ _ONE, _EVERY = kv_heads(_attends, lambda counts: {"layer_types": words_of(counts
 _ROTATES = Key(
     "rotates", ("position_embedding_type",), "rope.scaling.finetuned", kind="flag", default=0,
     read=lambda config: config.get("position_embedding_type") == "rope",
-    say=lambda value: {"position_embedding_type": "rope" if value else "nope"},
+    entries=lambda value: {"position_embedding_type": "rope" if value else "nope"},
 )  # fmt: skip
 _TABLE = USUAL.changed(
-    context={"config": (), "default": ANY_CONTEXT, "say": lambda value: {"max_position_embeddings": value}},
+    context={"config": (), "default": ANY_CONTEXT, "entries": lambda value: {"max_position_embeddings": value}},
     kv_heads=_ONE,
     head_dim=no_head_dim(),
     vocab={"write": "always"},
@@ -77,8 +77,8 @@ GRANITE_HYBRID_MOE = Architecture(
     model_type="granitemoehybrid",
     class_name="GraniteMoeHybridForCausalLM",
     reads=("granitemoehybrid",),
-    told_by=("num_local_experts",),
-    gguf_told_by=("expert_count",),
+    requires=("num_local_experts",),
+    gguf_requires=("expert_count",),
     names=NameTable(
         {
             **_STEMS,
@@ -95,7 +95,7 @@ GRANITE_HYBRID_MOE = Architecture(
         halves("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight"),
         halves("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
     ),
-    layer=Layer(attention_or(Attention(rope="asked"), Mixer()), Mixture(gating="softmax_after_topk", shared=True)),
+    layer=Layer(attention_or(Attention(rope="if_enabled"), Mixer()), Mixture(gating="softmax_after_topk", shared=True)),
     ends=Ends(divided=True),
     biases=(
         Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),
@@ -105,8 +105,8 @@ GRANITE_HYBRID_MOE = Architecture(
 )
 GRANITE_HYBRID = replace(
     GRANITE_HYBRID_MOE,
-    told_by=(),
-    gguf_told_by=(),
+    requires=(),
+    gguf_requires=(),
     names=NameTable(
         {**_STEMS, **mixer_stems("mamba"), "shared_mlp.output_linear": "ffn_down"}, exact=mixer_exact("mamba")
     ),

@@ -36,7 +36,7 @@ from polyquant.architectures.hyper import (
     real_number,
     signed_number,
 )
-from polyquant.architectures.windows import Windows, nowhere
+from polyquant.architectures.windows import Windows, no_windows
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.gguf_values import boolean, f32, f32s, flags, i32s, string, u32
 from polyquant.types import Meta
@@ -58,7 +58,7 @@ class Key:
     """One hyper-parameter: a field of Hyper, or an entry of Hyper.more.
 
     config: keys of config.json; the first one present is read, all are written; () if there is none.
-    read, say: functions used instead, from config.json to the value and from the value to entries of config.json.
+    read, entries: functions used instead, from config.json to the value and from the value to entries of config.json.
     gguf: the key after the architecture's name, None if GGUF has none. also: further keys that get the same value.
     aliases: names used by other writers. read_gguf: a function of the lookup, used instead of these.
     default: used where the file is silent: a value, the name of another row, or None if the file must specify it.
@@ -80,7 +80,7 @@ class Key:
     unit: float = 1.0
     write: Writing = "always"
     read: Callable[[Mapping[str, Any]], Any] | None = None
-    say: Callable[[Any], Mapping[str, Any]] | None = None
+    entries: Callable[[Any], Mapping[str, Any]] | None = None
     read_gguf: Callable[[Callable[..., Any]], Any] | None = None
     each_layer: bool = False
 
@@ -173,7 +173,7 @@ class HyperTable:
     yarn: entries of a YaRN scaling that are fixed for this architecture and absent from GGUF.
     yarn_log: factor from mscale_all_dim to rope.scaling.yarn_log_multiplier, 0 if GGUF lacks that key.
     more_metadata, more_config: computed GGUF keys and config.json entries.
-    unsaid: a sentence about what GGUF cannot express for a model, or None.
+    gguf_warning: a sentence about what GGUF cannot express for a model, or None.
     scaling: Hyper.rope from (config.json, its RoPE parameters, its path).
     """
 
@@ -182,13 +182,13 @@ class HyperTable:
     written: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Meta] = field(default_factory=dict)
     tied: bool | None = None
-    windows: Windows = nowhere
+    windows: Windows = no_windows
     gguf_windows: Callable[[Hyper], tuple[int, ...]] | None = None
     yarn: Mapping[str, Any] = field(default_factory=dict)
     yarn_log: float = 0.0
     more_metadata: Callable[[Hyper], Mapping[str, Meta]] | None = None
     more_config: Callable[[Hyper], Mapping[str, Any]] | None = None
-    unsaid: Callable[[Hyper], str | None] | None = None
+    gguf_warning: Callable[[Hyper], str | None] | None = None
     scaling: Callable[[Mapping[str, Any], Mapping[str, Any], object], dict[str, Any]] = rope.of_config
 
     def plus(self, *keys: Key) -> HyperTable:
@@ -236,17 +236,17 @@ class HyperTable:
     ) -> Hyper:
         """Return the hyper-parameters of a GGUF file. vocab: rows of the embedding. Raises InputError."""
 
-        def get(key: str, *aliases: str, whole: bool = False) -> Any:
+        def get(key: str, *aliases: str, raw: bool = False) -> Any:
             for name in (key, *aliases):
                 for full in (f"{architecture}.{name}", name):
                     if full in metadata:
-                        return metadata[full] if whole else _one(metadata[full])
+                        return metadata[full] if raw else _one(metadata[full])
             return None
 
         def stored(key: Key) -> Any:
             if key.read_gguf is not None:
                 return key.read_gguf(get)
-            return None if key.gguf is None else get(key.gguf, *key.aliases, whole=key.kind in _LISTS)
+            return None if key.gguf is None else get(key.gguf, *key.aliases, raw=key.kind in _LISTS)
 
         values = {k.name: stored(k) for k in self.keys}
         values |= {k.name: rope.shortest(values[k.name]) for k in self.keys if k.real and k.name in values}
@@ -315,8 +315,8 @@ class HyperTable:
             if key.unit != 1:
                 value = value / key.unit
                 value = int(value) if value == int(value) else value
-            if key.say is not None:
-                out |= key.say(value)
+            if key.entries is not None:
+                out |= key.entries(value)
             elif key.name != "rotated":
                 out |= dict.fromkeys(key.config, key.shown(value))
             elif hyper.rotated or key.default != 1.0:
@@ -345,7 +345,7 @@ class HyperTable:
             value = hyper.rotary_size if key.name == "rotated" else hyper.value(key.name)
             out |= dict.fromkeys((key.gguf, *key.also), key.meta(value))
         out |= {k: v for k, v in self.metadata.items() if k not in scaling}
-        warnings = (warning, self.unsaid(hyper) if self.unsaid else None, self._lost_windows(hyper))
+        warnings = (warning, self.gguf_warning(hyper) if self.gguf_warning else None, self._lost_windows(hyper))
         return out | dict(self.more_metadata(hyper) if self.more_metadata else {}), tuple(w for w in warnings if w)
 
     def _lost_windows(self, hyper: Hyper) -> str | None:

@@ -60,7 +60,7 @@ def _dynamic(config: Mapping[str, Any]) -> float:
     return float(factor) if isinstance(factor, int | float) and not isinstance(factor, bool) else 0.0
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     lost = "GGUF cannot express dynamic RoPE scaling beyond the context: runtimes will not scale"
     return lost if hyper.more["dynamic"] else None
 
@@ -94,6 +94,6 @@ INTERNLM2 = Architecture(
         always={"bias": False},
         tied=False,
         scaling=lambda config, said, file: {} if _dynamic(config) else rope.of_config(config, said, file),
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
 )  # fmt: skip

@@ -75,13 +75,13 @@ def expert_norm_key(*, readers: bool = True) -> Key:
 
 
 def always_normed(hyper: Hyper) -> str | None:
-    """HyperTable.unsaid of an architecture with that row whose GGUF readers normalize the weights."""
+    """HyperTable.gguf_warning of an architecture with that row whose GGUF readers normalize the weights."""
     warning = "GGUF cannot express norm_topk_prob = false: runtimes will normalize the expert weights"
     return None if hyper.more["expert_norm"] else warning
 
 
 def never_normed(hyper: Hyper) -> str | None:
-    """HyperTable.unsaid of an architecture with that row whose GGUF readers do not normalize the weights."""
+    """HyperTable.gguf_warning of an architecture with that row whose GGUF readers do not normalize the weights."""
     warning = "GGUF cannot express norm_topk_prob = true: runtimes will not normalize the expert weights"
     return warning if hyper.more["expert_norm"] else None
 
@@ -100,10 +100,10 @@ def gating_key(config: str = "scoring_func", *, default: str = "softmax") -> Key
         value = settings.get(config)
         return GATING.get(value) if isinstance(value, str) else None
 
-    def say(value: Any) -> dict[str, Any]:
+    def entries(value: Any) -> dict[str, Any]:
         return {config: next(name for name, number in GATING.items() if number == value)}
 
-    return Key("gating", (config,), "expert_gating_func", default=GATING[default], read=read, say=say)
+    return Key("gating", (config,), "expert_gating_func", default=GATING[default], read=read, entries=entries)
 
 
 def layer_norm_eps(config: str, default: float | None = 1e-5) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
     """Return the row for the window of sliding-window layers."""
     return Key(
         "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set",
-        say=lambda value: {config: value or None},
+        entries=lambda value: {config: value or None},
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def sliding_layers_key(period: int) -> Key:
     def read_gguf(get: Callable[..., Any]) -> Any:
         if not get("attention.sliding_window"):
             return ()
-        listed = get("attention.sliding_window_pattern", whole=True)
+        listed = get("attention.sliding_window_pattern", raw=True)
         return usual(get("block_count")) if listed is None else listed
 
     key = "attention.sliding_window_pattern"
@@ -186,7 +186,7 @@ def softcap_key(name: str, default: float) -> Key:
         kind="real",
         write="where set",
         read=read,
-        say=lambda v: {entry: v or None},
+        entries=lambda v: {entry: v or None},
     )
 
 
@@ -248,9 +248,9 @@ def group_keys() -> tuple[Key, ...]:
 
 
 def silent(*rows: Key) -> Callable[[Hyper], str | None]:
-    """Return a `HyperTable.unsaid` for rows without a GGUF key: it lists those that differ from what readers assume."""
+    """Return a `HyperTable.gguf_warning` that lists rows without a GGUF key that differ from the readers' defaults."""
 
-    def unsaid(hyper: Hyper) -> str | None:
+    def gguf_warning(hyper: Hyper) -> str | None:
         lost = [
             f"{row.config[0]} = {row.shown(hyper.value(row.name))}"
             for row in rows
@@ -258,4 +258,4 @@ def silent(*rows: Key) -> Callable[[Hyper], str | None]:
         ]
         return f"GGUF cannot express {', '.join(lost)}: runtimes will use other values" if lost else None
 
-    return unsaid
+    return gguf_warning

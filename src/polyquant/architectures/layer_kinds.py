@@ -34,11 +34,11 @@ def words_of(counts: Sequence[float], some: str, none: str) -> list[str]:
 
 
 def kv_heads(
-    attends: Callable[[Mapping[str, Any]], Sequence[bool] | None], say: Callable[[Sequence[int]], Mapping[str, Any]]
+    attends: Callable[[Mapping[str, Any]], Sequence[bool] | None], entries: Callable[[Sequence[int]], Mapping[str, Any]]
 ) -> tuple[dict[str, Any], Key]:
     """Return the changes of the row `kv_heads` in a hybrid, and the row `layer_kv_heads`.
 
-    attends: config.json -> True for each layer with attention. say: the inverse.
+    attends: config.json -> True for each layer with attention. entries: the inverse.
     """
 
     def read(config: Mapping[str, Any]) -> list[Any] | None:
@@ -48,7 +48,7 @@ def kv_heads(
 
     one = {"read_gguf": largest("attention.head_count_kv"), "write": "never"}
     every = Key(
-        "layer_kv_heads", ("layer_types",), "attention.head_count_kv", kind="counts", read=read, say=say,
+        "layer_kv_heads", ("layer_types",), "attention.head_count_kv", kind="counts", read=read, entries=entries,
         read_gguf=per_layer("attention.head_count_kv"), each_layer=True,
     )  # fmt: skip
     return one, every
@@ -58,7 +58,7 @@ def largest(key: str) -> Callable[[Callable[..., Any]], Any]:
     """Return a reader of the largest entry of a GGUF list, or of a single value."""
 
     def read(get: Callable[..., Any]) -> Any:
-        value = get(key, whole=True)
+        value = get(key, raw=True)
         counts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
         return max(counts) if counts and all(isinstance(n, int) for n in counts) else value
 
@@ -69,7 +69,7 @@ def per_layer(key: str) -> Callable[[Callable[..., Any]], Any]:
     """Return a reader of a GGUF list; a single value applies to all layers."""
 
     def read(get: Callable[..., Any]) -> Any:
-        value, layers = get(key, whole=True), get("block_count")
+        value, layers = get(key, raw=True), get("block_count")
         if isinstance(value, Iterable) or not isinstance(value, int) or not isinstance(layers, int):
             return value
         return [value] * min(layers, MAX_LAYERS)
@@ -79,7 +79,7 @@ def per_layer(key: str) -> Callable[[Callable[..., Any]], Any]:
 
 def numbers(get: Callable[..., Any], key: str) -> list[Any]:
     """Return a GGUF value or list as a list; [] if absent."""
-    value = get(key, whole=True)
+    value = get(key, raw=True)
     return [] if value is None else np.ravel(value).tolist()
 
 

@@ -82,7 +82,7 @@ LFM2 = Architecture(
         top={"model.embed_tokens": "token_embd", "model.embedding_norm": "token_embd_norm", "lm_head": "output"},
     ),
     hyper=replace(
-        lfm2_table({"read": _width, "say": lambda wide: {"intermediate_size": wide}}),
+        lfm2_table({"read": _width, "entries": lambda wide: {"intermediate_size": wide}}),
         written={"block_auto_adjust_ff_dim": False},
         tied=True,
     ),

@@ -36,7 +36,7 @@ def _temperature(config: Mapping[str, Any]) -> Any:
     return config.get("attn_scale", 0.1) if config.get("attn_temperature_tuning", True) else 0.0
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     """Return what GGUF cannot express.
 
     The model with 128 experts has no QK norm, which llama.cpp infers from the count.
@@ -62,7 +62,7 @@ LLAMA4 = Architecture(
         exact={"feed_forward.experts.down_proj": "ffn_down_exps.weight"},
     ),
     changes={"ffn_down_exps": Transposed},
-    moves=(halves("feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", turned=True),),
+    moves=(halves("feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", transposed=True),),
     hyper=replace(
         USUAL.changed(
             feed_forward={"config": ("intermediate_size_mlp",)},
@@ -81,10 +81,10 @@ LLAMA4 = Architecture(
         ),
         always={"attention_chunk_size": _CHUNK, "no_rope_layer_interval": _PERIOD},
         written={"attn_temperature_tuning": True},
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
     layer=Layer(
-        Attention(still=_PERIOD, chunk=_CHUNK, late_norms=True, unit_heads=True),
+        Attention(no_rope_every=_PERIOD, chunk=_CHUNK, late_norms=True, unit_heads=True),
         Mixture(gating="sigmoid", weighed="inputs", shared=True),
     ),
     pairs=True,

@@ -99,15 +99,15 @@ def mixer_exact(prefix: str) -> dict[str, str]:
 
 def ssm_keys(
     *, conv: str, state: str, groups: str, heads: str, inner: Callable[[Mapping[str, Any]], Any],
-    inner_says: str | None = None
+    inner_entry: str | None = None
 ) -> tuple[Key, ...]:  # fmt: skip
     """Return the rows of the mixer sizes, from these config.json entries.
 
-    inner: config.json -> width of the mixer. inner_says: the entry that the width is written to.
+    inner: config.json -> width of the mixer. inner_entry: the entry that the width is written to.
     """
     return (
         Key("ssm_conv", (conv,), "ssm.conv_kernel"),
-        Key("ssm_inner", (inner_says,) if inner_says else (), "ssm.inner_size", read=inner),
+        Key("ssm_inner", (inner_entry,) if inner_entry else (), "ssm.inner_size", read=inner),
         Key("ssm_state", (state,), "ssm.state_size"),
         Key("ssm_heads", (heads,), "ssm.time_step_rank"),
         Key("ssm_groups", (groups,), "ssm.group_count", default=1),
@@ -132,7 +132,7 @@ def product(*entries: str) -> Callable[[Mapping[str, Any]], Any]:
 def in_pieces(head_dim: str, expand: str) -> Callable[[Hyper], dict[str, Any]]:
     """Return a function from Hyper to config.json's form of the mixer width: head size and expansion factor."""
 
-    def say(hyper: Hyper) -> dict[str, Any]:
+    def entries(hyper: Hyper) -> dict[str, Any]:
         inner = hyper.count("ssm_inner")
         wider = inner / hyper.hidden
         return {
@@ -140,4 +140,4 @@ def in_pieces(head_dim: str, expand: str) -> Callable[[Hyper], dict[str, Any]]:
             expand: int(wider) if wider.is_integer() else wider,
         }
 
-    return say
+    return entries

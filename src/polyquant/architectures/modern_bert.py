@@ -102,7 +102,7 @@ MODERN_BERT = Architecture(
             Key(
                 "classifier_pooling", ("classifier_pooling",), "classifier.pooling_type", default=2,
                 read=lambda config: _POOLED.get(str(config.get("classifier_pooling"))),
-                say=lambda kind: {
+                entries=lambda kind: {
                     "classifier_pooling": next((word for word, n in _POOLED.items() if n == kind), "cls")
                 },
             ),

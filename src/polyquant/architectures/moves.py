@@ -62,31 +62,31 @@ def halves(
     *,
     axis: int = -2,
     interleaved: bool = False,
-    turned: bool = False,
+    transposed: bool = False,
     codecs: tuple[str, ...] = (),
 ) -> Move:
     """Split an axis into two halves: rows of [.., 2n, k] by default.
 
-    interleaved: even and odd entries instead of the first and second half. turned: the source is transposed, [.., k,
-    2n]; `axis` refers to the transposed tensor. codecs: see Move.
+    interleaved: even and odd entries instead of the first and second half. transposed: the source is [.., k, 2n];
+    `axis` refers to its transpose. codecs: see Move.
     """
 
     def part(index: int) -> Make:
         def make(hyper: Hyper, shape: Shape) -> Operation:
-            full = _transposed(shape) if turned else shape
+            full = _transposed(shape) if transposed else shape
             at = axis % len(full)
             n = full[at]
             cut = (
                 Slice(index, n, 2, axis=at) if interleaved else Slice(index * (n // 2), (index + 1) * (n // 2), axis=at)
             )
-            return chain(Transpose(), cut) if turned else cut
+            return chain(Transpose(), cut) if transposed else cut
 
         return make
 
     def before(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
         at = axis % len(shapes[0])
         full = (*shapes[0][:at], 2 * shapes[0][at], *shapes[0][at + 1 :])
-        return _transposed(full) if turned else full
+        return _transposed(full) if transposed else full
 
     return Move(source, {first: part(0), second: part(1)}, before, codecs)
 

@@ -61,7 +61,7 @@ NEMOTRON_H = Architecture(
     hyper=replace(
         USUAL.changed(
             layers={"read": lambda config: len(kinds_of_layers(config) or ()) or config.get("num_hidden_layers")},
-            context={"config": (), "default": ANY_CONTEXT, "say": lambda value: {"max_position_embeddings": value}},
+            context={"config": (), "default": ANY_CONTEXT, "entries": lambda value: {"max_position_embeddings": value}},
             feed_forward={"config": (), "default": 0, "low": 0, "gguf": None},
             kv_heads=_ONE,
             norm_eps={"config": ("layer_norm_epsilon",), "gguf": "attention.layer_norm_epsilon",

@@ -32,7 +32,7 @@ _EXPERTS = Mixture(
 NEMOTRON_H_MOE = replace(
     NEMOTRON_H,
     name="nemotron_h_moe",
-    told_by=("num_experts_per_tok",),
+    requires=("num_experts_per_tok",),
     names=replace(
         NEMOTRON_H.names,
         layer={
@@ -60,8 +60,8 @@ NEMOTRON_H_MOE = replace(
 _LATENT = {"mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up"}
 NEMOTRON_H_LATENT = replace(
     NEMOTRON_H_MOE,
-    told_by=("num_experts_per_tok", "moe_latent_size"),
-    gguf_told_by=("moe_latent_size",),
+    requires=("num_experts_per_tok", "moe_latent_size"),
+    gguf_requires=("moe_latent_size",),
     names=replace(NEMOTRON_H_MOE.names, layer={**NEMOTRON_H_MOE.names.layer, **_LATENT}),
     layer=one_part_layer(replace(_EXPERTS, latent=True)),
     hyper=NEMOTRON_H_MOE.hyper.plus(Key("expert_latent", ("moe_latent_size",), "moe_latent_size")),

@@ -33,7 +33,7 @@ OLMO = replace(
         USUAL.changed(norm_eps={"config": (), "gguf": "attention.layer_norm_epsilon", "default": 1e-5}).plus(
             Key(
                 "clip", ("clip_qkv",), "attention.clamp_kqv", default=0.0, kind="real", write="where set",
-                say=lambda value: {"clip_qkv": value or None},
+                entries=lambda value: {"clip_qkv": value or None},
             )
         ),
         tied=False,

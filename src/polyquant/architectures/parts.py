@@ -80,9 +80,9 @@ class Attention:
     sub_norm: a norm before the output matrix. post_norm: one after it.
     each_norm: models may have QK norms with separate weights for each head. optional_norms: some models lack QK norms.
     late_norms: QK norms come after RoPE.
-    rope: the layers that rotate: "all"; "none"; "windowed", those with a window if the model has any; "asked", all if
-    Hyper's `rotates` is not 0.
-    still: every still-th layer does not rotate, 0 for none; Hyper's `rotating` lists layers individually.
+    rope: the layers that rotate: "all"; "none"; "windowed", those with a window if the model has any; "if_enabled", all
+    if Hyper's `rotates` is not 0.
+    no_rope_every: every n-th layer does not rotate, 0 for none; Hyper's `rotating` lists layers individually.
     alibi: ALiBi instead of RoPE. alibi_at: only in models with this many layers.
     clip: q, k and v are clipped to Hyper's `clip`, if it is not 0.
     gated: q has twice the rows per head; the sigmoid of the second half scales the head's output.
@@ -100,8 +100,8 @@ class Attention:
     width_norms: bool = False
     post_norm: bool = False
     norm: str = "attn_norm"
-    rope: Literal["all", "windowed", "none", "asked"] = "all"
-    still: int = 0
+    rope: Literal["all", "windowed", "none", "if_enabled"] = "all"
+    no_rope_every: int = 0
     each_norm: bool = False
     optional_norms: bool = False
     late_norms: bool = False

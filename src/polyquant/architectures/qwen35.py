@@ -44,7 +44,7 @@ def _sections(config: Mapping[str, Any]) -> list[Any] | None:
 _SECTIONS = Key(
     "rope_sections", ("mrope_section",), "rope.dimension_sections", kind="counts", default=(11, 11, 10, 0),
     read=_sections,
-    say=lambda value: {"rope_parameters": {"mrope_section": list(value[:3]), "mrope_interleaved": True}},
+    entries=lambda value: {"rope_parameters": {"mrope_section": list(value[:3]), "mrope_interleaved": True}},
 )  # fmt: skip
 _STEMS = {
     **ATTENTION_STEMS,
@@ -69,11 +69,11 @@ QWEN35_MOE = replace(
         *EXPERT_KEYS,
         _SECTIONS,
         feed_forward={"default": 0, "low": 0, "write": "where set",
-            "say": lambda n: {"intermediate_size": n} if n else {}},
+            "entries": lambda n: {"intermediate_size": n} if n else {}},
     ),
     changes={**FROM_ONE, **VALUE_HEADS},
     moves=(*EXPERTS, _FUSED),
-    layer=Layer(attention_or(GATED, DeltaRule(turned=True)), EXPERTS_BEHIND),
+    layer=Layer(attention_or(GATED, DeltaRule(tiled=True)), EXPERTS_BEHIND),
 )  # fmt: skip
 QWEN35 = replace(
     QWEN35_MOE,

@@ -84,7 +84,7 @@ EXPERTS_BEHIND = Mixture(
     FeedForward(norm="post_attention_norm"), "post_attention_norm", normed=True, shared=True, shared_gate=True
 )
 
-_UNSAID = Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1)
+_WARNING = Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1)
 
 QWEN3_NEXT = Architecture(
     name="qwen3next",
@@ -93,9 +93,9 @@ QWEN3_NEXT = Architecture(
     reads=("qwen3_next",),
     names=NameTable({**ATTENTION_STEMS, **EXPERT_STEMS, "linear_attn.in_proj_ba": "ssm_ba"}, exact=EXACT),
     hyper=replace(
-        delta_table(*EXPERT_KEYS, _UNSAID),
+        delta_table(*EXPERT_KEYS, _WARNING),
         always={"decoder_sparse_step": 1, "mlp_only_layers": []},
-        unsaid=silent(_UNSAID),
+        gguf_warning=silent(_WARNING),
     ),
     changes={**FROM_ONE, "ssm_a": Decay(column=False), "ssm_conv1d": Squeezed},
     moves=(_QKVZ, *EXPERTS),

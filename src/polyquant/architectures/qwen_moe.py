@@ -40,7 +40,7 @@ QWEN2_MOE = replace(
         QWEN2.hyper.plus(
             *expert_keys(), shared_expert_key("shared_expert_intermediate_size"), expert_norm_key(readers=False)
         ),
-        unsaid=never_normed,
+        gguf_warning=never_normed,
     ),
     layer=Layer(feed_forward=Mixture(shared=True, shared_gate=True)),
 )
@@ -52,6 +52,6 @@ QWEN3_MOE = replace(
     reads=("qwen3_moe",),
     names=NameTable({**QWEN3.names.layer, "mlp.gate": "ffn_gate_inp"}),
     moves=EXPERTS,
-    hyper=replace(QWEN3.hyper.plus(*expert_keys(), expert_norm_key()), unsaid=always_normed),
+    hyper=replace(QWEN3.hyper.plus(*expert_keys(), expert_norm_key()), gguf_warning=always_normed),
     layer=replace(QWEN3.layer, feed_forward=Mixture(normed=True)),
 )

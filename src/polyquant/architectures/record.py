@@ -64,9 +64,9 @@ class Architecture:
     Identification
         name                 general.architecture of GGUF
         model_type, class_name    of the config.json that is written
-        reads, told_by       model types read with this record, if all entries of `told_by` are present and not 0
+        reads, requires       model types read with this record, if all entries of `requires` are present and not 0
         claims               classes that select it regardless of the model type
-        gguf_told_by         GGUF keys, or "key=value", that distinguish it from a record of the same name
+        gguf_requires         GGUF keys, or "key=value", that distinguish it from a record of the same name
     Headers
         hyper                hyper-parameters in config.json and GGUF
         biases, switches     config.json entries that declare which tensors exist; switches: entry -> predicate on the
@@ -78,7 +78,7 @@ class Architecture:
         moves                tensors that are split, joined or stacked; after a split, `changes` apply
         layer_numbers        Hugging Face name inside a layer -> the GGUF metadata list that holds it
         unused               patterns of tensors that GGUF does not store, with the reason
-        behind_last          the reason for dropping tensors of layers beyond num_hidden_layers
+        beyond_last          the reason for dropping tensors of layers beyond num_hidden_layers
     Computation
         layer, ends, norm    the parts of a layer; the operations before and after the layers; the kind of all norms
         pairs                transformers rotates adjacent pairs (2i, 2i + 1) of a head, not (i, i + d/2)
@@ -91,9 +91,9 @@ class Architecture:
     class_name: str
     names: NameTable
     reads: tuple[str, ...] = ()
-    told_by: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
-    gguf_told_by: tuple[str, ...] = ()
+    gguf_requires: tuple[str, ...] = ()
     hyper: HyperTable = USUAL
     layer: Layer = field(default_factory=Layer)
     ends: Ends = field(default_factory=Ends)
@@ -103,7 +103,7 @@ class Architecture:
     pairs: bool = False
     biases: tuple[Bias, ...] = ()
     unused: Mapping[str, str] = field(default_factory=dict)
-    behind_last: str = ""
+    beyond_last: str = ""
     layer_numbers: Mapping[str, LayerNumber] = field(default_factory=dict)
     switches: Mapping[str, Callable[[frozenset[str]], bool]] = field(default_factory=dict)
     ternary: Ternary | None = None
@@ -125,7 +125,7 @@ class Architecture:
         """Return the GGUF stems of a layer's matrices."""
         return frozenset(stem for feed in self.layer.feeds for stem in feed.readers)
 
-    def behind(self, norm: str) -> tuple[str, ...]:
+    def readers_of(self, norm: str) -> tuple[str, ...]:
         """Return the stems of the linears that read a norm's output, () for an unknown norm."""
         return next((f.readers for f in self.feeds("norm") if f.source == norm), ())
 
@@ -148,8 +148,8 @@ class Architecture:
 
     def left_out(self, name: str, layers: int) -> str | None:
         """Return why GGUF does not store this Hugging Face tensor of a model with `layers` layers; None if it does."""
-        if self.behind_last and (place := self.names.within(name)) is not None and place[0] >= layers:
-            return self.behind_last
+        if self.beyond_last and (place := self.names.within(name)) is not None and place[0] >= layers:
+            return self.beyond_last
         return next((reason for pattern, reason in self.unused.items() if re.fullmatch(pattern, name)), None)
 
     def has_bias(self, config: Mapping[str, Any], stem: str) -> bool:

@@ -34,7 +34,7 @@ def _read(config: Mapping[str, Any]) -> Any:
     return () if list(listed) == _usual(layers) else listed
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     usual = "that every fourth layer has no RoPE"
     return f"GGUF cannot express no_rope_layers: runtimes will assume {usual}" if hyper.more["rotating"] else None
 
@@ -52,7 +52,7 @@ SMOLLM3 = replace(
         tied=True,
         written={"no_rope_layer_interval": _PERIOD, "use_sliding_window": False},
         more_config=lambda hyper: {"no_rope_layers": hyper.more["rotating"] or _usual(hyper.layers)},
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
-    layer=Layer(Attention(still=_PERIOD)),
+    layer=Layer(Attention(no_rope_every=_PERIOD)),
 )

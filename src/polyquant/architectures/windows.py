@@ -14,7 +14,7 @@ from polyquant.errors import InputError
 
 __all__ = [
     "Pattern", "Windows", "all_but_every", "gguf_windows", "in_every_layer", "in_every_layer_if_present", "layer_types",
-    "listed_types", "listed_windows", "nowhere", "where_enabled",
+    "listed_types", "listed_windows", "no_windows", "where_enabled",
     "where_listed",
 ]  # fmt: skip
 
@@ -24,7 +24,7 @@ Pattern: TypeAlias = Callable[[int], bool]
 """True for the index of a layer with a window."""
 
 
-def nowhere(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
+def no_windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
     """Return (): the architecture has no windows, regardless of config.json."""
     return ()
 

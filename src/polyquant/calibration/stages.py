@@ -80,7 +80,7 @@ class DecoderStages:
                 for i, x in enumerate(self._states):
                     held = empty()
                     held.passing = self._passing[i]
-                    self._states[i] = decoder.alone(index, x, held)
+                    self._states[i] = decoder.run_layer(index, x, held)
                     tick((i + 1) / len(self._states))
             return {name: found for _, tap in taps for name, found in tap.gathered.items()}
         head = LinearTap(decoder.head, wanted, make)

@@ -6,12 +6,12 @@ import numpy as np
 
 from polyquant.types import F32
 
-__all__ = ["attend_both_ways"]
+__all__ = ["attend_bidirectional"]
 
 _SCORES = 1 << 24  # numbers of a float32 array of scores, 64 MB: queries are taken in runs of so many
 
 
-def attend_both_ways(q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+def attend_bidirectional(q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
     """softmax(scale q k^T) v for q [T, H, D], k and v [T, G, D] -> [T, H, D]. Head h reads group h * G // H.
 
     window: positions at most window // 2 away are seen, on either side; 0 for all.

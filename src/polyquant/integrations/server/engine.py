@@ -13,7 +13,7 @@ from polyquant.errors import PolyquantError, UnsupportedError
 from polyquant.integrations.server.refusal import RequestError
 from polyquant.integrations.server.requests import GenerationRequest, Prompt
 from polyquant.runtime.chat import render_chat
-from polyquant.runtime.embed import settled, unit, vectors
+from polyquant.runtime.embed import resolved_pooling, unit, vectors
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.generate import generate as start
 from polyquant.runtime.model import Model
@@ -63,7 +63,7 @@ class Engine:
         self.writes = not model.architecture.encoder
         self.pooling: Pooling | None = None
         try:
-            self.pooling = settled(model, pooling)
+            self.pooling = resolved_pooling(model, pooling)
         except UnsupportedError:
             if not self.writes:
                 raise

@@ -79,7 +79,7 @@ BAD = {
     "{{ 'x' * 2000000 }}": "writes too much",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "RecursionError",
     "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}": "RecursionError",
-    "{{ raise_exception('no system role\x1b[2J') }}": r"refuses these messages: no system role\x1b[2J",
+    "{{ raise_exception('no system role\x1b[2J') }}": r"rejects these messages: no system role\x1b[2J",
     "{% if %}": "not valid Jinja: line 1",
     "\n{{ 1 + }}": "not valid Jinja: line 2",
     "{{ messages[9].role.x }}": "fails on these messages: UndefinedError",
@@ -174,7 +174,7 @@ def test_messages_that_are_none(case, tmp_path):
 
 
 def test_a_base_model_does_not_converse(tmp_path):
-    with pytest.raises(UnsupportedError, match="no chat template: this is a base model; give a plain prompt"):
+    with pytest.raises(UnsupportedError, match="no chat template: it is a base model; use a plain prompt"):
         render_chat(tokenizer_with(None, tmp_path), TALK)
 
 

@@ -25,7 +25,7 @@ from polyquant.types import Shape
 __all__ = ["BAICHUAN"]
 
 _SECOND_VOCABULARY = 125696
-"""The vocabulary size of Baichuan 2; the first Baichuan has 64000. Nothing else in config.json distinguishes them."""
+"""The vocabulary size of Baichuan 2; the first Baichuan has 64000. No other entry of config.json distinguishes them."""
 
 
 def _third(index: int) -> Make:

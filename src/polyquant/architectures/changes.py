@@ -1,4 +1,4 @@
-"""Value changes of tensors on the way from a Hugging Face folder to GGUF.
+"""Value changes of tensors converted from a Hugging Face folder to GGUF.
 
 Each is an operation of polyquant.operations, chosen once the hyper-parameters and the shape are known; the inverse is
 derived from it (polyquant.inversion).
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class ValueChange(Protocol):
-    """The change of one tensor on the way to GGUF."""
+    """The change of one tensor when converted to GGUF."""
 
     @property
     def biases(self) -> bool:

@@ -77,7 +77,7 @@ def delta_sizes(hyper: Hyper) -> tuple[int, int, int, int]:
 
 
 def _recurrent(config: Mapping[str, Any]) -> list[bool] | None:
-    """Return True for each layer with the delta rule: without a list in config.json, all but every fourth."""
+    """Return True for each layer with the delta rule: without a list in config.json, three of four."""
     kinds = words(config, "layer_types")
     if kinds is not None:
         return [kind not in ATTENTION for kind in kinds]

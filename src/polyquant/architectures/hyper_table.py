@@ -331,7 +331,7 @@ class HyperTable:
         return out | dict(self.always) | dict(self.written) | dict(self.more_config(hyper) if self.more_config else {})
 
     def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], tuple[str, ...]]:
-        """Return (GGUF keys after the architecture's name, warnings about what they cannot express).
+        """Return (GGUF keys after the architecture's name, warnings about information they cannot express).
 
         Raises InputError.
         """

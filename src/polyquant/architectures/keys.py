@@ -123,7 +123,7 @@ def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
 def sliding_layers_key(period: int) -> Key:
     """Return the row of layers with a sliding window, listed in GGUF and as `layer_types` in config.json.
 
-    Without either, all but the last of each `period`. () in a model without windows.
+    Without either, the first `period` - 1 of each `period`. () in a model without windows.
     """
 
     def usual(layers: Any) -> list[bool]:
@@ -248,7 +248,7 @@ def group_keys() -> tuple[Key, ...]:
 
 
 def silent(*rows: Key) -> Callable[[Hyper], str | None]:
-    """Return a `HyperTable.gguf_warning` that lists rows without a GGUF key that differ from the readers' defaults."""
+    """Return a `HyperTable.gguf_warning` that lists rows without a GGUF key with values unlike the readers' defaults."""
 
     def gguf_warning(hyper: Hyper) -> str | None:
         lost = [

@@ -1,4 +1,4 @@
-"""LFM2 with experts and a sigmoid router in all but the first layers (Liquid AI 2025)."""
+"""LFM2 with experts and a sigmoid router except in the first layers (Liquid AI 2025)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MIXER_CHANGES = {
     "ssm_norm": Groups(lambda hyper: hyper.count("ssm_groups")),
 }
 ANY_CONTEXT = 1 << 20
-"""What llama.cpp's converter writes for models with an unlimited context."""
+"""The context that llama.cpp's converter writes for models with an unlimited context."""
 NO_ROPE: dict[str, dict[str, Any]] = {
     "rope_theta": {"config": (), "write": "never"},
     "rotated": {"config": (), "gguf": None},

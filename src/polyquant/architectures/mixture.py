@@ -25,7 +25,7 @@ class Mixture:
     gating, normed: how logits become weights, unless Hyper's `gating` and `expert_norm` specify it.
     eps, least: weights are divided by max(their sum, least) + eps. group_score: the score of a group of experts.
     weighed: whether the weights scale the experts' outputs or inputs.
-    shared: whether all tokens also go through a shared expert. shared_gate: whether it has a gate of its own.
+    shared: whether there is a shared expert for all tokens. shared_gate: whether it is gated.
     latent: whether the routed experts work in a space of Hyper's expert_latent dimensions, with a matrix into it and
     one back.
     """

@@ -40,8 +40,8 @@ def _period(config: Mapping[str, Any]) -> Any:
 
 
 def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
-    """Return `local_attention`, half of it on either side, for layers that `layer_types` marks as sliding, by default
-    all but every third."""
+    """Return `local_attention`, half of it on either side, for layers that `layer_types` marks as sliding, by
+    default two of three."""
     local = config.get("local_attention")
     size = _WINDOW if local is None else bounded_integer(local, "local_attention", MAX_CONTEXT, file=file)
     kinds = words(config, "layer_types")

@@ -1,7 +1,7 @@
 """Nemotron-H with experts (Nemotron 3, NVIDIA 2025): some layers have sigmoid-routed experts and a shared one, each D
 relu(U x)^2.
 
-The routed experts may work in a smaller latent space (moe_latent_size), which is a record of its own. GGUF architecture
+The routed experts may work in a smaller latent space (moe_latent_size), which is a separate record. GGUF architecture
 `nemotron_h_moe`.
 """
 

@@ -81,7 +81,7 @@ def _values(checkpoint: Checkpoint, name: str, hyper: Hyper) -> F32:
 
 
 def _proportional(factors: F32) -> dict[str, Any] | None:
-    """Return the fraction of pairs that rotate; None if the divisors are of another kind."""
+    """Return the fraction of pairs that rotate; None if the divisors have a different form."""
     rotating = int(np.sum(factors == 1))
     if (
         not rotating < len(factors)

@@ -57,4 +57,4 @@ VALUE_HEADS = {
     "attn_qkv": Change(_values_only),
     "ssm_out": Change(_columns),
 }
-"""The value changes of the delta rule's tensors on the way to GGUF."""
+"""The value changes of the delta rule's tensors."""

@@ -72,7 +72,7 @@ class Decoder:
         logit_head: Head | None = None,
         inputs: LayerInputs | None = None,
     ) -> None:
-        """grids: of the cache c8, see KVCache. behind: applied to the logits. inputs: per-layer embeddings, if any."""
+        """grids: of the cache c8, see KVCache. logit_head: computes the logits. inputs: per-layer embeddings, if any."""
         self.hyper, self.embed, self.layers = hyper, embedding, tuple(layers)
         self.norm, self.head, self.rotaries, self.cache_type, self.grids = norm, head, tuple(rotaries), cache, grids
         self.logit_head, self.inputs = logit_head or Head(), inputs

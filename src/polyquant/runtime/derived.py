@@ -1,4 +1,4 @@
-"""Tensors that a Hugging Face folder stores in another form than the decoder uses: expert stacks, parts of fused
+"""Tensors that a Hugging Face folder does not store in the decoder's form: expert stacks, parts of fused
 projections, norms plus 1.
 
 They are made in memory on request: from stored rows if the operation preserves rows and all sources share a codec, else

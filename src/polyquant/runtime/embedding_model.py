@@ -42,7 +42,7 @@ class EncoderModel(Model):
         raise UnsupportedError(
             f"'{self.architecture.name}' is an encoder: it produces embeddings and generates no text",
             file=self.checkpoint.path,
-            hint="polyquant embed, or load(...).embed(texts)",
+            hint="polyquant embed, or load(...).embed([...])",
         )
 
     def states(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:

@@ -41,8 +41,8 @@ class ExpertLinear:
         for stack, first, b in zip(self.stacks, firsts, self.bias, strict=True):
             if _count(stack) != self.experts or first.shape[1] != self.cols:
                 raise InputError(
-                    "stacks of other experts or another input",
                     "stacks with different experts or inputs",
+                    tensor=first.name,
                     expected=f"{self.experts} experts of {self.cols} inputs",
                     found=f"{_count(stack)} of {first.shape[1]}",
                 )

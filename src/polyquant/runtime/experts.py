@@ -15,7 +15,7 @@ import numpy as np
 
 from polyquant.errors import InputError
 from polyquant.ops.decoder import add, swiglu
-from polyquant.ops.experts import Ids, Routing, add_gated, combine, multiplied, route, spread
+from polyquant.ops.experts import Ids, Routing, add_gated, combine, route, scaled_weights, weighted_inputs
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.linear import Linear
 from polyquant.types import F32
@@ -55,7 +55,7 @@ class Experts:
 
     router: returns logits [T, E], including its bias. bias: float32 [E], applies to the selection only.
     gate_up: stacks whose outputs the activation takes: gate and up, one fused stack (halves: gate first), or up only.
-    weighed: whether the weights scale the experts' "outputs" or "inputs" (Llama 4).
+    weighed: the weights scale the experts' "outputs" or "inputs" (Llama 4).
     narrow, widen: projections before the routed experts and after their sum.
     factors: float32 [E], on the weight of each expert.
 
@@ -96,12 +96,12 @@ class Experts:
         """Route x [T, hidden]: ids and weights [T, used]."""
         (logits,) = self.router(x)
         ids, weights = route(logits, self.routing, self.bias)
-        return ids, weights if self.factors is None else multiplied(weights, self.factors, ids)
+        return ids, weights if self.factors is None else scaled_weights(weights, self.factors, ids)
 
     def computed(self, x: F32, ids: Ids, weights: F32) -> F32:
         """Return the combined output of these experts for x [T, hidden]."""
         inner = x if self.narrow is None else self.narrow(x)[0]
-        outputs = self.gate_up(inner if self.weighed == "outputs" else spread(inner, weights), ids)
+        outputs = self.gate_up(inner if self.weighed == "outputs" else weighted_inputs(inner, weights), ids)
         h = self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs))
         (y,) = self.down(h, ids)
         out = combine(y, self.routing.used, weights if self.weighed == "outputs" else None)

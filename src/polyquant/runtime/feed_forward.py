@@ -51,7 +51,7 @@ class FeedForward:
 
 
 def _middle(part: parts.FeedForward, site: Site) -> Callable[..., F32]:
-    """Return the function between the matrices. xIELU's two learned scalars go through softplus (Huang and Schlag
+    """Return the function between the matrices. xIELU applies softplus to its two learned scalars (Huang and Schlag
     2024)."""
     activation = site.hyper.activation
     if activation != "xielu":

@@ -21,7 +21,7 @@ import numpy as np
 from polyquant.architectures import gemma4_layer as records
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.activations import ACTIVATIONS, gated
-from polyquant.ops.decoder import add, joined
+from polyquant.ops.decoder import add, concatenated
 from polyquant.ops.experts import Routing
 from polyquant.runtime import feed_forward
 from polyquant.runtime.experts import Experts
@@ -156,7 +156,7 @@ class Gemma4Layer(SequentialLayer):
         x = add(x, out)
         (inputs,) = cache.passing[INPUTS]
         (gate,) = self.gate(x)
-        (out,) = self.projection(self.activation(gate, joined(inputs[:, self.index])))
+        (out,) = self.projection(self.activation(gate, concatenated(inputs[:, self.index])))
         return add(self.post_norm(out), x, self.factor)
 
     @property

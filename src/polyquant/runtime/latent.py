@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from polyquant.architectures import latent
 from polyquant.architectures.hyper import Hyper
-from polyquant.ops.decoder import joined
+from polyquant.ops.decoder import concatenated
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.linear import Reader
@@ -65,15 +65,15 @@ class LatentAttention:
         if self.q_b is not None and self.q_norm is not None:
             (q,) = self.q_b(self.q_norm(q))
         rows = q.reshape(tokens * self.heads, -1)  # [T * heads, nope + rope]
-        (absorbed,) = self.k_b(joined(rows[:, : self.nope]), None)
-        queries = joined(rows[:, self.nope :], absorbed).reshape(tokens, self.heads, -1)
+        (absorbed,) = self.k_b(concatenated(rows[:, : self.nope]), None)
+        queries = concatenated(rows[:, self.nope :], absorbed).reshape(tokens, self.heads, -1)
         c = self.kv_norm(kv[:, : self.lora])
         if self.latent is not None:
             (c,) = self.latent(c)
-        keys = joined(kv[:, self.lora :], c).reshape(tokens, 1, -1)
+        keys = concatenated(kv[:, self.lora :], c).reshape(tokens, 1, -1)
         keys = rotation(keys)
         a = cache.attend(self.index, rotation(queries), keys, keys, scale=self.scale)
-        (values,) = self.v_b(joined(a.reshape(tokens * self.heads, -1)[:, self.rope :]), None)
+        (values,) = self.v_b(concatenated(a.reshape(tokens * self.heads, -1)[:, self.rope :]), None)
         (out,) = self.o(values.reshape(tokens, -1))
         return out
 

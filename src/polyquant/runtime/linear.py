@@ -56,7 +56,7 @@ class Linear:
 
 
 class Reader:
-    """An identity in front of a matrix that is multiplied in another form: calibration observes its input under the
+    """An identity in front of a matrix that is multiplied in a different form: calibration observes its input under the
     matrix's name."""
 
     def __init__(self, weight: Weight) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from polyquant import registry
 from polyquant.ops import native
-from polyquant.ops.decoder import add, joined
+from polyquant.ops.decoder import add, concatenated
 from polyquant.ops.matmul import BLOCK, round_activations
 from polyquant.rows import in_memory
 from polyquant.runtime.linear import Linear
@@ -39,8 +39,8 @@ class SplitInput:
         if not self.enabled:
             return linear(x)
         tokens, rest = len(x), add(x, _rounded(x), -1.0)
-        both = linear(joined(x.reshape(1, -1), rest.reshape(1, -1)).reshape(2 * tokens, -1))
-        return [add(joined(y[:tokens]), joined(y[tokens:])) for y in both]
+        both = linear(concatenated(x.reshape(1, -1), rest.reshape(1, -1)).reshape(2 * tokens, -1))
+        return [add(concatenated(y[:tokens]), concatenated(y[tokens:])) for y in both]
 
 
 def _rounds(weight: Weight) -> bool:

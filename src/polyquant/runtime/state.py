@@ -68,5 +68,5 @@ class State:
         self._held = {**before, end: arrays}
 
     def rewind(self, position: int, arrays: Arrays | None) -> None:
-        """Drop all states but these, which were read after `position` tokens; None for the start of the sequence."""
+        """Keep only these states, which were read after `position` tokens; None for the start of the sequence."""
         self._held = {} if arrays is None else {position: arrays}

@@ -55,7 +55,7 @@ class Tensors:
         return name in self.names or name in self.derived
 
     def floats(self, name: str) -> F32:
-        """Return the tensor of that name as floats of its own shape. Raises as `weight`."""
+        """Return the tensor of that name as floats in its stored shape. Raises as `weight`."""
         shape = self.derived[name].shape if name in self.derived else self.checkpoint[self.names[name]].shape
         return np.asarray(self.weight(name, shape).dequantize(), np.float32)
 

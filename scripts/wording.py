@@ -83,7 +83,7 @@ RULES: tuple[tuple[str, str], ...] = (
         "values, elements",
     ),
     # Verbs that files and matrices do not do
-    (r"\b(?:lie|lies|lay|lying)\b", "is stored, is at"),
+    (r"\b(?:lie|lies|lay|lying)\b(?! out)", "is stored, is at"),
     (r"\bstands?\b|\bstood\b|\bstanding\b", "is, is stored, appears"),
     (
         r"\b(?:says|said|saying)\b"

@@ -103,7 +103,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"\bbrings?\b|\bbrought\b|\bcarr(?:ied|y|ies) along\b", "provide, supply, copy"),
     (r"\bcomes? (?:to (?!an end)|of|along)\b|\bcame (?:to (?!pass)|of|along)\b", "result in, be"),
     (
-        r"\btak(?:e|es|en|ing) up\b|\bbroken off\b|\bleft aside\b|\bgiv(?:e|es|en) way\b",
+        r"\btak(?:e|es|en|ing) up\b(?! to)|\bbroken off\b|\bleft aside\b|\bgiv(?:e|es|en) way\b",
         "resume, interrupted, skipped",
     ),
     (r"\bweigh(?:s|ed)?\b(?! (?:less|more|\d))", "importance, is weighted"),

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from polyquant.analysis.layer_table import LayerTable, layer_table
-from polyquant.formats.protocol import SaysLayerTypes
+from polyquant.formats.protocol import ReportsLayerTypes
 from polyquant.opening import detect, open_as
 from polyquant.types import Checkpoint, Weight
 
@@ -131,7 +131,7 @@ def inspect(
         metadata=checkpoint.metadata,
         notes=checkpoint.notes,
         layers=layer_table(form.layer_types(checkpoint))
-        if tensors is None and isinstance(form, SaysLayerTypes)
+        if tensors is None and isinstance(form, ReportsLayerTypes)
         else None,
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from polyquant.options import Option, SaysTargetOptions, options_of
+from polyquant.options import DeclaresTargetOptions, Option, options_of
 from polyquant.registry import formats
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _flags(*, sources: bool, targets: bool) -> list[Callable[[Any], Any]]:
 def _target_options(form: Format) -> type | None:
     """The option class of a format's target, without importing the target if possible; None if the format is read-only.
     """
-    if isinstance(form, SaysTargetOptions):
+    if isinstance(form, DeclaresTargetOptions):
         return form.target_options
     return None if form.target is None else form.target.options
 

@@ -14,7 +14,7 @@ import numpy as np
 from polyquant.architectures import layer_numbers
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import without_ones
-from polyquant.capabilities import Opaque, WholeNumbers
+from polyquant.capabilities import MaybeIntegers, Opaque
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.operations import Stack
 from polyquant.runtime.derived import materialize
@@ -103,7 +103,7 @@ class Tensors:
             raise UnsupportedError(
                 f"stored as {weight.codec.name}, which cannot be decoded", file=file, tensor=weight.name
             )
-        if isinstance(weight.codec, WholeNumbers) and weight.codec.whole:
+        if isinstance(weight.codec, MaybeIntegers) and weight.codec.is_integer:
             raise UnsupportedError(
                 f"integers ({weight.codec.name}) are not usable as weights without their scales",
                 file=file,

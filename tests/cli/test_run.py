@@ -121,7 +121,7 @@ def without(folder, name):
 
 BAD = {
     "nothing there": (lambda p: p / "no", (), "no"),
-    "no tokenizer": (lambda p: without(p, "tokenizer.json"), (), "no tokenizer that can be run"),
+    "no tokenizer": (lambda p: without(p, "tokenizer.json"), (), "no usable tokenizer"),
     "broken tokenizer": (lambda p: broken(p, "tokenizer.json", model={"type": "Nope"}), (), "tokenizer.json cannot be used"),
     "no template": (lambda p: LLAMA, ("--chat",), "use a plain prompt"),
     "template loops": (lambda p: with_template(p, "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"), ("--chat",), "runs too long"),

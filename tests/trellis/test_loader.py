@@ -93,7 +93,7 @@ def test_what_is_not_there_is_said_in_one_line():
         loader.load_weight("model.norm.weight")
     with pytest.raises(UnsupportedError, match="load_weight reads it"):
         loader.load_float("model.layers.0.mlp.up_proj.weight")
-    with pytest.raises(UnsupportedError, match="no trellis weights here"):
+    with pytest.raises(UnsupportedError, match="no trellis weights"):
         TrellisModelLoader(demo_model("llama"))
     with pytest.raises(InputError, match="cannot be opened"):
         TrellisModelLoader(VECTORS / "nothing")

@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused():
         found.dequantize({k: v for k, v in parts.items() if k != "su"}, (16, 32))
     with pytest.raises(CodecError, match="do not divide"):
         codec("metal_marlin.4.h128").specs((16, 100))
-    with pytest.raises(CodecError, match="codes that are not"):
+    with pytest.raises(CodecError, match="codes do not belong to"):
         codec("metal_marlin.3").pack(found.unpack(parts, (16, 32)))
 
 

@@ -42,7 +42,7 @@ def test_packing_loses_nothing(case):
 @pytest.mark.parametrize(
     ("indices", "bits", "words"),
     [
-        ([0], 1, "bits from 2 to 8"), ([0], 9, "bits from 2 to 8"), ([8], 3, "0 to 7"), ([-1], 3, "0 to 7"), ([0.5], 3, "integers"),
+        ([0], 1, "expected 2 to 8"), ([0], 9, "expected 2 to 8"), ([8], 3, "0 to 7"), ([-1], 3, "0 to 7"), ([0.5], 3, "integers"),
     ],
 )  # fmt: skip
 def test_indices_that_do_not_fit(indices, bits, words):

@@ -8,7 +8,7 @@
     w[n, k] = (q[n, k] - z[g(k), n]) * s[g(k), n]          q, z from 0 to 2^b - 1
 
 Affine codes subtract 2^(b - 1) from both. v1 subtracts 1 from all zero points of a word at once (0x11111111 at 4 bits),
-so that a zero point of 0 borrows from the next; adding the same constant undoes it. At 3 bits each zero point is lowered
+so a zero point of 0 borrows from the next; adding the same constant undoes it. At 3 bits each zero point is lowered
 separately, modulo 8. Older kernels disagree about a zero point of 0 (16 at 4 bits).
 Bits per weight: b + (16 + b) / group.
 Names: gptq.4.g128   gptq.8 (one scale per row)   .v2   .act (with g_idx)   .bf16 .f32 (dtype of the scales)

@@ -1,4 +1,4 @@
-"""GPTQ to int8 or int4 codes: a clip search, then rounding with error compensation, minimising the error on sample inputs.
+"""GPTQ to int8 or int4 codes: a clip search, then rounding with error compensation on calibration data.
 
 H = mean of x x^T + damping * mean(diag) * I = R R^T with R upper triangular, so errors d = W - W' of a row cost the sum
 over columns j of (R_jj d_j + sum of d_i R_ij over i < j)^2. Columns are rounded from left to right, each compensating

@@ -5,8 +5,8 @@ actual error, the sum of importance * (w - decoded w)^2, with importance 1 by de
 error:
 
 1. real-valued: per sub-block, least squares for the scale (and minimum) on the codes of a few starting scales;
-2. stored: super-scales in fp16 such that the largest sub-scale becomes the integer `anchor`; then for every sub-block the
-   best integers in a window around the target; then super-scales by least squares on these codes, and a smaller window.
+2. stored: super-scales in fp16 such that the largest sub-scale becomes the integer `anchor`; then the sub-block's best
+   integers in a window around the target; then super-scales by least squares on these codes, and a smaller window.
 
 Blocks that are exact except for the rounding of their super-scales (one-hot, constant, ternary rows) try more anchors.
 Affine blocks mostly above zero are encoded negated, with both super-scales negative, since a minimum can only reach
@@ -160,7 +160,10 @@ def _orient(x: F32) -> F32:
 
 
 def _affine_start(t: _Tile) -> _Pair:
-    """Return the best real scale and minimum per sub-block [n, S]: least squares on the codes of seven starting scales."""
+    """Return the best real scale and minimum per sub-block [n, S].
+
+    Least squares on the codes of seven starting scales.
+    """
     sw, sx = _total(t.w), _total(t.w * t.x)
     lo = np.minimum(t.x.min(axis=0), _f(0))
     extent = t.x.max(axis=0) - lo
@@ -248,7 +251,7 @@ def affine(w: F32, importance: F32 | None, grid: Grid) -> tuple[F32, F32, U8, U8
 
 
 def _symmetric_start(t: _Tile) -> F32:
-    """Return the best real scale per sub-block [n, S]: least squares on the codes of five starting scales of either sign.
+    """Return the best real scale per sub-block [n, S]: least squares on the codes of five signed starting scales.
 
     The first maps the weight of largest magnitude to the lowest code.
     """

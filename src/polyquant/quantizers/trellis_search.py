@@ -3,9 +3,10 @@
 The error of a layer's output is tr(E^T H E) with E = W^T - What^T [K, N] and H = mean of x x^T [K, K]; without inputs H
 is the identity. Two steps:
 
-codes   H = L blockdiag(D) L^T in blocks of 16 inputs. Blocks are encoded from the last to the first, with feedback from the
-        errors of later inputs: W_i + sum_{j > i} L_ji^T E_j. The remaining error is sum_i tr(R_i^T D_i R_i), R_i the
-        encoder's own error. (LDLQ, Chee et al. 2023, arXiv 2307.13304; blocked: QTIP, Tseng et al. 2024, arXiv 2406.11235.)
+codes   H = L blockdiag(D) L^T in blocks of 16 inputs. Blocks are encoded from the last to the first, with feedback from
+        the errors of later inputs: W_i + sum_{j > i} L_ji^T E_j. The remaining error is sum_i tr(R_i^T D_i R_i), R_i
+        the encoder's own error (LDLQ: Chee et al. 2023, arXiv 2307.13304; blocked: QTIP, Tseng et al. 2024, arXiv
+        2406.11235).
 fit     for fixed codes, the scales, sv and su of least error in turn, each in closed form.
 """
 
@@ -68,7 +69,7 @@ class Coder:
         return float(1.2 * 0.25**self.bits)
 
     def scale(self, w: F32) -> F32:
-        """Return the best scale [N] for Gaussian columns [K, N]: from their RMS, and with many bits from the largest."""
+        """Return the best scale [N] for Gaussian columns [K, N]: from their RMS, or with many bits the largest."""
         spread, top = np.sqrt(np.square(self.book, dtype=np.float64).mean()), np.abs(self.book).max()
         stretch = next(s for least, s in _STRETCH.items() if self._slack >= least)[self.bits - 1]
         by_mean = np.sqrt(np.square(w, dtype=np.float64).mean(0)) * (stretch / spread)

@@ -180,7 +180,10 @@ class FileArray:
             )
 
     def view(self) -> NDArray[Any]:
-        """Return the array as a read-only map. A copy if bytes must be swapped or the offset is not aligned to the dtype."""
+        """Return the array as a read-only map.
+
+        A copy if bytes must be swapped or the offset is not aligned to the dtype.
+        """
         raw = self.source.map()[self.offset : self.offset + self.spec.nbytes]
         if self.swap is None:
             array = np.require(raw.view(self.spec.dtype), requirements="A").reshape(self.spec.shape)

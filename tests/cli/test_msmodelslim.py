@@ -92,7 +92,7 @@ def test_from_dialect_to_dialect_without_asking_for_more(polyquant, tmp_path):
         (("--codec", "w8a16", "--keep", "nothing"), "names no linear layer"),
         (("--codec", "w8a16.g7"), "do not divide"),
         (("--codec", "w8a16.g128"), "do not divide"),
-        (("--codec", "w8a17"), "no codec is called"),
+        (("--codec", "w8a17"), "no codec is named"),
         (("--codec", "w4a8.dynamic", "--dialect", "v0"), "--dialect ascendv1"),
         ((*SLIM, "--codec", "q4_k"), "cannot hold q4_k"),
         ((*SLIM, "--codec", "bf16"), "no weight would be quantized"),

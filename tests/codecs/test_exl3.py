@@ -4,7 +4,7 @@ from safetensors.numpy import load_file
 
 from golden import VECTORS
 from polyquant import codec
-from polyquant.codecs.trellis import numbers
+from polyquant.codecs.trellis import tile_values
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import native
 from polyquant.ops import trellis as ops
@@ -27,7 +27,7 @@ def golden(module):
 def test_inner_weights_are_bit_exact(module, engine):
     found, parts, shape = golden(module)
     codes = found.unpack(parts, shape)
-    inner = numbers(codes, ops.codebook(found.codebook, 16))  # [K, N]
+    inner = tile_values(codes, ops.codebook(found.codebook, 16))  # [K, N]
     same_floats(inner, EXPECTED[f"{module}.inner_f16"].astype(np.float32))
 
 
@@ -83,7 +83,7 @@ def test_quantizes_outputs_of_all_sizes(bits, most):
 
 @pytest.mark.parametrize("name", ["exl3.0.mul1", "exl3.9.mul1", "exl3.3", "exl3.3.grid", "exl3.3.mul1.x"])
 def test_other_names_are_refused(name):
-    with pytest.raises(UnknownNameError, match="no codec is called"):
+    with pytest.raises(UnknownNameError, match="no codec is named"):
         codec(name)
 
 

@@ -236,7 +236,7 @@ def test_names():
     ("name", "shape", "says"),
     [
         ("w8a16.g128", (4, 96), "do not divide"),
-        ("w8a16", (4, 4, 4), "matrices"),
+        ("w8a16", (4, 4, 4), "needs a matrix"),
         ("w4a16.pack_k", (4, 33), "do not divide"),
         ("w4a16.g32.pack_n", (3, 64), "do not divide"),
     ],
@@ -253,7 +253,7 @@ def test_packing_says_what_is_missing():
     asymmetric = polyquant.codec("w8a16.asym").quantize(np.linspace(0.5, 1, 64, dtype=np.float32).reshape(2, 32))
     with pytest.raises(CodecError, match="symmetric weights only"):
         codec.pack(asymmetric)
-    with pytest.raises(CodecError, match="4 bits"):
+    with pytest.raises(CodecError, match="4-bit codes"):
         polyquant.codec("w4a16").pack(asymmetric)
     with pytest.raises(CodecError, match="NaN or infinity"):
         polyquant.codec("w8a16").quantize(np.array([[1, np.nan]], np.float32))

@@ -224,7 +224,7 @@ def test_one_scale_cannot_hold_experts_of_several():
     found = polyquant.codec("i2_s.x86")
     w = np.ones((2, 128, 128), np.float32)
     w[1] *= 2
-    with pytest.raises(polyquant.errors.CodecError, match="holds ternary weights"):
+    with pytest.raises(polyquant.errors.CodecError, match="needs ternary weights"):
         found.quantize(w)
 
 

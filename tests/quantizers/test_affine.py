@@ -106,7 +106,7 @@ def test_what_is_no_number_is_refused(name, bad):
 
 
 def test_static_types_need_a_range():
-    with pytest.raises(CodecError, match=r"needs the range.*--calibration"):
+    with pytest.raises(CodecError, match=r"needs the input range.*--calibration"):
         quantize_linear(msmodelslim_named("w8a8"), layer(5)[0])
 
 

@@ -97,7 +97,7 @@ def _names_plugin(entry: Any) -> bool:
 def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activations, options: dict[str, Any]) -> Any:
     """Load the model from the tensors that transformers would have read from a v3 folder."""
     if not any(w.codec.form is TrellisCodes for w in checkpoint.values()):
-        raise UnsupportedError("no trellis weights", file=checkpoint.path, found=checkpoint.format)
+        raise UnsupportedError("no trellis weights in this folder", file=checkpoint.path, found=checkpoint.format)
     if not checkpoint.config:
         raise InputError("transformers requires a config.json", file=checkpoint.path)
     config = transformers.AutoConfig.from_pretrained(checkpoint.path)

@@ -5,6 +5,7 @@
     ├── UnsupportedError       sound input that asks for something we do not do (yet); says what instead
     ├── PlanError              the job as asked is refused: lossy without leave, target exists, disk too small
     ├── UnknownNameError       no codec, format or finding of that name; says which are near
+    │   └── UnknownTensorError no tensor of that name in a checkpoint; a KeyError too
     └── CodecError             arrays that do not fit the codec: shape, dtype, range
 
 A bug of ours is never one of these: it surfaces as the exception it is.
@@ -23,6 +24,7 @@ __all__ = [
     "PlanError",
     "PolyquantError",
     "UnknownNameError",
+    "UnknownTensorError",
     "UnsupportedError",
     "escaped",
     "listed",
@@ -137,3 +139,13 @@ class UnknownNameError(PolyquantError, LookupError):
         found = " or ".join(printable(n, _NAME) for n in near)
         hint = f"did you mean {found}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
         super().__init__(f"no {kind} is called '{printable(name, _NAME)}'", hint=hint)
+
+
+class UnknownTensorError(UnknownNameError, KeyError):
+    """A checkpoint has no tensor of that name. other: what it calls the same tensor in its own naming scheme."""
+
+    def __init__(self, file: object, name: str, known: Iterable[str], other: str | None = None) -> None:
+        super().__init__("tensor", name, known)
+        self.file = file
+        if other is not None:
+            self.hint = f"here it is called '{printable(other, _NAME)}'"

@@ -7,18 +7,20 @@ Weights with more or fewer dimensions are seen by codecs as a matrix `[rows, K]`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from polyquant.errors import UnsupportedError, printable
+from polyquant.errors import UnknownTensorError, UnsupportedError, printable
 from polyquant.operations import SAME, Operation
+from polyquant.tables import Listing, Table, size
 
+T = TypeVar("T")
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 I8: TypeAlias = NDArray[np.int8]
@@ -28,7 +30,7 @@ Rounding: TypeAlias = Literal["none", "block", "token", "wide"]
 """How inputs are rounded before a multiplication: not at all, to int8 per block of 32, per token, per block of 128."""
 
 __all__ = [
-    "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
+    "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Findings", "Floats", "Form",
     "Kind", "Layout", "Meta", "Parts", "Rounding", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
     "Translation", "TrellisCode", "TrellisCodes", "Undecoded", "Weight", "as_matrix",
 ]  # fmt: skip
@@ -252,6 +254,16 @@ class Weight:
         """The weight as float32 of `shape`."""
         return self.codec.dequantize(self.parts, self.shape, rows=rows, out=out)
 
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """The floats for `np.asarray(weight)`: float32 unless a dtype is asked for. Raises ValueError for copy=False, since decoding makes a new array."""
+        if copy is False:
+            raise ValueError(
+                f"a weight is decoded into a new array: np.asarray({self.name!r}, copy=False) is impossible"
+            )
+        if dtype is not None and self.codec.form is Floats:  # float64 and integers without a detour through float32
+            return np.array(self.codec.unpack(self.parts, self.shape).values, dtype).reshape(self.shape)
+        return self.dequantize() if dtype is None else self.dequantize().astype(dtype, copy=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -290,6 +302,7 @@ class Checkpoint(Mapping[str, Weight]):
     files: the small files that travel along (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and metadata, "hf" (Hugging
     Face), "gguf" or one of its own. describes_itself: its own files say how each weight is quantized, not config.json. opened: the files that were
     read to open it, each with what tells whether it is still the same (FileState). undecoded: why it can only be looked at; None: all decodes.
+    other_name: the name in this naming scheme of a tensor that was asked for in another one, for error messages.
     """
 
     format: str
@@ -304,12 +317,33 @@ class Checkpoint(Mapping[str, Weight]):
     describes_itself: bool = False
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     undecoded: Undecoded | None = None
+    other_name: Callable[[Checkpoint, str], str | None] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        return f"<Checkpoint {self.format} {self.path}: {len(self)} tensors, {self.bpw:.3f} bits per weight>"
+        return f"<Checkpoint {self.format} {printable(self.path)}: {len(self)} tensors, {self.bpw:.3f} bits per weight>"
+
+    def _repr_html_(self) -> str:
+        rows = ((w.name, list(w.shape), w.codec, size(w.nbytes), f"{w.bpw:.3f}") for w in self.values())
+        columns = ("tensor", "shape", "codec", "size", "bits per weight")
+        return Table(repr(self).strip("<>"), columns, rows, len(self), self.notes).html()
 
     def __getitem__(self, name: str) -> Weight:
+        """The tensor of that name. Raises UnknownTensorError, a KeyError, with near names."""
+        if name not in self.weights:
+            other = self.other_name(self, name) if self.other_name is not None and isinstance(name, str) else None
+            raise UnknownTensorError(self.path, str(name), self.weights, other if other in self.weights else None)
         return self.weights[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.weights
+
+    @overload
+    def get(self, key: str, /) -> Weight | None: ...
+    @overload
+    def get(self, key: str, /, default: Weight | T) -> Weight | T: ...
+    def get(self, key: str, /, default: Any = None) -> Any:
+        """The tensor of that name, or the default."""
+        return self.weights.get(key, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -366,7 +400,7 @@ class Severity(Enum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Finding:
     """One result of validation: a stable code (`polyquant explain CODE`), where, and what was seen."""
 
@@ -379,6 +413,20 @@ class Finding:
     def __str__(self) -> str:
         where = "".join(f" {printable(x)}:" for x in (self.file, self.tensor) if x)
         return f"{self.code} {self.severity.value}{where} {printable(self.message, 600)}"
+
+    def __repr__(self) -> str:
+        return f"<Finding {self}>"
+
+
+class Findings(Listing[Finding]):
+    """What `validate` returns: a list of findings, empty for a sound checkpoint."""
+
+    title = "findings"
+    columns = ("code", "severity", "file", "tensor", "message")
+
+    def row(self, entry: Finding) -> Sequence[object]:
+        """The cells of one finding."""
+        return entry.code, entry.severity.value, entry.file or "", entry.tensor or "", entry.message
 
 
 # ---------------------------------------------------------------- from one checkpoint to another

@@ -21,7 +21,7 @@ from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
 from polyquant.opening import detect, open_as, open_checkpoint
 from polyquant.registry import formats
-from polyquant.types import Checkpoint, Finding, Severity, Weight, as_matrix
+from polyquant.types import Checkpoint, Finding, Findings, Severity, Weight, as_matrix
 
 __all__ = ["CODES", "MIN_SNR", "explain", "validate"]
 
@@ -55,7 +55,7 @@ def validate(
     tile: Tile | None = None,
     target: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-) -> list[Finding]:
+) -> Findings:
     """All findings about the checkpoint at `path`. An empty list means sound.
 
     target: a program that is to run it ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only), and what it rejects or computes wrongly.
@@ -63,13 +63,13 @@ def validate(
     UnknownNameError for a target that cannot be checked.
     """
     form, _ = detect(path)
-    findings: list[Finding] = []
+    findings = Findings()
     if target is not None:
         if not isinstance(form, ChecksConsumers):
             having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers))
             raise UnsupportedError(f"only {having} have targets to be checked for", file=path, found=form.name)
         findings += form.check_consumer(Path(path), target)
-    findings = [*form.check(Path(path)), *findings]
+    findings = Findings([*form.check(Path(path)), *findings])
     try:
         checkpoint = open_as(form, path, {"ternary_layout": ternary_layout, "tile": tile})
     except InputError:

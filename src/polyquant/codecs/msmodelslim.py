@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
-from polyquant.codecs.arguments import exact_part, output, part, real
+from polyquant.codecs.arguments import exact_part, non_finite, output, part, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -329,7 +329,7 @@ class MsModelSlim:
         else:
             scale, offset = affine.min_max_grid(floats, groups, self.bits, symmetric=symmetric)
         if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
-            raise CodecError("holds NaN or infinity", hint="polyquant validate names them all")
+            raise non_finite(self.name, floats)
         if self.dtype != "f32":  # codes of the scale that is stored
             with np.errstate(over="ignore"):
                 scale = scale.astype(FLOAT_TYPES[self.dtype]).astype(np.float32)

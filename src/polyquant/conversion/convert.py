@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from polyquant.architectures.language_model import language_model
 from polyquant.calibration.importance import load_importance
@@ -17,8 +17,9 @@ from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target
 from polyquant.formats.protocol import Format, OnTensor, Target
 from polyquant.formats.steps import Progress
+from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords, PlanKeywords
 from polyquant.opening import detect, open_as
-from polyquant.options import build, given, options_of, refuse_unknown
+from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.recipes.reading import parse_rule
 from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
@@ -28,6 +29,7 @@ from polyquant.types import F32
 __all__ = ["convert", "guess_format", "plan", "quantize", "smaller", "targets"]
 
 
+@with_keywords(FormatKeywords, PLAN_DEFAULTS)
 def plan(
     src: str | os.PathLike[str],
     to: str,
@@ -39,7 +41,7 @@ def plan(
     allow_unknown: bool = False,
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
-    **options: Any,
+    **options: Unpack[FormatKeywords],
 ) -> Plan:
     """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3", "msmodelslim"). Nothing is written.
 
@@ -104,6 +106,7 @@ def _refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) ->
         raise PlanError(f"{having[0][1].flag or name} is for {titles}", hint=f"add --to {having[-1][0].name}")
 
 
+@with_keywords(PlanKeywords, PLAN_DEFAULTS)
 def convert(
     src: str | os.PathLike[str] | Plan,
     dst: str | os.PathLike[str],
@@ -114,7 +117,7 @@ def convert(
     threads: int | None = None,
     measure: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
-    **options: Any,
+    **options: Unpack[PlanKeywords],
 ) -> Report:
     """Convert `src` (a path, or a Plan made before) into `dst`, which appears only when whole.
 
@@ -134,6 +137,7 @@ def convert(
     )
 
 
+@with_keywords(PlanKeywords, PLAN_DEFAULTS)
 def quantize(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -144,7 +148,7 @@ def quantize(
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
-    **options: Any,
+    **options: Unpack[PlanKeywords],
 ) -> Report:
     """`convert` for the case that the point is to make it smaller: unless told otherwise the recipe q4_k_m, 4 bits for a Trellis folder, w8a16 for msModelSlim."""
     to = to or guess_format(Path(dst), src, **options)

@@ -13,11 +13,13 @@ from typing import Any
 
 from polyquant.calibration.samples import OWN_TEXT
 from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.errors import printable
 from polyquant.formats.protocol import Target
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Recipe
 from polyquant.runtime.text import read_text
 from polyquant.storage.source import state_of
+from polyquant.tables import Table, size
 from polyquant.types import (
     F32,
     Action,
@@ -39,7 +41,7 @@ HESSIAN_BYTES = 44
 """Working memory for each of the K x K numbers of a Hessian: as collected for the inputs of a layer, rotated, and its factor in float64."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """A conversion, ready to run. target: of the format; options: an instance of its class of options; method: how codes are searched; text: what the
     model reads to show what its layers read, a file or OWN_TEXT.
@@ -57,6 +59,20 @@ class Plan:
     importance: Mapping[str, F32] = field(default_factory=dict)
     method: str | None = None
     text: str | None = None
+
+    def __repr__(self) -> str:
+        actions = ", ".join(f"{action.value} {count}" for action, count in self.actions.items())
+        warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
+        where = f"{printable(self.source.path)} -> {self.format}"
+        return f"<Plan {where}: {len(self.steps)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight; {actions}{warned}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (s.map.target, list(s.map.shape), s.action.value, s.source or "", s.target, s.why, size(s.nbytes))
+            for s in self.steps
+        )
+        columns = ("tensor", "shape", "action", "from", "to", "why", "size")
+        return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
 
     @property
     def nbytes(self) -> int:

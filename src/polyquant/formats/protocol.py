@@ -32,6 +32,7 @@ __all__ = [
     "Format",
     "OnTensor",
     "Planning",
+    "SaysCodecs",
     "SaysLayerTypes",
     "Target",
     "Worker",
@@ -101,6 +102,25 @@ class SaysLayerTypes(Protocol):
 
     def layer_types(self, checkpoint: Checkpoint) -> Mapping[str, str]:
         """Matrix -> the type that the file states."""
+
+
+@runtime_checkable
+class SaysCodecs(Protocol):
+    """A format that can list what it holds (`polyquant formats`, `polyquant codecs`)."""
+
+    @property
+    def name(self) -> str:
+        """As of Format."""
+
+    @property
+    def files(self) -> str:
+        """What a model consists of, e.g. "one .gguf file"."""
+
+    def reads(self, codec: Codec) -> bool:
+        """True if opening a file can give weights of this codec."""
+
+    def writes(self, codec: Codec) -> bool:
+        """True if a conversion can store weights of this codec."""
 
 
 class Choice(NamedTuple):

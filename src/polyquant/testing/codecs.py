@@ -16,6 +16,7 @@
     rows       of a `row_sliced` codec rows [a, b) of every part are rows [a, b) of the weight
     out        is filled and returned; any array that does not fit is refused
     refusals   what is no weight, a part that is missing, too short or of another dtype, another shape, an unknown option: errors of one line
+    finite     NaN and infinity are refused by every codec but those of plain numbers
     importance is checked, where the codec takes it (`weighted`)
     claims     every capability that the codec claims (polyquant.testing.capabilities)
 
@@ -39,7 +40,7 @@ from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.testing.capabilities import check_capabilities
 from polyquant.testing.refusals import refused
-from polyquant.types import F32, Codec, Form, Parts, Shape, as_matrix
+from polyquant.types import F32, Codec, Floats, Form, Parts, Shape, as_matrix
 
 __all__ = [
     "any_parts", "awkward_floats", "check_codec", "check_dequantize", "check_opaque", "check_quantize_bytes", "check_registered", "check_same_engines",
@@ -87,6 +88,7 @@ def check_codec(
             )
             for wrong in nonsense:
                 refused(partial(codec.quantize, wrong), CodecError, says="real numbers")
+            _check_finite(codec, floats)
             if weighted:
                 _check_importance(codec, floats, whole)
         _check_reading(codec, parts, shape)
@@ -211,6 +213,15 @@ def _check_shapes(codec: Codec, w: F32, finish: Finish) -> None:
             np.testing.assert_array_equal(back.reshape(whole.shape), whole)
     if codec.granule[1] > 1:
         refused(lambda: codec.specs((rows, k + 1)), CodecError)
+
+
+def _check_finite(codec: Codec, w: F32) -> None:
+    if codec.form is Floats:
+        return
+    for wrong in (np.nan, np.inf, -np.inf):
+        broken = w.copy()
+        broken[-1, -1] = wrong
+        refused(partial(codec.quantize, broken), CodecError, says="NaN or infinity")
 
 
 def _check_importance(codec: Codec, w: F32, finish: Finish) -> None:

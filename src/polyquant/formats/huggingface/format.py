@@ -11,13 +11,14 @@ from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.options import NoOptions
 
 if TYPE_CHECKING:
-    from polyquant.types import Checkpoint, Translation
+    from polyquant.types import Checkpoint, Codec, Translation
 
 __all__ = ["HUGGINGFACE"]
 
 
 class _HuggingFace(FolderFormat):
     name, title, priority = "hf", "Hugging Face folders", 10
+    files = "a folder, or one .safetensors or .bin file"
     open_options: type = NoOptions
     target_options: type = HuggingFaceOptions
     package, target_place = "polyquant.formats.huggingface", "target:HuggingFaceTarget"
@@ -26,6 +27,16 @@ class _HuggingFace(FolderFormat):
         from polyquant.formats.huggingface.open import open as open_folder
 
         return open_folder(path)
+
+    def reads(self, codec: Codec) -> bool:
+        from polyquant.formats.huggingface.dtypes import holds, of_other_tools
+
+        return holds(codec) or of_other_tools(codec)
+
+    def writes(self, codec: Codec) -> bool:
+        from polyquant.formats.huggingface.dtypes import holds
+
+        return holds(codec)
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         from polyquant.architectures.translate import float_config

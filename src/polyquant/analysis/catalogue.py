@@ -13,7 +13,7 @@ import numpy as np
 
 from polyquant import registry
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
-from polyquant.formats.protocol import Format, SaysCodecs
+from polyquant.formats.protocol import Format, DeclaresCodecs
 from polyquant.options import options_of
 from polyquant.recipes.reading import builtin_recipes
 from polyquant.recipes.recipe import Facts, Recipe
@@ -170,7 +170,7 @@ class Formats(_Named[FormatInfo]):
 
 def codecs() -> Codecs:
     """All codecs, those of installed packages too; of families whose names contain options (trellis.3, gptq.4.g128) the usual ones."""
-    having = [form for form in registry.formats() if isinstance(form, SaysCodecs)]
+    having = [form for form in registry.formats() if isinstance(form, DeclaresCodecs)]
     return Codecs(info for name in registry.known_codecs() if (info := _codec_info(name, having)) is not None)
 
 
@@ -186,7 +186,7 @@ def formats() -> Formats:
     return Formats(_format_info(form, every) for form in registry.formats())
 
 
-def _codec_info(name: str, having: Sequence[SaysCodecs]) -> CodecInfo | None:
+def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None:
     """None for a family of another package ("my.*"), and with a warning for a codec that cannot be loaded."""
     if name.endswith(".*"):
         return None
@@ -272,7 +272,7 @@ def _format_info(form: Format, every: Codecs) -> FormatInfo:
     return FormatInfo(
         form.name,
         form.title,
-        form.files if isinstance(form, SaysCodecs) else "",
+        form.files if isinstance(form, DeclaresCodecs) else "",
         tuple(c.name for c in every if form.name in c.read_by),
         tuple(c.name for c in every if form.name in c.written_by),
         form.target is not None,

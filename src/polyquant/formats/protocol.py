@@ -32,8 +32,8 @@ __all__ = [
     "Format",
     "OnTensor",
     "Planning",
-    "SaysCodecs",
-    "SaysLayerTypes",
+    "DeclaresCodecs",
+    "ReportsLayerTypes",
     "Target",
     "Worker",
 ]
@@ -97,7 +97,7 @@ class ChecksConsumers(Protocol):
 
 
 @runtime_checkable
-class SaysLayerTypes(Protocol):
+class ReportsLayerTypes(Protocol):
     """A format whose files say the quantization type of every layer."""
 
     def layer_types(self, checkpoint: Checkpoint) -> Mapping[str, str]:
@@ -105,7 +105,7 @@ class SaysLayerTypes(Protocol):
 
 
 @runtime_checkable
-class SaysCodecs(Protocol):
+class DeclaresCodecs(Protocol):
     """A format that can list what it holds (`polyquant formats`, `polyquant codecs`)."""
 
     @property

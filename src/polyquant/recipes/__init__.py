@@ -1,4 +1,4 @@
-"""Which codec each tensor gets: mixes by name and rules."""
+"""Recipes: named mixes and rules that choose each tensor's codec."""
 
 from polyquant.callable_package import make_callable
 

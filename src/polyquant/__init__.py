@@ -14,6 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyquant.analysis.catalogue import CodecInfo as CodecInfo
+    from polyquant.analysis.catalogue import FormatInfo as FormatInfo
+    from polyquant.analysis.catalogue import RecipeInfo as RecipeInfo
+    from polyquant.analysis.catalogue import codecs as codecs
+    from polyquant.analysis.catalogue import formats as formats
+    from polyquant.analysis.catalogue import recipes as recipes
     from polyquant.analysis.compare import Comparison as Comparison
     from polyquant.analysis.compare import compare as compare
     from polyquant.analysis.demo import Outcome as Outcome
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from polyquant.conversion.convert import plan as plan
     from polyquant.conversion.convert import quantize as quantize
     from polyquant.conversion.execute import Report as Report
+    from polyquant.conversion.save import save as save
     from polyquant.conversion.steps import Plan as Plan
     from polyquant.errors import CodecError as CodecError
     from polyquant.errors import InputError as InputError
@@ -63,6 +70,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "analysis.catalogue": "CodecInfo FormatInfo RecipeInfo",
     "analysis.compare": "Comparison compare",
     "analysis.demo": "Outcome demo",
     "analysis.doctor": "Check doctor",
@@ -71,6 +79,7 @@ _MODULES = {
     "analysis.validate": "explain validate",
     "conversion.convert": "convert plan quantize",
     "conversion.execute": "Report",
+    "conversion.save": "save",
     "conversion.steps": "Plan",
     "errors": "CodecError InputError PlanError PolyquantError UnknownNameError UnsupportedError",
     "formats.gguf.edit": "Edited edit",
@@ -83,21 +92,28 @@ _MODULES = {
     "runtime.load": "load",
     "runtime.model": "Model",
     "runtime.sampling": "Sampling",
-    "types": "Checkpoint Codec Finding Findings Kind Meta Severity Weight",
+    "findings": "Finding Findings Severity",
+    "metadata": "Kind Meta",
+    "types": "Checkpoint Codec Weight",
 }
 """Module -> the public names that it defines; `open` has another name there."""
 _PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names.split()}
 _PLACES["open"] = ("opening", "look")
 
+_CALLABLE = ("codecs", "formats", "recipes")
+"""Packages that are functions too (callable_package.py)."""
+
 __all__ = [
-    "Check", "Checkpoint", "Codec", "CodecError", "Comparison", "Edited", "Evaluation", "Finding", "Findings", "Generation", "Importance", "InputError", "Inspection",
-    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "Repaired", "Report", "Rule", "Sampling", "Severity", "UnknownNameError",
-    "UnsupportedError", "Weight", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "importance", "inspect", "load", "open",
-    "plan", "quantize", "repair", "validate",
+    "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection",
+    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule", "Sampling", "Severity", "UnknownNameError",
+    "UnsupportedError", "Weight", "__version__", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "open",
+    "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE:
+        return import_module(f"polyquant.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'polyquant' has no attribute '{name}'")
     module, attribute = _PLACES[name]

@@ -7,9 +7,9 @@ Weights with more or fewer dimensions are seen by codecs as a matrix `[rows, K]`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyquant.errors import UnknownTensorError, UnsupportedError, printable
+from polyquant.findings import Finding, Findings, Severity
+from polyquant.metadata import Kind, Meta
 from polyquant.operations import SAME, Operation
-from polyquant.tables import Listing, Table, size
+from polyquant.tables import Table, size
 
 T = TypeVar("T")
 F32: TypeAlias = NDArray[np.float32]
@@ -302,6 +304,7 @@ class Checkpoint(Mapping[str, Weight]):
     files: the small files that travel along (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and metadata, "hf" (Hugging
     Face), "gguf" or one of its own. describes_itself: its own files say how each weight is quantized, not config.json. opened: the files that were
     read to open it, each with what tells whether it is still the same (FileState). undecoded: why it can only be looked at; None: all decodes.
+    in_memory: its weights are arrays, and `path` is only a word for messages.
     other_name: the name in this naming scheme of a tensor that was asked for in another one, for error messages.
     """
 
@@ -317,6 +320,7 @@ class Checkpoint(Mapping[str, Weight]):
     describes_itself: bool = False
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     undecoded: Undecoded | None = None
+    in_memory: bool = False
     other_name: Callable[[Checkpoint, str], str | None] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -360,73 +364,6 @@ class Checkpoint(Mapping[str, Weight]):
     def bpw(self) -> float:
         """Effective bits per weight over the whole checkpoint."""
         return 8 * self.nbytes / max(1, sum(math.prod(w.shape) for w in self.weights.values()))
-
-
-class Kind(IntEnum):
-    """GGUF metadata value types, by their number in the file."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """A metadata value with its type on disk. For arrays `item` is the element type and value a sequence (maybe lazy)."""
-
-    kind: Kind
-    value: Any
-    item: Kind | None = None
-
-
-# ---------------------------------------------------------------- findings
-
-
-class Severity(Enum):
-    """error: a reader will fail or decode wrongly; warning: some reader will; note: worth knowing."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Finding:
-    """One result of validation: a stable code (`polyquant explain CODE`), where, and what was seen."""
-
-    code: str
-    severity: Severity
-    message: str
-    tensor: str | None = None
-    file: str | None = None
-
-    def __str__(self) -> str:
-        where = "".join(f" {printable(x)}:" for x in (self.file, self.tensor) if x)
-        return f"{self.code} {self.severity.value}{where} {printable(self.message, 600)}"
-
-    def __repr__(self) -> str:
-        return f"<Finding {self}>"
-
-
-class Findings(Listing[Finding]):
-    """What `validate` returns: a list of findings, empty for a sound checkpoint."""
-
-    title = "findings"
-    columns = ("code", "severity", "file", "tensor", "message")
-
-    def row(self, entry: Finding) -> Sequence[object]:
-        """The cells of one finding."""
-        return entry.code, entry.severity.value, entry.file or "", entry.tensor or "", entry.message
 
 
 # ---------------------------------------------------------------- from one checkpoint to another

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyquant import registry
 from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
-from polyquant.formats.protocol import Format, DeclaresCodecs
+from polyquant.formats.protocol import DeclaresCodecs, Format
 from polyquant.options import options_of
 from polyquant.recipes.reading import builtin_recipes
 from polyquant.recipes.recipe import Facts, Recipe

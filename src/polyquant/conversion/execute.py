@@ -137,7 +137,7 @@ def execute(
     disk.
     """
     target, started = Path(dst), time.monotonic()
-    refuse_target(target, plan.source.path, overwrite=overwrite)
+    refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     run = _Run(plan, threads or cores(), measure, on_progress)
     with (
         staged(

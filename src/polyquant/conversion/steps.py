@@ -121,7 +121,8 @@ class Plan:
         """A hash of source files, steps and header bytes. Only a journal with the same hash is resumed."""
         h = hashlib.sha256()
         root = self.source.path
-        states = {path.absolute(): state_of(path.stat()) for path in (_files(root) if root.is_dir() else [root])}
+        read = [] if self.source.in_memory else _files(root) if root.is_dir() else [root]
+        states = {path.absolute(): state_of(path.stat()) for path in read}
         for path, state in sorted({**states, **self.source.opened}.items()):
             h.update(os.fsencode(path.name) + f" {state[1:]}\n".encode())
         for s in self.steps:

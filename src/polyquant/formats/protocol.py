@@ -29,11 +29,12 @@ __all__ = [
     "ChecksConsumers",
     "Choice",
     "Context",
+    "DeclaresCodecs",
     "Format",
     "OnTensor",
     "Planning",
-    "DeclaresCodecs",
     "ReportsLayerTypes",
+    "TakesArrays",
     "Target",
     "Worker",
 ]
@@ -102,6 +103,16 @@ class ReportsLayerTypes(Protocol):
 
     def layer_types(self, checkpoint: Checkpoint) -> Mapping[str, str]:
         """Matrix -> the type that the file states."""
+
+
+@runtime_checkable
+class TakesArrays(Protocol):
+    """A format that can hold tensors that belong to no model (`polyquant.save`)."""
+
+    def of_arrays(
+        self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
+    ) -> tuple[Translation, Mapping[str, Any]]:
+        """What the files hold besides the tensors, and target options that follow from the path. Raises PlanError."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +10,7 @@ from polyquant.formats.gguf.options import LAYOUTS, GGUFOpenOptions, GGUFOptions
 from polyquant.formats.packaged import PackagedFormat
 
 if TYPE_CHECKING:
-    from polyquant.types import Checkpoint, Codec, Translation
+    from polyquant.types import Checkpoint, Codec, TensorMap, Translation
 
 __all__ = ["GGUF"]
 
@@ -40,6 +40,16 @@ class _GGUF(PackagedFormat):
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
         return set()  # one file, never a folder
+
+    def of_arrays(
+        self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
+    ) -> tuple[Translation, Mapping[str, Any]]:
+        from polyquant.formats.gguf.inferred import inferred
+        from polyquant.types import Translation
+
+        typed = inferred(metadata)
+        architecture = typed.get("general.architecture")
+        return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed), {}
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         from polyquant.formats.gguf.header import Metadata

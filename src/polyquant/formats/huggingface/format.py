@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.options import NoOptions
 
 if TYPE_CHECKING:
-    from polyquant.types import Checkpoint, Codec, Translation
+    from polyquant.types import Checkpoint, Codec, TensorMap, Translation
 
 __all__ = ["HUGGINGFACE"]
 
@@ -37,6 +38,24 @@ class _HuggingFace(FolderFormat):
         from polyquant.formats.huggingface.dtypes import holds
 
         return holds(codec)
+
+    def of_arrays(
+        self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
+    ) -> tuple[Translation, Mapping[str, Any]]:
+        from polyquant.errors import PlanError
+        from polyquant.types import Kind, Meta, Translation
+
+        if path.suffix != ".safetensors":
+            return super().of_arrays(tensors, metadata, path)
+        for key, value in metadata.items():
+            if not isinstance(value, str):
+                raise PlanError(
+                    f"the metadata of a .safetensors file is text: '{key}' is {type(value).__name__}",
+                    file=path,
+                    hint="write it as text, e.g. json.dumps(value)",
+                )
+        said = {key: Meta(Kind.STRING, value) for key, value in metadata.items()}
+        return Translation("", tensors, metadata=said), {"single_file": True}
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         from polyquant.architectures.translate import float_config

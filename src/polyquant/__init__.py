@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from polyquant.recipes.recipe import Rule as Rule
     from polyquant.registry import codec as codec
     from polyquant.runtime.generate import Generation as Generation
+    from polyquant.runtime.generate import Token as Token
     from polyquant.runtime.load import load as load
     from polyquant.runtime.model import Model as Model
-    from polyquant.runtime.sampling import Sampling as Sampling
     from polyquant.types import Checkpoint as Checkpoint
     from polyquant.types import Codec as Codec
     from polyquant.types import Finding as Finding
@@ -88,10 +88,9 @@ _MODULES = {
     "formats.steps": "Progress",
     "recipes.recipe": "Rule",
     "registry": "codec",
-    "runtime.generate": "Generation",
+    "runtime.generate": "Generation Token",
     "runtime.load": "load",
     "runtime.model": "Model",
-    "runtime.sampling": "Sampling",
     "findings": "Finding Findings Severity",
     "metadata": "Kind Meta",
     "types": "Checkpoint Codec Weight",
@@ -105,7 +104,7 @@ _CALLABLE = ("codecs", "formats", "recipes")
 
 __all__ = [
     "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection",
-    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule", "Sampling", "Severity", "UnknownNameError",
+    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule", "Severity", "Token", "UnknownNameError",
     "UnsupportedError", "Weight", "__version__", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "open",
     "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip

@@ -226,7 +226,7 @@ class Weight:
     arrays: Mapping[str, StoredArray]
 
     def __repr__(self) -> str:
-        return f"<Weight {self.name} {list(self.shape)} {self.codec.name}>"
+        return f"<Weight {printable(self.name)} {list(self.shape)} {self.codec.name}>"
 
     @property
     def parts(self) -> Parts:

@@ -99,9 +99,10 @@ class CodecInfo:
 
     @property
     def held_by(self) -> str:
-        """The formats, for people: "gguf", "hf (read only)"."""
+        """The formats, for people: "gguf", "gguf (copy only)" for a codec that does not quantize, "hf (read only)"."""
+        copied = "" if self.quantizes else " (copy only)"
         only = [f"{name} (read only)" for name in self.read_by if name not in self.written_by]
-        return ", ".join([*self.written_by, *only]) or "-"
+        return ", ".join([*(name + copied for name in self.written_by), *only]) or "-"
 
 
 class Codecs(_Named[CodecInfo]):

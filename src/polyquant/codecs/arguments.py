@@ -49,8 +49,8 @@ def non_finite(name: str, w: NDArray[Any]) -> CodecError:
     wrong = np.argwhere(~np.isfinite(w))
     first = f"{w[tuple(wrong[0])]} at {wrong[0].tolist()}" if len(wrong) else "values beyond the range of float32"
     return CodecError(
-        f"{name} cannot quantize NaN or infinity", found=f"{len(wrong):,} of {w.size:,} values, first {first}", hint="polyquant validate names the tensors"
-    )  # fmt: skip
+        f"{name} cannot quantize NaN or infinity", found=f"{len(wrong):,} of {w.size:,} values, first {first}"
+    )
 
 
 def column_weights(importance: ArrayLike | None, k: int) -> F32 | None:

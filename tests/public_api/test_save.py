@@ -106,7 +106,12 @@ def test_a_checkpoint_is_a_mapping_of_weights(tmp_path):
     ],
 )
 def test_folders_of_linear_layers(options, codec, findings, tmp_path):
-    report = pq.save(arrays(), tmp_path / "out", metadata={"model_type": "mine", "architectures": ["Mine"], "torch_dtype": "bfloat16"}, **options)
+    report = pq.save(
+        arrays(),
+        tmp_path / "out",
+        metadata={"model_type": "mine", "architectures": ["Mine"], "torch_dtype": "bfloat16"},
+        **options,
+    )
     assert [s.target.partition(".")[0] for s in report.steps[:2]] == [codec, codec]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "mine"
     assert {f.code for f in pq.validate(tmp_path / "out")} == findings

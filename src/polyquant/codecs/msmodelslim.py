@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
-from polyquant.codecs.arguments import exact_part, output, part, real
+from polyquant.codecs.arguments import exact_part, non_finite, output, part, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -193,8 +193,8 @@ class MsModelSlim:
     def pack(self, codes: Affine) -> dict[str, NDArray[Any]]:
         """Pack codes to parts. Scales are rounded to their dtype; a given deq_scale is kept.
 
-        Raises CodecError for codes of another width or grouping, for offsets that the type cannot store, and for static
-        types without input quantization parameters.
+        Raises CodecError for codes with different bits or groups, for offsets that the type cannot store, and for
+        static types without input quantization parameters.
         """
         n, k = codes.codes.shape
         specs = self.specs((n, k))
@@ -351,7 +351,7 @@ class MsModelSlim:
         else:
             scale, offset = affine.min_max_grid(floats, groups, self.bits, symmetric=symmetric)
         if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
-            raise CodecError("contains NaN or infinity", hint="run polyquant validate to list all of them")
+            raise non_finite(self.name, floats)
         if self.dtype != "f32":  # encode with the scale as stored
             with np.errstate(over="ignore"):
                 scale = scale.astype(FLOAT_TYPES[self.dtype]).astype(np.float32)

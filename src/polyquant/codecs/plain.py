@@ -55,7 +55,7 @@ def bf16_bits(w: Float32) -> NDArray[np.uint16]:
     return np.where(nan, bits >> 16 | 0x40, rounded).astype(np.uint16)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PlainCodec:
     """Values of one dtype. type_id: the type number in GGUF files, None if GGUF has none."""
 
@@ -66,6 +66,9 @@ class PlainCodec:
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"<codec {self.name}>"
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -156,7 +159,7 @@ class PlainCodec:
         spec = self.specs(shape)["blocks"]
         blocks = stored_bytes(self.name, parts, "blocks", spec)
         flat = np.ascontiguousarray(blocks).reshape(-1)
-        values = flat != 0 if self.name == "bool" else flat.view(self.dtype)  # any byte but 0 is true
+        values = flat != 0 if self.name == "bool" else flat.view(self.dtype)  # any nonzero byte is true
         return Floats(values.reshape(as_matrix(shape)))
 
     def dequantize(

@@ -18,7 +18,7 @@ from polyquant.types import F32, I8, U8
 
 _native: ModuleType | None
 try:
-    from polyquant import _native  # type: ignore[no-redef]
+    from polyquant import _native
 except ImportError:  # the pure package, reported by `doctor`
     _native = None
 

@@ -14,8 +14,8 @@
 
 namespace polyquant {
 
-// Output arrays of another type or order are rejected: nanobind would convert them, and results would go to the copy.
-// Hence `"out"_a.noconvert()` for each of them.
+// Output arrays of a different type or order are rejected: nanobind would convert them, and fill the copy.
+// Each of them is declared with `"out"_a.noconvert()`.
 
 // Returns a list member as the expected handle. Raises TypeError for None, other types, and foreign objects.
 template <class Handle>

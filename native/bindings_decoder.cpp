@@ -1,6 +1,6 @@
 // Python bindings of the decoder's kernels. They are called a few hundred times per token, so nothing is converted and
 // few
-// objects are created: arrays of another type or order are rejected, and short calls keep the GIL.
+// objects are created: arrays of a different type or order are rejected, and short calls keep the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

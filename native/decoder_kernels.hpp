@@ -85,8 +85,9 @@ struct Relu2 {
   }
 };
 
-// g / 2 (1 + erf(g / sqrt 2)) = g (1 - erfc(z) / 2) for z = |g| / sqrt 2, or g erfc(z) / 2 where g < 0. erfc by a fitted polynomial in 1 / (1 + z / 2)
-// inside an exponential, relative error below 1.2e-7 (Press et al., Numerical Recipes, erfcc).
+// g / 2 (1 + erf(g / sqrt 2)) = g (1 - erfc(z) / 2) for z = |g| / sqrt 2, or g erfc(z) / 2 if g < 0. erfc uses a fitted
+// polynomial in 1 / (1 + z / 2) inside an exponential, with relative error below 1.2e-7 (Press et al., Numerical
+// Recipes, erfcc).
 struct Gelu {
   PQ_INLINE Wide operator()(Wide g) const {
     const Wide z = (g < 0 ? -g : g) * 0x1.6a09e6p-1f, t = 1.0f / (1.0f + 0.5f * z);
@@ -221,7 +222,7 @@ const float* floats_of(const Cache& c, size_t group, size_t block, bool values, 
   return scratch;
 }
 
-// Turns the scores of one row into weights; of its `count` positions, only [low, high) are attended to.
+// Converts the scores of one row to weights; of its `count` positions, only [low, high) are attended to.
 PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float& largest, float& total, float* out, size_t size) {
   for (size_t s = 0; s < low; ++s) scores[s] = -INFINITY;
   for (size_t s = high; s < count; ++s) scores[s] = -INFINITY;

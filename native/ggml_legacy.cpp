@@ -7,7 +7,7 @@
 namespace polyquant {
 namespace {
 
-// ---------------------------------------------------------------- 4 and 5 bits: low nibbles, then high nibbles, then bit 4
+// ---------------------------------------------------------------- 4 and 5 bits: low nibbles, high nibbles, then bit 4
 
 template <bool fifth>
 PQ_INLINE void pack_codes(const uint8_t* q, uint8_t* high, uint8_t* nibbles) {

@@ -1,4 +1,4 @@
-// Layouts of four 2-bit symbols a byte. The bytes are drawn in src/polyquant/codecs/ternary.py.
+// Layouts of four 2-bit symbols per byte. src/polyquant/codecs/ternary.py has the byte diagrams.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,7 +12,7 @@
 namespace polyquant {
 namespace {
 
-// All four symbols of a byte at once, to the order -1, 0, +1; 3 becomes 0's symbol.
+// Converts all four symbols of a byte at once to the order -1, 0, +1; 3 becomes the symbol of 0.
 template <bool ZeroFirst>
 PQ_INLINE uint8_t to_plain(uint8_t x) {
   const uint8_t low = x & 0x55, high = (x >> 1) & 0x55;
@@ -20,7 +20,7 @@ PQ_INLINE uint8_t to_plain(uint8_t x) {
   return uint8_t(x & ~(low << 1));
 }
 
-// ... and back; x holds no 3.
+// The inverse; x holds no 3.
 template <bool ZeroFirst>
 PQ_INLINE uint8_t from_plain(uint8_t x) {
   const uint8_t low = x & 0x55, high = (x >> 1) & 0x55;
@@ -44,8 +44,11 @@ PQ_INLINE void unpack_block(const uint8_t* src, size_t width, Put put) {
 template <size_t N>
 using Width = std::integral_constant<size_t, N>;
 
-// Only the combinations that formats have are compiled, each once per instruction set: high bits first with 0 = -1 (bitnet.cpp: blocks of
-// 32 and 16 kept in registers; any other width is a row), low bits first (Hugging Face: a quarter of the matrix), zero first (Trinity).
+// Only the combinations used by formats are compiled, each once per instruction set: high bits first with 0 = -1
+// (bitnet.cpp:
+// blocks of 32 and 16 kept in registers; any other width is a row), low bits first (Hugging Face: a quarter of the
+// matrix),
+// zero first (Trinity).
 template <class Run>
 PQ_INLINE void by_layout(Lanes l, Run run) {
   using std::bool_constant;

@@ -28,7 +28,7 @@ void trellis_unpack(const uint8_t* packed, size_t count, unsigned bits, uint8_t*
 
 namespace {
 
-// The butterflies in the order of ops/hadamard.py, so that both round alike.
+// Butterflies in the order of ops/hadamard.py, for identical rounding.
 template <size_t block>
 PQ_INLINE void rotate_block(float* x) {
   for (size_t half = 1; half < block; half *= 2)

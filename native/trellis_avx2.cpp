@@ -1,4 +1,4 @@
-// Trellis-coded matrices with AVX2: eight numbers of the stream at a time. Compiled with flags of its own.
+// Trellis-coded matrices with AVX2: eight values of the stream at a time. Compiled with its own flags.
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
@@ -29,10 +29,10 @@ PQ_INLINE uint64_t bytes8(const uint8_t* tile) {
     return word64(tile + 32 * k - 8) >> (8 * (byte + 8 - 32 * k)) | word64(tile) << (8 * (32 * k - byte));
 }
 
-// Lane j: the bits from k * (8 v + j) on, 16 of them at least.
+// Lane j: at least 16 bits from bit k * (8 v + j) on.
 template <int k, int v>
 PQ_INLINE __m256i windows(const uint8_t* tile) {
-  constexpr int upper = k < 7 ? 0 : 4 * k / 8;  // where eight bytes are too few, lanes 4 ... 7 take others
+  constexpr int upper = k < 7 ? 0 : 4 * k / 8;  // if eight bytes are too few, lanes 4 ... 7 read others
   constexpr auto first = [](int j) { return char(j * k / 8 - (j < 4 ? 0 : upper)); };
   const __m256i shift = _mm256_setr_epi32(0, k % 8, 2 * k % 8, 3 * k % 8, 4 * k % 8, 5 * k % 8, 6 * k % 8, 7 * k % 8);
   __m256i b;
@@ -50,7 +50,7 @@ PQ_INLINE __m256i windows(const uint8_t* tile) {
   return _mm256_srlv_epi32(_mm256_shuffle_epi8(b, take), shift);
 }
 
-// A codebook: states -> levels, and levels times activations (each twice in its lane) added up.
+// A codebook: states -> levels, and accumulated products of levels and activations (each twice in its lane).
 struct Mul1 {
   __m256 step, zero;
   PQ_INLINE explicit Mul1(const TrellisMatrix& w) : step(_mm256_set1_ps(w.step)), zero(_mm256_set1_ps(w.zero)) {}
@@ -61,7 +61,7 @@ struct Mul1 {
   PQ_INLINE __m256i level(__m256i state) const { return _mm256_madd_epi16(halves(state), _mm256_set1_epi16(1)); }
   PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(halves(state), a)); }
   PQ_INLINE __m256 number(__m256i state) const {
-    // Products and sums of these short numbers are exact: the order does not matter.
+    // Products and sums of these values with few bits are exact: the order does not matter.
     const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(level(state)), step, zero);
     return _mm256_cvtph_ps(_mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
@@ -77,7 +77,7 @@ struct Grid {
   }
 };
 
-// Two numbers of half precision hashed from each state, added in half precision.
+// Two half-precision values hashed from each state, added in half precision.
 template <uint32_t factor, uint32_t offset>
 struct Halves {
   __m256 unit;  // levels of 1
@@ -102,7 +102,7 @@ struct Table {
   const int16_t* levels;
   const float* numbers;
   PQ_INLINE explicit Table(const TrellisMatrix& w) : levels(w.levels), numbers(w.numbers) {}
-  // The upper half of a lane is the next level, or what lies behind the table: one number more.
+  // The upper half of a lane is the next level; the table has one extra entry.
   PQ_INLINE __m256i level(__m256i state) const {
     return _mm256_and_si256(_mm256_i32gather_epi32(reinterpret_cast<const int*>(levels), state, 2), _mm256_set1_epi32(0xffff));
   }
@@ -129,7 +129,7 @@ PQ_INLINE float sum4(__m128 x) {
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
 
-// Where the lanes of vector v of a tile belong. Rows: 16 outputs of one input. Fragments of a tensor core: 4 inputs of 2 outputs.
+// The order of vector v's lanes in a tile. Rows: 16 outputs of one input. Tensor-core fragments: 4 inputs of 2 outputs.
 struct Rows {
   static constexpr int sums = 2;
   static constexpr int sum(int v) { return v % 2; }
@@ -296,7 +296,8 @@ void times_floats(const float* w, size_t inputs, const float* x, size_t padded, 
   for (; t < tokens; ++t) floats_tokens<1>(w, inputs, x + t * padded, padded, y + t * stride, stride);
 }
 
-// `levels` stages of butterflies between rows `half`, 2 half, ... apart, 8 columns of 2 ** levels rows at a time in registers
+// `levels` stages of butterflies between rows at distances `half`, 2 half, ..., with 8 columns of 2 ** levels rows
+// in registers
 template <int levels, bool last>
 PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
   constexpr size_t together = size_t(1) << levels;
@@ -348,7 +349,7 @@ void transpose(const float* x, float* out) {
     }
 }
 
-// Past the caches where that is possible: a weight that was decoded is larger than they are.
+// Streaming stores where possible: a decoded weight is larger than the caches.
 void finish(const float* x, float sv, const float* su, float* out, size_t count) {
   const __m256 factor = _mm256_set1_ps(sv);
   size_t i = 0;

@@ -1,9 +1,14 @@
 #if defined(__x86_64__) && defined(__GNUC__)
-// The walk through the trellis for AVX2, two tiles at a time so that each level is loaded once. Compiled with flags of its own.
+// The walk through the trellis for AVX2, two tiles at a time so that each level is loaded once. Compiled with its own
+// flags.
 //
-// A step takes for every state the metric of its group plus the squared distance of its level, and for every 2 ** bits neighbouring states
-// the least of these: the metric of the group that they lead to. For few bits the metrics of groups with equal low bits lie together (a
-// plane): then 16 groups of a vector are reached from 16 neighbours in each plane, and the minimum is taken without looking across lanes.
+// A step computes, for every state, the metric of its group plus the squared distance of its level, and for every 2 **
+// bits
+// adjacent states their minimum: the metric of the group they lead to. For few bits, the metrics of groups with equal
+// low bits
+// are contiguous (a plane): then 16 groups of a vector are reached from 16 adjacent ones in each plane, and the minimum
+// needs
+// no horizontal operations.
 #include <immintrin.h>
 
 #include "simd.hpp"
@@ -33,7 +38,7 @@ unsigned least_of(const uint16_t* metric, size_t groups) {
   return least(low);
 }
 
-// 4 vectors of 64 neighbours -> for each remainder mod 4 its 16 members
+// 4 vectors of 64 adjacent values -> the 16 members of each remainder mod 4
 PQ_INLINE void take_apart4(const __m256i* v, uint16_t* out, size_t plane) {
   const __m256i by_class = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -47,7 +52,7 @@ PQ_INLINE void take_apart4(const __m256i* v, uint16_t* out, size_t plane) {
   store16(out + 3 * plane, _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(c, d), order));
 }
 
-// 8 vectors of 128 neighbours -> for each remainder mod 8 its 16 members
+// 8 vectors of 128 adjacent values -> the 16 members of each remainder mod 8
 PQ_INLINE void take_apart8(const __m256i* v, uint16_t* out, size_t plane) {
   const __m256i zip = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
   __m256i a[8], b[8];
@@ -105,7 +110,7 @@ void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[
   }
 }
 
-// 16 states or more lead to each group: metrics in their order, the minimum across lanes.
+// At least 16 states lead to each group: metrics in order, horizontal minimum.
 template <int doublings>
 void walk_rows(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
   const size_t groups = s.groups(), choices = size_t(1) << s.bits;

@@ -13,9 +13,9 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t kBlock = 128;       // inputs that share an activation scale; outputs of a chunk of work
+constexpr size_t kBlock = 128;  // inputs that share an activation scale; outputs per chunk of work
 constexpr size_t kColumns = kBlock / 16;
-constexpr size_t kStrip = 32;        // columns of a square whose 128 rows fit into the first cache
+constexpr size_t kStrip = 32;  // columns of a square whose 128 rows fit L1
 
 size_t window_at(const TrellisMatrix& w, const uint8_t* tile, size_t position) {
   const size_t size = 32 * w.bits, bit = w.bits * position;
@@ -102,7 +102,7 @@ PQ_SIMD void as_halves(float* x, const float* sv, float su, size_t count) {
   for (size_t i = 0; i < count; ++i) x[i] = half_to_float(float_to_half(x[i] * sv[i] * su));
 }
 
-// numbers * scales of a tile: [16][stride]
+// values * scales of a tile: [16][stride]
 void scaled_tile(const TrellisMatrix& w, size_t row, size_t column, float* out, size_t stride) {
   static constexpr float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
   const uint8_t* tile = w.tile(row, column);
@@ -114,7 +114,9 @@ void scaled_tile(const TrellisMatrix& w, size_t row, size_t column, float* out, 
     for (size_t o = 0; o < 16; ++o) out[(i - first) * stride + o] *= w.scales_of(i)[16 * column + o];
 }
 
-// The same of 128 inputs and the tile columns [first, last): [128][stride]; where weights are of half precision, the weights themselves
+// As scaled_tile, for 128 inputs and the tile columns [first, last): [128][stride]; for half-precision weights, the
+// weights
+// themselves
 void scaled_panel(const TrellisMatrix& w, size_t block, size_t first, size_t last, float* out, size_t stride) {
   for (size_t r = block * 8; r < std::min(w.tile_rows(), block * 8 + 8); ++r)
     for (size_t c = first; c < last; ++c) scaled_tile(w, r, c, out + r % 8 * 16 * stride + (c - first) * 16, stride);
@@ -164,7 +166,7 @@ void trellis_dequantize(const TrellisMatrix& w, float* out) {
 
 namespace {
 
-// Inputs of one matrix: times su, rotated, rounded.
+// The inputs of one matrix: times su, rotated, rounded.
 struct Prepared {
   std::vector<float> x, scale, sum;
   std::vector<int16_t> codes;
@@ -175,7 +177,7 @@ struct Prepared {
     const size_t blocks = (w.inputs + kBlock - 1) / kBlock, padded = blocks * kBlock;
     x.assign(tokens * padded, 0.0f);
     if (rounded) scale.resize(tokens * blocks), sum.resize(tokens * blocks), codes.resize(tokens * padded);
-    const bool folded = w.halves && !rounded;  // su is part of the weights
+    const bool folded = w.halves && !rounded;  // su is folded into the weights
     const size_t together = tokens > 8 ? 8 : tokens;
     parallel_for((tokens + together - 1) / together, [&](size_t c) {
       for (size_t t = c * together; t < std::min(tokens, (c + 1) * together); ++t) {
@@ -204,7 +206,8 @@ struct Prepared {
     }
   }
 
-  // Lanes take eight places of the stream at a time: in row-major order these share an input, else each has its own.
+  // Lanes process eight positions of the stream at a time: in row-major order these share an input, otherwise each has
+  // its own.
   void pair(const TrellisMatrix& w, size_t padded) {
     const auto twice = [](int16_t a) { return int32_t(uint32_t(uint16_t(a)) * 0x10001u); };
     pairs.resize(w.order ? 2 * padded : padded);

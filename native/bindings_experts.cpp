@@ -33,7 +33,8 @@ const float* as_floats(const int32_t* ids) { return reinterpret_cast<const float
 
 void check_ids(const Ids& ids, size_t experts) {
   const int32_t* p = ids.data();
-  require(std::all_of(p, p + ids.shape(0), [=](int32_t id) { return id >= 0 && size_t(id) < experts; }), "an id is out of range");
+  require(std::all_of(p, p + ids.shape(0), [=](int32_t id) { return id >= 0 && size_t(id) < experts; }),
+          "an id is out of range");
 }
 
 // The matrices of all experts, stack by stack: each stack is one matrix of experts * N rows, or a list of `experts`
@@ -64,7 +65,8 @@ struct Stacks {
 
   void cut(const Packed& p, size_t s) {
     const PackedMatrix& whole = p.matrix;
-    require(whole.rows % experts == 0 && whole.lane_step <= 1 && whole.rows / experts % whole.lanes == 0, "the stack cannot be split into experts");
+    require(whole.rows % experts == 0 && whole.lane_step <= 1 && whole.rows / experts % whole.lanes == 0,
+            "the stack cannot be split into experts");
     const size_t n = whole.rows / experts;
     for (size_t e = 0; e < experts; ++e) {
       PackedMatrix one = whole;
@@ -87,7 +89,8 @@ struct Stacks {
 
   void put(size_t e, size_t s, const PackedMatrix& matrix, const Packed& p) {
     if (e == 0 && s == 0) cols = matrix.cols;
-    require(matrix.cols == cols && (e == 0 || matrix.rows == matrices[s].rows), "experts must have the same shape, and stacks the same inputs");
+    require(matrix.cols == cols && (e == 0 || matrix.rows == matrices[s].rows),
+            "experts must have the same shape, and stacks the same inputs");
     matrices[e * stacks + s] = matrix;
     jobs[e * stacks + s] = {&matrices[e * stacks + s], p.kernel, p.dequantizer, nullptr};
   }
@@ -101,8 +104,8 @@ struct Stacks {
 void multiply_py(nb::pointer_and_handle<Stacks> self, Matrix x, std::optional<Ids> ids, int how, MatrixOut y) {
   const Stacks* stacks = self.p;
   const size_t inputs = x.shape(0), count = ids ? ids->shape(0) : inputs;
-  require(x.shape(1) == stacks->cols && y.shape(0) == count && y.shape(1) == stacks->rows && how >= 0 && how <= 3 && count < kMostAssignments &&
-              (inputs ? count % inputs == 0 : count == 0),
+  require(x.shape(1) == stacks->cols && y.shape(0) == count && y.shape(1) == stacks->rows && how >= 0 && how <= 3 &&
+              count < kMostAssignments && (inputs ? count % inputs == 0 : count == 0),
           "shapes of experts, activations, ids and output do not match");
   if (ids) check_ids(*ids, stacks->experts);
   auto in_turn = std::make_shared<std::vector<int32_t>>(ids ? 0 : count);
@@ -117,18 +120,21 @@ void multiply_py(nb::pointer_and_handle<Stacks> self, Matrix x, std::optional<Id
     stacks->run(in, inputs, chosen, count, rounding, out);
   }
   if (recording)
-    record({in, ids ? as_floats(chosen) : in, out},
-           [=, kept = in_turn, alive = nb::borrow(self.h)](size_t) { stacks->run(in, inputs, chosen, count, rounding, out); });
+    record({in, ids ? as_floats(chosen) : in, out}, [=, kept = in_turn, alive = nb::borrow(self.h)](size_t) {
+      stacks->run(in, inputs, chosen, count, rounding, out);
+    });
 }
 
-void route_py(Matrix logits, std::optional<Vector> bias, IdsOut ids, MatrixOut weights, int scores, bool norm, double eps, double least, double scale,
-              size_t groups, size_t groups_used, bool pairs) {
+void route_py(Matrix logits, std::optional<Vector> bias, IdsOut ids, MatrixOut weights, int scores, bool norm,
+              double eps, double least, double scale, size_t groups, size_t groups_used, bool pairs) {
   const size_t tokens = logits.shape(0), experts = logits.shape(1), used = ids.shape(1);
-  require(ids.shape(0) == tokens && weights.shape(0) == tokens && weights.shape(1) == used && (!bias || bias->shape(0) == experts),
+  require(ids.shape(0) == tokens && weights.shape(0) == tokens && weights.shape(1) == used &&
+              (!bias || bias->shape(0) == experts),
           "shapes of logits, bias, ids and weights do not match");
-  require(experts > 0 && experts <= kMostExperts && used > 0 && used <= experts && scores >= 0 && scores <= 2, "invalid selection of experts");
-  require(groups > 0 && groups <= experts && experts % groups == 0 && groups_used > 0 && groups_used <= groups && groups_used * (experts / groups) >= used &&
-              !(bias && scores == 2),
+  require(experts > 0 && experts <= kMostExperts && used > 0 && used <= experts && scores >= 0 && scores <= 2,
+          "invalid selection of experts");
+  require(groups > 0 && groups <= experts && experts % groups == 0 && groups_used > 0 && groups_used <= groups &&
+              groups_used * (experts / groups) >= used && !(bias && scores == 2),
           "invalid selection of groups");
   if (tokens == 0) return;
   const Routing how{Scores(scores), used, norm, eps, least, scale, groups, groups_used, pairs};
@@ -150,14 +156,16 @@ void add_expert_bias_py(Output y, Matrix bias, Ids ids) {
   check_ids(ids, experts);
   float* to = y.data();
   const int32_t* chosen = ids.data();
-  perform(y.size(), 0, {to, as_floats(chosen)}, [=](size_t) { add_expert_bias(to, stride, bias.data(), experts, chosen, count, n); });
+  perform(y.size(), 0, {to, as_floats(chosen)},
+          [=](size_t) { add_expert_bias(to, stride, bias.data(), experts, chosen, count, n); });
 }
 
 // y [T * used, n], weights [T, used] or none for ones -> out [T, n]
 void combine_py(Matrix y, std::optional<Matrix> weights, MatrixOut out) {
   const size_t tokens = out.shape(0), n = out.shape(1), used = tokens ? y.shape(0) / tokens : 0;
   require(y.shape(0) == tokens * used && y.shape(1) == n && (used || !tokens), "shapes of outputs do not match");
-  require(!weights || (weights->shape(0) == tokens && (weights->shape(1) == used || !tokens)), "requires one weight per expert of a token");
+  require(!weights || (weights->shape(0) == tokens && (weights->shape(1) == used || !tokens)),
+          "requires one weight per expert of a token");
   if (out.size() == 0) return;
   const float *from = y.data(), *w = weights ? weights->data() : nullptr;
   float* to = out.data();
@@ -167,7 +175,8 @@ void combine_py(Matrix y, std::optional<Matrix> weights, MatrixOut out) {
 // x [T, n], weights [T, used] -> out [T * used, n]
 void spread_py(Matrix x, Matrix weights, MatrixOut out) {
   const size_t tokens = weights.shape(0), used = weights.shape(1), n = x.shape(1);
-  require(x.shape(0) == tokens && out.shape(0) == weights.size() && out.shape(1) == n, "shapes of inputs and weights do not match");
+  require(x.shape(0) == tokens && out.shape(0) == weights.size() && out.shape(1) == n,
+          "shapes of inputs and weights do not match");
   if (out.size() == 0) return;
   const float *from = x.data(), *w = weights.data();
   float* to = out.data();
@@ -188,7 +197,8 @@ void add_gated_py(Matrix y, Matrix x, Matrix gate, MatrixOut out) {
 // gate, up [A, n] with any strides
 void clamped_swiglu_py(Strided gate, Strided up, MatrixOut out, float alpha, float limit) {
   const size_t rows = out.shape(0), n = out.shape(1);
-  for (const Strided* a : {&gate, &up}) require(a->shape(0) == rows && a->shape(1) == n, "out must have the shape of both");
+  for (const Strided* a : {&gate, &up})
+    require(a->shape(0) == rows && a->shape(1) == n, "out must have the shape of both");
   if (out.size() == 0) return;
   const Grid2 g{gate.data(), gate.stride(0), gate.stride(1)}, u{up.data(), up.stride(0), up.stride(1)};
   float* to = out.data();
@@ -201,13 +211,15 @@ void bind_experts(nb::module_& m) {
   nb::class_<Stacks>(m, "PackedExperts")
       .def(nb::init<nb::sequence, size_t>(), "stacks"_a, "experts"_a)
       .def("multiply", &multiply_py, "x"_a.noconvert(), "ids"_a.noconvert().none(), "rounding"_a, "y"_a.noconvert());
-  m.def("route", &route_py, "logits"_a.noconvert(), "bias"_a.noconvert().none(), "ids"_a.noconvert(), "weights"_a.noconvert(), "scores"_a, "norm"_a,
-        "eps"_a, "least"_a, "scale"_a, "groups"_a, "groups_used"_a, "pairs"_a);
+  m.def("route", &route_py, "logits"_a.noconvert(), "bias"_a.noconvert().none(), "ids"_a.noconvert(),
+        "weights"_a.noconvert(), "scores"_a, "norm"_a, "eps"_a, "least"_a, "scale"_a, "groups"_a, "groups_used"_a,
+        "pairs"_a);
   m.def("add_expert_bias", &add_expert_bias_py, "y"_a.noconvert(), "bias"_a.noconvert(), "ids"_a.noconvert());
   m.def("combine", &combine_py, "y"_a.noconvert(), "weights"_a.noconvert().none(), "out"_a.noconvert());
   m.def("spread", &spread_py, "x"_a.noconvert(), "weights"_a.noconvert(), "out"_a.noconvert());
   m.def("add_gated", &add_gated_py, "y"_a.noconvert(), "x"_a.noconvert(), "gate"_a.noconvert(), "out"_a.noconvert());
-  m.def("clamped_swiglu", &clamped_swiglu_py, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(), "alpha"_a, "limit"_a);
+  m.def("clamped_swiglu", &clamped_swiglu_py, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(), "alpha"_a,
+        "limit"_a);
 }
 
 }  // namespace polyquant

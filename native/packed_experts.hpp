@@ -20,6 +20,7 @@ struct PackedExperts {
 
 // x [inputs, cols]: `assignments` is a multiple of inputs, and assignment a reads row a / (assignments / inputs).
 // y [assignments, rows]: NaN if ids[a] is out of range. Only the matrices of selected experts are read, each one once.
-void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, const int32_t* ids, size_t assignments, float* y, Rounding rounding);
+void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, const int32_t* ids, size_t assignments,
+                      float* y, Rounding rounding);
 
 }  // namespace polyquant

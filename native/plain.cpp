@@ -13,7 +13,9 @@ namespace {
 
 void copy_out(const uint8_t* src, float* dst, size_t n) { std::memcpy(dst, src, 4 * n); }
 
-void copy_in(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) { std::memcpy(dst, src, 4 * rows * cols); }
+void copy_in(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  std::memcpy(dst, src, 4 * rows * cols);
+}
 
 PQ_SIMD void dequantize_f16_portable(const uint8_t* src, float* dst, size_t n) {
   for (size_t i = 0; i < n; ++i) dst[i] = half_to_float(load<uint16_t>(src + 2 * i));

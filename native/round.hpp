@@ -65,7 +65,8 @@ PQ_INLINE Range range(const float* x) {
     low = key < low ? key : low;
     high = key > high ? key : high;
   }
-  Range r{std::bit_cast<float>(low ^ ((low >> 31) & 0x7fffffff)), std::bit_cast<float>(high ^ ((high >> 31) & 0x7fffffff))};
+  Range r{std::bit_cast<float>(low ^ ((low >> 31) & 0x7fffffff)),
+          std::bit_cast<float>(high ^ ((high >> 31) & 0x7fffffff))};
   if (r.min == 0)
     for (int j = n - 1; j >= 0; --j) r.min = x[j] == 0 ? x[j] : r.min;
   if (r.max == r.min) r.max = r.min;

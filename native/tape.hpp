@@ -36,9 +36,9 @@ class Lender {
 struct Tape {
   std::vector<std::function<void(size_t position)>> steps;
   std::shared_ptr<Lender> memory = std::make_shared<Lender>();  // shared with the lent arrays
-  bool complete = true;  // all steps read and write only lent memory
-  size_t start = SIZE_MAX;  // the recorded position
-  size_t room = SIZE_MAX;  // positions that fit the caches
+  bool complete = true;                                         // all steps read and write only lent memory
+  size_t start = SIZE_MAX;                                      // the recorded position
+  size_t room = SIZE_MAX;                                       // positions that fit the caches
   bool busy = false;  // a thread is recording or running it: others must not touch its steps and activations
 
   Tape() = default;

@@ -17,7 +17,8 @@ struct Lanes {
 void unpack_lanes(const uint8_t* src, int8_t* codes, size_t bytes, Lanes lanes);
 void dequantize_lanes(const uint8_t* src, float* dst, size_t bytes, Lanes lanes, float scale);
 bool pack_lanes(const int8_t* codes, uint8_t* dst, size_t bytes, Lanes lanes);  // false: a code outside -1..1
-void relayout_lanes(const uint8_t* src, uint8_t* dst, size_t bytes, Lanes from, Lanes to, int8_t* scratch, size_t chunk);
+void relayout_lanes(const uint8_t* src, uint8_t* dst, size_t bytes, Lanes from, Lanes to, int8_t* scratch,
+                    size_t chunk);
 void count_symbols(const uint8_t* src, size_t bytes, uint64_t counts[4]);
 
 // Sign of every weight; magnitudes up to `floor` become 0; *largest receives the bits of max |w|. False for NaN or

@@ -79,7 +79,8 @@ PQ_INLINE uint8_t pack_block(const int8_t* codes, uint8_t* dst, size_t width) {
     const uint8_t a = uint8_t(codes[p] + 1), b = uint8_t(codes[width + p] + 1);
     const uint8_t c = uint8_t(codes[2 * width + p] + 1), d = uint8_t(codes[3 * width + p] + 1);
     bad |= uint8_t((a | b | c | d) & 0xfc) | uint8_t((a & a >> 1) | (b & b >> 1) | (c & c >> 1) | (d & d >> 1));
-    dst[p] = from_plain<Z>(uint8_t(a << shift_of<H>(0) | b << shift_of<H>(1) | c << shift_of<H>(2) | d << shift_of<H>(3)));
+    dst[p] =
+        from_plain<Z>(uint8_t(a << shift_of<H>(0) | b << shift_of<H>(1) | c << shift_of<H>(2) | d << shift_of<H>(3)));
   }
   return bad;
 }
@@ -118,12 +119,14 @@ PQ_SIMD void dequantize_lanes(const uint8_t* src, float* dst, size_t bytes, Lane
 PQ_SIMD bool pack_lanes(const int8_t* codes, uint8_t* dst, size_t bytes, Lanes l) {
   uint8_t bad = 0;
   by_layout(l, [&](auto high_first, auto zero_first, auto width) {
-    for (size_t b = 0; b < bytes; b += width, codes += 4 * width) bad |= pack_block<high_first, zero_first>(codes, dst + b, width);
+    for (size_t b = 0; b < bytes; b += width, codes += 4 * width)
+      bad |= pack_block<high_first, zero_first>(codes, dst + b, width);
   });
   return bad == 0;
 }
 
-void relayout_lanes(const uint8_t* src, uint8_t* dst, size_t bytes, Lanes from, Lanes to, int8_t* scratch, size_t chunk) {
+void relayout_lanes(const uint8_t* src, uint8_t* dst, size_t bytes, Lanes from, Lanes to, int8_t* scratch,
+                    size_t chunk) {
   if (is_plain(from, 32) && is_plain(to, 16)) return x86_to_arm(src, dst, bytes);
   if (is_plain(from, 16) && is_plain(to, 32)) return arm_to_x86(src, dst, bytes);
   for (size_t b = 0; b < bytes; b += chunk) {

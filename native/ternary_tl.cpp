@@ -69,7 +69,8 @@ PQ_INLINE void walk_tl2(size_t rows, size_t from, size_t to, size_t outer, size_
 }  // namespace
 
 void unpack_tl1(const uint8_t* src, int8_t* codes, size_t rows, size_t cols, Tile tile) {
-  walk_tl1(rows, cols, tile, [&](size_t row, size_t col) { std::memcpy(codes + row * cols + col, pairs[*src++].code, 4); });
+  walk_tl1(rows, cols, tile,
+           [&](size_t row, size_t col) { std::memcpy(codes + row * cols + col, pairs[*src++].code, 4); });
 }
 
 void pack_tl1(const int8_t* codes, uint8_t* dst, size_t rows, size_t cols, Tile tile) {

@@ -86,8 +86,7 @@ class Pool {
       seen = round_.load(std::memory_order_acquire);
       if (stop_.load()) return;
       uint32_t state = door_.load(std::memory_order_acquire);
-      while ((state & kOpen) && !door_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
-      }
+      while ((state & kOpen) && !door_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {}
       if (!(state & kOpen)) continue;
       take();
       door_.fetch_sub(1, std::memory_order_acq_rel);
@@ -128,7 +127,8 @@ Pool& ready() {
 std::atomic<long long> spent{0};
 
 long long now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace

@@ -50,13 +50,20 @@ PQ_SIMD void rotate_row(float* x, size_t cols) {
 
 void rotate_blocks(float* row, size_t cols, size_t block) {
   switch (block) {
-    case 2: return rotate_row<2>(row, cols);
-    case 4: return rotate_row<4>(row, cols);
-    case 8: return rotate_row<8>(row, cols);
-    case 16: return rotate_row<16>(row, cols);
-    case 32: return rotate_row<32>(row, cols);
-    case 64: return rotate_row<64>(row, cols);
-    case 128: return rotate_row<128>(row, cols);
+    case 2:
+      return rotate_row<2>(row, cols);
+    case 4:
+      return rotate_row<4>(row, cols);
+    case 8:
+      return rotate_row<8>(row, cols);
+    case 16:
+      return rotate_row<16>(row, cols);
+    case 32:
+      return rotate_row<32>(row, cols);
+    case 64:
+      return rotate_row<64>(row, cols);
+    case 128:
+      return rotate_row<128>(row, cols);
   }
 }
 

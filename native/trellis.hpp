@@ -6,9 +6,9 @@
 
 namespace polyquant {
 
-constexpr size_t kTile = 256;  // values per tile: 16 inputs x 16 outputs
+constexpr size_t kTile = 256;    // values per tile: 16 inputs x 16 outputs
 constexpr size_t kStagger = 32;  // elements between planes, so that they do not alias in the caches
-constexpr size_t kSeam = 128;  // steps on either side of a tile's seam that determine the state there
+constexpr size_t kSeam = 128;    // steps on either side of a tile's seam that determine the state there
 
 // 8 codes of `bits` bits <-> `bits` bytes, least significant bit first; count is a multiple of 8.
 void trellis_pack(const uint8_t* codes, size_t count, unsigned bits, uint8_t* packed);
@@ -54,7 +54,8 @@ struct TrellisTrail {
 };
 
 // A walk through the trellis. Metrics are stored in its own order: `place` of a group.
-using TrellisWalker = void (*)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]);
+using TrellisWalker = void (*)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps,
+                               const TrellisTrail trail[2]);
 struct TrellisWalk {
   const int16_t* table;  // levels in the order in which `walk` reads them
   TrellisWalker walk;
@@ -62,7 +63,8 @@ struct TrellisWalk {
 
   size_t row(const TrellisSearch& s) const { return planes ? s.groups() + (kStagger << s.bits) : s.groups(); }
   size_t place(const TrellisSearch& s, size_t group) const {
-    return planes ? (group & ((size_t(1) << s.bits) - 1)) * ((s.groups() >> s.bits) + kStagger) + (group >> s.bits) : group;
+    return planes ? (group & ((size_t(1) << s.bits) - 1)) * ((s.groups() >> s.bits) + kStagger) + (group >> s.bits)
+                  : group;
   }
 };
 

@@ -19,7 +19,8 @@ inline int distance(const TrellisSearch& s, int x, size_t state) {
   return (d * d + 0x4000) >> 15;
 }
 
-void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
+void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], size_t steps,
+                const TrellisTrail trail[2]) {
   const size_t groups = s.groups();
   for (int t = 0; t < 2; ++t)
     for (size_t j = 0; j < steps; ++j) {
@@ -93,7 +94,8 @@ struct Room {
 // Rows that would exceed the caches in total are not all kept.
 size_t kept_every(const TrellisSearch& s) { return s.window < 15 ? 1 : s.bits == 2 ? 4 : s.bits == 3 ? 2 : 1; }
 
-void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& way, Room& room, uint8_t* codes, int count) {
+void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& way, Room& room, uint8_t* codes,
+                int count) {
   static_assert(2 * kSeam == kTile);
   const size_t row = way.row(s), every = kept_every(s), kept = kTile / every + 1;
   TrellisTrail trail[2];
@@ -156,7 +158,8 @@ void trellis_encode(const float* tiles, size_t count, const TrellisSearch& s, ui
 #endif
   parallel_for((count + 1) / 2, [&](size_t pair) {
     thread_local Room room;
-    encode_two(tiles + 2 * pair * kTile, s, way, room, codes + 2 * pair * kTile, int(std::min<size_t>(2, count - 2 * pair)));
+    encode_two(tiles + 2 * pair * kTile, s, way, room, codes + 2 * pair * kTile,
+               int(std::min<size_t>(2, count - 2 * pair)));
   });
 }
 

@@ -24,9 +24,9 @@ struct TrellisMatrix;
 // int8 input of one matrix for T tokens, K padded to 128.
 struct TrellisInput {
   size_t tokens, padded;
-  const float* scale;     // [T, padded / 128]
-  const float* sum;       // [T, padded / 128] scale * sum of the codes
-  const int16_t* codes;   // [T, padded]
+  const float* scale;    // [T, padded / 128]
+  const float* sum;      // [T, padded / 128] scale * sum of the codes
+  const int16_t* codes;  // [T, padded]
   const int32_t* pairs;  // one token: each code twice, in the order of the lanes
 };
 
@@ -44,9 +44,11 @@ struct TrellisSet {
   TrellisKernel (*find)(unsigned bits, Book book, bool row_major);
   // y[t * stride + o] += (levels * step + zero) . codes * scales[o], for 128 inputs: panel [64][16][2]; block: which
   // 128 inputs
-  void (*times)(const int16_t* panel, const TrellisInput&, size_t block, float step, float zero, const float* scales, float* y, size_t stride);
+  void (*times)(const int16_t* panel, const TrellisInput&, size_t block, float step, float zero, const float* scales,
+                float* y, size_t stride);
   // y[t * stride + o] += x[t * padded + i] w[i][o]: w [inputs][16]
-  void (*times_floats)(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y, size_t stride);
+  void (*times_floats)(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y,
+                       size_t stride);
   // squares of 128 x 128 with row stride kLine. Rotates blocks of the first axis, in `columns` columns, a multiple of
   // 16
   void (*rotate_down)(float* x, size_t rows, size_t columns, size_t block);
@@ -66,9 +68,9 @@ struct TrellisMatrix {
   float step, zero;
   const uint8_t* order;  // stream position -> index 16 * input + output; null for row-major
   size_t block_k, block_n;
-  size_t groups, span;  // rows of scales, and inputs per row
+  size_t groups, span;            // rows of scales, and inputs per row
   const float *scales, *su, *sv;  // scales [groups, outputs rounded up to 16]
-  bool halves;  // each weight is rounded to half precision, without rotation
+  bool halves;                    // each weight is rounded to half precision, without rotation
   TrellisKernel kernel;
 
   size_t tile_rows() const { return (inputs + 15) / 16; }
@@ -90,6 +92,7 @@ struct TrellisJob {
   const TrellisMatrix* matrix;
   float* y;
 };
-void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding);
+void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t tokens, size_t stride,
+                      Rounding rounding);
 
 }  // namespace polyquant

@@ -13,11 +13,11 @@ namespace polyquant {
 constexpr int search_lanes = 8;
 
 struct SearchBlocks {
-  float x[32][search_lanes];        // weights
-  float w[32][search_lanes];        // their importance
+  float x[32][search_lanes];      // weights
+  float w[32][search_lanes];      // their importance
   float codes[32][search_lanes];  // out: integers from 0
-  float scale[search_lanes];        // out
-  float offset[search_lanes];  // out: the value of code 0 (search_affine)
+  float scale[search_lanes];      // out
+  float offset[search_lanes];     // out: the value of code 0 (search_affine)
 };
 
 // weight = importance * sqrt(mean square of the row + x^2): large weights count more, small ones never vanish.

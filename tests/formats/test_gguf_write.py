@@ -100,7 +100,7 @@ def test_members_that_do_not_fit_together(tmp_path):
     second = tmp_path / layout.files[1].name
     renamed = tmp_path / "other.gguf"
     renamed.write_bytes(first.read_bytes())
-    with pytest.raises(InputError, match="name does not say"):
+    with pytest.raises(InputError, match="name has no valid number"):
         gguf.open(renamed)
     second.write_bytes((tmp_path / layout.files[2].name).read_bytes())
     with pytest.raises(InputError, match=r"split\.no"):

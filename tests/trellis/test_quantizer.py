@@ -47,7 +47,7 @@ def test_three_bits_unless_told_otherwise(tiny):
 
 
 def test_what_cannot_be_asked_for(tiny, tmp_path):
-    with pytest.raises(PlanError, match="no size of a shard"):
+    with pytest.raises(PlanError, match="not a shard size"):
         TrellisQuantizer(tiny).save(tmp_path / "out", shard_size="large")
     with pytest.raises(PlanError, match="2 to 8 bits"):
         TrellisQuantizer(tiny, bits=9).plan()

@@ -56,7 +56,7 @@ def test_findings_are_exit_code_1(tmp_path, capsys):
         (["--input", "{nothing}", "--output", "{out}"], "cannot be opened"),
         (["--input", "{float}", "--output", "{out}"], "no trellis weights here"),
         (["--input", "{v2}", "--output", "{v2}"], "v2"),
-        (["--input", "{v2}", "--output", "{out}", "--shard-size", "huge"], "no size of a shard"),
+        (["--input", "{v2}", "--output", "{out}", "--shard-size", "huge"], "not a shard size"),
     ],
 )
 def test_migration_refuses_in_one_line(tmp_path, capsys, arguments, words):

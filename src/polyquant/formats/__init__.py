@@ -1,1 +1,3 @@
-"""One package per format, behind two protocols: `protocol.Format` (sniff, open, check) and `protocol.Target` (choose, prepare, lay out)."""
+"""Formats, one package each, with two protocols: `protocol.Format` (sniff, open, check) and `protocol.Target` (choose,
+prepare, lay out).
+"""

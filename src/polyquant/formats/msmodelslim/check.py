@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyquant.formats.beside import check_side_files
+from polyquant.formats.side_files import check_side_files
 from polyquant.formats.msmodelslim.check_layers import check_layers
 from polyquant.formats.msmodelslim.check_model import check_cache, check_norms
 from polyquant.formats.msmodelslim.description import FLOAT

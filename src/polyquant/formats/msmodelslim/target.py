@@ -74,7 +74,7 @@ class MsModelSlimTarget(PlainTarget):
         steps = planning.steps()
         if AUTO in planning.options.keep:
             options, how = with_proposal(planning.source, steps, planning.options, planning.on_tensor)
-            planning = planning.but(options=options, named=f"{planning.recipe.name}, {how}")
+            planning = planning.with_changes(options=options, named=f"{planning.recipe.name}, {how}")
             steps = planning.steps()
         lossy = next((s for s in steps if s.action is Action.REQUANTIZE), None)
         if lossy is not None and isinstance(lossy.target, MsModelSlim):

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyquant.formats.beside import check_side_files
+from polyquant.formats.side_files import check_side_files
 from polyquant.formats.trellis.config_check import check_config
 from polyquant.formats.trellis.folder import BASE_FILES, INDEX
 from polyquant.formats.trellis.payload_check import check_payload

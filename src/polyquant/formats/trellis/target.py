@@ -198,7 +198,7 @@ class TrellisTarget(PlainTarget):
             from polyquant.formats.trellis.allocation import with_allocation
 
             steps, how = with_allocation(planning.source, steps, planning.options, planning.on_tensor)
-            planning = planning.but(named=how)
+            planning = planning.with_changes(named=how)
         return planning, steps
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:

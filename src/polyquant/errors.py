@@ -98,11 +98,11 @@ class PolyquantError(Exception):
         file: object = None,
         tensor: object = None,
         expected: object = None,
-        suggestions: object = None,
+        found: object = None,
         hint: str | None = None,
     ) -> None:
         self.message, self.file, self.tensor = message, file, tensor
-        self.expected, self.found, self.hint = expected, suggestions, hint
+        self.expected, self.found, self.hint = expected, found, hint
         super().__init__(message)
 
     def __str__(self) -> str:

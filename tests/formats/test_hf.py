@@ -83,7 +83,7 @@ def test_linear_class_absent_means_bitlinear_and_no_bitnet_means_undecoded(tmp_p
     (folder / "config.json").write_text(json.dumps(config))
     checkpoint = hf.open(folder)
     assert checkpoint["model.layers.0.mlp.up_proj.weight"].codec.name == "undecoded.u8"
-    assert checkpoint.undecoded.scheme == "integers, U8 beside weight_scale, not described by config.json"
+    assert checkpoint.undecoded.scheme == "integers, U8 with weight_scale, not described by config.json"
     assert any("gptq" in n for n in checkpoint.notes)
 
 

@@ -81,7 +81,7 @@ def test_other_targets_get_the_float_model(tmp_path):
     [
         ({"down_proj_scales": None}, "lacks its scales"),
         ({"down_proj_scales": np.ones((4, 64, 2), np.uint8)}, "scales do not fit"),
-        ({"down_proj_blocks": np.ones((4, 64, 3, 8), np.uint8)}, "blocks have another form"),
+        ({"down_proj_blocks": np.ones((4, 64, 3, 8), np.uint8)}, "blocks have an unexpected shape"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, tensors, said):

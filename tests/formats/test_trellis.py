@@ -99,7 +99,7 @@ def test_square_weights_follow_the_others_of_their_folder():
     """A folder in the document's schema whose tiles are [N, K]: its square weights are too."""
     opened = polyquant.open(TRELLIS / "v3_seed_mm_headers")
     assert opened[Q_PROJ].codec.name == "metal_marlin.4"
-    assert any("do not show their axes" in note and "[N, K]" in note for note in opened.notes)
+    assert any("have ambiguous axes" in note and "[N, K]" in note for note in opened.notes)
 
 
 def test_axes_can_be_said():

@@ -156,7 +156,7 @@ BAD = {  # name: (folder, what is done to it, code, what the line says)
     "another shape": (SEED, note(shape=[256, 64]), "TRL034", "shape in the metadata contradicts"),
     "shape against tiles": (SEED, note(shape=[128, 256]), "TRL034", "contradicts the tiles"),
     "codebook and wrong axes": (
-        HEADED, codebook(), "TRL034", "a codebook goes with the axes",
+        HEADED, codebook(), "TRL034", "a codebook requires the axes",
     ),
     "weight_map leaves": (SEED, weight_map("../x.safetensors"), "TRL011", "outside the folder"),
     "weight_map absolute": (SEED, weight_map("/etc/passwd"), "TRL011", "outside the folder"),
@@ -178,7 +178,7 @@ BAD = {  # name: (folder, what is done to it, code, what the line says)
     "metadata broken": (SEED, write(CONFIG, b"[]"), "TRL031", "expected object, found array"),
     "metadata with bits of text": (SEED, note(bits="5"), "TRL031", "bits has the wrong type"),
     "metadata with a true": (SEED, note(bits=True), "TRL031", "bits has the wrong type"),
-    "metadata with three axes": (SEED, note(shape=[1, 2, 3]), "TRL031", "must be two numbers"),
+    "metadata with three axes": (SEED, note(shape=[1, 2, 3]), "TRL031", "must be two integers"),
     "metadata of huge numbers": (SEED, note(shape=[10**19, 10**19]), "TRL034", "contradicts"),
     "unknown codebook": (SEED, codebook(type="magic"), "TRL037", "unknown codebook"),
     "unknown order": (SEED, codebook(tile_order="spiral"), "TRL037", "unknown tile order"),
@@ -188,8 +188,8 @@ BAD = {  # name: (folder, what is done to it, code, what the line says)
         SEED, lambda f: (codebook()(f), note(hadamard=[96, 1])(f)), "TRL037", "Hadamard blocks",
     ),
     "codebook without window": (SEED, codebook(window_bits=None), "TRL031", "without window_bits"),
-    "our folder without metadata": (SEED, ours_without_config, "TRL030", "no meaning without it"),
-    "in two shards": (WRITER, twice, "TRL028", "lies in two files"),
+    "our folder without metadata": (SEED, ours_without_config, "TRL030", "cannot be decoded without it"),
+    "in two shards": (WRITER, twice, "TRL028", "is in two files"),
     "quantized and plain": (SEED, plain_too, "TRL028", "both quantized and plain"),
 }  # fmt: skip
 

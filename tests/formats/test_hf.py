@@ -237,9 +237,9 @@ def test_what_a_folder_cannot_hold_is_refused():
     f32, q8 = codec("f32"), codec("q8_0")
     with pytest.raises(PlanError, match="cannot hold q8_0"):
         hf.lay_out([TensorSpec("a", (1, 32), q8)], {})
-    with pytest.raises(PlanError, match="share a name"):
+    with pytest.raises(PlanError, match="have the same name"):
         hf.lay_out([TensorSpec("a", (2,), f32), TensorSpec("a", (2,), f32)], {})
-    with pytest.raises(PlanError, match="share a name"):
+    with pytest.raises(PlanError, match="have the same name"):
         hf.lay_out([TensorSpec("__metadata__", (2,), f32)], {})
     with pytest.raises(PlanError, match=r"\*\.weight"):
         hf.lay_out([TensorSpec("a", (4, 4), codec("hf_bitnet.bitlinear"))], {"config.json": b"{}"})

@@ -108,7 +108,7 @@ def test_the_documents_example_parses_without_its_comments():
     seed = Path(__file__).with_name("msmodelslim_document.txt").read_text()
     clean = re.sub(r"^(#|//|\.\.\.).*$|#.*$", "", seed, flags=re.M)
     found = parse(re.sub(r",\s*}", "}", clean).encode())
-    assert found.whole == {"model_quant_type": "W8A16", "kv_cache_type": "C8"}
+    assert found.general == {"model_quant_type": "W8A16", "kv_cache_type": "C8"}
     assert found.types["transformer.encoder.layers.0.self_attention.query_key_value.k_proj.kv_cache_scale"] == "W8A16"
     with pytest.raises(InputError, match="not valid JSON"):
         parse(seed.encode())

@@ -359,7 +359,7 @@ def test_a_shifted_norm_of_another_place_is_refused(tmp_path):
     save_file(tensors, file)
     said = json.loads((source / "quant_model_description.json").read_text())
     (source / "quant_model_description.json").write_text(json.dumps({**said, "model.norm.bias": "FLOAT"}))
-    with pytest.raises(UnsupportedError, match="no linear layer behind it"):
+    with pytest.raises(UnsupportedError, match="no linear layer follows it"):
         polyquant.plan(source, "hf")
 
 
@@ -392,7 +392,7 @@ def test_a_norm_that_is_said_twice_and_not_the_same(tmp_path, float_layers):
     source = with_tensors(model_folder(tmp_path / "a", "v0/fp16/w8a8_m1", "qwen2_fp16"), change)
     smoothed = genuine("v0/fp16/w8a8_m1")[f"{NORM}.weight"]
     if len(float_layers) == 1:
-        with pytest.raises(UnsupportedError, match="read it differently"):
+        with pytest.raises(UnsupportedError, match="need different copies of it"):
             polyquant.plan(source, "hf")
         return
     polyquant.convert(source, tmp_path / "b", to="hf")
@@ -422,7 +422,7 @@ def test_shifts_of_an_architecture_that_is_not_known_are_kept_and_said(tmp_path)
     source = model_folder(tmp_path / "a", "v0/fp16/w8a8s_lowbit_smooth", "qwen2_fp16")
     (source / "config.json").write_text('{"model_type": "strange", "torch_dtype": "float16"}')
     report = polyquant.convert(source, tmp_path / "b", to="hf")
-    assert sum("architecture is not known" in w for w in report.warnings) == 4
+    assert sum("architecture is unknown" in w for w in report.warnings) == 4
     assert f"{NORM}.bias" in load_file(tmp_path / "b/model.safetensors")
 
 

@@ -170,7 +170,7 @@ def test_a_whole_stack_stays_float_and_says_why(source, monkeypatch):
     monkeypatch.setattr(planning, "_translate", lambda *_: Translation("synthetic", maps))
     plan = pq.plan(source, "msmodelslim", codec="w8a16")
     (step,) = (s for s in plan.steps if s.map.target == name)
-    assert step.target.name == "f32" and step.why == "a stack: the folder has a place for matrices only"
+    assert step.target.name == "f32" and step.why == "a stack: the format supports only matrices"
     assert any("more than two dimensions stay float" in w for w in plan.warnings)
 
 

@@ -83,7 +83,7 @@ def test_quantizes_outputs_of_all_sizes(bits, most):
 
 @pytest.mark.parametrize("name", ["exl3.0.mul1", "exl3.9.mul1", "exl3.3", "exl3.3.grid", "exl3.3.mul1.x"])
 def test_other_names_are_refused(name):
-    with pytest.raises(UnknownNameError, match="no codec is called"):
+    with pytest.raises(UnknownNameError, match="no codec is named"):
         codec(name)
 
 

@@ -76,7 +76,7 @@ def test_names_say_everything(name):
     ],
 )
 def test_other_names_are_refused(name):
-    with pytest.raises(UnknownNameError, match="no codec is called"):
+    with pytest.raises(UnknownNameError, match="no codec is named"):
         codec(name)
 
 

@@ -235,7 +235,7 @@ def test_config_says_what_packed_weights_mean():
 
 def test_what_a_folder_cannot_hold_is_refused():
     f32, q8 = codec("f32"), codec("q8_0")
-    with pytest.raises(PlanError, match="cannot hold q8_0"):
+    with pytest.raises(PlanError, match="cannot store q8_0"):
         hf.lay_out([TensorSpec("a", (1, 32), q8)], {})
     with pytest.raises(PlanError, match="have the same name"):
         hf.lay_out([TensorSpec("a", (2,), f32), TensorSpec("a", (2,), f32)], {})

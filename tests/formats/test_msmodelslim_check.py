@@ -322,7 +322,7 @@ def test_what_a_target_takes(name):
 def test_targets_have_names_and_a_format():
     with pytest.raises(UnknownNameError, match="did you mean vllm-ascend"):
         polyquant.validate(MSMODELSLIM / W8A16, target="vllm")
-    with pytest.raises(UnsupportedError, match="only msModelSlim folders have targets"):
+    with pytest.raises(UnsupportedError, match="--target applies to msModelSlim folders only"):
         polyquant.validate(MSMODELSLIM / "models/qwen2_fp16", target="mindie")
 
 

@@ -85,7 +85,7 @@ def test_weights_by_name_and_floats():
 
 def test_what_is_not_there_is_said_in_one_line():
     loader = TrellisModelLoader(VECTORS / "v2_cuda")
-    with pytest.raises(UnknownNameError, match="no layer is called '7'"):
+    with pytest.raises(UnknownNameError, match="no layer is named '7'"):
         loader.load_layer(7)
     with pytest.raises(UnknownNameError, match=r"did you mean model\.layers\.0\.mlp\.up_proj\.weight"):
         loader.load_weight("model.layers.0.mlp.upproj.weight")

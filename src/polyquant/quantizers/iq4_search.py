@@ -1,10 +1,12 @@
 """The search behind IQ4_NL and IQ4_XS: scales of least squared error, weighted by importance.
 
-The scale of 32 weights starts where the largest magnitude meets one of a dozen places beside the outer levels, of both signs; each start is
-followed by the least-squares scale of its codes, and the best of them once more. IQ4_XS then tries five ways to share one d among 8 scales. ggml
-weights the squares by w^2 and tries one sign only: its plain error is 2 to 4 % larger.
+The scale of 32 weights starts where the largest magnitude meets one of a dozen places beside the outer levels, of both
+signs; each start is followed by the least-squares scale of its codes, and the best of them once more. IQ4_XS then tries
+five ways to share one d among 8 scales. ggml weights the squares by w^2 and tries one sign only: its plain error is 2
+to 4 % larger.
 
-What the codes are packed into: codecs/ggml_iq.py. The native twin does the same operations in the same order: bytes are equal.
+What the codes are packed into: codecs/ggml_iq.py. The native twin does the same operations in the same order: bytes are
+equal.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ def _largest(x: F32) -> F32:
 
 
 def _fit(y: F32, weight: F32, inverse: F32 | np.float32) -> tuple[F32, F32]:
-    """The least-squares scale of the codes that `inverse` gives, and how much of the square sum it explains. [n, 32] -> [n, 1] each"""
+    """The least-squares scale of the codes that `inverse` gives, and how much of the square sum it explains.
+
+    [n, 32] -> [n, 1] each
+    """
     v = LEVELS.astype(np.float32)[np.searchsorted(_BETWEEN, y * inverse)]
     wv = weight * v
     a, b = _tree(wv * y), _tree(wv * v)

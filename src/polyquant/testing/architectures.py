@@ -41,8 +41,10 @@ __all__ = [
 
 _STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
 _SAMPLES: dict[str, Value] = {
-    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "expert_latent": 16, "window": 5, "rope_theta_swa": 5000.0,
-    "layer_kv_heads": (0, 2, 0), "layer_feed_forward": (32, 0, 0), "recurrent": (1, 0, 0), "sliding": (1, 0, 0), "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
+    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "expert_latent": 16,
+    "window": 5, "rope_theta_swa": 5000.0,
+    "layer_kv_heads": (0, 2, 0), "layer_feed_forward": (32, 0, 0), "recurrent": (1, 0, 0), "sliding": (1, 0, 0),
+    "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
 }  # fmt: skip
 """Of tiny models, where the default would leave the part out."""
 _FIELDS = frozenset(f.name for f in fields(Hyper))
@@ -168,7 +170,8 @@ def _output(model: Model) -> F32:
 def tiny_hyper(record: Architecture) -> Hyper:
     """Two layers of 64, or three where they are of three kinds, four heads of 32, two of keys and values, 40 tokens; defaults for what its config.json cannot say."""
     usual: dict[str, Any] = {
-        "layers": 2, "context": 128, "hidden": 64, "feed_forward": 96, "heads": 4, "kv_heads": 2, "head_dim": 32, "norm_eps": 1e-5,
+        "layers": 2, "context": 128, "hidden": 64, "feed_forward": 96, "heads": 4, "kv_heads": 2, "head_dim": 32,
+        "norm_eps": 1e-5,
         "rope_theta": 20000.0, "vocab": 40,
     }  # fmt: skip
     rows = {key.name: key for key in record.hyper.keys}

@@ -42,7 +42,8 @@ from polyquant.testing.refusals import refused
 from polyquant.types import F32, Codec, Form, Parts, Shape, as_matrix
 
 __all__ = [
-    "any_parts", "awkward_floats", "check_codec", "check_dequantize", "check_opaque", "check_quantize_bytes", "check_registered", "check_same_engines",
+    "any_parts", "awkward_floats", "check_codec", "check_dequantize", "check_opaque", "check_quantize_bytes",
+    "check_registered", "check_same_engines",
     "check_sizes", "same_floats", "weighted_error",
 ]  # fmt: skip
 
@@ -219,15 +220,17 @@ def _check_importance(codec: Codec, w: F32, finish: Finish) -> None:
     for importance in (good, good.astype(np.float32), list(good), good.astype(np.float16)):
         _check_sizes(codec, codec.pack(finish(codec.quantize(w, importance=importance))), w.shape)  # type: ignore[arg-type]
     refusals: tuple[tuple[Any, str], ...] = (
-        (np.full(k, np.nan), "finite and not negative"), (np.full(k, np.inf), "finite and not negative"), (np.full(k, -1.0), "finite and not negative"),
-        (good[1:], "one entry per column"), (np.ones((2, k)), "one entry per column"), (1.0, "one entry per column"), ("x", "real numbers"),
+        (np.full(k, np.nan), "finite and non-negative"), (np.full(k, np.inf), "finite and non-negative"),
+        (np.full(k, -1.0), "finite and non-negative"),
+        (good[1:], "one entry per column"), (np.ones((2, k)), "one entry per column"), (1.0, "one entry per column"),
+        ("x", "real numbers"),
     )  # fmt: skip
     for wrong, says in refusals:
         refused(partial(codec.quantize, w, importance=wrong), CodecError, says=says)
 
 
 def _check_only_read(codec: Codec, parts: Parts, shape: Shape) -> None:
-    refused(lambda: codec.quantize(np.zeros(shape, np.float32)), UnsupportedError, says="not written")
+    refused(lambda: codec.quantize(np.zeros(shape, np.float32)), UnsupportedError, says="read-only")
     _check_sizes(codec, parts, shape)
     assert isinstance(codec.unpack(parts, shape), codec.form)
 

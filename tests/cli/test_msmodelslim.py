@@ -84,7 +84,7 @@ def test_from_dialect_to_dialect_without_asking_for_more(polyquant, tmp_path):
         (("--codec", "w4a16", "--keep", "auto", "--keep-error", "1e-9", "--calibration", IDS), "--keep-error"),
         (("--codec", "w8a16", "--calibration", IDS), "omit --calibration"),
         (("--codec", "w8a16", "--ranges", "RANGES"), "omit --ranges"),
-        (("--codec", "w8a8", "--ranges", "RANGES"), "says nothing of 14 layers"),
+        (("--codec", "w8a8", "--ranges", "RANGES"), "has no entry for 14 layers"),
         (("--codec", "w8a8", "--ranges", "RANGES", "--calibration", IDS), "mutually exclusive"),
         (("--codec", "w8a8", "--ranges", "nowhere.json"), "nowhere.json"),
         (("--codec", "w8a8", "--calibration", "nowhere.txt"), "nowhere.txt"),

@@ -288,7 +288,7 @@ def trellis_source(folder, monkeypatch, made):
     ("made", "message"),
     [
         ((("e0", "e1"), Concat()), r"q_proj\.weight: is made of several tensors.*e0 and 1 more"),
-        ((("e0",), Transpose()), r"q_proj\.weight: has other columns than its source .*found e0"),
+        ((("e0",), Transpose()), r"q_proj\.weight: has other columns than its source.*found e0"),
     ],
 )
 def test_calibration_needs_the_inputs_of_one_source(tmp_path, monkeypatch, made, message):

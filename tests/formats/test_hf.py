@@ -244,7 +244,7 @@ def test_what_a_folder_cannot_hold_is_refused():
     with pytest.raises(PlanError, match=r"\*\.weight"):
         hf.lay_out([TensorSpec("a", (4, 4), codec("hf_bitnet.bitlinear"))], {"config.json": b"{}"})
     for name in ("model.safetensors", "model.safetensors/x", "../x", "a/b/c", ""):
-        with pytest.raises(PlanError, match="plain name"):
+        with pytest.raises(PlanError, match="plain, unique name"):
             hf.lay_out([TensorSpec("a", (2,), f32)], {name: b""})
 
 

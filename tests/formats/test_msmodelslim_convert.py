@@ -408,7 +408,7 @@ def test_biases_that_only_quant_bias_says(tmp_path, mode):
 
     source = with_tensors(model_folder(tmp_path / "a", mode, "qwen2_fp16"), change)
     report = polyquant.convert(source, tmp_path / "b", to="hf")
-    assert any("2 biases are said by quant_bias only" in w for w in report.warnings)
+    assert any("2 biases were only included in quant_bias" in w for w in report.warnings)
     found = load_file(tmp_path / "b/model.safetensors")
     bias = "model.layers.1.self_attn.q_proj.bias"
     deq = genuine(mode)[f"{bias[:-5]}.deq_scale"].astype(np.uint32).view(np.float32)

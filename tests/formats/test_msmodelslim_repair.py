@@ -73,7 +73,8 @@ def test_a_type_that_nothing_tells_is_asked_for(tmp_path):
     folder = copy("v1/bf16/w8a16", tmp_path)
     description(folder).unlink()
     with pytest.raises(
-        PlanError, match=r"nothing tells the type of this layer .expected W8A16 or W8A8_DYNAMIC.*pass it with --type"
+        PlanError,
+        match=r"the type of this layer cannot be determined .expected W8A16 or W8A8_DYNAMIC.*pass it with --type",
     ):
         polyquant.repair(folder, tmp_path / "new")
     polyquant.repair(folder, tmp_path / "new", kind="w8a16")
@@ -179,7 +180,7 @@ def test_quantization_config_goes_and_the_rest_of_the_config_stays(tmp_path):
 def test_names_of_another_dialect(tmp_path):
     done = polyquant.repair(MSMODELSLIM / STATIC, tmp_path / "new", dialect="v1")
     assert "description: quant_model_description_w8a8.json now quant_model_description.json" in done.changes
-    assert "not of the model, and not copied: tool_forward.safetensors" in done.changes
+    assert "not part of the model, not copied: tool_forward.safetensors" in done.changes
     assert [p.name for p in shards(tmp_path / "new")] == ["quant_model_weights.safetensors"]
     assert {f.code for f in polyquant.validate(tmp_path / "new", target="vllm-ascend")} == {"ASC001", "ASC017"}
 
@@ -209,7 +210,7 @@ def nan(part):
 
 REFUSED = {  # name: (folder, what is done to it, what the line says)
     "NaN scale": (W8A16, nan("weight_scale"), "cannot be repaired: 3 scales are not positive and finite"),
-    "offset of 0.5": (W8A16, wrong("weight_offset", 0.5), "cannot be repaired: 3 offsets are no whole numbers"),
+    "offset of 0.5": (W8A16, wrong("weight_offset", 0.5), "cannot be repaired: 3 offsets are not integers"),
     "NaN scale without a description": (
         STATIC, lambda f: (nan("weight_scale")(f), description(f).unlink()), "input_scale * weight_scale is not positive and finite"),
     "deq_scale lost without weight_scale": (V1, lose("deq_scale"), "cannot be repaired: deq_scale is missing"),

@@ -292,8 +292,8 @@ def test_exl3_folder_is_written_and_read(tmp_path):
         ("mul1_k3.suh", lambda t: None, "lacks suh"),
         ("mul1_k3.svh", lambda t: t[:64], "svh does not fit"),
         ("mul1_k3.suh", lambda t: t.astype(np.float32), "suh does not fit"),
-        ("mul1_k3.trellis", lambda t: t[..., :8], "another form"),
-        ("mul1_k3.trellis", lambda t: t.view(np.uint16), "another form"),
+        ("mul1_k3.trellis", lambda t: t[..., :8], "unexpected shape"),
+        ("mul1_k3.trellis", lambda t: t.view(np.uint16), "unexpected shape"),
         ("mul1_k3.trellis", lambda t: t[:2], "multiples of 128"),
     ],
 )

@@ -89,4 +89,4 @@ def test_repair_and_axes_reach_the_reader(tmp_path, capsys):
             np.testing.assert_allclose(fixed[name].dequantize(), want[name].astype(np.float32), rtol=2e-3, atol=1e-4)
     capsys.readouterr()
     assert migrate_v2_to_v3.main(["--input", source, "--output", str(tmp_path / "kn"), "--axes", "kn"]) == 0
-    assert "axes kn, as asked" in capsys.readouterr().err
+    assert "axes kn, as requested" in capsys.readouterr().err

@@ -123,9 +123,9 @@ class BlockCodec:
             out[a : a + step] = coded.reshape(len(part), -1)
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
-        """Return the blocks as the part. Raises CodecError for blocks of another type."""
+        """Return the blocks as the part. Raises CodecError for blocks of a different type."""
         if codes.codec != self.name:
-            raise CodecError("cannot pack codes of another block type", expected=self.name, found=codes.codec)
+            raise CodecError("cannot pack codes of a different block type", expected=self.name, found=codes.codec)
         return {"blocks": codes.blocks}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:

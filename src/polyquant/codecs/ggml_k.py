@@ -24,7 +24,7 @@ Multiplication order is ggml's, sub-scale first: any other order differs by one 
 ggml-common.h of llama.cpp 0c1e570.
 
 Differences between encoders: super-scales may be negative; in ggml d of Q3_K, Q6_K and Q8_K, here also d and dmin of
-Q2_K, Q4_K and Q5_K blocks that lie above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2), and without
+Q2_K, Q4_K and Q5_K blocks entirely above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2), and without
 importance by |w|, w^2 or similar; quantizers/k_search.py minimises the squared error, times importance if given.
 """
 

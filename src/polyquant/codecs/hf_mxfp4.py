@@ -3,8 +3,8 @@
     blocks u8 [rows, K / 2]     byte j of a row: low nibble weight 2j, high nibble weight 2j + 1
     scales u8 [rows, K / 32]    e: w = E2M1[q] * 2^(e - 127)
 
-4.25 bits per weight. A ggml block is [e][qs 16] with weights j and j + 16 in byte j: the same codes in another order,
-so conversion only moves bits. In the file the parts are [experts, rows, K / 32, 16] and [experts, rows, K / 32].
+4.25 bits per weight. A ggml block is [e][qs 16] with weights j and j + 16 in byte j: the same codes in a different
+order, so conversion only moves bits. In the file the parts are [experts, rows, K / 32, 16] and [experts, rows, K / 32].
 Source: transformers 5.23, integrations/mxfp4.py (convert_moe_packed_tensors); llama.cpp's converter.
 """
 
@@ -54,7 +54,7 @@ class HFMxfp4:
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
         """Pack ggml's mxfp4 blocks [rows, K / 32 * 17] to parts, losslessly. Raises CodecError for other blocks."""
         if codes.codec != self.holds:
-            raise CodecError("cannot pack codes of another block type", expected=self.holds, found=codes.codec)
+            raise CodecError("cannot pack codes of a different block type", expected=self.holds, found=codes.codec)
         rows, size = codes.blocks.shape
         cells = codes.blocks.reshape(rows, size // MXFP4.type_size, MXFP4.type_size)
         halves = cells[:, :, 1:]

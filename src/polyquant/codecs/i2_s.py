@@ -95,7 +95,7 @@ class I2S:
             raise CodecError(
                 f"{self.name} needs {unit}",
                 found=f"shape {list(shape)}",
-                hint="keep this tensor in another type, e.g. f16 or tq2_0",
+                hint="choose a different type for this tensor, e.g. f16 or tq2_0",
             )
         return rows * k // 4
 

@@ -1,6 +1,6 @@
 """Codebooks of ggml's IQ1, IQ2 and IQ3 types, and the sign table.
 
-An IQ1 or IQ2 codebook entry stands for 8 consecutive weights, an IQ3 entry for 4. Each value is one of a few levels, so
+An IQ1 or IQ2 codebook entry encodes 8 consecutive weights, an IQ3 entry for 4. Each value is one of a few levels, so
 an entry is stored as `width` digits, each the index of a level, the first weight in the lowest bits:
 
     name     entries  width  bits  levels
@@ -13,8 +13,8 @@ an entry is stored as `width` digits, each the index of a level, the first weigh
 
 `iq_codebooks.bin` holds the entries as little-endian u16, table after table in that order (9,216 bytes). Within a table
 they are strictly increasing: a codebook is a subset of all digit strings. The digits of every iq2 and iq3_xxs entry add
-up to an even number (the magnitudes are points of the lattices D8 and D4); iq1 and iq3_s follow no such rule, hence the
-tables. The native kernels are built from the same file; scripts/make_iq_codebooks.py writes it.
+up to an even number (the magnitudes are points of the lattices D8 and D4); iq1 and iq3_s follow no such rule, so they
+need tables. The native kernels are built from the same file; scripts/make_iq_codebooks.py writes it.
 
 Signs are stored separately from magnitudes. iq2_xxs, iq2_xs and iq3_xxs store 7 bits for 8 signs: the eighth makes the
 number of minus signs even (SIGNS). Source: ggml-common.h of llama.cpp 0c1e570 (iq*_grid, ksigns_iq2xs), whose iq2 and

@@ -193,8 +193,8 @@ class MsModelSlim:
     def pack(self, codes: Affine) -> dict[str, NDArray[Any]]:
         """Pack codes to parts. Scales are rounded to their dtype; a given deq_scale is kept.
 
-        Raises CodecError for codes of another width or grouping, for offsets that the type cannot store, and for static
-        types without input quantization parameters.
+        Raises CodecError for codes with different bits or groups, for offsets that the type cannot store, and for
+        static types without input quantization parameters.
         """
         n, k = codes.codes.shape
         specs = self.specs((n, k))

@@ -1,6 +1,6 @@
-"""Unknown GGUF types: the bytes are carried along, never interpreted.
+"""Unknown GGUF types: the bytes are copied, never interpreted.
 
-    ggml.type_N   [whatever type number N means to the program that wrote it]   size from the next tensor's offset
+    ggml.type_N   [bytes defined by the program that wrote it]   size from the next tensor's offset
 
 One instance per tensor, since only the file knows the size.
 """
@@ -68,9 +68,9 @@ class OpaqueCodec:
         raise UnsupportedError(f"type number {self.type_id} cannot be written: {self.why}", hint="choose another codec")
 
     def pack(self, codes: Blocks) -> dict[str, U8]:
-        """Return the bytes unchanged. Raises CodecError for codes of another type or size."""
+        """Return the bytes unchanged. Raises CodecError for codes of a different type or size."""
         if codes.codec != self.name or codes.blocks.nbytes != self.nbytes:
-            raise CodecError("cannot pack bytes of another type", expected=self.name, found=codes.codec)
+            raise CodecError("cannot pack bytes of a different type", expected=self.name, found=codes.codec)
         return {self.part: codes.blocks}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:

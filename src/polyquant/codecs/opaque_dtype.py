@@ -1,6 +1,6 @@
-"""Safetensors dtypes that are not decoded (F4, F6, F8_E8M0, C64, new ones): the bytes are carried along unread.
+"""Safetensors dtypes that are not decoded (F4, F6, F8_E8M0, C64, new ones): the bytes are copied, never interpreted.
 
-safetensors.<dtype>   [whatever the dtype means to the program that wrote it]   size from the header
+safetensors.<dtype>   [bytes defined by the program that wrote it]   size from the header
 """
 
 from __future__ import annotations

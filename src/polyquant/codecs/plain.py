@@ -156,7 +156,7 @@ class PlainCodec:
         spec = self.specs(shape)["blocks"]
         blocks = stored_bytes(self.name, parts, "blocks", spec)
         flat = np.ascontiguousarray(blocks).reshape(-1)
-        values = flat != 0 if self.name == "bool" else flat.view(self.dtype)  # any byte but 0 is true
+        values = flat != 0 if self.name == "bool" else flat.view(self.dtype)  # any nonzero byte is true
         return Floats(values.reshape(as_matrix(shape)))
 
     def dequantize(

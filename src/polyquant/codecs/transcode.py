@@ -33,7 +33,7 @@ _SCRATCH = 1 << 22  # no byte-wise path if the common block size of both layouts
 
 
 class ScaleFate(Enum):
-    """How transcoding changed the scale."""
+    """The change of the scale by transcoding."""
 
     KEPT = "kept exactly"
     ROUNDED = "rounded"

@@ -2,7 +2,7 @@
 
     inputs    low, high widened to include 0; s = (high - low) / 255, z = round(-low / s) - 128, both as stored
     static    deq_scale = s * scale of W, quant_bias = round(bias / deq_scale - z * row sum of W's codes)
-    sparse    W8A8S: all weights but the 1.1% of greatest magnitude in the matrix (or those beyond three standard
+    sparse    W8A8S: all weights except the 1.1% of largest magnitude in the matrix (or those beyond three standard
               deviations of their row's magnitudes) map to -7 to 7, the outliers beyond; nothing is clipped
 
 Arithmetic is float32, except the sums of quant_bias: int64 and float64. The few distinct codes of W8A8S compress well;

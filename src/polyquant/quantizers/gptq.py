@@ -108,7 +108,7 @@ def _block(codec: MsModelSlim, w: F32, work: F32, factor: F32, grid: tuple[F32, 
 
 
 def _grid(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
-    """Searched scale and offset [N, G]; of one scale for the matrix all alike."""
+    """Return searched scale and offset, [N, G]; equal rows for a codec with one scale per tensor."""
     if not codec.tensor:
         return searched_grid(codec, w, diagonal)
     one = searched_grid(replace(codec, tensor=False), w.reshape(1, -1), np.tile(diagonal, len(w)))

@@ -13,7 +13,7 @@ Affine blocks mostly above zero are encoded negated, with both super-scales nega
 below zero.
 
 Byte layout: codecs/ggml_k.py. native/ggml_k_quantize.cpp does the same operations in the same order, in float32 without
-fused multiply-add, so bytes are equal. Sums therefore run in index order, and comparisons treat NaN alike in both.
+fused multiply-add, so bytes are equal. Sums therefore run in index order, and comparisons treat NaN the same way.
 """
 
 from __future__ import annotations

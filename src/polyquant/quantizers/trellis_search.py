@@ -1,6 +1,6 @@
 """Search for the codes and scales of a trellis-coded weight that minimise the error under a Hessian.
 
-The error of a layer's output is tr(E^T H E) with E = W^T - What^T [K, N] and H = mean of x x^T [K, K]; without inputs H
+The error of a layer's output is tr(E^T H E) with E = W^T - U^T [K, N] and H = mean of x x^T [K, K]; without inputs H
 is the identity. Two steps:
 
 codes   H = L blockdiag(D) L^T in blocks of 16 inputs. Blocks are encoded from the last to the first, with feedback from
@@ -98,25 +98,25 @@ class Coder:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Signs (or other factors) su [K], sv [N], and block sizes along K and N: W^T = diag(su) H_K What H_N diag(sv)."""
+    """Signs (or other factors) su [K], sv [N], and block sizes along K and N: W^T = diag(su) H_K U H_N diag(sv)."""
 
     su: F32
     sv: F32
     blocks: tuple[int, int]
 
     def weight(self, w: F32) -> F32:
-        """Rotate a weight [N, K] to What [K, N]; su and sv must be signs."""
+        """Rotate a weight [N, K] to U [K, N]; su and sv must be signs."""
         rotated = hadamard(w * self.su * self.sv[:, None], self.blocks[0])
         return hadamard(np.ascontiguousarray(rotated.T), self.blocks[1])
 
     def hessian(self, h: F32) -> F32:
-        """Rotate a Hessian [K, K] to H_K diag(su) H diag(su) H_K, which weights errors of What."""
+        """Rotate a Hessian [K, K] to H_K diag(su) H diag(su) H_K, which weights errors of U."""
         half = hadamard(h * self.su * self.su[:, None], self.blocks[0])
         return hadamard(np.ascontiguousarray(half.T), self.blocks[0])
 
-    def back(self, what: F32) -> F32:
-        """Return H_K What H_N, without su and sv, [K, N]."""
-        half = hadamard(what, self.blocks[1])
+    def back(self, rotated: F32) -> F32:
+        """Return H_K U H_N, without su and sv, [K, N]."""
+        half = hadamard(rotated, self.blocks[1])
         return np.ascontiguousarray(hadamard(np.ascontiguousarray(half.T), self.blocks[0]).T)
 
 
@@ -162,16 +162,16 @@ def search(w: F32, h: F32 | None, rotation: Rotation, coder: Coder, groups: int)
 
     Raises numpy.linalg.LinAlgError if H is not positive definite.
     """
-    what = rotation.weight(w)
-    scales = first_scales(what, groups, coder)
+    rotated = rotation.weight(w)
+    scales = first_scales(rotated, groups, coder)
     if h is None:
-        codes, numbers = coder(scaled(what, scales))
+        codes, numbers = coder(scaled(rotated, scales))
         rotated_hessian = None
     else:
         rotated_hessian = rotation.hessian(h)
-        codes, numbers, scales = with_feedback(what, rotated_hessian, scales, coder)
-    scales = best_scales(what, numbers, scales, rotated_hessian)
-    target, plain = np.ascontiguousarray(w.T), rotation.back(wide(scales, len(what)) * numbers)
+        codes, numbers, scales = with_feedback(rotated, rotated_hessian, scales, coder)
+    scales = best_scales(rotated, numbers, scales, rotated_hessian)
+    target, plain = np.ascontiguousarray(w.T), rotation.back(wide(scales, len(rotated)) * numbers)
     sv = rotation.sv if rotation.blocks[1] == 1 else best_outputs(target, plain * rotation.su[:, None], h)
     # Readers of plain grids swap su and sv in square weights, so both stay ones there.
     simple = rotation.blocks == (1, 1) and coder.window_bits == coder.bits

@@ -214,10 +214,11 @@ def staged(
 ) -> Iterator[Staging]:
     """Stage `layout` for `dst`; the complete output appears at `dst` when the block ends without an error.
 
-    replaceable: returns what may be removed from an existing target (--overwrite); None: an existing target is refused.
-    check: called when all bytes are written and nothing is published yet; may raise. Raises PlanError if another run
-    uses the target, or resume="required" and there is nothing to resume. After an error that a retry may overcome (an
-    interrupt, a full disk) the work folder is kept and the error gets a note that tells so; otherwise it is removed.
+    replaceable: returns the files of an existing target that may be removed (--overwrite); None: an existing target is
+    refused. check: called when all bytes are written and nothing is published yet; may raise. Raises PlanError if
+    another run uses the target, or resume="required" and there is nothing to resume. After an error that a retry may
+    overcome (an interrupt, a full disk) the work folder is kept and the error gets a note that tells so; otherwise it
+    is removed.
     """
     dst = dst.absolute()
     if not layout.folder and dst.is_dir() and not dst.is_symlink():

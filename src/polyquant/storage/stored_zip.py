@@ -87,7 +87,7 @@ def _end(source: Source) -> tuple[int, int, int]:
             _refuse(source, "zip end records contradict each other")
         count, size, offset, end = wide
     if offset + size != end:
-        _refuse(source, "zip directory is not where the end record says")
+        _refuse(source, "zip directory is not at the offset in the end record")
     return count, size, offset
 
 

@@ -239,7 +239,7 @@ def _rename_to_free(source: Path, target: Path) -> None:
 
 def _remove(path: Path, names: Iterable[str]) -> None:
     """Remove a regular file, or the named files of a folder and then the folder if it is empty. Never follows links."""
-    with suppress(OSError):  # what cannot be removed is kept, and so is the work folder
+    with suppress(OSError):  # files that cannot be removed are kept, and so is the work folder
         mode = path.lstat().st_mode
         if stat.S_ISREG(mode):
             path.unlink()

@@ -169,7 +169,7 @@ class TrellisModelLoader:
         return self._names(layer, quantized=True)
 
     def load_layer(self, layer: int) -> dict[str, TrellisWeight]:
-        """Return the quantized weights of one layer by name; reads nothing else.
+        """Return the quantized weights of one layer by name; no other tensor is read.
 
         Raises UnknownNameError, InputError.
         """

@@ -72,7 +72,7 @@ def test_other_targets_get_the_float_model(tmp_path):
     names = {n for n in polyquant.open(tmp_path / "f32") if n.startswith(EXPERTS)}
     assert names == {f"{EXPERTS}.{part}_proj{bias}" for part in ("gate_up", "down") for bias in ("", "_bias")}
     rules = [Rule("model.layers.0.mlp.experts.down_proj_blocks", "f32")]
-    with pytest.raises(PlanError, match="cannot become f32 one by one"):
+    with pytest.raises(PlanError, match="cannot become f32 individually"):
         polyquant.plan(tmp_path / "m.gguf", "hf", rules=rules)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from polyquant import registry
 from polyquant.architectures.record import Architecture
 from polyquant.errors import printable
+from polyquant.types import Checkpoint
 
-__all__ = ["by_name", "known", "of_config", "of_metadata"]
+__all__ = ["by_name", "known", "of_config", "of_metadata", "other_name"]
 
 
 def _installed() -> tuple[Architecture, ...]:
@@ -55,6 +56,15 @@ def _says(metadata: Mapping[str, Any], told: str) -> bool:
 def of_config(config: Mapping[str, Any]) -> Architecture | None:
     """The architecture of a config.json, None if it is not ours and no installed package's. Its class decides before its model type."""
     return _of_config(registry.architectures(), config) or _of_config(_installed(), config)
+
+
+def other_name(checkpoint: Checkpoint, name: str) -> str | None:
+    """What the checkpoint calls a tensor that is asked for by its Hugging Face or GGUF name; None where that is not known."""
+    if checkpoint.naming == "gguf":
+        family = of_metadata(checkpoint.metadata)
+        return None if family is None else family.names.to_gguf(name)
+    family = of_config(checkpoint.config)
+    return None if family is None else family.names.to_hf(name)
 
 
 def _by_name(records: Sequence[Architecture]) -> dict[str, Architecture]:

@@ -21,16 +21,17 @@ _DEPTH = 2
 """Folders of a Trellis v2 model hold one folder per layer."""
 
 
-def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
+def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
     """Raise PlanError if writing `dst` would destroy something: the source, a folder around it, or an existing target.
 
     The unfinished publication of a killed run is completed or rolled back first.
     """
-    real, origin = Path(os.path.realpath(dst)), Path(os.path.realpath(source))  # never fails, even for a loop of links
-    if real == origin or origin in real.parents or real in origin.parents:
+    real = Path(os.path.realpath(dst))  # never fails, even for a loop of links
+    origin = None if source is None else Path(os.path.realpath(source))  # None: arrays in memory
+    if origin is not None and (real == origin or origin in real.parents or real in origin.parents):
         raise PlanError("target is, contains or is inside the source", file=dst, hint="choose another target")
-    if inside_work_folder(origin) or inside_work_folder(real):
-        raise PlanError("is the unfinished output of a run", file=source, hint="repeat that run to finish it")
+    if inside_work_folder(real) or (origin is not None and inside_work_folder(origin)):
+        raise PlanError("is the unfinished output of a run", file=source or dst, hint="repeat that run to finish it")
     settle_all(dst.absolute())
     if os.path.lexists(dst):
         if not overwrite:

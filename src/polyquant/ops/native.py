@@ -17,7 +17,7 @@ from polyquant.types import F32, I8, U8
 
 _native: ModuleType | None
 try:
-    from polyquant import _native  # type: ignore[no-redef]
+    from polyquant import _native
 except ImportError:  # the pure package: `doctor` says so
     _native = None
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.pooling import Kind, Pooling, pooling_of
 from polyquant.architectures.record import Architecture
+from polyquant.errors import printable
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.embed import Texts, embed
@@ -32,6 +33,10 @@ class Model:
     ) -> None:
         self.checkpoint, self.architecture = checkpoint, architecture
         self._decoder, self._context = decoder, context
+
+    def __repr__(self) -> str:
+        sizes = f"{self.hyper.layers} layers of {self.hyper.hidden}, vocabulary {self.vocab}, context {self.context}"
+        return f"<{type(self).__name__} {self.architecture.name} {printable(self.checkpoint.path)}: {sizes}>"
 
     @property
     def decoder(self) -> Decoder:

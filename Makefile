@@ -35,12 +35,13 @@ check-order: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror native/*.cpp native/*.hpp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_house.py
 
 bench: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet '.[bench]'
+	$(BIN)/python -m pip install --quiet 'polyquant[bench]'
 	$(BIN)/python bench/run.py --markdown docs/benchmarks.md
 
 # For work on the kernels: builds the extension into src/polyquant, so that PYTHONPATH=src runs it.

@@ -41,7 +41,10 @@ RULES: tuple[tuple[str, str], ...] = (
         r"|must|would|will|runs?|differs?)\b",
         "name the thing",
     ),
-    (r"\b(?:of|from|with|by|for|in|to|without|into|on|than|as|but|behind|beside|and|or) what\b", "name the thing"),
+    (
+        r"\b(?:of|from|with|by|for|in|to|without|into|on|than|as|but|behind|beside|and|or) what\b(?! to do\b)",
+        "name the thing",
+    ),
     # Negation by "no"
     (
         r"(?<!there )\b(?:is|are|was|were|be) no "
@@ -70,14 +73,17 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"\balike\b|\bone and the same\b|\bagain and again\b", "the same, equal, repeatedly"),
     (r"\btwins?\b|\bthe one door\b|\bcousins?\b|\bsiblings of\b", "equivalent, counterpart"),
     (r"\bverbs?\b", "command, function"),
-    (r"\ba text\b(?! (?:file|model|encoder|decoder|tower|completion))|\btexts\b", "prompt, input text, strings"),
     (
-        r"\b(?:own|its|their|norm's|head's|of) numbers\b|\bso many numbers\b"
+        r"\ba text\b(?! (?:file|model|encoder|decoder|tower|completion|table|column))|\btexts\b",
+        "prompt, input text, strings",
+    ),
+    (
+        r"\b(?:own|its|their|norm's|head's) numbers\b|\bso many numbers\b"
         r"|\bnumbers of (?:a|the|each|all) (?:head|tensor|row|norm|vector|block|matrix)\b",
         "values, elements",
     ),
     # Verbs that files and matrices do not do
-    (r"\b(?:lie|lies|lay|lying)\b", "is stored, is at"),
+    (r"\b(?:lie|lies|lay|lying)\b(?! out)", "is stored, is at"),
     (r"\bstands?\b|\bstood\b|\bstanding\b", "is, is stored, appears"),
     (
         r"\b(?:says|said|saying)\b"
@@ -95,9 +101,9 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     (r"\bputs? (?:\w+ )?together\b", "join, assemble, combine"),
     (r"\bbrings?\b|\bbrought\b|\bcarr(?:ied|y|ies) along\b", "provide, supply, copy"),
-    (r"\bcomes? (?:to (?!an end)|of|along)\b|\bcame (?:to|of|along)\b", "result in, be"),
+    (r"\bcomes? (?:to (?!an end)|of|along)\b|\bcame (?:to (?!pass)|of|along)\b", "result in, be"),
     (
-        r"\btak(?:e|es|en|ing) up\b|\bbroken off\b|\bleft aside\b|\bgiv(?:e|es|en) way\b",
+        r"\btak(?:e|es|en|ing) up\b(?! to)|\bbroken off\b|\bleft aside\b|\bgiv(?:e|es|en) way\b",
         "resume, interrupted, skipped",
     ),
     (r"\bweigh(?:s|ed)?\b(?! (?:less|more|\d))", "importance, is weighted"),

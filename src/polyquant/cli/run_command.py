@@ -1,4 +1,4 @@
-"""polyquant run: stdout holds the text and nothing else; figures go to stderr."""
+"""polyquant run: only the generated text is printed on stdout; statistics go to stderr."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from polyquant.runtime.sampling import Sampling
 from polyquant.runtime.session import Session
 
 _LOADING = ("activations", "cache", "threads", "context", "ternary_layout", "tile")
-"""Options that are `load`'s."""
+"""Options passed to `load`."""
 _MAX_PROMPT = 64 << 20
-"""Bytes of a prompt that is read from a file or a pipe."""
+"""Maximum bytes of a prompt from a file or pipe."""
 
 
 @click.command(
@@ -34,35 +34,46 @@ Examples:
   polyquant run hf-folder/ --chat -p "Who are you?" --temperature 0.7
   polyquant run model.gguf -f prompt.txt --top-p 0.9 --temperature 1 --seed 7
   echo "It was a dark" | polyquant run model.gguf --format json | jq .text
-  polyquant run model.gguf                    (on a terminal: a conversation)""",
+  polyquant run model.gguf                    (on a terminal: a chat)""",
 )
 @click.argument("path", type=click.Path())
-@click.option("-p", "--prompt", metavar="TEXT", help="The text to go on with.  [default: stdin]")
-@click.option("-f", "--file", type=click.Path(), help="A file that holds it; one newline at its end is left out.")
+@click.option("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: stdin]")
+@click.option("-f", "--file", type=click.Path(), help="Read the prompt from a file; one trailing newline is removed.")
 @click.option(
-    "-n", "--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens to write."
+    "-n",
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Maximum number of tokens to generate.",
 )
-@click.option("--chat", is_flag=True, help="The prompt is a user's message: use the chat template.")
-@click.option("--system", metavar="TEXT", help="A system message before it; implies --chat.")
-@click.option("--template", metavar="NAME", help="Which of several chat templates; implies --chat.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
-@click.option("--top-k", type=int, default=0, help="Only the K likeliest tokens; 0: all.")
-@click.option("--top-p", type=float, default=1.0, help="Only the likeliest that reach this probability.")
-@click.option("--min-p", type=float, default=0.0, help="Only those at least this likely beside the first.")
-@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: tokens of late become unlikely.")
-@click.option("--repetition-window", type=int, default=64, show_default=True, help="How many of the last tokens.")
-@click.option("--seed", type=int, help="The same seed, the same text.")
-@click.option("--stop", metavar="TEXT", multiple=True, help="End before this text; may be repeated.")
+@click.option("--chat", is_flag=True, help="Treat the prompt as a user message and apply the chat template.")
+@click.option("--system", metavar="TEXT", help="System message; implies --chat.")
+@click.option("--template", metavar="NAME", help="Name of the chat template, if the model has several; implies --chat.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
+@click.option("--top-k", type=int, default=0, help="Sample from the K most likely tokens; 0: all.")
+@click.option(
+    "--top-p", type=float, default=1.0, help="Sample from the most likely tokens whose probabilities add up to P."
+)
+@click.option(
+    "--min-p", type=float, default=0.0, help="Sample from tokens at least P times as likely as the most likely one."
+)
+@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: penalize recent tokens.")
+@click.option(
+    "--repetition-window", type=int, default=64, show_default=True, help="Number of recent tokens to penalize."
+)
+@click.option("--seed", type=int, help="Random seed, for reproducible sampling.")
+@click.option("--stop", metavar="TEXT", multiple=True, help="Stop before this string; repeatable.")
 @activations_option
 @cache_option
-@click.option("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
-@click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
-@click.option("--stats", is_flag=True, help="Times on stderr, in a pipe too.")
+@click.option("--threads", type=click.IntRange(1, 256), help="Threads of the native kernels.  [default: one per core]")
+@click.option("--context", type=click.IntRange(1), help="Maximum tokens of prompt and answer.  [default: the model's]")
+@click.option("--stats", is_flag=True, help="Print timings on stderr, even in a pipe.")
 @source_option("ternary_layout")
 @source_option("tile")
 @json_option
 def run(path: str, style: str, **options: Any) -> None:
-    """Go on with a text, or answer it, with the model at PATH (a GGUF file or a Hugging Face folder)."""
+    """Continue a prompt, or chat, with the model at PATH (a GGUF file or a Hugging Face folder)."""
     try:
         _run(path, style, options)
     except KeyboardInterrupt:
@@ -72,7 +83,7 @@ def run(path: str, style: str, **options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A loaded model and what it is to do. sampling: keyword arguments of Model.generate."""
+    """A loaded model and its sampling options (keyword arguments of Model.generate)."""
 
     model: Model
     chat: bool
@@ -96,11 +107,11 @@ class _Job:
 def _run(path: str, style: str, options: dict[str, Any]) -> None:
     prompt, file = options.pop("prompt"), options.pop("file")
     if prompt is not None and file is not None:
-        raise click.UsageError("--prompt and --file exclude each other")
+        raise click.UsageError("--prompt and --file are mutually exclusive")
     stats, chat, system, template = (options.pop(k) for k in ("stats", "chat", "system", "template"))
     how = {k: options.pop(k) for k in _LOADING}
     sampling = {k: v for k, v in options.items() if k not in ("max_tokens", "stop")}
-    Sampling(**sampling)  # refused before the model is opened
+    Sampling(**sampling)  # validated before the model is opened
     talk = prompt is None and file is None and sys.stdin.isatty()
     if talk and style == "json":
         raise click.UsageError("--format json needs a prompt")
@@ -114,9 +125,9 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
         say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
     if talk:
         if not templates:
-            hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template to converse by)"
+            hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template)"
             raise InputError("there is no prompt", file=path, hint=hint)
-        _converse(job, stats)
+        _chat_loop(job, stats)
         return
     assert text is not None
     answer = job.start(text)
@@ -127,11 +138,11 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
         stream(token.text)
     say()
     if stats or sys.stderr.isatty():
-        _figures(answer, f"load {job.load_seconds:.2f} s, ")
+        _print_stats(answer, f"load {job.load_seconds:.2f} s, ")
 
 
 def _read(file: str | None) -> str:
-    """The prompt of a file, or of stdin. Raises InputError."""
+    """The prompt from a file or from stdin. Raises InputError."""
     if file is None:
         raw = sys.stdin.buffer.read(_MAX_PROMPT + 1)
     else:
@@ -163,7 +174,7 @@ def _report(job: _Job, answer: Generation) -> None:
     )
 
 
-def _figures(answer: Generation, before: str = "") -> None:
+def _print_stats(answer: Generation, before: str = "") -> None:
     say(
         f"{before}prompt {answer.prompt_tokens} tokens at {answer.prompt_rate:.1f}/s, "
         f"{answer.generated} tokens at {answer.rate:.1f}/s, end: {answer.finish}",
@@ -171,9 +182,9 @@ def _figures(answer: Generation, before: str = "") -> None:
     )
 
 
-def _converse(job: _Job, stats: bool) -> None:
-    """One message a line until end of file; Ctrl-C ends an answer, and at the prompt the conversation."""
-    with suppress(ImportError):  # where Python was built without it, lines are edited by the terminal alone
+def _chat_loop(job: _Job, stats: bool) -> None:
+    """Chat, one message per line, until end of file. Ctrl-C stops an answer, or at the prompt the chat."""
+    with suppress(ImportError):  # Python may be built without readline
         import readline  # noqa: F401
     messages: list[dict[str, str]] = job.opening()
     session = job.model.session()
@@ -189,13 +200,13 @@ def _converse(job: _Job, stats: bool) -> None:
 
 
 def _answer(job: _Job, messages: list[dict[str, str]], session: Session, stats: bool) -> str:
-    said: list[str] = []
+    pieces: list[str] = []
     answer = job.model.chat(messages, session=session, **job.answering())
     with suppress(KeyboardInterrupt):
         for token in answer:
-            said.append(token.text)
+            pieces.append(token.text)
             stream(token.text)
     say()
     if stats:
-        _figures(answer)
-    return "".join(said)
+        _print_stats(answer)
+    return "".join(pieces)

@@ -1,8 +1,10 @@
-"""What will be done, decided before any work: each tensor's codec, action and exact bytes, and where every byte will lie.
+"""Plan a conversion before any work: each tensor's codec, action and exact size, and the place of every byte.
 
-    open -> translate (names, row order, metadata) -> recipe and target (codecs) -> prepare (what needs data) -> lay out (headers, offsets)
+    open -> translate (names, row order, metadata) -> recipe and target (codecs) -> prepare (steps that need data) ->
+    lay out (headers, offsets)
 
-Everything that can be refused is refused here: unreadable input, codecs that do not fit, lossy steps without leave.
+Everything that can be rejected is rejected here: unreadable input, codecs that do not fit, lossy steps without
+--requantize.
 """
 
 from __future__ import annotations
@@ -42,19 +44,20 @@ def make_plan(
     importance: Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
 ) -> Plan:
-    """Decide everything. form: the source's format. options: of `target`, which writes the format `to`. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs.
+    """Make the plan. form: the source's format. options: those of `target`, which writes the format `to`.
 
-    on_tensor: told (done, all, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without `requantize`, for
-    models that are not fully known without `allow_unknown`, UnknownNameError, InputError.
+    codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. on_tensor: called
+    with (done, total, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without
+    `requantize` and for models that are not fully known without `allow_unknown`; UnknownNameError, InputError.
     """
     if codec and recipe:
-        raise PlanError("give a codec or a recipe, not both")
+        raise PlanError("codec and recipe are mutually exclusive")
     base = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
     chosen = target.recipe(base, rules, options, named=bool(codec or recipe))
     target.refuse(options, importance)
     translation = _translate(source, form, target, chosen, options)
     if translation.unknown and not allow_unknown:
-        raise PlanError(translation.unknown[0], file=source.path, hint="--allow-unknown writes it all the same")
+        raise PlanError(translation.unknown[0], file=source.path, hint="pass --allow-unknown to write it anyway")
     options = target.for_model(source, translation, options)
     planning = Planning(
         source, target, translation, chosen, _facts(source, translation, importance), options,
@@ -76,16 +79,16 @@ def make_plan(
 
 @no_collection()
 def _translate(source: Checkpoint, form: Format, target: Target, recipe: Recipe, options: Any) -> Translation:
-    """Names, metadata and files as they are where source and target name things alike, else in the target's words."""
+    """Names, metadata and files: unchanged if source and target share a naming scheme, else translated."""
     return form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
-    """Numbers for the rules, from the metadata that the target will carry."""
+    """Facts for the rules, from the target's metadata."""
 
     def number(key: str) -> int:
-        found = translation.metadata.get(f"{translation.architecture}.{key}")
-        return int(found.value) if found is not None and isinstance(found.value, int) else 0
+        entry = translation.metadata.get(f"{translation.architecture}.{key}")
+        return int(entry.value) if entry is not None and isinstance(entry.value, int) else 0
 
     heads, kv = number("attention.head_count"), number("attention.head_count_kv")
     names = {t.target for t in translation.tensors}
@@ -98,32 +101,36 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
 
 
 def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -> Step:
-    """Raises PlanError for a codec that cannot hold the tensor."""
+    """Plan one tensor. Raises PlanError for a codec that cannot hold it."""
     weights = [source[name] for name in tensor.sources]
     _refuse_shapes(source, weights, tensor)
     try:
         target, why = choose()
         if claims(target, Fitted):  # type: ignore[type-abstract]
-            target.fit(tensor.shape)  # its options must be known now, not when the work gets there
+            target.fit(tensor.shape)  # fix its options now, not when the step runs
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
     except CodecError as problem:
         raise PlanError(
             str(problem),
             file=source.path,
             tensor=tensor.origin,
-            hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
+            hint=None if problem.hint else f"choose another codec: --rule '{tensor.target}=f16'",
         ) from None
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
     return Step(tensor, common(weights), target, action_of(weights, target, tensor), why, nbytes, sources=specs)
 
 
 def _refuse_shapes(source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> None:
-    """Raises InputError for sources that do not give the shape that the translation promises."""
-    found = tensor.op.shape([w.shape for w in weights], tensor.target)
-    if found != tensor.shape:
+    """Raise InputError if the sources do not give the shape of the translation."""
+    shape = tensor.op.shape([w.shape for w in weights], tensor.target)
+    if shape != tensor.shape:
         raise InputError(
-            "its sources give another shape", file=source.path, tensor=tensor.target, expected=list(tensor.shape), found=list(found)
-        )  # fmt: skip
+            "its sources give a different shape",
+            file=source.path,
+            tensor=tensor.target,
+            expected=list(tensor.shape),
+            found=list(shape),
+        )
 
 
 def _constant(name: str, values: F32) -> Step:
@@ -138,17 +145,20 @@ def _constant(name: str, values: F32) -> Step:
 
 
 def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
-    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length, or another number of experts."""
+    """Warnings about an importance file that does not belong to this model.
+
+    Raises PlanError for a wrong row length or number of experts.
+    """
     if not importance:
         return ()
     for s in steps:
-        found = importance.get(s.map.target)
-        if found is not None and found.shape not in importance_shapes(s.map.shape):
+        values = importance.get(s.map.target)
+        if values is not None and values.shape not in importance_shapes(s.map.shape):
             raise PlanError(
-                "importance has another length than the tensor's rows",
+                "importance does not match the length of the tensor's rows",
                 tensor=s.map.target,
                 expected=" or ".join(str(list(x)) for x in importance_shapes(s.map.shape)),
-                found=list(found.shape),
+                found=list(values.shape),
             )
     named = {s.map.target for s in steps}
     missing = [
@@ -160,19 +170,20 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
     mixed = [s.map.target for s in steps if s.searches and getattr(importance.get(s.map.target), "ndim", 1) > 1]
     if mixed:
         out.append(
-            f"{len(mixed)} stacks take the mean importance of their experts: their codec mixes the rows of all (first: {mixed[0]})"
+            f"{len(mixed)} stacks use the mean importance of their experts: their codec mixes the rows of all experts "
+            f"(first: {mixed[0]})"
         )
-    if left := {s.map.target: none for s in steps if (none := unreached(importance.get(s.map.target)))}:
-        first, experts = next(iter(left.items()))
-        out.append(f"{unreached_notice(left)} (first: {_listed(experts)} of {first})")
-    if strangers := [n for n in importance if n not in named]:
-        out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
+    if unreached_experts := {s.map.target: none for s in steps if (none := unreached(importance.get(s.map.target)))}:
+        first, experts = next(iter(unreached_experts.items()))
+        out.append(f"{unreached_notice(unreached_experts)} (first: {_listed(experts)} of {first})")
+    if extra := [n for n in importance if n not in named]:
+        out.append(f"importance names {len(extra)} tensors that the model lacks, e.g. {extra[0]}")
     if missing:
         out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
     return tuple(out)
 
 
 def _listed(experts: Sequence[int], most: int = 8) -> str:
-    """Expert 3, experts 3, 7 and 11 ..."""
+    """A list of expert numbers: "expert 3", "experts 3, 7, 11 and 4 more"."""
     more = f" and {len(experts) - most} more" if len(experts) > most else ""
     return f"expert{'s' * (len(experts) > 1)} {', '.join(map(str, experts[:most]))}{more}"

@@ -38,7 +38,7 @@ check-order: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror native/*.cpp native/*.hpp
-	$(BIN)/mypy
+	$(BIN)/mypy && $(BIN)/mypy --strict examples/public_api.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_house.py
 

@@ -45,12 +45,12 @@ def routed(model, index, states):
     plain = type(part).__call__
     for i, x in enumerate(states):
         if part is None:  # hybrids have layers without one
-            states[i] = decoder.alone(index, x, decoder.cache()).copy()
+            states[i] = decoder.run_layer(index, x, decoder.cache()).copy()
             continue
         with pytest.MonkeyPatch.context() as patch:
             if part is not None:  # layers of Nemotron-H are one thing each
                 patch.setattr(type(part), "__call__", lambda self, h: seen.append(h.copy()) or plain(self, h))
-            states[i] = decoder.alone(index, x, decoder.cache()).copy()
+            states[i] = decoder.run_layer(index, x, decoder.cache()).copy()
         mixture = (
             part if hasattr(part, "router") else getattr(part, "experts", None)
         )  # Gemma 4's stand beside a dense part
@@ -159,7 +159,7 @@ def test_a_file_that_was_measured_is_read_and_makes_the_outputs_better(tmp_path)
     assert rare.unreached[stack] == tuple(unreached(load_importance(tmp_path / "few.gguf")[stack]))
     listed = ", ".join(map(str, rare.unreached["blk.0.ffn_gate_exps.weight"]))
     plan = pq.plan(golden.folder, "gguf", codec="iq4_nl", importance=tmp_path / "few.gguf")
-    assert any(f"reached by no token of the calibration text: their columns weigh alike (first: experts {listed} of blk.0" in w for w in plan.warnings)  # fmt: skip
+    assert any(f"reached by no token of the calibration text: their columns have equal importance (first: experts {listed} of blk.0" in w for w in plan.warnings)  # fmt: skip
 
 
 def test_inputs_are_kept_where_they_are_smaller_than_hessians():

@@ -115,12 +115,12 @@ def narrow(folder):
 
 
 STOPS = {  # name: (folder, what is done to it, code, what the line says): open refuses it too
-    "description names a tensor that is not there": (W8A16, said(lambda d: d.update({"model.x.weight": "W8A16"})), "ASC013", "no file has it"),
+    "description names a tensor that is not there": (W8A16, said(lambda d: d.update({"model.x.weight": "W8A16"})), "ASC013", "but in no file"),
     "no type for codes": (W8A16, said(lambda d: d.pop(f"{K}.weight")), "ASC012", "no type in the description"),
     "no type for a scale": (W8A16, said(lambda d: d.pop(f"{K}.weight_scale")), "ASC012", "no type in the description"),
-    "two types in a layer": (W8A16, said(lambda d: d.update({f"{K}.weight_scale": "W8A8"})), "ASC014", "weight_scale has another type than weight"),
-    "a float matrix called W8A16": (W8A16, said(lambda d: d.update({"lm_head.weight": "W8A16"})), "ASC014", "and is a float matrix"),
-    "a type that is no text": (W8A16, said(lambda d: d.update({f"{K}.weight": 8})), "ASC011", "gives a tensor no type"),
+    "two types in a layer": (W8A16, said(lambda d: d.update({f"{K}.weight_scale": "W8A8"})), "ASC014", "weight_scale and weight have different types"),
+    "a float matrix called W8A16": (W8A16, said(lambda d: d.update({"lm_head.weight": "W8A16"})), "ASC014", "but is a float matrix"),
+    "a type that is no text": (W8A16, said(lambda d: d.update({f"{K}.weight": 8})), "ASC011", "no valid type for a tensor"),
     "description a list": (W8A16, write("quant_model_description_w8a16.json", b"[]"), "ASC011", "expected object, found array"),
     "comments in the description": (W8A16, write("quant_model_description_w8a16.json", b'{"a": 1, # no\n}'), "ASC011", "not valid JSON"),
     "a key twice": (W8A16, write("quant_model_description_w8a16.json", b'{"a.b": "W8A16", "a.b": "FLOAT"}'), "ASC011", "the key 'a.b' twice"),
@@ -141,57 +141,57 @@ STOPS = {  # name: (folder, what is done to it, code, what the line says): open 
     "quant_bias of the wrong dtype": (STATIC, tensor("quant_bias", lambda t: t.astype(np.float32)), "ASC021", "expected I32 [48], found F32 [48]"),
     "input_scale for each channel": (STATIC, tensor("input_scale", lambda t: np.repeat(t, 48)), "ASC021", "expected F16 [1], found F16 [48]"),
     "scale_bias of 3 columns": (SUMS, tensor("scale_bias", lambda t: np.repeat(t, 3, 1)), "ASC021", "expected [N, 1] or [N, 16]"),
-    "a truncated file": (W8A16, cut, "ASC008", "the file is cut or broken"),
-    "a truncated shard": (SHARDS, cut, "ASC008", "the file is cut or broken"),
+    "a truncated file": (W8A16, cut, "ASC008", "the file is truncated or broken"),
+    "a truncated shard": (SHARDS, cut, "ASC008", "the file is truncated or broken"),
     "a missing shard": (SHARDS, remove("*-00002-of-*"), "ASC007", "finish the download"),
     "a shard missing without an index": (SHARDS, lambda f: (remove("*.index.json")(f), remove("*-00002-of-*")(f)), "ASC004", "expected 3 shards"),
     "an index that is none": (SHARDS, index(lambda i: i.pop("weight_map")), "ASC005", "weight_map has the wrong type"),
     "an index that leaves the folder": (SHARDS, index(lambda i: i["weight_map"].update({"x": "../x"})), "ASC006", "names a file outside the folder"),
     "an index that names an absent tensor": (
-        SHARDS, index(lambda i: i["weight_map"].update({"x": next(iter(i["weight_map"].values()))})), "ASC009", "not in the shard that the index names"),
+        SHARDS, index(lambda i: i["weight_map"].update({"x": next(iter(i["weight_map"].values()))})), "ASC009", "not in the shard named by the index"),
     "a link that leaves the folder": (W8A16, leave, "ASC006", "a link that leaves the folder"),
     "a config that is no JSON": (V1, write("config.json", b"{"), "ASC002", "not valid JSON"),
 }  # fmt: skip
 
 FOUND = {  # name: (folder, what is done to it, code, severity, what the line says): numbers that do not stop open
     "float without type": (W8A16, extra, "ASC012", "error", "no type in the description"),
-    "float that is absent": (W8A16, said(lambda d: d.update({"model.x.weight": "FLOAT"})), "ASC013", "error", "no file has it"),
-    "norm called W8A16": (W8A16, said(lambda d: d.update({f"{NORM}.weight": "W8A16"})), "ASC014", "note", "floats that are said to be W8A16"),
-    "model type that no layer has": (W8A16, said(lambda d: d.update(model_quant_type="W8A8")), "ASC016", "warning", "and no layer is"),
+    "float that is absent": (W8A16, said(lambda d: d.update({"model.x.weight": "FLOAT"})), "ASC013", "error", "but in no file"),
+    "norm called W8A16": (W8A16, said(lambda d: d.update({f"{NORM}.weight": "W8A16"})), "ASC014", "note", "floats described as W8A16"),
+    "model type that no layer has": (W8A16, said(lambda d: d.update(model_quant_type="W8A8")), "ASC016", "warning", "but no layer has this type"),
     "no model type": (W8A16, said(lambda d: d.pop("model_quant_type")), "ASC016", "warning", "model_quant_type is missing"),
-    "wrong group size": (GROUPS, said(lambda d: d.update(group_size=64)), "ASC016", "error", "group_size is 64, the scales are for groups of 32"),
+    "wrong group size": (GROUPS, said(lambda d: d.update(group_size=64)), "ASC016", "error", "group_size is 64, but the scales are for groups of 32"),
     "quantization_config": (V1, config(lambda c: c.update(quantization_config={"quant_method": "fp8"})), "ASC003", "warning", "left from another format"),
-    "NaN scale": (W8A16, tensor("weight_scale", put(first=np.nan)), "ASC023", "error", "1 scales are no positive finite numbers"),
-    "zero scale": (W8A16, tensor("weight_scale", put(first=0)), "ASC023", "error", "1 scales are no positive"),
-    "offset 0.5": (W8A16, tensor("weight_offset", put(first=0.5)), "ASC024", "error", "1 offsets are no whole numbers, e.g. 0.5"),
-    "offset NaN": (W8A16, tensor("weight_offset", put(first=np.nan)), "ASC024", "error", "1 offsets are no whole numbers, e.g. nan"),
+    "NaN scale": (W8A16, tensor("weight_scale", put(first=np.nan)), "ASC023", "error", "1 scales are not positive and finite"),
+    "zero scale": (W8A16, tensor("weight_scale", put(first=0)), "ASC023", "error", "1 scales are not positive"),
+    "offset 0.5": (W8A16, tensor("weight_offset", put(first=0.5)), "ASC024", "error", "1 offsets are not integers, e.g. 0.5"),
+    "offset NaN": (W8A16, tensor("weight_offset", put(first=np.nan)), "ASC024", "error", "1 offsets are not integers, e.g. nan"),
     "offset 200": (W8A16, tensor("weight_offset", put(first=200)), "ASC024", "warning", "outside -128 to 127, e.g. 200"),
-    "input_offset 3.5": (STATIC, tensor("input_offset", put(first=3.5)), "ASC025", "error", "is 3.5, no whole number"),
+    "input_offset 3.5": (STATIC, tensor("input_offset", put(first=3.5)), "ASC025", "error", "is 3.5, not an integer"),
     "input_offset 128": (V1, tensor("input_offset", put(first=128)), "ASC025", "error", "is 128"),
-    "input_scale 0": (STATIC, tensor("input_scale", put(first=0)), "ASC025", "error", "is 0, no positive finite number"),
+    "input_scale 0": (STATIC, tensor("input_scale", put(first=0)), "ASC025", "error", "is 0, not positive and finite"),
     "deq_scale of 33 bits": (STATIC, tensor("deq_scale", put(first=1 << 32)), "ASC026", "error", "1 values do not fit 32 bits, e.g. 4294967296"),
     "deq_scale negative": (STATIC, tensor("deq_scale", put(first=-1)), "ASC026", "error", "do not fit 32 bits, e.g. -1"),
-    "deq_scale NaN": (STATIC, tensor("deq_scale", put(first=0x7FC00000)), "ASC023", "error", "1 scales are no positive finite"),
+    "deq_scale NaN": (STATIC, tensor("deq_scale", put(first=0x7FC00000)), "ASC023", "error", "1 scales are not positive and finite"),
     "deq_scale wrong": (STATIC, tensor("deq_scale", put(first=0x3F800000)), "ASC027", "error", "1 of 48 are not input_scale * weight_scale"),
     "quant_bias wrong": (V1, tensor("quant_bias", put(first=10**6)), "ASC028", "error", "1 of 64 differ"),
-    "quant_bias without the bias": (STATIC, None, "ASC028", "error", "the layer's bias is missing in it"),
-    "deq_scale int64 in a bfloat16 model": (V1, tensor("deq_scale", lambda t: t.view(np.uint32).astype(np.int64)), "ASC029", "error", "has float32"),
+    "quant_bias without the bias": (STATIC, None, "ASC028", "error", "the layer's bias is not included"),
+    "deq_scale int64 in a bfloat16 model": (V1, tensor("deq_scale", lambda t: t.view(np.uint32).astype(np.int64)), "ASC029", "error", "must be float32"),
     "deq_scale float32 in a float16 model": (
-        STATIC, tensor("deq_scale", lambda t: t.astype(np.uint32).view(np.float32)), "ASC029", "warning", "has int64"),
-    "codes of 8 bits in W4A16": (FOUR, tensor("weight", put(first=100)), "ASC030", "error", "1 codes lie outside -8 to 7"),
-    "packed codes without a version": (PACKED, said(lambda d: d.pop("version")), "ASC030", "error", "packed two a byte?"),
+        STATIC, tensor("deq_scale", lambda t: t.astype(np.uint32).view(np.float32)), "ASC029", "warning", "must be int64"),
+    "codes of 8 bits in W4A16": (FOUR, tensor("weight", put(first=100)), "ASC030", "error", "1 codes are outside -8 to 7"),
+    "packed codes without a version": (PACKED, said(lambda d: d.pop("version")), "ASC030", "error", "packed two per byte?"),
     "scale_bias wrong": (SUMS, tensor("scale_bias", put(first=9)), "ASC031", "error", "1 of 64 are not 8 times the sum"),
     "bias of the wrong size": (STATIC, tensor("bias", lambda t: t[:-1]), "ASC021", "error", "must be floats [48]"),
-    "cache without v": (CACHE, gone(f"{K.replace('k_proj', 'v_proj')}.kv_cache_scale"), "ASC040", "error", "is missing beside the others"),
+    "cache without v": (CACHE, gone(f"{K.replace('k_proj', 'v_proj')}.kv_cache_scale"), "ASC040", "error", "is missing, unlike others"),
     "cache of the wrong size": (CACHE, tensor("kv_cache_scale", lambda t: t[:-1]), "ASC041", "error", "has 47 entries, k_proj has 48 channels"),
     "cache of codes": (CACHE, tensor("kv_cache_scale", lambda t: t.view(np.int16).astype(np.int32)), "ASC041", "error", "must be floats"),
-    "cache with a NaN": (CACHE, tensor("kv_cache_scale", put(first=np.nan)), "ASC042", "error", "1 scales are no positive"),
-    "cache with an offset of 0.5": (CACHE, tensor("kv_cache_offset", put(first=0.5)), "ASC042", "error", "1 offsets are no whole"),
+    "cache with a NaN": (CACHE, tensor("kv_cache_scale", put(first=np.nan)), "ASC042", "error", "1 scales are not positive"),
+    "cache with an offset of 0.5": (CACHE, tensor("kv_cache_offset", put(first=0.5)), "ASC042", "error", "1 offsets are not integers"),
     "cache undeclared": (CACHE, said(lambda d: d.pop("kv_cache_type")), "ASC043", "warning", "kv_cache_type is missing"),
-    "cache declared and absent": (STATIC, said(lambda d: d.update(kv_cache_type="C8")), "ASC043", "error", "no tensor is a scale"),
-    "twin norm without its bias": (SMOOTH, gone(f"{NORM}.module.bias"), "ASC050", "warning", "is missing beside"),
+    "cache declared and absent": (STATIC, said(lambda d: d.update(kv_cache_type="C8")), "ASC043", "error", "there are no cache scales"),
+    "twin norm without its bias": (SMOOTH, gone(f"{NORM}.module.bias"), "ASC050", "warning", "is missing, unlike"),
     "twin norm of another size": (SMOOTH, tensor("module.weight", lambda t: t[:-1], NORM), "ASC050", "error", "of the norm's shape [96]"),
-    "norm of before smoothing": (SMOOTH, tensor("weight", lambda t: t * 2, NORM), "ASC051", "note", "of before smoothing"),
+    "norm before smoothing": (SMOOTH, tensor("weight", lambda t: t * 2, NORM), "ASC051", "note", "before smoothing"),
     "tensor in no weight_map": (SHARDS, index(lambda i: i["weight_map"].pop(f"{NORM}.weight")), "ASC009", "warning", "is not in weight_map"),
     "total_size": (SHARDS, index(lambda i: i["metadata"].update(total_size=1)), "ASC009", "warning", "total_size is 1"),
     "broken tokenizer": (V1, write("tokenizer.json", b"{"), "ASC018", "error", "not valid JSON"),
@@ -234,7 +234,9 @@ def test_found_by_its_code(source, change, code, severity, line, tmp_path):
 def test_what_decodes_to_something_else_is_refused(tmp_path):
     folder = copy(STATIC, tmp_path)
     FOUND["deq_scale of 33 bits"][1](folder)
-    with pytest.raises(CodecError, match=r"not a float32 stored as int64 .expected 0 to 2\*\*32 - 1, found \d+ to 4294967296"):
+    with pytest.raises(
+        CodecError, match=r"not a float32 stored as int64 .expected 0 to 2\*\*32 - 1, found \d+ to 4294967296"
+    ):
         polyquant.open(folder)[f"{K}.weight"].dequantize()
 
 
@@ -322,7 +324,7 @@ def test_what_a_target_takes(name):
 def test_targets_have_names_and_a_format():
     with pytest.raises(UnknownNameError, match="did you mean vllm-ascend"):
         polyquant.validate(MSMODELSLIM / W8A16, target="vllm")
-    with pytest.raises(UnsupportedError, match="only msModelSlim folders have targets"):
+    with pytest.raises(UnsupportedError, match="--target applies to msModelSlim folders only"):
         polyquant.validate(MSMODELSLIM / "models/qwen2_fp16", target="mindie")
 
 

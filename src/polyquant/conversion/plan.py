@@ -18,7 +18,7 @@ from polyquant.conversion.notices import mixed_stacks, rule_notices
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
-from polyquant.formats.protocol import Choice, Format, OnTensor, Planning, Target
+from polyquant.formats.protocol import Choice, OnTensor, Planning, Target
 from polyquant.formats.steps import Step, importance_shapes
 from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
@@ -31,7 +31,7 @@ __all__ = ["make_plan"]
 
 def make_plan(
     source: Checkpoint,
-    form: Format,
+    carry: Callable[[Checkpoint], Translation],
     to: str,
     target: Target,
     options: Any,
@@ -44,7 +44,8 @@ def make_plan(
     importance: Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
 ) -> Plan:
-    """Make the plan. form: the source's format. options: those of `target`, which writes the format `to`.
+    """Make the plan. carry: the source's names, metadata and files as they are (Format.carry). options: those of
+    `target`, which writes the format `to`.
 
     codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. on_tensor: called
     with (done, total, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without
@@ -55,7 +56,7 @@ def make_plan(
     base = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
     chosen = target.recipe(base, rules, options, named=bool(codec or recipe))
     target.refuse(options, importance)
-    translation = _translate(source, form, target, chosen, options)
+    translation = _translate(source, carry, target, chosen, options)
     if translation.unknown and not allow_unknown:
         raise PlanError(translation.unknown[0], file=source.path, hint="pass --allow-unknown to write it anyway")
     options = target.for_model(source, translation, options)
@@ -78,9 +79,11 @@ def make_plan(
 
 
 @no_collection()
-def _translate(source: Checkpoint, form: Format, target: Target, recipe: Recipe, options: Any) -> Translation:
+def _translate(
+    source: Checkpoint, carry: Callable[[Checkpoint], Translation], target: Target, recipe: Recipe, options: Any
+) -> Translation:
     """Names, metadata and files: unchanged if source and target share a naming scheme, else translated."""
-    return form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
+    return carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:

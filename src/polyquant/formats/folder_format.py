@@ -1,29 +1,30 @@
-"""What formats that are folders with Hugging Face's names have in common."""
+"""Base of formats that are folders with Hugging Face's file names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyquant.formats.packaged import PackagedFormat
 
 if TYPE_CHECKING:
-    from polyquant.types import Checkpoint, Translation
+    from polyquant.types import Checkpoint, TensorMap, Translation
 
 __all__ = ["FolderFormat"]
 
 
 class FolderFormat(PackagedFormat):
-    """A format whose folders have config.json and the small files; its package has `own_files` in the module `folder`."""
+    """A format of folders with config.json and small files; `own_files` is in the module `folder` of its package."""
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
-        """Which of these files belong to a model."""
+        """The files that belong to a model."""
         own: set[str] = self.take("folder:own_files")(folder, names)
         return own
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
-        """Every file that readers know, byte for byte."""
+        """Copy every known file byte for byte."""
         from polyquant.architectures.translate import usual_tensors
         from polyquant.types import Translation
 
@@ -33,6 +34,20 @@ class FolderFormat(PackagedFormat):
         files = {n: p.read_bytes() for n, p in paths.items()}
         return Translation(str(checkpoint.config.get("model_type", "")), tensors, files=files)
 
+    def of_arrays(
+        self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
+    ) -> tuple[Translation, Mapping[str, Any]]:
+        """The metadata as config.json; none is written where there is no metadata. Raises PlanError."""
+        from polyquant.errors import PlanError
+        from polyquant.types import Translation
+
+        try:
+            text = json.dumps(dict(metadata), indent=2, ensure_ascii=False, allow_nan=False)
+            files = {"config.json": text.encode() + b"\n"} if metadata else {}
+        except (TypeError, ValueError) as problem:
+            raise PlanError(f"the metadata does not fit config.json: {problem}", file=path) from None
+        return Translation(str(metadata.get("model_type", "")), tensors, files=files), {}
+
     def plain(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Nothing in it is this format's alone."""
+        """The checkpoint itself: nothing in it is specific to this format."""
         return checkpoint

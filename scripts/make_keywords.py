@@ -78,10 +78,10 @@ def page() -> str:
     own = {name: _Keyword([_OWN.get(name, plan.__annotations__[name])], [value]) for name, value in written.items()}
     return _HEAD + "".join(
         [
-            _typed_dict("OpenKeywords", "Keywords of `open`: what the bytes of a source do not tell.", opening),
-            _typed_dict("FormatKeywords", "Keywords of `plan` that formats take: options of the targets, and of opening the source.", both),
+            _typed_dict("OpenKeywords", "Keywords of `open`: properties of a source that its bytes do not show.", opening),
+            _typed_dict("FormatKeywords", "Keywords of `plan` for formats: options of the targets, and open options of the source.", both),
             _typed_dict("ChoiceKeywords", "Keywords of `plan` for every format.", own),
-            _typed_dict("PlanKeywords", "All keywords of `plan`, which `convert` and `quantize` take too.", {}, "ChoiceKeywords, FormatKeywords"),
+            _typed_dict("PlanKeywords", "All keywords of `plan`, which `convert` and `quantize` also accept.", {}, "ChoiceKeywords, FormatKeywords"),
             "\n\n",
             _defaults("OPEN_DEFAULTS", opening),
             _defaults("PLAN_DEFAULTS", {**own, **both}),

@@ -1,7 +1,7 @@
 """Draw docs/images/quality.svg from the table of bench/trellis_perplexity.py (needs matplotlib):
 
-    python bench/trellis_perplexity.py --effort fast > table.md
-    python scripts/quality_chart.py table.md docs/images/quality.svg
+python bench/trellis_perplexity.py --effort fast > table.md
+python scripts/quality_chart.py table.md docs/images/quality.svg
 """
 
 from __future__ import annotations

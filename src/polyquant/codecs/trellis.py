@@ -300,7 +300,7 @@ class Trellis:
         tiles = stored_bytes(self.name, parts, "indices", specs["indices"])
         table = self.table(parts)
         book = self.codebook
-        levels = ops.fractions(table) if book == "lut" else ops.whole_levels(book, self.window_bits)
+        levels = ops.fractions(table) if book == "lut" else ops.integer_levels(book, self.window_bits)
         return matmul.trellis(
             tiles,
             table,
@@ -326,7 +326,7 @@ class Trellis:
         levels, step, zero = (
             ops.fractions(self.table(parts))
             if codes.table is not None
-            else ops.whole_levels(self.codebook, self.window_bits)
+            else ops.integer_levels(self.codebook, self.window_bits)
         )
         values = from_tiles(
             levels[ops.states(codes.codes, self.bits, self.window_bits)], (shape[1], shape[0]), self.tile_order

@@ -105,10 +105,12 @@ _CALLABLE = ("codecs", "formats", "recipes")
 """Packages that are functions too (callable_package.py)."""
 
 __all__ = [
-    "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection",
-    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule", "Severity", "Token", "UnknownNameError",
-    "UnsupportedError", "Weight", "__version__", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "open",
-    "plan", "quantize", "recipes", "repair", "save", "validate",
+    "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding",
+    "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind", "Meta", "Model",
+    "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule",
+    "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "codec", "codecs",
+    "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect",
+    "load", "open", "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""Packages that are functions too: `polyquant.codecs` holds the modules of the codecs, and `polyquant.codecs()` lists them.
+"""Callable packages: `polyquant.codecs` is a package, and `polyquant.codecs()` lists the codecs.
 
-A package of that name hides a function of the same name from its parent as soon as anything imports it, so the package itself is made callable.
+Once a subpackage is imported, it hides a function of the same name in its parent, so the package itself is made
+callable.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ __all__ = ["make_callable"]
 
 
 def make_callable(package: str, place: str) -> None:
-    """Calling the package calls the function at "module:attribute", which is imported then."""
+    """Make calls of the package call the function at "module:attribute", which is imported at the first call."""
     module, attribute = place.split(":")
 
     class CallablePackage(ModuleType):
         """A package that can be called."""
 
         def __call__(self) -> Any:
-            """What the function returns."""
+            """Call the function."""
             return getattr(import_module(module), attribute)()
 
     sys.modules[package].__class__ = CallablePackage

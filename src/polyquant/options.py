@@ -138,9 +138,9 @@ def refuse_unknown(values: Iterable[str], known: Iterable[str], function: str) -
 
 
 def with_keywords(keywords: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
-    """Decorator of a function that takes `**options: Unpack[keywords]`: `help()` and `inspect.signature()` show each keyword with its type and default.
+    """Decorate a function with `**options: Unpack[keywords]`: `help()` and `inspect.signature()` show each keyword.
 
-    defaults: of those that are not None. Options of formats from installed packages are taken too; they are shown as `**plugin_options`.
+    defaults: those that are not None. Options of plugin formats are accepted too and shown as `**plugin_options`.
     """
 
     def decorate(function: F) -> F:
@@ -150,13 +150,16 @@ def with_keywords(keywords: type, defaults: Mapping[str, object]) -> Callable[[F
             for p in written.parameters.values()
             if p.kind is not p.VAR_KEYWORD
         ]
+        kind = inspect.Parameter.KEYWORD_ONLY
         more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_Source.of(annotation))
+            inspect.Parameter(name, kind, default=defaults.get(name), annotation=_Source.of(annotation))
             for name, annotation in keywords.__annotations__.items()
-        ]  # fmt: skip
+        ]
         others = inspect.Parameter("plugin_options", inspect.Parameter.VAR_KEYWORD, annotation=_Source("Any"))
-        returns = _Source.of(written.return_annotation)
-        function.__signature__ = written.replace(parameters=[*own, *more, others], return_annotation=returns)  # type: ignore[attr-defined]
+        shown = written.replace(
+            parameters=[*own, *more, others], return_annotation=_Source.of(written.return_annotation)
+        )
+        function.__signature__ = shown  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -1,6 +1,7 @@
-"""How values show themselves in an interactive session: one short line as text, a table in a notebook.
+"""Tables for `repr()` and for notebooks (`_repr_html_`).
 
-Names may come from untrusted files and there may be thousands of them: every cell is escaped and cut, and a table shows its first rows only.
+Names may come from untrusted files, and there may be thousands: cells are escaped and cut, and a table shows its first
+rows only.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def decibel(snr: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, column names, rows of `total` that there are in all, lines below them. most: rows that are shown."""
+    """A table of `total` rows, of which `most` are shown, with a title above and lines below."""
 
     title: str
     columns: Sequence[str]
@@ -82,7 +83,7 @@ def _cell(value: object) -> str:
 
 
 class Listing(list[T]):
-    """A list that shows itself as a table: `repr()` as text, `_repr_html_()` in a notebook. A subclass names the columns."""
+    """A list whose repr is a table, as text and in a notebook. A subclass names the columns."""
 
     title = "entries"
     columns: tuple[str, ...] = ("entry",)
@@ -93,7 +94,7 @@ class Listing(list[T]):
         return (entry,)
 
     def table(self) -> Table:
-        """What both ways show."""
+        """The table that both show."""
         return Table(
             f"{len(self):,} {self.title}", self.columns, (self.row(entry) for entry in self), len(self), most=self.most
         )

@@ -257,7 +257,7 @@ class Weight:
         return self.codec.dequantize(self.parts, self.shape, rows=rows, out=out)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """The floats for `np.asarray(weight)`: float32 unless a dtype is asked for. Raises ValueError for copy=False, since decoding makes a new array."""
+        """Decode for `np.asarray(weight)`: float32 unless a dtype is given. Raises ValueError for copy=False."""
         if copy is False:
             raise ValueError(
                 f"a weight is decoded into a new array: np.asarray({self.name!r}, copy=False) is impossible"

@@ -1,4 +1,7 @@
-"""What is installed: codecs, recipes and formats, with who reads and writes what. `polyquant codecs`, `polyquant recipes` and `polyquant formats` print it."""
+"""Lists of codecs, recipes and formats, with the formats that read and write each codec.
+
+`polyquant codecs`, `polyquant recipes` and `polyquant formats` print them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _ABOUT = {
     "gptq": "GPTQ: codes of 2 to 8 bits with a scale per group",
     "awq": "AWQ: 4-bit codes with a scale per group",
     "fp8": "8-bit floats with scales (compressed-tensors, FBGEMM, DeepSeek)",
-    "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; int4 takes a byte per code until a dialect packs it",
+    "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; unpacked int4 takes a byte per code",
     "compressed_tensors": "compressed-tensors: int8 or int4 codes with scales",
     "chatglm_int": "ChatGLM: int8 or int4 codes with a scale per row",
 }
@@ -82,10 +85,11 @@ class _Named(Listing[T]):
 
 @dataclass(frozen=True, slots=True)
 class CodecInfo:
-    """One codec. bpw: bits per weight of a matrix [4096, 4096], scales counted; None where that depends on the model. quantizes: False if it is only read.
+    """One codec.
 
-    form: "floats", "ternary", "affine", "blocks" or "trellis"; codecs of one form (blocks: of one codec) transcode without loss. block: weights
-    along a row that share a scale or must divide it. read_by, written_by: names of formats.
+    form: "floats", "ternary", "affine", "blocks" or "trellis". bpw: bits per weight of a matrix [4096, 4096], scales
+    included; None if it depends on the model. block: the row length must be a multiple of it. quantizes: False for a
+    codec that is only read or copied. read_by, written_by: names of formats.
     """
 
     name: str
@@ -99,7 +103,7 @@ class CodecInfo:
 
     @property
     def held_by(self) -> str:
-        """The formats, for people: "gguf", "gguf (copy only)" for a codec that does not quantize, "hf (read only)"."""
+        """The formats as text: "gguf", "gguf (copy only)" for a codec that cannot quantize, "hf (read only)"."""
         copied = "" if self.quantizes else " (copy only)"
         only = [f"{name} (read only)" for name in self.read_by if name not in self.written_by]
         return ", ".join([*(name + copied for name in self.written_by), *only]) or "-"
@@ -119,7 +123,11 @@ class Codecs(_Named[CodecInfo]):
 
 @dataclass(frozen=True, slots=True)
 class RecipeInfo:
-    """One built-in recipe. base: the codec of most matrices; codecs: all that it uses; bpw: estimate for an 8B Llama 3; rules: how many."""
+    """One built-in recipe.
+
+    base: the codec of most matrices; codecs: all codecs that it uses; bpw: bits per weight of an 8B Llama 3; rules: the
+    number of rules.
+    """
 
     name: str
     base: str
@@ -142,9 +150,10 @@ class Recipes(_Named[RecipeInfo]):
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo:
-    """One format. files: what it consists of, "" where it does not say. reads, writes: codecs by name; writes is empty for a format that is only read.
+    """One format.
 
-    open_options: keywords of `open` for it; options: keywords of `convert` for writing it.
+    files: the files of a model, "" if the format does not declare them. reads, writes: names of codecs. open_options:
+    keywords of `open`; options: keywords of `convert` for writing it.
     """
 
     name: str
@@ -170,25 +179,28 @@ class Formats(_Named[FormatInfo]):
 
 
 def codecs() -> Codecs:
-    """All codecs, those of installed packages too; of families whose names contain options (trellis.3, gptq.4.g128) the usual ones."""
+    """List all codecs, including those of installed packages.
+
+    A family whose names contain options (trellis.3, gptq.4.g128) is represented by its usual members.
+    """
     having = [form for form in registry.formats() if isinstance(form, DeclaresCodecs)]
     return Codecs(info for name in registry.known_codecs() if (info := _codec_info(name, having)) is not None)
 
 
 def recipes() -> Recipes:
-    """The built-in recipes, from large to small."""
+    """List the built-in recipes, from large to small."""
     found = [_recipe_info(recipe) for recipe in builtin_recipes().values()]
     return Recipes(sorted(found, key=lambda r: -r.bpw))
 
 
 def formats() -> Formats:
-    """All formats, those of installed packages too."""
+    """List all formats, including those of installed packages."""
     every = codecs()
     return Formats(_format_info(form, every) for form in registry.formats())
 
 
 def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None:
-    """None for a family of another package ("my.*"), and with a warning for a codec that cannot be loaded."""
+    """Describe one codec; None for a plugin family ("my.*"), and with a warning for a plugin that cannot be loaded."""
     if name.endswith(".*"):
         return None
     try:
@@ -209,7 +221,7 @@ def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None
 
 
 def quantizes(codec: Codec) -> bool:
-    """True if the codec makes codes of floats. It is asked with NaN, which every codec refuses before it does any work."""
+    """True if the codec can quantize floats. The test uses NaN, which every codec rejects before any work."""
     try:
         codec.quantize(np.full(codec.granule, np.nan, np.float32))
     except UnsupportedError:
@@ -222,12 +234,12 @@ def quantizes(codec: Codec) -> bool:
 def _bits(codec: Codec) -> float | None:
     try:
         return 8 * sum(spec.nbytes for spec in codec.specs(_BIG).values()) / math.prod(_BIG)
-    except CodecError:  # TL1 and TL2 lie in tiles that only a model's own shapes have
+    except CodecError:  # TL1 and TL2 have tiles for the shapes of known models only
         return None
 
 
 def _about(name: str, codec: Codec) -> str:
-    """Of a family of ours; of an installed package its name."""
+    """Description of a built-in family, or the package that provides the codec."""
     module = registry.module_of(name)
     if module is not None:
         return _ABOUT[module]
@@ -236,12 +248,17 @@ def _about(name: str, codec: Codec) -> str:
     return f"of the package {entry.dist.name}" if entry is not None and entry.dist is not None else type(codec).__name__
 
 
-# An 8B Llama 3 by its GGUF names: the shapes that published bits per weight are of.
+# An 8B Llama 3 with its GGUF names: published bits per weight refer to it.
 _LAYERS, _HIDDEN, _KEYS, _INNER, _VOCABULARY = 32, 4096, 1024, 14336, 128256
 _IN_LAYER = {
-    "attn_q": (_HIDDEN, _HIDDEN), "attn_k": (_KEYS, _HIDDEN), "attn_v": (_KEYS, _HIDDEN), "attn_output": (_HIDDEN, _HIDDEN),
-    "ffn_gate": (_INNER, _HIDDEN), "ffn_up": (_INNER, _HIDDEN), "ffn_down": (_HIDDEN, _INNER),
-}  # fmt: skip
+    "attn_q": (_HIDDEN, _HIDDEN),
+    "attn_k": (_KEYS, _HIDDEN),
+    "attn_v": (_KEYS, _HIDDEN),
+    "attn_output": (_HIDDEN, _HIDDEN),
+    "ffn_gate": (_INNER, _HIDDEN),
+    "ffn_up": (_INNER, _HIDDEN),
+    "ffn_down": (_HIDDEN, _INNER),
+}
 _FACTS = Facts(layers=_LAYERS, gqa=4)
 
 
@@ -265,7 +282,7 @@ def _recipe_info(recipe: Recipe) -> RecipeInfo:
 
 
 def _width(codec: Codec) -> float:
-    """Bits per weight; of TL1 and TL2, whose tiles are a model's, the bits of a code."""
+    """Bits per weight; the bits of a code for TL1 and TL2, whose tiles depend on the model."""
     return found if (found := _bits(codec)) is not None else {"tl1": 2.0, "tl2": 5 / 3}[codec.name]
 
 

@@ -1,4 +1,4 @@
-"""Writing one's own arrays: the same plan and the same execution as a conversion, with arrays in memory as the source."""
+"""Write arrays: a conversion whose source is arrays in memory, with the same planner and executor."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def save(
 ) -> Report:
     """Write arrays to `path`, which appears only when it is complete.
 
-    tensors: name -> numpy array (float, integer or ml_dtypes), anything that numpy takes as one, or a Weight of an
-    opened checkpoint, whose codes move unchanged. to: the format ("gguf", "hf", "trellis-v3", "msmodelslim"); by default
-    what the name of the path says (.gguf, .safetensors), else a Hugging Face folder. codec: one codec for all matrices,
-    or a mapping from glob to codec, the first match wins; without one every array keeps its dtype. Vectors keep their
-    dtype unless their exact name has a codec. recipe, rules, importance, requantize, options: as for `plan`. metadata:
-    key/values of a GGUF file (their types are inferred; a Meta has its own), the entries of a folder's config.json, or
-    the `__metadata__` of one .safetensors file.
+    tensors: name -> array (float or integer, ml_dtypes included), or a Weight of an opened checkpoint, whose codes are
+    copied. to: the format ("gguf", "hf", "trellis-v3", "msmodelslim"); the default follows the suffix of the path
+    (.gguf, .safetensors), else it is a Hugging Face folder. codec: one codec for all matrices, or a mapping from glob
+    to codec, where the first match wins; without it arrays keep their dtype. Vectors keep their dtype unless their
+    exact name has a codec. recipe, rules, importance, requantize, options: as for `plan`. metadata: key/values of a GGUF file
+    (types are inferred; use Meta to state one), the entries of a folder's config.json, or the `__metadata__` of a
+    .safetensors file.
 
-    Tensors are not renamed, and rows are not permuted: use `convert` to turn a model into another naming scheme.
+    Tensors are not renamed and rows are not permuted; use `convert` to change the naming scheme of a model.
     Raises PlanError for what cannot be written, UnknownNameError, CodecError, OSError.
     """
     target_path = Path(path)

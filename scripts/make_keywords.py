@@ -80,16 +80,18 @@ def page() -> str:
     own = {name: _Keyword([_OWN.get(name, plan.__annotations__[name])], [value]) for name, value in written.items()}
     return _HEAD + "".join(
         [
-            _typed_dict("OpenKeywords", "Keywords of `open`: properties that the bytes do not show.", opening),
+            _typed_dict(
+                "OpenKeywords", "Keywords of `open`: properties of a source that its bytes do not show.", opening
+            ),
             _typed_dict(
                 "FormatKeywords",
-                "Format options of `plan`: those of the targets, and those of opening the source.",
+                "Keywords of `plan` for formats: options of the targets, and open options of the source.",
                 both,
             ),
             _typed_dict("ChoiceKeywords", "Keywords of `plan` for every format.", own),
             _typed_dict(
                 "PlanKeywords",
-                "All keywords of `plan`; `convert` and `quantize` accept them too.",
+                "All keywords of `plan`, which `convert` and `quantize` also accept.",
                 {},
                 "ChoiceKeywords, FormatKeywords",
             ),

@@ -1,7 +1,6 @@
-"""Callable packages: `polyquant.codecs` is a package, and `polyquant.codecs()` lists the codecs.
+"""Packages that are also functions: `polyquant.codecs` contains the codec modules, and `polyquant.codecs()` lists them.
 
-Once a subpackage is imported, it hides a function of the same name in its parent, so the package itself is made
-callable.
+A package hides a function of the same name in its parent once it is imported, so the package itself is made callable.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["make_callable"]
 
 
 def make_callable(package: str, place: str) -> None:
-    """Make calls of the package call the function at "module:attribute", which is imported at the first call."""
+    """Make calls of the package call the function at "module:attribute", which is imported on the first call."""
     module, attribute = place.split(":")
 
     class CallablePackage(ModuleType):

@@ -18,7 +18,7 @@ __all__ = ["OPEN_DEFAULTS", "PLAN_DEFAULTS", "ChoiceKeywords", "FormatKeywords",
 
 
 class OpenKeywords(TypedDict, total=False):
-    """Keywords of `open`: properties that the bytes do not show."""
+    """Keywords of `open`: properties of a source that its bytes do not show."""
 
     ternary_layout: str | None
     dialect: str | None
@@ -28,7 +28,7 @@ class OpenKeywords(TypedDict, total=False):
 
 
 class FormatKeywords(TypedDict, total=False):
-    """Format options of `plan`: those of the targets, and those of opening the source."""
+    """Keywords of `plan` for formats: options of the targets, and open options of the source."""
 
     ternary_layout: str | None
     dialect: str | None
@@ -66,7 +66,7 @@ class ChoiceKeywords(TypedDict, total=False):
 
 
 class PlanKeywords(ChoiceKeywords, FormatKeywords, total=False):
-    """All keywords of `plan`; `convert` and `quantize` accept them too."""
+    """All keywords of `plan`, which `convert` and `quantize` also accept."""
 
 
 OPEN_DEFAULTS: Mapping[str, Any] = {

@@ -1,7 +1,4 @@
-"""Lists of codecs, recipes and formats, with the formats that read and write each codec.
-
-`polyquant codecs`, `polyquant recipes` and `polyquant formats` print them.
-"""
+"""The installed codecs, recipes and formats: for `polyquant codecs`, `polyquant recipes` and `polyquant formats`."""
 
 from __future__ import annotations
 
@@ -46,11 +43,12 @@ _ABOUT = {
     "gptq": "GPTQ: codes of 2 to 8 bits with a scale per group",
     "awq": "AWQ: 4-bit codes with a scale per group",
     "fp8": "8-bit floats with scales (compressed-tensors, FBGEMM, DeepSeek)",
-    "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; unpacked int4 takes a byte per code",
+    "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; int4 takes a byte per code until a dialect "
+    "packs it",
     "compressed_tensors": "compressed-tensors: int8 or int4 codes with scales",
     "chatglm_int": "ChatGLM: int8 or int4 codes with a scale per row",
 }
-"""Module of polyquant.codecs -> what its codecs are."""
+"""Module of polyquant.codecs -> description of its codecs."""
 _BIG = (4096, 4096)
 """Shape of the matrix whose stored bytes give a codec's bits per weight."""
 
@@ -58,14 +56,14 @@ _BIG = (4096, 4096)
 class _Record(Protocol):
     @property
     def name(self) -> str:
-        """Of a codec, a recipe, a format."""
+        """The name of a codec, a recipe or a format."""
 
 
 T = TypeVar("T", bound=_Record)
 
 
 class _Named(Listing[T]):
-    """Records that are found by position or by name; all are shown."""
+    """A list of records that can be indexed by position or by name, shown completely."""
 
     most = 1000
 
@@ -87,9 +85,10 @@ class _Named(Listing[T]):
 class CodecInfo:
     """One codec.
 
-    form: "floats", "ternary", "affine", "blocks" or "trellis". bpw: bits per weight of a matrix [4096, 4096], scales
-    included; None if it depends on the model. block: the row length must be a multiple of it. quantizes: False for a
-    codec that is only read or copied. read_by, written_by: names of formats.
+    form: "floats", "ternary", "affine", "blocks" or "trellis"; codecs of one form (blocks: of one codec) transcode
+    without loss. bpw: bits per weight of a matrix [4096, 4096], including scales; None if it depends on the model.
+    block: weights along a row that share a scale or must divide it. quantizes: False if read-only. read_by, written_by:
+    format names.
     """
 
     name: str
@@ -103,17 +102,17 @@ class CodecInfo:
 
     @property
     def held_by(self) -> str:
-        """The formats as text: "gguf", "gguf (copy only)" for a codec that cannot quantize, "hf (read only)"."""
+        """Format names for display: "gguf", "gguf (copy only)" for a codec that does not quantize, "hf (read only)"."""
         copied = "" if self.quantizes else " (copy only)"
         only = [f"{name} (read only)" for name in self.read_by if name not in self.written_by]
         return ", ".join([*(name + copied for name in self.written_by), *only]) or "-"
 
 
 class Codecs(_Named[CodecInfo]):
-    """What `codecs()` returns."""
+    """The result of `codecs()`."""
 
     title = "codecs"
-    columns = ("codec", "bits per weight", "form", "formats", "what it is")
+    columns = ("codec", "bits per weight", "form", "formats", "description")
 
     def row(self, entry: CodecInfo) -> Sequence[object]:
         """The cells of one codec."""
@@ -123,10 +122,8 @@ class Codecs(_Named[CodecInfo]):
 
 @dataclass(frozen=True, slots=True)
 class RecipeInfo:
-    """One built-in recipe.
-
-    base: the codec of most matrices; codecs: all codecs that it uses; bpw: bits per weight of an 8B Llama 3; rules: the
-    number of rules.
+    """One built-in recipe. base: codec of most matrices; codecs: all codecs it uses; bpw: for an 8B Llama 3; rules:
+    their number.
     """
 
     name: str
@@ -137,7 +134,7 @@ class RecipeInfo:
 
 
 class Recipes(_Named[RecipeInfo]):
-    """What `recipes()` returns."""
+    """The result of `recipes()`."""
 
     title = "recipes"
     columns = ("recipe", "bits per weight (8B Llama)", "most matrices", "others")
@@ -150,10 +147,8 @@ class Recipes(_Named[RecipeInfo]):
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo:
-    """One format.
-
-    files: the files of a model, "" if the format does not declare them. reads, writes: names of codecs. open_options:
-    keywords of `open`; options: keywords of `convert` for writing it.
+    """One format. files: a description of its files, "" if not declared. reads, writes: codec names; writes: empty if
+    read-only.
     """
 
     name: str
@@ -167,7 +162,7 @@ class FormatInfo:
 
 
 class Formats(_Named[FormatInfo]):
-    """What `formats()` returns."""
+    """The result of `formats()`."""
 
     title = "formats"
     columns = ("format", "files", "reads", "writes", "options of convert")
@@ -179,28 +174,27 @@ class Formats(_Named[FormatInfo]):
 
 
 def codecs() -> Codecs:
-    """List all codecs, including those of installed packages.
-
-    A family whose names contain options (trellis.3, gptq.4.g128) is represented by its usual members.
+    """All codecs, including installed packages; of families whose names contain options (trellis.3, gptq.4.g128) the
+    usual ones.
     """
     having = [form for form in registry.formats() if isinstance(form, DeclaresCodecs)]
     return Codecs(info for name in registry.known_codecs() if (info := _codec_info(name, having)) is not None)
 
 
 def recipes() -> Recipes:
-    """List the built-in recipes, from large to small."""
-    found = [_recipe_info(recipe) for recipe in builtin_recipes().values()]
-    return Recipes(sorted(found, key=lambda r: -r.bpw))
+    """The built-in recipes, from large to small."""
+    infos = [_recipe_info(recipe) for recipe in builtin_recipes().values()]
+    return Recipes(sorted(infos, key=lambda r: -r.bpw))
 
 
 def formats() -> Formats:
-    """List all formats, including those of installed packages."""
+    """All formats, including installed packages."""
     every = codecs()
     return Formats(_format_info(form, every) for form in registry.formats())
 
 
 def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None:
-    """Describe one codec; None for a plugin family ("my.*"), and with a warning for a plugin that cannot be loaded."""
+    """The record of a codec; None for a family of another package ("my.*"), and with a warning if it cannot be loaded."""
     if name.endswith(".*"):
         return None
     try:
@@ -221,7 +215,7 @@ def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None
 
 
 def quantizes(codec: Codec) -> bool:
-    """True if the codec can quantize floats. The test uses NaN, which every codec rejects before any work."""
+    """True if the codec can quantize. The test input is NaN, which every codec rejects before any work."""
     try:
         codec.quantize(np.full(codec.granule, np.nan, np.float32))
     except UnsupportedError:
@@ -234,21 +228,21 @@ def quantizes(codec: Codec) -> bool:
 def _bits(codec: Codec) -> float | None:
     try:
         return 8 * sum(spec.nbytes for spec in codec.specs(_BIG).values()) / math.prod(_BIG)
-    except CodecError:  # TL1 and TL2 have tiles for the shapes of known models only
+    except CodecError:  # TL1 and TL2 have tiles only for known model shapes
         return None
 
 
 def _about(name: str, codec: Codec) -> str:
-    """Description of a built-in family, or the package that provides the codec."""
+    """The description of a built-in family; for an installed package its name."""
     module = registry.module_of(name)
     if module is not None:
         return _ABOUT[module]
-    brought = {e.name: e for e in entry_points(group="polyquant.codecs")}
-    entry = brought.get(name)
+    installed = {e.name: e for e in entry_points(group="polyquant.codecs")}
+    entry = installed.get(name)
     return f"of the package {entry.dist.name}" if entry is not None and entry.dist is not None else type(codec).__name__
 
 
-# An 8B Llama 3 with its GGUF names: published bits per weight refer to it.
+# An 8B Llama 3 by GGUF names: published bits per weight usually refer to these shapes.
 _LAYERS, _HIDDEN, _KEYS, _INNER, _VOCABULARY = 32, 4096, 1024, 14336, 128256
 _IN_LAYER = {
     "attn_q": (_HIDDEN, _HIDDEN),
@@ -282,8 +276,9 @@ def _recipe_info(recipe: Recipe) -> RecipeInfo:
 
 
 def _width(codec: Codec) -> float:
-    """Bits per weight; the bits of a code for TL1 and TL2, whose tiles depend on the model."""
-    return found if (found := _bits(codec)) is not None else {"tl1": 2.0, "tl2": 5 / 3}[codec.name]
+    """Bits per weight; for TL1 and TL2, whose tiles depend on the model, the bits of a code."""
+    bits = _bits(codec)
+    return bits if bits is not None else {"tl1": 2.0, "tl2": 5 / 3}[codec.name]
 
 
 def _format_info(form: Format, every: Codecs) -> FormatInfo:

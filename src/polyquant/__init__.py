@@ -11,9 +11,11 @@ Names are resolved on first use, so that `import polyquant` stays light. docs/py
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would be most of the time of this import
 if TYPE_CHECKING:
+    from typing import Any
+
     from polyquant.analysis.catalogue import CodecInfo as CodecInfo
     from polyquant.analysis.catalogue import FormatInfo as FormatInfo
     from polyquant.analysis.catalogue import RecipeInfo as RecipeInfo

@@ -1,6 +1,7 @@
-"""Keywords of `open`, `plan`, `convert` and `quantize` for type checkers and editors. Written by
-scripts/make_keywords.py: change the option classes of the formats (formats/*/options.py), then run it. The test suite
-fails when they differ.
+"""Keywords of `open`, `plan`, `convert` and `quantize` for type checkers and editors.
+
+Generated: change the option classes of the formats (formats/*/options.py), then run scripts/make_keywords.py. The test
+suite fails when they differ.
 """
 
 from __future__ import annotations

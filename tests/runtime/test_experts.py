@@ -216,7 +216,7 @@ def part(which: str, codec: str = "q8_0") -> Experts:
         router = Linear([weight("f32", E, HIDDEN, seed=1)], [floats(E)], "block")
         return Experts(router, Routing(E, 4, "softmax_after_topk"), biased, down, activation=pairs)
     if which == "llama4":
-        return Experts(router, Routing(E, 1, "sigmoid"), two, down, weighed="inputs")
+        return Experts(router, Routing(E, 1, "sigmoid"), two, down, weighted="inputs")
     assert which == "nemotron"
     return Experts(router, ROUTING, ExpertLinear([up], [None], "block"), down, activation=partial(activate, "relu2"))
 

@@ -165,7 +165,7 @@ class Target(Protocol):
     def smaller(self) -> Mapping[str, Any]:
         """The default options of `quantize`."""
 
-    def claims(self, asked: Mapping[str, Any]) -> bool:
+    def claims(self, requested: Mapping[str, Any]) -> bool:
         """True if these options (see options.given) imply this target, if neither `--to` nor the name specifies one."""
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: Any, *, named: bool) -> Recipe:

@@ -61,7 +61,10 @@ def lay_out(
 
 
 def one_file(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Layout:
-    """Lay out one safetensors file without a folder. metadata: `__metadata__`, with {"format": "pt"} added. Raises PlanError."""
+    """Lay out one safetensors file without a folder. metadata: `__metadata__`, with {"format": "pt"} added.
+
+    Raises PlanError.
+    """
     _with_matching_config(tensors, {})
     plan, slots = _file("model.safetensors", list(_stored(tensors)), {"format": "pt", **metadata})
     return Layout((plan,), slots, folder=False)

@@ -1,7 +1,7 @@
 """The protocols of formats. A format is one object, built in or from an entry point; no other code knows its name.
 
-       Format   detect, open and check a file or folder; registered as "module:OBJECT" in the group `polyquant.formats`
-       Target   write it; None if the format is read-only
+    Format   detect, open and check a file or folder; registered as "module:OBJECT" in the group `polyquant.formats`
+    Target   write it; None if the format is read-only
 
 A conversion calls the target in this order:
 

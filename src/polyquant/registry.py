@@ -227,7 +227,7 @@ def module_of(name: str) -> str | None:
 
 
 def known_codecs() -> list[str]:
-    """The names of all codecs, including installed packages; of families with options in their names, the common ones."""
+    """The names of all codecs, including installed packages; for families with options, the common names."""
     families = [name for family in dict.fromkeys(_NAMED.values()) for name in _members(family)]
     return list(dict.fromkeys((*CODECS, *families, *_entry_points("polyquant.codecs"))))
 

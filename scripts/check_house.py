@@ -1,8 +1,8 @@
-"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, one module that
-prints, no vague file names, no branch on a format's name or a codec's class outside its package, no circle of imports, and no random numbers that
-tests share.
+"""Check the project rules that no linter covers.
 
-Exit status 1 and one line per breach. Part of `make lint`.
+Sizes of files and functions, one importer of the extension module, one module that prints, no vague file names, no
+branch on a format's name or a codec's class outside its package, no import cycles, and no random generators shared by
+tests. Exit status 1 and one line per violation. Part of `make lint`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ SOURCE, TESTS = ROOT / "src" / "polyquant", ROOT / "tests"
 MAX_FILE, MAX_FUNCTION = 500, 80
 ROOMLESS = {"utils", "util", "helpers", "common", "misc", "manager"}
 ABOUT_ONE = {"codecs", "trellis", "msmodelslim", "integrations"}
-"""Packages that are about one format, or about codecs: the faces of two documents, and the Trellis plugin of transformers."""
+"""Packages for one format or for codecs: codecs, the Python APIs of two specifications, and the transformers plugin."""
 GENERATORS = {"default_rng", "Generator", "RandomState", "Random", "SeedSequence", "PCG64"}
 
 
 def breaches(path: Path) -> Iterator[str]:
-    """Every rule that one source file breaks."""
+    """Yield the rule violations of one source file."""
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(SOURCE)
     if (lines := text.count("\n")) > MAX_FILE:
         yield f"{name}: {lines} lines, more than {MAX_FILE}"
     if ROOMLESS & {path.stem, *name.parts}:
-        yield f"{name}: a file name that says nothing"
+        yield f"{name}: vague file name"
     tree = ast.parse(text)
     for line, reason in names_a_format(name, tree):
         yield f"{name}:{line}: {reason}"
@@ -52,16 +52,16 @@ def breaches(path: Path) -> Iterator[str]:
 
 
 def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Branches on a format's name or on a codec's class outside of the packages that are about them: a new one would have to be added there."""
+    """Yield branches on a format's name or a codec's class outside their packages; each new format or codec would need an edit there."""
     if name.parts[0] in ABOUT_ONE or (name.parts[0] == "formats" and len(name.parts) > 2):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            asked = any(isinstance(s, ast.Attribute) and s.attr == "format" for s in sides)
-            asked |= any(isinstance(s, ast.Name) and s.id in ("to", "format") for s in sides)
-            said = {c.value for s in sides for c in ast.walk(s) if isinstance(c, ast.Constant)}
-            if asked and any(isinstance(value, str) for value in said):
+            is_format = any(isinstance(s, ast.Attribute) and s.attr == "format" for s in sides)
+            is_format |= any(isinstance(s, ast.Name) and s.id in ("to", "format") for s in sides)
+            constants = {c.value for s in sides for c in ast.walk(s) if isinstance(c, ast.Constant)}
+            if is_format and any(isinstance(value, str) for value in constants):
                 yield node.lineno, "branches on the name of a format: ask the format (formats/protocol.py)"
         if (
             isinstance(node, ast.Call)
@@ -79,7 +79,7 @@ def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 @cache
 def codec_classes() -> frozenset[str]:
-    """Public classes of the codec files."""
+    """Return the public classes of the codec files."""
     trees = (ast.parse(p.read_text(encoding="utf-8")) for p in (SOURCE / "codecs").glob("*.py"))
     return frozenset(
         n.name for t in trees for n in t.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")
@@ -87,41 +87,42 @@ def codec_classes() -> frozenset[str]:
 
 
 def import_circles(sources: Mapping[str, str]) -> Iterator[str]:
-    """Circles among modules (dotted name -> source text), imports for types alone and inside of functions among them: one line for each.
+    """Yield one line per import cycle among modules (dotted name -> source text).
 
-    A package imports as what its __init__.py is. Leave out the root, which names every verb.
+    Imports for types and inside functions count. A package has the imports of its __init__.py. Omit the root package,
+    which imports every command.
     """
-    graph = _without_ends({name: _imported(ast.parse(text), sources) - {name} for name, text in sources.items()})
+    graph = _remove_leaves({name: _imported(ast.parse(text), sources) - {name} for name, text in sources.items()})
     while graph:
         path = [min(graph)]
         while path[-1] not in path[:-1]:
             path.append(min(graph[path[-1]]))
         circle = path[path.index(path[-1]) :]
-        yield f"imports in a circle: {' -> '.join(circle)}"
-        graph = _without_ends({name: needs - set(circle) for name, needs in graph.items() if name not in circle})
+        yield f"import cycle: {' -> '.join(circle)}"
+        graph = _remove_leaves({name: needs - set(circle) for name, needs in graph.items() if name not in circle})
 
 
-def _without_ends(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Without what imports nothing else, again and again: every path through the rest comes to a circle."""
+def _remove_leaves(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Remove modules without imports until none is left: every path through the rest ends in a cycle."""
     while ends := {name for name, needs in graph.items() if not needs}:
         graph = {name: needs - ends for name, needs in graph.items() if name not in ends}
     return graph
 
 
 def _imported(tree: ast.Module, known: Collection[str]) -> set[str]:
-    """Modules of `known` that are imported, wherever in the file."""
-    found = set()
+    """Return the modules of `known` that are imported anywhere in the file."""
+    imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= whole | ({node.module or ""} if whole - set(known) else set())
-    return found & set(known)
+            imported |= whole | ({node.module or ""} if whole - set(known) else set())
+    return imported & set(known)
 
 
 def package_sources() -> dict[str, str]:
-    """Dotted name -> text of every module but the root."""
+    """Return dotted name -> text of every module except the root package."""
     out = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
@@ -131,24 +132,25 @@ def package_sources() -> dict[str, str]:
 
 
 def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and reason of random numbers that depend on which tests ran before: those of a generator made once for several tests, and of the
-    one that Python and numpy each have for the process. Whether a bound holds for them changes with the order of the tests.
+    """Yield line and reason of random generators shared by tests, including the global ones of Python and numpy.
+
+    Their values depend on the order of the tests, and so does whether a tolerance holds.
     """
     for node in _run_once(tree):
         if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS:
-            yield node.lineno, "a generator that tests share: let each test make its own"
+            yield node.lineno, "a generator shared by tests: create one in each test"
     for node in ast.walk(tree):
         match _name(node):
             case ["random", function] if function not in GENERATORS:
-                yield node.lineno, f"random.{function} uses the generator of the process: make a random.Random(seed)"
+                yield node.lineno, f"random.{function} uses the global generator: create a random.Random(seed)"
             case ["np" | "numpy", "random", function] if function not in GENERATORS:
-                yield node.lineno, f"np.random.{function} uses the generator of the process: make a default_rng(seed)"
+                yield node.lineno, f"np.random.{function} uses the global generator: create a default_rng(seed)"
         if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS and not (node.args or node.keywords):
             yield node.lineno, "a generator without a seed"
 
 
 def _run_once(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is evaluated once for several tests: all outside of functions, default values, and what wide fixtures and caches return."""
+    """Yield code evaluated once for several tests: module level, default values, and results of wide fixtures and caches."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node
@@ -165,14 +167,14 @@ def _run_once(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name(node: ast.AST) -> list[str]:
-    """`np.random.default_rng` -> its three words; [""] for what is no name."""
+    """`np.random.default_rng` -> its three words; [""] for expressions that are not names."""
     if isinstance(node, ast.Attribute):
         return [*_name(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else ""]
 
 
 def _prints(function: ast.expr) -> bool:
-    """print(...), click.echo(...), console.print(...)."""
+    """True for print(...), click.echo(...) and console.print(...)."""
     called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
     return called in {"print", "echo", "secho"}
 

@@ -1,7 +1,8 @@
 """Writes src/polyquant/keywords.py, the typed keywords of `open`, `plan`, `convert` and `quantize`, from the option classes of the formats and the
 signature of `plan`; `--check` only compares (exit 1 if they differ).
 
-An option is written once, as a field of its format's option class. Type checkers and editors need it in the source: this is the copy for them.
+An option is written once, as a field of its format's option class. Type checkers and editors need it in the source:
+this is the copy for them.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ def page() -> str:
     return _HEAD + "".join(
         [
             _typed_dict("OpenKeywords", "Keywords of `open`: what the bytes of a source do not tell.", opening),
-            _typed_dict("FormatKeywords", "Keywords of `plan` that formats take: options of the targets, and of opening the source.", both),
+            _typed_dict("FormatKeywords",
+            "Keywords of `plan` that formats take: options of the targets, and of opening the source.", both),
             _typed_dict("ChoiceKeywords", "Keywords of `plan` for every format.", own),
-            _typed_dict("PlanKeywords", "All keywords of `plan`, which `convert` and `quantize` take too.", {}, "ChoiceKeywords, FormatKeywords"),
+            _typed_dict("PlanKeywords", "All keywords of `plan`, which `convert` and `quantize` take too.", {},
+            "ChoiceKeywords, FormatKeywords"),
             "\n\n",
             _defaults("OPEN_DEFAULTS", opening),
             _defaults("PLAN_DEFAULTS", {**own, **both}),

@@ -131,7 +131,9 @@ def test_numbers_stay_in_sight_whatever_the_names(polyquant):
 
 
 @pytest.mark.parametrize(
-    "args", [("inspect", GGUF), ("compare", GGUF, GGUF), ("validate", GGUF), ("convert", SOUND, "OUT", "--dry-run"), ("convert", SOUND, "OUT")],
+    "args",
+    [("inspect", GGUF), ("compare", GGUF, GGUF), ("validate", GGUF), ("convert", SOUND, "OUT", "--dry-run"),
+        ("convert", SOUND, "OUT")],
     ids=lambda args: args[0],
 )  # fmt: skip
 def test_the_json_form_is_json(args, polyquant, tmp_path):

@@ -19,7 +19,8 @@ def test_every_codec_is_listed():
     assert listed.keys() == set(known_codecs())
     assert all(info.about and info.read_by for info in listed.values())
     assert listed["q4_k"] == pq.CodecInfo(
-        "q4_k", "blocks", 4.5, 256, True, "ggml K-quants: super-blocks of 256 weights with quantized scales", ("gguf",), ("gguf",)
+        "q4_k", "blocks", 4.5, 256, True, "ggml K-quants: super-blocks of 256 weights with quantized scales", ("gguf",),
+        ("gguf",)
     )  # fmt: skip
     assert not listed["gptq.4.g128"].quantizes and listed["gptq.4.g128"].written_by == ()
     assert listed["f32"].written_by == tuple(FORMATS)

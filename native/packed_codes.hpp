@@ -161,16 +161,48 @@ PQ_INLINE B32 words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 #endif
 }
 
+// d and m of the eight groups of 32 of a unit.
+struct Scales {
+  F8 d, m;
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+// 32 bytes -> their low nibbles, then their high nibbles.
+PQ_INLINE __m512i nibbles64(__m256i bytes) {
+  const __m512i shift = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+  return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shift), _mm512_set1_epi8(15));
+}
+#endif
+
 // ---------------------------------------------------------------- legacy types: fp16 scales at the head of small blocks
 
 template <bool affine, bool fifth>
 struct NibbleCodes {
   static constexpr int block = 32, high = affine ? 4 : 2, start = high + (fifth ? 4 : 0), bytes = start + 16, sub = 32, top = fifth ? 31 : 15;
   static constexpr bool offset = true, wide = false, paired = true, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+  PQ_INLINE static Scales scales(const uint8_t* b) {
     const F8 d = halves8<bytes>(b);
-    c.set_d(0, d);
-    c.set_m(0, affine ? halves8<bytes>(b + 2) : d * -float((top + 1) / 2));
+    return {d, affine ? halves8<bytes>(b + 2) : d * -float((top + 1) / 2)};
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    b += g * bytes;
+    __m512i codes = nibbles64(__m256i(two16(b + start, b + bytes + start)));
+    if constexpr (fifth) {
+      const uint64_t h = load<uint32_t>(b + high), k = load<uint32_t>(b + bytes + high);
+      const uint64_t bits = (h & 0xffff) | (k & 0xffff) << 16 | (h >> 16) << 32 | (k >> 16) << 48;
+      codes = _mm512_mask_add_epi8(codes, bits, codes, _mm512_set1_epi8(16));
+    }
+    return codes;
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const Scales s = scales(b);
+    c.set_d(0, s.d);
+    c.set_m(0, s.m);
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2, b += 2 * bytes) {
       const B32 x = two16(b + start, b + bytes + start);
@@ -244,12 +276,11 @@ struct Q2_0Codes {
 // ---------------------------------------------------------------- K types: blocks of 256
 
 // Head of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits in 12 bytes.
-PQ_INLINE void scales_and_minima(const uint8_t* b, Codes& c) {
+PQ_INLINE Scales scales_and_minima(const uint8_t* b) {
   const uint32_t x = load<uint32_t>(b + 4), y = load<uint32_t>(b + 8), z = load<uint32_t>(b + 12);
   const uint64_t s = uint64_t(x & 0x3f3f3f3fu) | uint64_t((z & 0x0f0f0f0fu) | (x >> 2 & 0x30303030u)) << 32;
   const uint64_t o = uint64_t(y & 0x3f3f3f3fu) | uint64_t((z >> 4 & 0x0f0f0f0fu) | (y >> 2 & 0x30303030u)) << 32;
-  c.set_d(0, floats8(s) * half_at(b));
-  c.set_m(0, floats8(o) * -half_at(b + 2));
+  return {floats8(s) * half_at(b), floats8(o) * -half_at(b + 2)};
 }
 
 // Bit `from` of every byte, moved to bit `to`; both known to the compiler once it has unrolled the loop around.
@@ -308,8 +339,17 @@ struct Q3_KCodes {
 struct Q4_KCodes {
   static constexpr int block = 256, bytes = 144, sub = 32, top = 15;
   static constexpr bool offset = true, wide = false, paired = false, whole = false;
+  PQ_INLINE static Scales scales(const uint8_t* b) { return scales_and_minima(b); }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return nibbles64(__m256i(load32(b + 16 + 16 * g))); }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    scales_and_minima(b, c);
+    const Scales s = scales(b);
+    c.set_d(0, s.d);
+    c.set_m(0, s.m);
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {
       const B32 x = load32(b + 16 + 16 * g);
@@ -322,8 +362,22 @@ struct Q4_KCodes {
 struct Q5_KCodes {
   static constexpr int block = 256, bytes = 176, sub = 32, top = 31;
   static constexpr bool offset = true, wide = false, paired = false, whole = false;
+  PQ_INLINE static Scales scales(const uint8_t* b) { return scales_and_minima(b); }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1: bit g of each byte of the head is the fifth bit of group g.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    const __m512i codes = nibbles64(__m256i(load32(b + 48 + 16 * g)));
+    const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi8(char(1 << g)), _mm256_set1_epi8(char(2 << g)), 1);
+    const __mmask64 fifth = _mm512_test_epi8_mask(_mm512_broadcast_i64x4(__m256i(load32(b + 16))), bits);
+    return _mm512_mask_add_epi8(codes, fifth, codes, _mm512_set1_epi8(16));
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    scales_and_minima(b, c);
+    const Scales s = scales(b);
+    c.set_d(0, s.d);
+    c.set_m(0, s.m);
     const B32 fifth = load32(b + 16);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, (g & 1 ? field<4>(load32(b + 48 + g / 2 * 32), 15) : load32(b + 48 + g / 2 * 32) & 15) | move_bit(fifth, g, 4));

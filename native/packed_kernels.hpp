@@ -226,6 +226,66 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
   }
 }
 
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+
+// Types whose codes unpack to 64 bytes, two groups of 32, in registers.
+template <class T>
+concept TwoGroups = requires(const uint8_t* b) { T::two_groups(b, 0); };
+
+// rows_times for those: codes of a unit are four registers, and each product sums 64 weights.
+template <class T, int N>
+void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
+  const size_t units = a.padded / kUnit, blocks = a.padded / 32;
+  const int8_t* const q0 = T::paired ? a.paired : a.q;
+  // Lanes of four sums belong to group 2 i + (0 0 1 1), or (0 1 0 1) where halves of groups are paired.
+  const __m512i step = T::paired ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1)
+                                 : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  __m512i lanes[4];
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) lanes[i] = _mm512_add_epi32(step, _mm512_set1_epi32(2 * i));
+  for (size_t v = first; v < last; ++v) {
+    const uint8_t* line = w.data + v * w.line_bytes;
+    __m512 acc[N][2];
+    __m256 offset[N];
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm512_setzero_ps(), offset[n] = _mm256_setzero_ps();
+    for (size_t u = 0; u < units; ++u) {
+      const uint8_t* b = line + u * unit_bytes;
+      fetch_ahead<unit_bytes>(b);
+      uint8_t padded[unit_bytes];
+      if (w.cols < (u + 1) * kUnit) [[unlikely]] {
+        std::memset(padded, 0, unit_bytes);
+        std::memcpy(padded, b, (w.cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
+        b = padded;
+      }
+      const Scales s = T::scales(b);
+      __m512i codes[4];
+      PQ_UNROLL
+      for (int i = 0; i < 4; ++i) codes[i] = T::two_groups(b, 2 * i);
+      PQ_UNROLL
+      for (int n = 0; n < N; ++n) {
+        const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
+        const size_t at = size_t(n) * blocks + 8 * u;
+        const __m512 d = _mm512_castps256_ps512(_mm256_mul_ps(__m256(s.d), _mm256_loadu_ps(a.scale + at)));
+        PQ_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[i], _mm512_loadu_si512(q + 64 * i));
+          acc[n][i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(lanes[i], d), acc[n][i & 1]);
+        }
+        offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
+      }
+    }
+    for (int n = 0; n < N; ++n) {
+      const __m512 sum = _mm512_add_ps(acc[n][0], acc[n][1]);
+      const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sum), 1)));
+      y[size_t(n) * stride + v] = w.scale * sum8(_mm256_add_ps(halves, offset[n]));
+    }
+  }
+}
+
+#endif
+
 // Eight rows side by side: lane r of every vector belongs to row r, so that nothing is summed across lanes.
 struct Panel {
   int8_t* q;   // [padded / 4][8 rows][4]
@@ -352,6 +412,15 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
 
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // One token gains only where a fifth bit becomes a mask: Zen 4 issues a 512-bit operation as two of 256.
+  if constexpr (TwoGroups<T>) {
+    if (T::paired && T::top == 31 && a.tokens == 1) return rows_times_512<T, 1>(w, first, last, a, y, stride);
+    if (a.tokens == 2) return rows_times_512<T, 2>(w, first, last, a, y, stride);
+    if (a.tokens == 3) return rows_times_512<T, 3>(w, first, last, a, y, stride);
+    if (a.tokens == 4) return rows_times_512<T, 4>(w, first, last, a, y, stride);
+  }
+#endif
   if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, 0, y, stride);
   if (a.tokens <= 4) {
     rows_times<T, 2, wide>(w, first, last, a, 0, y, stride);

@@ -1,8 +1,10 @@
-"""Check the project rules that no linter covers.
+"""Check the house rules that linters do not cover.
 
-Sizes of files and functions, one importer of the extension module, one module that prints, no vague file names, no
-branch on a format's name or a codec's class outside its package, no import cycles, and no random generators shared by
-tests. Exit status 1 and one line per violation. Part of `make lint`.
+Sizes of files and functions, a single importer of the extension module, a single module that prints, no vague file names,
+no branch on a format's name or a codec's class outside its package, no circular imports, no random state shared by tests,
+and plain wording (wording.py).
+
+Exit status 1 and one line per violation. Part of `make lint`.
 """
 
 from __future__ import annotations
@@ -13,23 +15,26 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import wording
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, TESTS = ROOT / "src" / "polyquant", ROOT / "tests"
 MAX_FILE, MAX_FUNCTION = 500, 80
 ROOMLESS = {"utils", "util", "helpers", "common", "misc", "manager"}
 ABOUT_ONE = {"codecs", "trellis", "msmodelslim", "integrations"}
-"""Packages for one format or for codecs: codecs, the Python APIs of two specifications, and the transformers plugin."""
+"""Packages about one format or about codecs: the interfaces of two documents, and the Trellis plugin of transformers."""
 GENERATORS = {"default_rng", "Generator", "RandomState", "Random", "SeedSequence", "PCG64"}
 
 
 def breaches(path: Path) -> Iterator[str]:
-    """Yield the rule violations of one source file."""
+    """Yield the violations of one source file."""
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(SOURCE)
     if (lines := text.count("\n")) > MAX_FILE:
         yield f"{name}: {lines} lines, more than {MAX_FILE}"
     if ROOMLESS & {path.stem, *name.parts}:
-        yield f"{name}: vague file name"
+        yield f"{name}: a vague file name"
     tree = ast.parse(text)
     for line, reason in names_a_format(name, tree):
         yield f"{name}:{line}: {reason}"
@@ -52,16 +57,16 @@ def breaches(path: Path) -> Iterator[str]:
 
 
 def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield branches on a format's name or a codec's class outside their packages; each new format or codec would need an edit there."""
+    """Branches on a format's name or a codec's class outside the packages about them, where a new one would be missing."""
     if name.parts[0] in ABOUT_ONE or (name.parts[0] == "formats" and len(name.parts) > 2):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            is_format = any(isinstance(s, ast.Attribute) and s.attr == "format" for s in sides)
-            is_format |= any(isinstance(s, ast.Name) and s.id in ("to", "format") for s in sides)
-            constants = {c.value for s in sides for c in ast.walk(s) if isinstance(c, ast.Constant)}
-            if is_format and any(isinstance(value, str) for value in constants):
+            asked = any(isinstance(s, ast.Attribute) and s.attr == "format" for s in sides)
+            asked |= any(isinstance(s, ast.Name) and s.id in ("to", "format") for s in sides)
+            said = {c.value for s in sides for c in ast.walk(s) if isinstance(c, ast.Constant)}
+            if asked and any(isinstance(value, str) for value in said):
                 yield node.lineno, "branches on the name of a format: ask the format (formats/protocol.py)"
         if (
             isinstance(node, ast.Call)
@@ -79,7 +84,7 @@ def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 @cache
 def codec_classes() -> frozenset[str]:
-    """Return the public classes of the codec files."""
+    """Public classes of the codec files."""
     trees = (ast.parse(p.read_text(encoding="utf-8")) for p in (SOURCE / "codecs").glob("*.py"))
     return frozenset(
         n.name for t in trees for n in t.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")
@@ -89,8 +94,8 @@ def codec_classes() -> frozenset[str]:
 def import_circles(sources: Mapping[str, str]) -> Iterator[str]:
     """Yield one line per import cycle among modules (dotted name -> source text).
 
-    Imports for types and inside functions count. A package has the imports of its __init__.py. Omit the root package,
-    which imports every command.
+    Type-only imports and imports in functions count. A package is its __init__.py. Omit the root package, which imports
+    every public function.
     """
     graph = _remove_leaves({name: _imported(ast.parse(text), sources) - {name} for name, text in sources.items()})
     while graph:
@@ -103,26 +108,26 @@ def import_circles(sources: Mapping[str, str]) -> Iterator[str]:
 
 
 def _remove_leaves(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Remove modules without imports until none is left: every path through the rest ends in a cycle."""
+    """Remove modules that import no others, repeatedly: every path through the rest leads to a cycle."""
     while ends := {name for name, needs in graph.items() if not needs}:
         graph = {name: needs - ends for name, needs in graph.items() if name not in ends}
     return graph
 
 
 def _imported(tree: ast.Module, known: Collection[str]) -> set[str]:
-    """Return the modules of `known` that are imported anywhere in the file."""
-    imported = set()
+    """Modules of `known` that are imported anywhere in the file."""
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            imported |= whole | ({node.module or ""} if whole - set(known) else set())
-    return imported & set(known)
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= names | ({node.module or ""} if names - set(known) else set())
+    return modules & set(known)
 
 
 def package_sources() -> dict[str, str]:
-    """Return dotted name -> text of every module except the root package."""
+    """Dotted name -> text of every module but the root."""
     out = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
@@ -132,25 +137,26 @@ def package_sources() -> dict[str, str]:
 
 
 def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and reason of random generators shared by tests, including the global ones of Python and numpy.
+    """Line and reason of random numbers that depend on earlier tests.
 
-    Their values depend on the order of the tests, and so does whether a tolerance holds.
+    They come from a generator shared by several tests, or from the process-wide ones of Python and numpy, so that results
+    depend on the order of the tests.
     """
     for node in _run_once(tree):
         if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS:
-            yield node.lineno, "a generator shared by tests: create one in each test"
+            yield node.lineno, "a generator shared by tests: create one per test"
     for node in ast.walk(tree):
         match _name(node):
             case ["random", function] if function not in GENERATORS:
-                yield node.lineno, f"random.{function} uses the global generator: create a random.Random(seed)"
+                yield node.lineno, f"random.{function} uses the generator of the process: make a random.Random(seed)"
             case ["np" | "numpy", "random", function] if function not in GENERATORS:
-                yield node.lineno, f"np.random.{function} uses the global generator: create a default_rng(seed)"
+                yield node.lineno, f"np.random.{function} uses the generator of the process: make a default_rng(seed)"
         if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS and not (node.args or node.keywords):
             yield node.lineno, "a generator without a seed"
 
 
 def _run_once(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield code evaluated once for several tests: module level, default values, and results of wide fixtures and caches."""
+    """Code evaluated once for several tests: module level, default values, and results of wide fixtures and caches."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node
@@ -167,28 +173,31 @@ def _run_once(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name(node: ast.AST) -> list[str]:
-    """`np.random.default_rng` -> its three words; [""] for expressions that are not names."""
+    """`np.random.default_rng` -> its three parts; [""] for other expressions."""
     if isinstance(node, ast.Attribute):
         return [*_name(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else ""]
 
 
 def _prints(function: ast.expr) -> bool:
-    """True for print(...), click.echo(...) and console.print(...)."""
+    """print(...), click.echo(...), console.print(...)."""
     called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
     return called in {"print", "echo", "secho"}
 
 
 def main() -> int:
-    """Print breaches; 1 if there are any."""
-    found = [line for path in sorted(SOURCE.rglob("*.py")) for line in breaches(path)]
-    found += import_circles(package_sources())
+    """Print violations; 1 if there are any."""
+    lines = [line for path in sorted(SOURCE.rglob("*.py")) for line in breaches(path)]
+    lines += import_circles(package_sources())
     for path in sorted(TESTS.rglob("*.py")):
-        if TESTS / "vectors" not in path.parents:  # those were made once, by scripts
+        if TESTS / "vectors" not in path.parents:  # created once, by scripts
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            found += [f"{path.relative_to(ROOT)}:{line}: {why}" for line, why in shared_randomness(tree)]
-    print(*found, sep="\n", end="\n" if found else "")
-    return bool(found)
+            lines += [f"{path.relative_to(ROOT)}:{line}: {why}" for line, why in shared_randomness(tree)]
+    hits, total = wording.check(wording.DEFAULT)
+    if len(hits) > wording.LIMIT * total:
+        lines += [*map(wording.described, hits), wording.summary(hits, total)]
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return bool(lines)
 
 
 if __name__ == "__main__":

@@ -123,19 +123,38 @@ def test_folders_of_linear_layers(options, codec, findings, tmp_path):
 
 def test_metadata_types(tmp_path):
     values = {
-        "u": 3, "i": -3, "wide": 1 << 40, "f": 1.5, "b": True, "s": "text", "u16": pq.Meta(pq.Kind.UINT16, 7),
+        "u": 3,
+        "i": -3,
+        "wide": 1 << 40,
+        "f": 1.5,
+        "b": True,
+        "s": "text",
+        "u16": pq.Meta(pq.Kind.UINT16, 7),
         "np": np.int8(-2),
-        "ints": [1, -2], "floats": [1, 2.5], "words": ["a"], "array": np.array([1, 2], np.uint64),
+        "ints": [1, -2],
+        "floats": [1, 2.5],
+        "words": ["a"],
+        "array": np.array([1, 2], np.uint64),
         "flags": (True, False),
-    }  # fmt: skip
+    }
     pq.save(arrays(), tmp_path / "a.gguf", metadata=values)
     typed = dict(pq.open(tmp_path / "a.gguf").metadata.items_typed())
     kinds = {key: (typed[key].item or typed[key].kind).name for key in values}
     assert kinds == {
-        "u": "UINT32", "i": "INT32", "wide": "INT64", "f": "FLOAT32", "b": "BOOL", "s": "STRING", "u16": "UINT16",
+        "u": "UINT32",
+        "i": "INT32",
+        "wide": "INT64",
+        "f": "FLOAT32",
+        "b": "BOOL",
+        "s": "STRING",
+        "u16": "UINT16",
         "np": "INT8",
-        "ints": "INT32", "floats": "FLOAT32", "words": "STRING", "array": "UINT64", "flags": "BOOL",
-    }  # fmt: skip
+        "ints": "INT32",
+        "floats": "FLOAT32",
+        "words": "STRING",
+        "array": "UINT64",
+        "flags": "BOOL",
+    }
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,13 @@ CODES: dict[str, str] = {
     "the float model.",
     "TRL004": "There is no tokenizer. The weights are sound; text needs one. Copy the tokenizer's files from the float model.",
     "TRL005": "A JSON file beside the weights is broken: a link that leads nowhere, or no strict JSON. Copy it from the float model.",
+    "TRL006": "config.json and the tensors contradict each other: a tensor that its architecture needs is missing, has another size, or has no place in it. "
+    "Loaders fail or leave layers at random values. Take config.json and tensors from the same version of the model.",
+    "TRL007": "config.json does not announce the quantization. transformers does not know that the layers are packed: it finds no weights under the names "
+    "that it expects and fills the layers with random values. Load the folder with polyquant.hf.load_trellis_model, or write it again with "
+    "`polyquant convert`, which announces it.",
+    "TRL008": "The entry quantization_config of config.json contradicts quantization_config.json, or the tensors. Readers that trust the entry plan or "
+    "report wrong bits. `polyquant convert` writes a true one.",
     "TRL010": "The index cannot be used: not strict JSON, or no weight_map from tensor names to file names. Nothing can be loaded through it. "
     "Download it again, or write the folder anew with `polyquant convert`.",
     "TRL011": "weight_map or a link names a file outside the folder. A reader that follows it opens a file of your machine. Do not use this "

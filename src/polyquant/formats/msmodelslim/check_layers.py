@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.dtypes import NUMPY
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError
-from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
+from polyquant.formats.msmodelslim.static import closest_deq_scale, closest_quant_bias, row_sums
 from polyquant.formats.msmodelslim.survey import Linear, Survey
 from polyquant.formats.stored import Stored
 from polyquant.ops.int8 import quant_bias
@@ -179,8 +179,8 @@ def _bias(found: Survey, linear: Linear, deq: F32, offset: F32) -> Iterator[_Sai
         yield "ASC021", ERROR, "bias", f"must be floats [{n}], found {own.entry.dtype} {list(own.entry.shape)}"
         return
     sums = row_sums(stored(linear.parts["weight"]), n, k)
-    want = quant_bias(floats(own) if own is not None else None, deq, offset, sums)
     have = np.asarray(stored(linear.parts["quant_bias"]).read(0, n), np.float64)
+    want = closest_quant_bias(floats(own) if own is not None else None, deq, offset, sums, have)
     off = np.abs(have - want)
     slack = 1 + 1e-6 * np.abs(want)  # one unit where float32 was used to divide, and its rounding of large numbers
     bad = int((~(off <= slack)).sum())

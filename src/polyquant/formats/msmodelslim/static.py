@@ -14,10 +14,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.ops.int8 import quant_bias
 from polyquant.types import F32
 
-__all__ = ["closest_deq_scale", "row_sums"]
+__all__ = ["closest_deq_scale", "closest_quant_bias", "row_sums"]
 
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _CHUNK = 1 << 22
 
 
@@ -30,9 +32,28 @@ def closest_deq_scale(input_scale: F32, weight_scale: F32, found: F32 | None) ->
         product = np.asarray(input_scale * weight_scale, np.float32)
         if found is None or found.shape != product.shape:
             return product
-        halves = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-        choices = [product, *(product.astype(half).astype(np.float32) for half in halves)]
+        choices = [product, *(product.astype(half).astype(np.float32) for half in _HALVES)]
     return max(choices, key=lambda c: int(np.count_nonzero(c == found)))
+
+
+def closest_quant_bias(
+    bias: F32 | None, deq_scale: F32, input_offset: F32, sums: NDArray[np.int64], found: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """quant_bias float64 [n] as ops.int8.quant_bias has it; of each entry the value nearest to `found`, where half precision allows several.
+
+    The v1 command line keeps scales and biases in the model's dtype, so that bias / deq_scale is rounded to it before the offset is subtracted.
+    """
+    want = quant_bias(bias, deq_scale, input_offset, sums)
+    if bias is None:
+        return want
+    with np.errstate(all="ignore"):
+        shares = bias / deq_scale
+        for half in _HALVES:
+            if all(np.array_equal(x.astype(half).astype(np.float32), x) for x in (bias, deq_scale)):
+                rounded = shares.astype(half).astype(np.float64)
+                other = np.rint(rounded - input_offset.astype(np.float64) * sums)
+                want = np.where(np.abs(other - found) < np.abs(want - found), other, want)
+    return want
 
 
 def row_sums(codes: Any, rows: int, columns: int) -> NDArray[np.int64]:

@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.types import U8, ArraySpec
 
-__all__ = ["FileArray", "FileState", "Source", "Swap", "opened_files", "refuse_changed", "state_of"]
+__all__ = ["FileArray", "FileState", "Source", "Swap", "contents", "opened_files", "refuse_changed", "state_of"]
 
 _READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
+_LFS = b"version https://git-lfs.github.com/spec/"
+_LFS_LONGEST = 1024
+"""Bytes: the specification of Git LFS has pointer files be shorter."""
 
 
 class FileState(NamedTuple):
@@ -74,7 +77,7 @@ class Source:
     __slots__ = ("__weakref__", "_close", "_fd", "_map", "path", "size")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises InputError if there is no readable regular file."""
+        """Raises InputError if there is no readable regular file, or a Git LFS pointer in its place."""
         self.path = Path(path)
         self._map: U8 | None = None
         try:
@@ -89,6 +92,13 @@ class Source:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
             raise InputError("is not a regular file", file=self.path, found=kind)
         self.size = status.st_size
+        if self.size < _LFS_LONGEST and os.pread(fd, len(_LFS), 0) == _LFS:
+            raise InputError(
+                "is a Git LFS pointer, not the file that it stands for",
+                file=self.path,
+                found=f"{self.size} bytes",
+                hint="run `git lfs pull` in that repository, or download the file itself",
+            )
         if (opened := _opened.get()) is not None:
             opened.setdefault(self.path.absolute(), state_of(status))
 
@@ -136,6 +146,15 @@ class Source:
     def close(self) -> None:
         """Give the file back; maps that are in use stay valid. Done by itself when the last user is gone."""
         self._close()
+
+
+def contents(path: Path) -> bytes:
+    """All bytes of a small file. Raises InputError as `Source`."""
+    source = Source(path)
+    try:
+        return source.pread(0, source.size).tobytes()
+    finally:
+        source.close()
 
 
 @dataclass(frozen=True, slots=True)

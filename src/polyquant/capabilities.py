@@ -10,7 +10,7 @@ against what the codec does. Callers ask for a capability and never for the clas
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, WholeNumbers
     codes       HoldsBlocks, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
-    searches    FitsInputs
+    searches    FitsInputs, MayOnlyRead
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
-    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "HoldsBlocks", "Opaque", "Ordered", "OwnProduct", "Packed",
+    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "HoldsBlocks", "MayOnlyRead", "Opaque", "Ordered", "OwnProduct", "Packed",
     "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets", "claims",
 ]  # fmt: skip
 
@@ -236,6 +236,15 @@ class TrellisDialect(Protocol):
 
 
 # ---------------------------------------------------------------- searches
+
+
+@runtime_checkable
+class MayOnlyRead(Protocol):
+    """One of a family of codecs, some of which cannot be written."""
+
+    @property
+    def writable(self) -> bool:
+        """False where `quantize` raises UnsupportedError, so that plans refuse the codec before the work."""
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.storage.work_folder import Resume, held_bytes
 from polyquant.types import F32
 
-__all__ = ["convert", "guess_format", "plan", "quantize", "smaller", "targets"]
+__all__ = ["check_disk", "convert", "guess_format", "plan", "quantize", "smaller", "targets"]
 
 
 def plan(

@@ -8,11 +8,13 @@ Everything that can be refused is refused here: unreadable input, codecs that do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polyquant.calibration.importance import unreached, unreached_notice
-from polyquant.capabilities import Fitted, claims
+from polyquant.capabilities import Fitted, MayOnlyRead, WholeNumbers, claims
 from polyquant.conversion.notices import mixed_stacks, rule_notices
+from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
@@ -76,8 +78,12 @@ def make_plan(
 
 @no_collection()
 def _translate(source: Checkpoint, form: Format, target: Target, recipe: Recipe, options: Any) -> Translation:
-    """Names, metadata and files as they are where source and target name things alike, else in the target's words."""
-    return form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
+    """Names, metadata and files as they are where source and target name things alike, else in the target's words.
+
+    Tensors are in the model's order, but for GGUF that stays GGUF: its writers sort, and what copies keeps their order.
+    """
+    found = form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
+    return found if source.naming == target.naming == "gguf" else replace(found, tensors=model_order(found.tensors))
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
@@ -106,6 +112,8 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
         if claims(target, Fitted):  # type: ignore[type-abstract]
             target.fit(tensor.shape)  # its options must be known now, not when the work gets there
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
+        action = action_of(weights, target, tensor)
+        _refuse_unwritable(weights, target, action)
     except CodecError as problem:
         raise PlanError(
             str(problem),
@@ -114,7 +122,19 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
             hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
         ) from None
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
-    return Step(tensor, common(weights), target, action_of(weights, target, tensor), why, nbytes, sources=specs)
+    return Step(tensor, common(weights), target, action, why, nbytes, sources=specs)
+
+
+def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action) -> None:
+    """Raises CodecError for codes that nothing makes of these weights."""
+    if action in (Action.QUANTIZE, Action.REQUANTIZE) and claims(target, MayOnlyRead) and not target.writable:
+        raise CodecError(f"{target} can be read, not written", hint="choose another codec, e.g. q4_k")
+    if _whole(target) and action is not Action.COPY and not all(_whole(w.codec) for w in weights):
+        raise CodecError(f"{target} holds integers, and the weights are floats", hint="choose a float codec, e.g. bf16")
+
+
+def _whole(codec: Codec) -> bool:
+    return claims(codec, WholeNumbers) and codec.whole
 
 
 def _refuse_shapes(source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> None:

@@ -14,7 +14,7 @@ from polyquant.errors import InputError, PlanError, PolyquantError, printable
 from polyquant.opening import detect
 from polyquant.storage.work_folder import inside_work_folder, settle_all
 
-__all__ = ["refuse_target", "replaceable"]
+__all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
 
 _SHOWN = 3
 _DEPTH = 2
@@ -26,12 +26,22 @@ def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
 
     What a killed run left half-way between old and new is finished or undone first.
     """
+    refuse_overlap(dst, source)
+    settle_all(dst.absolute())
+    refuse_existing(dst, overwrite=overwrite)
+
+
+def refuse_overlap(dst: Path, source: Path) -> None:
+    """PlanError for a target that is, holds or lies inside the source, and for unfinished output of a run."""
     real, origin = Path(os.path.realpath(dst)), Path(os.path.realpath(source))  # never fails, on no loop of links
     if real == origin or origin in real.parents or real in origin.parents:
         raise PlanError("target is, holds or lies inside the source", file=dst, hint="choose another target")
     if inside_work_folder(origin) or inside_work_folder(real):
         raise PlanError("is the unfinished output of a run", file=source, hint="start that run again to finish it")
-    settle_all(dst.absolute())
+
+
+def refuse_existing(dst: Path, *, overwrite: bool) -> None:
+    """PlanError for what is at the target, unless it may be overwritten, and for a target in no folder."""
     if os.path.lexists(dst):
         if not overwrite:
             raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")

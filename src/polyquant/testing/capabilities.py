@@ -12,6 +12,7 @@ from polyquant.capabilities import (
     Grouped,
     HoldsBias,
     HoldsBlocks,
+    MayOnlyRead,
     Opaque,
     Ordered,
     OwnProduct,
@@ -65,6 +66,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     bits, groups, offsets   those of the unpacked codes
     stacks           one matrix of a stack, taken out, decodes as it does inside; row_sliced codecs have it for nothing
     trellis          the codec that is named has the same numbers
+    writable         what says that it is not, refuses to quantize
     inputs           codes for a Hessian have the codec's form and sizes
     """
     if isinstance(codec, Opaque):
@@ -95,6 +97,8 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     if isinstance(codec, DecodesRows) and codec.decodes_rows:
         whole = codec.dequantize(parts, shape)
         np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])
+    if isinstance(codec, MayOnlyRead) and not codec.writable:
+        refused(lambda: codec.quantize(np.zeros(shape, np.float32)), UnsupportedError)
     _check_stack(codec, parts, shape)
     _check_codes(codec, parts, shape)
     if isinstance(codec, FitsInputs) and w is not None:

@@ -131,9 +131,11 @@ class CodecError(PolyquantError):
 class UnknownNameError(PolyquantError, LookupError):
     """A name that nothing answers to."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        self.name = name
         known = sorted(known)
         near = _near(name[: 2 * _NAME].lower(), [k for k in known if len(k) <= 2 * _NAME])
         found = " or ".join(printable(n, _NAME) for n in near)
-        hint = f"did you mean {found}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
+        if hint is None:
+            hint = f"did you mean {found}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
         super().__init__(f"no {kind} is called '{printable(name, _NAME)}'", hint=hint)

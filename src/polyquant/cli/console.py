@@ -1,19 +1,24 @@
-"""How things look: sizes, tables that fit 80 columns, progress on a terminal and silence in a pipe, JSON."""
+"""How things look: sizes, tables that fit the terminal, progress on a terminal and silence in a pipe, JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyquant.cli.grouped import SPEED, GroupedOption
 from polyquant.cli.terminal import say, say_json, styled, width
 from polyquant.errors import printable
 
 if TYPE_CHECKING:
     from polyquant.formats.steps import Progress as Told
+
+_NARROWEST = 8
+"""Letters of a column whose texts wrap."""
 
 __all__ = [
     "Table",
@@ -46,7 +51,7 @@ def decibel(x: float) -> str:
 
 
 class Table:
-    """Columns of text for people, as wide as the terminal (80 in a pipe): texts give way, numbers stay whole."""
+    """Columns of text, as wide as the terminal: long texts wrap inside their column, numbers stay whole. A pipe gets a line a row."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._right = [c.startswith(">") for c in columns]
@@ -59,22 +64,25 @@ class Table:
         self._rows.append([cell if cell.isprintable() else printable(cell) for cell in cells])
 
     def lines(self, most: int) -> list[str]:
-        """Header and rows of at most `most` characters: the widest column of texts is cut, down to 6 letters."""
+        """Header and rows of at most `most` characters: the widest column of texts is narrowed, down to 8 letters, and its cells wrap."""
         rows = [self._head, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         texts = [i for i, whole in enumerate(self._whole) if not whole]
         while texts and sum(widths) + 2 * (len(widths) - 1) > most:
             widest = max(texts, key=widths.__getitem__)
-            if widths[widest] <= 6:
+            if widths[widest] <= _NARROWEST:
                 break
             widths[widest] -= 1
-        return [
-            "  ".join(
-                _cut(cell, n).rjust(n) if right else _cut(cell, n).ljust(n)
-                for cell, n, right in zip(row, widths, self._right, strict=True)
+        return [line for row in rows for line in self._wrapped(row, widths)]
+
+    def _wrapped(self, row: list[str], widths: list[int]) -> Iterator[str]:
+        """The lines of one row."""
+        cells = [_pieces(cell, n) for cell, n in zip(row, widths, strict=True)]
+        for pieces in zip_longest(*cells, fillvalue=""):
+            yield "  ".join(
+                piece.rjust(n) if right else piece.ljust(n)
+                for piece, n, right in zip(pieces, widths, self._right, strict=True)
             ).rstrip()
-            for row in rows
-        ]
 
     def show(self) -> None:
         """Print it."""
@@ -82,6 +90,16 @@ class Table:
         say(styled(head, bold=True))
         for row in rows:
             say(row)
+
+
+def _pieces(text: str, most: int) -> list[str]:
+    """Text in lines of at most `most` characters, broken behind a space or where a name has a joint if there is one in the second half."""
+    out = []
+    while len(text) > most:
+        at = max(text.rfind(c, most // 2, most) for c in " ._-/>") + 1 or most
+        out.append(text[:at].rstrip())
+        text = text[at:].lstrip()
+    return [*out, text]
 
 
 def _cut(text: str, most: int) -> str:
@@ -95,7 +113,7 @@ def tensor_name(name: str, most: int = 34) -> str:
 
 
 def table(*columns: str) -> Table:
-    """An empty table; a column that starts with '>' is right-aligned, and one that starts with '=' is never cut."""
+    """An empty table; a column that starts with '>' is right-aligned, and one that starts with '=' does not wrap."""
     return Table(columns)
 
 
@@ -166,6 +184,8 @@ def watcher(tell: Callable[[int, int, str], None]) -> Callable[[Told], None]:
 
 activations_option = click.option(
     "--activations",
+    cls=GroupedOption,
+    group=SPEED,
     type=click.Choice(["int8", "float"]),
     default="int8",
     show_default=True,
@@ -173,6 +193,8 @@ activations_option = click.option(
 )
 cache_option = click.option(
     "--cache",
+    cls=GroupedOption,
+    group=SPEED,
     type=click.Choice(["f32", "f16", "int8"]),
     help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]",
 )

@@ -28,6 +28,7 @@ _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u
 """C0 without tab and newline, C1, separators of lines, bidi embeddings and isolates, lone surrogates. Joiners and odd spaces are text."""
 
 _SOME = 20
+_NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ def usage(problem: click.ClickException) -> None:
 
 
 def width() -> int:
-    """Columns of the terminal; 80 in a pipe."""
-    return shutil.get_terminal_size().columns
+    """Columns of the terminal, or of the environment's COLUMNS; no limit in a pipe or file."""
+    return shutil.get_terminal_size(fallback=(_NO_LIMIT, 0)).columns
 
 
 def bug(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:

@@ -1,6 +1,6 @@
 """The command line: parse, call one verb, print. One file per verb; a command's module is imported only when it runs.
 
-Exit codes: 0 done (validate: clean), 1 findings or the machine failed (disk full), 2 input that cannot be used, 130 interrupted.
+Exit codes: 0 done (validate: clean), 1 findings, nothing to repair, or the machine failed (disk full), 2 input that cannot be used, 130 interrupted.
 """
 
 from __future__ import annotations

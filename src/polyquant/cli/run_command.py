@@ -1,10 +1,11 @@
-"""polyquant run: stdout holds the text and nothing else; figures go to stderr."""
+"""polyquant run: stdout holds the text and nothing else; figures and notes go to stderr."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,57 +13,71 @@ from typing import Any
 import click
 
 from polyquant.cli.console import activations_option, as_json, cache_option, json_option
+from polyquant.cli.conversation import Conversation
+from polyquant.cli.grouped import SPEED, GroupedCommand, GroupedOption
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, printable
-from polyquant.runtime.generate import Generation
+from polyquant.runtime.chat import render_chat
+from polyquant.runtime.generate import Generation, generate
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
+from polyquant.runtime.recommended import shown
 from polyquant.runtime.sampling import Sampling
-from polyquant.runtime.session import Session
 
 _LOADING = ("activations", "cache", "threads", "context", "ternary_layout", "tile")
 """Options that are `load`'s."""
+_RANDOM = ("seed", "top_k", "top_p", "min_p")
+"""Options that do nothing at temperature 0."""
 _MAX_PROMPT = 64 << 20
 """Bytes of a prompt that is read from a file or a pipe."""
+_MAX_TOKENS = 128
+"""Of a text that goes on; an answer ends by itself."""
+_prompting = partial(click.option, cls=GroupedOption, group="Prompt")
+_sampling = partial(
+    click.option, cls=GroupedOption, group="Sampling (default: what the model's files recommend, else greedy)"
+)
+_running = partial(click.option, cls=GroupedOption, group=SPEED)
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="""\b
 Examples:
   polyquant run model.gguf -p "Once upon a time" -n 64
   polyquant run hf-folder/ --chat -p "Who are you?" --temperature 0.7
   polyquant run model.gguf -f prompt.txt --top-p 0.9 --temperature 1 --seed 7
   echo "It was a dark" | polyquant run model.gguf --format json | jq .text
-  polyquant run model.gguf                    (on a terminal: a conversation)""",
+  polyquant run model.gguf              (on a terminal: a chat; /help, /exit)""",
 )
 @click.argument("path", type=click.Path())
-@click.option("-p", "--prompt", metavar="TEXT", help="The text to go on with.  [default: stdin]")
-@click.option("-f", "--file", type=click.Path(), help="A file that holds it; one newline at its end is left out.")
-@click.option(
-    "-n", "--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens to write."
-)
-@click.option("--chat", is_flag=True, help="The prompt is a user's message: use the chat template.")
-@click.option("--system", metavar="TEXT", help="A system message before it; implies --chat.")
-@click.option("--template", metavar="NAME", help="Which of several chat templates; implies --chat.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
-@click.option("--top-k", type=int, default=0, help="Only the K likeliest tokens; 0: all.")
-@click.option("--top-p", type=float, default=1.0, help="Only the likeliest that reach this probability.")
-@click.option("--min-p", type=float, default=0.0, help="Only those at least this likely beside the first.")
-@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: tokens of late become unlikely.")
-@click.option("--repetition-window", type=int, default=64, show_default=True, help="How many of the last tokens.")
-@click.option("--seed", type=int, help="The same seed, the same text.")
-@click.option("--stop", metavar="TEXT", multiple=True, help="End before this text; may be repeated.")
+@_prompting("-p", "--prompt", metavar="TEXT", help="The text to continue.  [default: stdin; on a terminal a chat]")
+@_prompting("-f", "--file", type=click.Path(), help="A file with the prompt; one newline at its end is left out.")
+@_prompting("--chat", is_flag=True, help="The prompt is a user's message: use the chat template.")
+@_prompting("--system", metavar="TEXT", help="A system message before it; implies --chat.")
+@_prompting("--template", metavar="NAME", help="Which of several chat templates; implies --chat.")
+@_prompting(
+    "-n", "--max-tokens", type=click.IntRange(1),
+    help=f"Most tokens to generate.  [default: {_MAX_TOKENS}; with --chat until the answer ends]",
+)  # fmt: skip
+@_prompting("--stop", metavar="TEXT", multiple=True, help="End before this text; may be repeated.")
+@_sampling("--temperature", type=float, help="0: always the likeliest token.")
+@_sampling("--top-k", type=int, help="Only the K likeliest tokens; 0: all.")
+@_sampling("--top-p", type=float, help="Only the likeliest tokens that reach this probability.")
+@_sampling("--min-p", type=float, help="Only tokens at least this likely relative to the likeliest.")
+@_sampling("--repetition-penalty", type=float, help="Above 1: recent tokens become less likely.")
+@_sampling("--repetition-window", type=int, help="How many recent tokens that are.  [default: 64]")
+@_sampling("--seed", type=int, help="The same seed gives the same text.")
 @activations_option
 @cache_option
-@click.option("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
-@click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
+@_running("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
+@_running("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
 @click.option("--stats", is_flag=True, help="Times on stderr, in a pipe too.")
 @source_option("ternary_layout")
 @source_option("tile")
 @json_option
 def run(path: str, style: str, **options: Any) -> None:
-    """Go on with a text, or answer it, with the model at PATH (a GGUF file or a Hugging Face folder)."""
+    """Continue a prompt, or chat, with the model at PATH (a GGUF file, or a Hugging Face, Trellis or msModelSlim folder)."""
     try:
         _run(path, style, options)
     except KeyboardInterrupt:
@@ -72,35 +87,50 @@ def run(path: str, style: str, **options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A loaded model and what it is to do. sampling: keyword arguments of Model.generate."""
+    """A loaded model and what it is to do. max_tokens: as the user set it."""
 
     model: Model
     chat: bool
     system: str | None
     template: str | None
-    sampling: dict[str, Any]
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    notes: tuple[str, ...]
     load_seconds: float
 
     def start(self, text: str) -> Generation:
-        if not self.chat:
-            return self.model.generate(text, **self.sampling)
-        return self.model.chat([*self.opening(), {"role": "user", "content": text}], **self.answering())
+        """The answer to one prompt."""
+        prompt = text
+        if self.chat:
+            messages = [*self.opening(), {"role": "user", "content": text}]
+            prompt = render_chat(self.model.tokenizer, messages, name=self.template)
+        most = self.max_tokens if self.chat else self.max_tokens or _MAX_TOKENS
+        return generate(
+            self.model, prompt, max_tokens=most, sampling=self.sampling, stop=self.stop, add_special=not self.chat
+        )
 
     def opening(self) -> list[dict[str, str]]:
+        """The system message, if there is one."""
         return [{"role": "system", "content": self.system}] if self.system is not None else []
 
-    def answering(self) -> dict[str, Any]:
-        return {**self.sampling, "template": self.template}
+    def ended(self, answer: Generation) -> Iterator[str]:
+        """Why the text stopped, where nobody asked it to."""
+        if answer.full:
+            yield f"the context of {self.model.context} tokens is full"
+        elif answer.finish == "length" and self.max_tokens is None:
+            yield f"stopped after {answer.generated} tokens; -n sets how many"
 
 
 def _run(path: str, style: str, options: dict[str, Any]) -> None:
     prompt, file = options.pop("prompt"), options.pop("file")
     if prompt is not None and file is not None:
-        raise click.UsageError("--prompt and --file exclude each other")
+        raise click.UsageError("--prompt and --file are mutually exclusive")
     stats, chat, system, template = (options.pop(k) for k in ("stats", "chat", "system", "template"))
+    max_tokens, stop = options.pop("max_tokens"), options.pop("stop")
     how = {k: options.pop(k) for k in _LOADING}
-    sampling = {k: v for k, v in options.items() if k not in ("max_tokens", "stop")}
-    Sampling(**sampling)  # refused before the model is opened
+    given = {k: v for k, v in options.items() if v is not None}
+    Sampling(**given)  # refused before the model is opened
     talk = prompt is None and file is None and sys.stdin.isatty()
     if talk and style == "json":
         raise click.UsageError("--format json needs a prompt")
@@ -109,16 +139,18 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     model = load(path, **how)
     templates = model.tokenizer.templates
     chat = chat or talk or system is not None or template is not None
-    job = _Job(model, chat, system, template, options, perf_counter() - began)
+    sampling = Sampling(**{**model.recommended.values, **given})
+    notes = (*model.checkpoint.notes, *model.tokenizer.notes, *_of_sampling(model, sampling, given))
+    job = _Job(model, chat, system, template, sampling, max_tokens, stop, notes, perf_counter() - began)
     if style == "human":
-        say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
-    if talk:
+        say_some(notes, "note: ", err=True)
+    if text is None:
         if not templates:
-            hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template to converse by)"
+            hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template)"
             raise InputError("there is no prompt", file=path, hint=hint)
-        _converse(job, stats)
+        say(f"sampling: {shown(sampling)}", err=True)
+        Conversation(model, job.opening(), template, sampling, max_tokens, stop, _figures if stats else None).hold()
         return
-    assert text is not None
     answer = job.start(text)
     if style == "json":
         _report(job, answer)
@@ -126,8 +158,23 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     for token in answer:
         stream(token.text)
     say()
+    say_some(job.ended(answer), "note: ", err=True)
     if stats or sys.stderr.isatty():
         _figures(answer, f"load {job.load_seconds:.2f} s, ")
+
+
+def _of_sampling(model: Model, sampling: Sampling, given: dict[str, Any]) -> Iterator[str]:
+    """Where the sampling is from if no flag says it, and flags that do nothing."""
+    yield from model.recommended.notes
+    without = Sampling(**given)
+    if shown(without) != shown(sampling):
+        yield f"sampling from {model.recommended.origin}: {shown(sampling)}"
+    idle = [f"--{n.replace('_', '-')}" for n in _RANDOM if n in given] if sampling.temperature == 0 else []
+    if idle:
+        has = "has" if len(idle) == 1 else "have"
+        yield f"{' and '.join(idle)} {has} no effect at temperature 0; add --temperature 0.8, for example"
+    if "repetition_window" in given and sampling.repetition_penalty == 1:
+        yield "--repetition-window has no effect without a penalty; add --repetition-penalty 1.1, for example"
 
 
 def _read(file: str | None) -> str:
@@ -152,7 +199,8 @@ def _report(job: _Job, answer: Generation) -> None:
         {
             "text": "".join(t.text for t in tokens),
             "finish": answer.finish,
-            "notes": [*job.model.checkpoint.notes, *job.model.tokenizer.notes],
+            "notes": [*job.notes, *job.ended(answer)],
+            "sampling": asdict(job.sampling),
             "prompt_tokens": answer.prompt_tokens,
             "generated": answer.generated,
             "tokens": [{"id": t.id, "text": t.text, "logprob": t.logprob} for t in tokens],
@@ -169,33 +217,3 @@ def _figures(answer: Generation, before: str = "") -> None:
         f"{answer.generated} tokens at {answer.rate:.1f}/s, end: {answer.finish}",
         err=True,
     )
-
-
-def _converse(job: _Job, stats: bool) -> None:
-    """One message a line until end of file; Ctrl-C ends an answer, and at the prompt the conversation."""
-    with suppress(ImportError):  # where Python was built without it, lines are edited by the terminal alone
-        import readline  # noqa: F401
-    messages: list[dict[str, str]] = job.opening()
-    session = job.model.session()
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            say()
-            return
-        if line.strip():
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _answer(job, messages, session, stats)})
-
-
-def _answer(job: _Job, messages: list[dict[str, str]], session: Session, stats: bool) -> str:
-    said: list[str] = []
-    answer = job.model.chat(messages, session=session, **job.answering())
-    with suppress(KeyboardInterrupt):
-        for token in answer:
-            said.append(token.text)
-            stream(token.text)
-    say()
-    if stats:
-        _figures(answer)
-    return "".join(said)

@@ -16,6 +16,7 @@ from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.embed import Texts, embed
 from polyquant.runtime.generate import Generation, generate
+from polyquant.runtime.recommended import Recommended, recommended
 from polyquant.runtime.sampling import Sampling
 from polyquant.runtime.session import Session
 from polyquant.tokenizers.tokenizer import Tokenizer, open_tokenizer
@@ -63,6 +64,11 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """Text <-> ids. Raises UnsupportedError where there is none that can be run, InputError where it is broken."""
         return open_tokenizer(self.checkpoint)
+
+    @cached_property
+    def recommended(self) -> Recommended:
+        """The sampling that its files recommend; `generate` itself is greedy unless told otherwise. Raises InputError for a broken file."""
+        return recommended(self.checkpoint)
 
     def session(self) -> Session:
         """A new text: an empty cache."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +74,11 @@ def create_app(engine: Engine, line: Line[Event], model: str, door: Door) -> Sta
             raise no_model(asked, model)
         return JSONResponse(entry)
 
-    def generation(read: Callable[[Any, str], GenerationRequest]) -> Callable[[Request], Any]:
+    def generation(read: Callable[[Any, str, Mapping[str, Any]], GenerationRequest]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Any:
             engine.check_writes(model)
             line.check()  # before the body is read: a full house says so at once
-            return Answer(engine, line, read(await _json(request, door), model), model)
+            return Answer(engine, line, read(await _json(request, door), model, engine.defaults), model)
 
         return endpoint
 

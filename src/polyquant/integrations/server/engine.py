@@ -61,6 +61,7 @@ class Engine:
         """pooling: instead of what the model says. Raises UnsupportedError for an encoder that does not say it."""
         self.model, self.tokenizer = model, model.tokenizer
         self.writes = not model.architecture.encoder
+        self.defaults = model.recommended.values if self.writes else {}
         self.pooling: Pooling | None = None
         try:
             self.pooling = settled(model, pooling)

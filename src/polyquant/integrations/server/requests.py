@@ -1,6 +1,6 @@
 """The bodies of /v1/completions and /v1/chat/completions, checked before anything is computed.
 
-Names and defaults are OpenAI's; `top_k`, `min_p` and `repetition_penalty` as vLLM names them. A field that would change the answer and
+Names and defaults are OpenAI's, but sampling that the model's files recommend comes first; `top_k`, `min_p` and `repetition_penalty` as vLLM names them. A field that would change the answer and
 is not supported is refused, never ignored; fields that change nothing (`user`, `metadata`, ...) pass.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from polyquant.integrations.server.fields import Fields, wrong
 from polyquant.integrations.server.refusal import RequestError
+from polyquant.runtime.recommended import WHOLE_TEXT
 from polyquant.runtime.sampling import Sampling
 
 __all__ = [
@@ -21,10 +22,10 @@ __all__ = [
 Prompt: TypeAlias = str | tuple[int, ...]
 Message: TypeAlias = Mapping[str, str]
 
+_NONE: Mapping[str, Any] = {}
 MAX_CHOICES = 64  # prompts x n of one request
 MAX_STOPS = 4
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; a chat goes on to the end of the context
-_WHOLE_TEXT = 1 << 31  # vLLM's repetition_penalty looks at all tokens so far
 
 _HARMLESS = (
     "user",
@@ -56,8 +57,8 @@ class GenerationRequest:
     logprobs: bool
 
 
-def completion_request(body: Any, model: str) -> GenerationRequest:
-    """The body of /v1/completions. Raises RequestError."""
+def completion_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
+    """The body of /v1/completions. defaults: fields of Sampling that the model's files recommend. Raises RequestError."""
     fields = Fields(body)
     check_model(fields, model)
     prompts = _prompts(fields.get("prompt"))
@@ -72,11 +73,13 @@ def completion_request(body: Any, model: str) -> GenerationRequest:
             param="logprobs",
         )
     limit = fields.integer("max_tokens", COMPLETION_TOKENS, low=1, high=1 << 31)
-    return _request(fields, prompts=prompts, messages=(), max_tokens=limit, logprobs=logprobs is not None)
+    return _request(
+        fields, prompts=prompts, messages=(), max_tokens=limit, logprobs=logprobs is not None, defaults=defaults
+    )
 
 
-def chat_request(body: Any, model: str) -> GenerationRequest:
-    """The body of /v1/chat/completions. Raises RequestError."""
+def chat_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
+    """The body of /v1/chat/completions. defaults: as of `completion_request`. Raises RequestError."""
     fields = Fields(body)
     check_model(fields, model)
     messages = _messages(fields.get("messages"))
@@ -93,7 +96,7 @@ def chat_request(body: Any, model: str) -> GenerationRequest:
     if old is not None and new is not None and old != new:
         raise wrong("max_tokens", "equal to 'max_completion_tokens' where both are given", old)
     limit = new if new is not None else old
-    return _request(fields, prompts=(), messages=messages, max_tokens=limit, logprobs=logprobs)
+    return _request(fields, prompts=(), messages=messages, max_tokens=limit, logprobs=logprobs, defaults=defaults)
 
 
 def _request(
@@ -103,6 +106,7 @@ def _request(
     messages: tuple[Message, ...],
     max_tokens: int | None,
     logprobs: bool,
+    defaults: Mapping[str, Any],
 ) -> GenerationRequest:
     """The fields that both have, and nothing else left over."""
     fields.neutral("frequency_penalty", 0)
@@ -111,15 +115,17 @@ def _request(
     n = fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1
     if n * max(1, len(prompts)) > MAX_CHOICES:
         raise wrong("n", f"small enough: at most {MAX_CHOICES} answers a request (prompts x n)", n)
-    top_k = fields.integer("top_k", 0, low=-1, high=1 << 31) or 0
+    top_k = fields.integer("top_k", defaults.get("top_k", 0), low=-1, high=1 << 31) or 0
     seed = fields.integer("seed", None, low=-(1 << 63), high=(1 << 64) - 1)
     sampling = Sampling(
-        temperature=fields.number("temperature", 1.0, low=0, high=2),
+        temperature=fields.number("temperature", defaults.get("temperature", 1.0), low=0, high=2),
         top_k=max(0, top_k),  # vLLM writes "off" as -1
-        top_p=fields.number("top_p", 1.0, low=0, high=1, above=True),
-        min_p=fields.number("min_p", 0.0, low=0, high=1),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, low=0, high=10, above=True),
-        repetition_window=_WHOLE_TEXT,
+        top_p=fields.number("top_p", defaults.get("top_p", 1.0), low=0, high=1, above=True),
+        min_p=fields.number("min_p", defaults.get("min_p", 0.0), low=0, high=1),
+        repetition_penalty=fields.number(
+            "repetition_penalty", defaults.get("repetition_penalty", 1.0), low=0, high=10, above=True
+        ),
+        repetition_window=defaults.get("repetition_window", WHOLE_TEXT),  # vLLM's: all tokens so far
         seed=None if seed is None else seed % (1 << 64),
     )
     stop = _stops(fields.get("stop"))

@@ -1,14 +1,15 @@
-"""What a codec may be able to do beyond `types.Codec`: one protocol for each, asked for with isinstance.
+"""Optional capabilities of codecs beyond `types.Codec`: one protocol each, checked with isinstance.
 
     if isinstance(codec, Packed):
         handle = codec.packed(parts, shape)
 
-A codec claims a capability by having its members, in this package or in another; nothing is registered. `polyquant.testing.codecs` holds the claims
-against what the codec does. Callers ask for a capability and never for the class of a codec, so that a new codec changes no caller.
+A codec has a capability if it has its members, in this package or in another; nothing is registered.
+`polyquant.testing.codecs` checks the claimed capabilities. Callers check for a capability and never for a codec's
+class, so that a new codec changes no caller.
 
     runs        Packed, OwnProduct, HoldsBias
     options     Configurable, Tiled, Fitted
-    bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, WholeNumbers
+    bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
     codes       HoldsBlocks, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
     searches    FitsInputs, MayOnlyRead
 """
@@ -25,14 +26,36 @@ from numpy.typing import NDArray
 from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
-    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias", "HoldsBlocks", "MayOnlyRead", "Opaque", "Ordered", "OwnProduct", "Packed",
-    "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WholeNumbers", "WithBits", "WithOffsets", "claims",
-]  # fmt: skip
+    "Configurable",
+    "CountsSymbols",
+    "Cut",
+    "DecodesRows",
+    "Field",
+    "FitsInputs",
+    "Fitted",
+    "Grouped",
+    "HoldsBias",
+    "HoldsBlocks",
+    "MayOnlyRead",
+    "MaybeIntegers",
+    "Opaque",
+    "Ordered",
+    "OwnProduct",
+    "Packed",
+    "Stackable",
+    "Swappable",
+    "Tile",
+    "Tiled",
+    "TrellisDialect",
+    "WithBits",
+    "WithOffsets",
+    "claims",
+]
 
 Tile: TypeAlias = tuple[int, int, int]
 """(BM, BK, bm) of bitnet.cpp's kernel_config.ini (there: bm, bk, bmm)."""
 Field: TypeAlias = tuple[int, int, int]
-"""A multi-byte number inside a block: (offset, item size, count). Big-endian files store these swapped."""
+"""A multi-byte field of a block: (offset, item size, count). Big-endian files store these byte-swapped."""
 
 
 C = TypeVar("C")
@@ -40,7 +63,7 @@ _claimed: dict[tuple[type, type], bool] = {}
 
 
 def claims(codec: Codec, capability: type[C]) -> TypeGuard[C]:
-    """isinstance, remembered by the codec's class: Python looks for every member anew, and plans ask for each of many tensors."""
+    """isinstance, cached by class: the check of every member is slow, and plans repeat it for many tensors."""
     key = type(codec), capability
     if key not in _claimed:
         _claimed[key] = isinstance(codec, capability)
@@ -52,26 +75,31 @@ def claims(codec: Codec, capability: type[C]) -> TypeGuard[C]:
 
 @runtime_checkable
 class Packed(Protocol):
-    """Can be multiplied as it lies, by a native kernel."""
+    """Can be multiplied in its stored layout by a native kernel."""
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for ops.matmul.Group; None where no kernel takes this shape, and without native kernels. Raises CodecError if a part does not fit."""
+        """A handle for ops.matmul.Group; None if no native kernel takes this shape. Raises CodecError if a part does
+        not fit.
+        """
 
 
 @runtime_checkable
 class OwnProduct(Protocol):
-    """Brings its own product, since it rounds the inputs in a way of its own. The reference of its kernel, if it has one."""
+    """Has its own product, because it rounds inputs in a special way. The reference of its kernel, if it has one."""
 
     def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: Rounding) -> F32:
-        """x [T, K] -> x W^T, float32 [T, N]; rounding "none" leaves the inputs as they are. Raises CodecError if a part does not fit."""
+        """x [T, K] -> x W^T, float32 [T, N]; rounding "none" leaves the inputs as they are.
+
+        Raises CodecError if a part does not fit.
+        """
 
 
 @runtime_checkable
 class HoldsBias(Protocol):
-    """Its parts hold the bias of the linear layer, so that a product may have it already."""
+    """Stores the bias of the linear layer in its parts, so that a product may already include it."""
 
     def holds_bias(self, tokens: int, rounding: str) -> bool:
-        """True if the product of so many tokens with this rounding has the bias in it: adding it would count it twice."""
+        """True if the product of `tokens` tokens with this rounding includes the bias, which must not be added again."""
 
 
 # ---------------------------------------------------------------- options
@@ -82,27 +110,27 @@ class Configurable(Protocol):
     """Takes options: `polyquant.codec(name, **options)`."""
 
     def configure(self, *_: Any, **options: Any) -> Codec:
-        """The same with other options. Raises TypeError for an option it does not have, CodecError for a value that makes no codec."""
+        """The codec with other options. Raises TypeError for an unknown option, CodecError for an invalid value."""
 
 
 @runtime_checkable
 class Tiled(Protocol):
-    """Its bytes follow a tile that no file states."""
+    """Its layout depends on a tile that files do not store."""
 
     @property
     def tile(self) -> Tile | None:
-        """The tile; None where that of a known model is to be taken by the shape."""
+        """The tile; None to use the known model's tile for the shape."""
 
     def with_tile(self, tile: Tile) -> Codec:
-        """The same with another tile. Raises CodecError for what is no tile."""
+        """The codec with a different tile. Raises CodecError for an invalid tile."""
 
 
 @runtime_checkable
 class Fitted(Protocol):
-    """Has options that suit some shapes only: to be asked before the work, for `specs` needs no options."""
+    """Has options that suit only some shapes, to be checked in advance, since `specs` needs no options."""
 
     def fit(self, shape: Shape) -> object:
-        """Raises CodecError if the options do not suit a weight of this shape, or one is missing."""
+        """Raise CodecError if the options do not suit a weight of this shape, or one is missing."""
 
 
 # ---------------------------------------------------------------- bytes
@@ -110,50 +138,52 @@ class Fitted(Protocol):
 
 @runtime_checkable
 class Swappable(Protocol):
-    """Rows of blocks whose numbers a big-endian file stores the other way round."""
+    """Rows of blocks with multi-byte fields, which big-endian files store byte-swapped."""
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The numbers of more than one byte in a block; empty where a block is bytes only."""
+        """The multi-byte fields of a block; empty for bytes only."""
 
 
 @runtime_checkable
 class Opaque(Protocol):
-    """Bytes of a type that is not decoded: carried, never read. `quantize` and `dequantize` raise UnsupportedError."""
+    """Bytes of a type that is not decoded, only copied. `quantize` and `dequantize` raise UnsupportedError."""
 
     @property
     def why(self) -> str:
-        """What is known about the type, for people."""
+        """A description of the type, for display."""
 
     @property
     def finding(self) -> str | None:
-        """What a validation says of such a tensor; None where the format says it once for all of them."""
+        """The finding of a validation for such a tensor; None if the format reports it once for all of them."""
 
 
 @runtime_checkable
 class CountsSymbols(Protocol):
-    """Ternary symbols of two bits, whose order shows in their counts."""
+    """Two-bit ternary symbols whose order shows in their counts."""
 
     @property
     def zero_symbol(self) -> int:
-        """Which of the symbols 0, 1, 2 means zero; symbol 3 means nothing."""
+        """The symbol (0, 1 or 2) that means zero; symbol 3 is undefined."""
 
     def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
-        """How often each symbol occurs, uint64 [4]: rows * K in all. Raises CodecError if a part does not fit."""
+        """Count each symbol, uint64 [4]: rows * K in total. Raises CodecError if a part does not fit."""
 
 
 @runtime_checkable
 class DecodesRows(Protocol):
-    """Not `row_sliced`, but `dequantize(rows=...)` of whole parts may decode only these rows."""
+    """Not `row_sliced`, but `dequantize(rows=...)` of all parts may decode only these rows."""
 
     @property
     def decodes_rows(self) -> bool:
-        """True if it does: then a caller can go row block by row block over parts that it holds."""
+        """True if it does, so that callers can decode row block by row block from loaded parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a part of one matrix lies in the same part of a stack: these spans of an axis, one after the other; a number stands for so many zeros."""
+    """The location of one matrix's part within the stack's part: spans along an axis, in order. An integer is a run of
+    zeros.
+    """
 
     pieces: tuple[slice | int, ...]
     axis: int = 0
@@ -161,19 +191,21 @@ class Cut:
 
 @runtime_checkable
 class Stackable(Protocol):
-    """Not `row_sliced`, but one matrix of a stack [..., rows, K] can be taken out of the parts with its bytes unchanged."""
+    """Not `row_sliced`, but one matrix of a stack [..., rows, K] can be extracted with its bytes unchanged."""
 
     def cut(self, shape: Shape, index: int) -> tuple[Codec, Mapping[str, Cut]]:
-        """The codec of matrix `index` as a weight [rows, K], and where each of its parts lies. Raises CodecError, which says why, for matrices that share bytes."""
+        """The codec of matrix `index` as a weight [rows, K], and the cut of each part. Raises CodecError for matrices
+        that share bytes.
+        """
 
 
 @runtime_checkable
-class WholeNumbers(Protocol):
-    """Numbers of one dtype, unquantized, that may be whole."""
+class MaybeIntegers(Protocol):
+    """Unquantized values of one dtype, possibly integers."""
 
     @property
-    def whole(self) -> bool:
-        """True for integers and booleans: no weights by themselves, but maybe the codes of a quantization that is not read."""
+    def is_integer(self) -> bool:
+        """True for integers and booleans: not weights, but perhaps the codes of an unsupported quantization."""
 
 
 # ---------------------------------------------------------------- codes
@@ -181,11 +213,11 @@ class WholeNumbers(Protocol):
 
 @runtime_checkable
 class HoldsBlocks(Protocol):
-    """Codes that are the blocks of another codec, in parts of its own."""
+    """Codes that are the blocks of another codec, in other parts."""
 
     @property
     def holds(self) -> str:
-        """The codec whose blocks `unpack` gives and `pack` takes."""
+        """The codec whose blocks `unpack` returns and `pack` takes."""
 
 
 @runtime_checkable
@@ -194,37 +226,37 @@ class WithBits(Protocol):
 
     @property
     def bits(self) -> int:
-        """Bits of a code as it is stored, scales aside."""
+        """Bits of a stored code, without scales."""
 
 
 @runtime_checkable
 class Grouped(Protocol):
-    """Codes of one width on even levels, with a scale for so many columns of a row."""
+    """Codes of one width on evenly spaced levels, with a scale per group of columns."""
 
     @property
     def bits(self) -> int:
-        """Bits of a code as it is stored."""
+        """Bits of a stored code."""
 
     @property
     def group(self) -> int:
-        """Columns of a scale; 0 for the whole row."""
+        """Columns per scale; 0 for the whole row."""
 
 
 @runtime_checkable
 class Ordered(Protocol):
-    """Columns may name their groups, which then are no neighbours."""
+    """Columns may be assigned to groups in any order (act-order)."""
 
     @property
     def ordered(self) -> bool:
-        """True if they do."""
+        """True if they are."""
 
 
 @runtime_checkable
 class WithOffsets(Protocol):
-    """Can say the offsets of its codes without unpacking the codes."""
+    """Can return the offsets of its codes without unpacking the codes."""
 
     def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """What is subtracted from codes, float32 of any shape; zeros for none. Raises CodecError if a part does not fit."""
+        """The offsets (zero points), float32 of any shape; zeros for none. Raises CodecError if a part does not fit."""
 
 
 @runtime_checkable
@@ -232,7 +264,10 @@ class TrellisDialect(Protocol):
     """Trellis codes in any container."""
 
     def trellis(self, shape: Shape) -> Codec:
-        """The codec of Trellis v3 (codecs.trellis.Trellis) that holds a weight of this shape with the same codes. Raises CodecError for a shape that the codec does not take."""
+        """The codec of Trellis v3 (codecs.trellis.Trellis) for a weight of this shape with the same codes.
+
+        Raises CodecError for an unsupported shape.
+        """
 
 
 # ---------------------------------------------------------------- searches
@@ -249,7 +284,10 @@ class MayOnlyRead(Protocol):
 
 @runtime_checkable
 class FitsInputs(Codec, Protocol):
-    """Searches for the codes of least error on the inputs that a layer sees."""
+    """Searches for the codes with the least error on the inputs of a layer."""
 
     def quantize_for(self, w: F32, hessian: F32) -> Form:
-        """w [N, K], hessian [K, K] (mean of x x^T) -> codes. Raises CodecError, numpy.linalg.LinAlgError if the Hessian is not positive definite."""
+        """Quantize w [N, K] with hessian [K, K], the mean of x x^T.
+
+        Raises CodecError, numpy.linalg.LinAlgError if the Hessian is not positive definite.
+        """

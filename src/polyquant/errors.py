@@ -1,13 +1,13 @@
-"""Every error that polyquant raises on purpose.
+"""The errors that polyquant raises on purpose.
 
-    PolyquantError             exit code 2; str() is one line that a person can act on
-    ├── InputError             the bytes we were given are wrong: truncated, contradictory, hostile
-    ├── UnsupportedError       sound input that asks for something we do not do (yet); says what instead
-    ├── PlanError              the job as asked is refused: lossy without leave, target exists, disk too small
-    ├── UnknownNameError       no codec, format or finding of that name; says which are near
+    PolyquantError             exit code 2; str() is one actionable line
+    ├── InputError             invalid input bytes: truncated, contradictory, malicious
+    ├── UnsupportedError       valid input that asks for an unsupported feature; names the alternative
+    ├── PlanError              the requested job is rejected: lossy without permission, target exists, disk too small
+    ├── UnknownNameError       no codec, format or finding of that name; suggests close ones
     └── CodecError             arrays that do not fit the codec: shape, dtype, range
 
-A bug of ours is never one of these: it surfaces as the exception it is.
+Bugs are never one of these: they surface as other exceptions.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ __all__ = [
 
 
 _NAME = 80
-"""Characters of a name in a list of names, or of one that nothing answers to."""
+"""Maximum characters of a name in a list of names, or of an unknown name."""
 _MESSAGE = 600
 _KNOWN = 6
-"""Names that are listed where none is near: codecs have dozens, files thousands."""
+"""Number of names listed if none is close: codecs have dozens, files thousands."""
 _COMPARED = 1000
-"""Names that a misspelt one is held against: comparing takes up to a millisecond each."""
+"""Maximum number of names compared with a misspelt one: a comparison takes up to a millisecond."""
 
 
 def escaped(text: object) -> str:
-    """Text on one line that steers no terminal: control and format characters, line ends, lone surrogates and odd spaces as escapes."""
+    """Escape text to one line without terminal control: control and format characters, line ends, surrogates, odd
+    spaces.
+    """
     shown = str(text)
     if shown.isprintable():
         return shown
@@ -48,21 +50,23 @@ def escaped(text: object) -> str:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """Text from a file made safe for a terminal: escaped, and cut where it is overlong."""
+    """Text from a file made safe for a terminal: escaped, and cut if too long."""
     shown = escaped(str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
-    """The first names of what may be thousands from a file: "a, b, c and 5 more"."""
+    """The first of many names: "a, b, c and 5 more"."""
     known = list(names)
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(printable(name, _NAME) for name in known[:most]) + more
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """Up to three names like it: first those of the same letters and digits, or that begin with these. Of very many, as a file may bring, only those are
-    compared that begin or end as it does."""
+    """Up to three similar names: first those with the same letters and digits or with this prefix.
+
+    Of very many names, as a file may contain, only those with a similar beginning or end are compared.
+    """
 
     def shared(other: str) -> int:
         return sum(len(commonprefix(pair)) for pair in ((name, other), (name[::-1], other[::-1])))  # noqa: RUF071 - letters
@@ -77,14 +81,14 @@ def _near(name: str, known: list[str]) -> list[str]:
 
 
 def _bare(name: str) -> str:
-    """Letters and digits alone: people write q4k, trellis:3, w8a16-g128."""
+    """Letters and digits only: users write q4k, trellis:3, w8a16-g128."""
     return "".join(filter(str.isalnum, name)).lower()
 
 
 class PolyquantError(Exception):
-    """Base of all: `where` (file, tensor), what is wrong, `expected`, `found`, and `hint` (what to do).
+    """Base of all errors: file, tensor, the problem, `expected`, `found`, and `hint` (what to do).
 
-    Each may quote a file: str() escapes and bounds them all, the attributes are as they were given.
+    Each may quote a file: str() escapes and limits them; the attributes are unchanged.
     """
 
     def __init__(
@@ -113,15 +117,15 @@ class PolyquantError(Exception):
 
 
 class InputError(PolyquantError):
-    """The input is broken."""
+    """Invalid input."""
 
 
 class UnsupportedError(PolyquantError):
-    """The input is sound; we cannot do what was asked of it."""
+    """Valid input with an unsupported feature or request."""
 
 
 class PlanError(PolyquantError):
-    """The job is refused before any work."""
+    """A job that is rejected before any work."""
 
 
 class CodecError(PolyquantError):
@@ -129,13 +133,12 @@ class CodecError(PolyquantError):
 
 
 class UnknownNameError(PolyquantError, LookupError):
-    """A name that nothing answers to."""
+    """An unknown name."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
-        self.name = name
         known = sorted(known)
         near = _near(name[: 2 * _NAME].lower(), [k for k in known if len(k) <= 2 * _NAME])
-        found = " or ".join(printable(n, _NAME) for n in near)
+        suggestions = " or ".join(printable(n, _NAME) for n in near)
         if hint is None:
-            hint = f"did you mean {found}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
-        super().__init__(f"no {kind} is called '{printable(name, _NAME)}'", hint=hint)
+            hint = f"did you mean {suggestions}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
+        super().__init__(f"no {kind} is named '{printable(name, _NAME)}'", hint=hint)

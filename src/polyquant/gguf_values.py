@@ -10,40 +10,40 @@ __all__ = ["boolean", "f32", "f32s", "flags", "i32s", "string", "strings", "u32"
 
 
 def u32(value: int) -> Meta:
-    """A count, a size, a token id."""
+    """A uint32: count, size, token id."""
     return Meta(Kind.UINT32, value)
 
 
 def f32(value: float) -> Meta:
-    """An epsilon, a base, a factor."""
+    """A float32: epsilon, base, factor."""
     return Meta(Kind.FLOAT32, value)
 
 
 def string(value: str) -> Meta:
-    """Text."""
+    """A string."""
     return Meta(Kind.STRING, value)
 
 
 def boolean(value: bool) -> Meta:
-    """A switch."""
+    """A bool."""
     return Meta(Kind.BOOL, value)
 
 
 def strings(value: Sequence[str]) -> Meta:
-    """Tokens, merges."""
+    """An array of strings: tokens, merges."""
     return Meta(Kind.ARRAY, value, Kind.STRING)
 
 
 def i32s(value: Sequence[int]) -> Meta:
-    """Token types."""
+    """An array of int32: token types."""
     return Meta(Kind.ARRAY, value, Kind.INT32)
 
 
 def f32s(value: Sequence[float]) -> Meta:
-    """Token scores."""
+    """An array of float32: token scores."""
     return Meta(Kind.ARRAY, value, Kind.FLOAT32)
 
 
 def flags(value: Sequence[bool]) -> Meta:
-    """A switch for each layer."""
+    """An array of bools, one per layer."""
     return Meta(Kind.ARRAY, value, Kind.BOOL)

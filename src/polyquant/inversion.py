@@ -1,7 +1,8 @@
-"""The way back of a translation: of the maps that make targets of sources, those that make the sources of the targets.
+"""Invert a translation: from the maps that make targets from sources, derive the maps that make sources from targets.
 
-A source that several targets took parts of (a fused projection that was split, a stack whose experts were taken apart) is joined again: the operations
-on it may begin alike, then each takes its part, and each may do more with it.
+A source of which several targets took parts (a fused projection that was split, a stack whose experts were extracted)
+is joined again. The operations of the targets may start with the same steps, then each takes its part, and each may
+continue with further steps.
 
     chain(Reshape, Slice(0, 8, axis=1), Transpose)   ->   Joined((Transpose, Same), Concat(1)), and Reshape back
     chain(Reshape, Slice(8, 24, axis=1))
@@ -20,19 +21,21 @@ __all__ = ["inverted"]
 
 
 def inverted(maps: Sequence[TensorMap], shapes: Mapping[str, Shape]) -> tuple[TensorMap, ...]:
-    """One map for each source, in the order in which the maps name them. shapes: of the sources.
+    """One map per source, in order of first use. shapes: of the sources.
 
-    Raises UnsupportedError for a source that the targets do not hold whole.
+    Raises UnsupportedError for a source that the targets do not contain completely.
     """
     readers: dict[str, list[TensorMap]] = {}
     for made in maps:
         for name in made.sources:
             readers.setdefault(name, []).append(made)
-    return tuple(_back(name, found, shapes) for name, found in readers.items())
+    return tuple(_back(name, tensors, shapes) for name, tensors in readers.items())
 
 
 def _back(name: str, maps: Sequence[TensorMap], shapes: Mapping[str, Shape]) -> TensorMap:
-    """The map that makes one source: of the first target that holds it whole, else of all that hold a part."""
+    """The map that makes one source: from a target that contains it completely, else from all targets with a part of
+    it.
+    """
     keep_float = all(made.keep_float for made in maps)
     for made in maps:
         try:
@@ -52,7 +55,9 @@ def _back(name: str, maps: Sequence[TensorMap], shapes: Mapping[str, Shape]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A target that took a part: `before` undoes what came first, `back` what came after. size: the axis that was cut."""
+    """A target that took a part. before: inverse of the steps before the cut; back: inverse of those after; size: of
+    the cut axis.
+    """
 
     map: TensorMap
     prefix: bytes
@@ -63,16 +68,18 @@ class _Part:
 
     @property
     def first(self) -> int:
-        """Where the part begins."""
+        """Start of the part."""
         return self.cut.index if isinstance(self.cut, Matrix) else self.cut.start
 
 
 def _part(made: TensorMap, shape: Shape) -> _Part:
-    """The one step that takes a part, and the inverses of those around it. Raises UnsupportedError if there is none, or a second."""
+    """Find the step that takes a part, and invert the steps around it. Raises UnsupportedError unless there is exactly
+    one.
+    """
     steps = made.op.steps if isinstance(made.op, Chain) else (made.op,)
     at = next((i for i, step in enumerate(steps) if isinstance(step, Slice | Matrix)), None)
     if at is None:
-        raise UnsupportedError("is not whole in its target", tensor=made.origin, found=made.target)
+        raise UnsupportedError("is not completely contained in its target", tensor=made.origin, found=made.target)
     cut = steps[at]
     assert isinstance(cut, Slice | Matrix)
     prefix, tail = chain(*steps[:at]), chain(*steps[at + 1 :])
@@ -84,14 +91,14 @@ def _part(made: TensorMap, shape: Shape) -> _Part:
 
 
 def _join(parts: Sequence[_Part], name: str) -> Operation:
-    """What puts the parts together again, in their order. Raises UnsupportedError for parts that leave something out, or overlap."""
+    """The operation that joins the parts in order. Raises UnsupportedError for parts with gaps or overlaps."""
     cuts = [p.cut for p in parts]
     sizes, size = {p.size for p in parts}, parts[0].size if parts else 0
-    alike = len({p.prefix for p in parts}) == 1 and len(sizes) == 1
+    same_steps = len({p.prefix for p in parts}) == 1 and len(sizes) == 1
     slices = [c for c in cuts if isinstance(c, Slice)]
-    if alike and not slices and [p.first for p in parts] == list(range(size)):
+    if same_steps and not slices and [p.first for p in parts] == list(range(size)):
         return Stack()
-    if alike and len(slices) == len(cuts) and len({(c.step, c.axis) for c in slices}) == 1:
+    if same_steps and len(slices) == len(cuts) and len({(c.step, c.axis) for c in slices}) == 1:
         step, axis, firsts = slices[0].step, slices[0].axis, [c.start for c in slices]
         if step == 1 and [*firsts, size] == [0, *(c.stop for c in slices)]:
             return Concat(axis)
@@ -99,5 +106,7 @@ def _join(parts: Sequence[_Part], name: str) -> Operation:
         if step > 1 and firsts == list(range(step)) and all(end == size for end in ends):
             return Interleave(axis)
     raise UnsupportedError(
-        "its targets do not hold it whole", tensor=name, found=", ".join(p.map.target for p in parts) or "no part of it"
+        "its targets do not contain all of it",
+        tensor=name,
+        found=", ".join(p.map.target for p in parts) or "no part of it",
     )

@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collection, paused while many small objects are made that all stay."""
+"""Pause Python's cyclic garbage collection while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["no_collection"]
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Nothing inside makes garbage worth looking for: each look would walk through all that was made so far. Nests."""
+    """Disable cyclic garbage collection within the block, where each run would only walk live objects. Nests."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Which format is this, and open it. Built-in formats and those of installed packages are treated alike."""
+"""Detect a format and open it. Built-in formats and those of installed packages are treated the same way."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ __all__ = ["accepted", "detect", "look", "open_as", "open_checkpoint"]
 
 
 def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
-    """The format and why. Raises InputError for what is missing or unknown; never judges by extension alone.
+    """Detect the format. Raises InputError for a missing path or an unknown format; does not rely on the extension
+    alone.
 
-    A format of an installed package whose `sniff` fails is passed over: a PluginWarning names it, and the error where no other format knows the path.
+    A format of an installed package whose `sniff` raises is skipped: a PluginWarning names it, and so does the error if
+    no other format matches.
     """
     where = Path(path)
-    folder = os.path.isdir(where)  # noqa: PTH112 - False for a name that no file can have, which opening then says
+    folder = os.path.isdir(where)  # noqa: PTH112 - False for an invalid name, which opening reports
     head = b"" if folder else _first_bytes(where)
     failed: dict[str, Exception] = {}
-    for found in formats():
-        if (evidence := _sniffed(found, where, failed)) is not None:
+    for form in formats():
+        if (evidence := _sniffed(form, where, failed)) is not None:
             for name, problem in failed.items():
-                warnings.warn(f"{_failure(name, problem)}; it was passed over", PluginWarning, stacklevel=2)
-            return found, evidence
+                warnings.warn(f"{_failure(name, problem)}; it was skipped", PluginWarning, stacklevel=2)
+            return form, evidence
     if head in (b"3IRT", b"TRI3"):
         raise UnsupportedError("a Trinity .tri file", file=where, hint="export it as GGUF with Trinity, then open that")
     if not folder:
@@ -46,44 +48,44 @@ def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
             hint=f"expected GGUF, safetensors or a Hugging Face folder{_installed()}{_failures(failed)}",
         )
     raise InputError(
-        "a folder without weights",
+        "no weights in this folder",
         file=where,
         hint=f"expected *.safetensors, pytorch_model.bin or an index of shards{_installed()}{_failures(failed)}",
     )
 
 
 def _sniffed(form: Format, path: Path, failed: dict[str, Exception]) -> Evidence | None:
-    """What a format says of a path. One of another package that raises says nothing, and is noted in `failed`."""
+    """Call `sniff`. If a format of another package raises, record it in `failed` and return None."""
     if form.name in FORMATS:
         return form.sniff(path)
     try:
-        found = form.sniff(path)
-        if found is not None and not isinstance(found, Evidence):
-            raise TypeError(f"sniff gives Evidence or None, not {type(found).__name__}")
-    except Exception as problem:  # noqa: BLE001 - of a strange package, whatever it raises
+        evidence = form.sniff(path)
+        if evidence is not None and not isinstance(evidence, Evidence):
+            raise TypeError(f"sniff must return Evidence or None, not {type(evidence).__name__}")
+    except Exception as problem:  # noqa: BLE001 - a plugin may raise anything
         failed[form.name] = problem
         return None
-    return found
+    return evidence
 
 
 def _failure(name: str, problem: Exception) -> str:
-    said = str(problem) if isinstance(problem, PolyquantError) else f"{type(problem).__name__}: {problem}"
-    return f"the plugin '{name}' could not look at it: {said}"
+    text = str(problem) if isinstance(problem, PolyquantError) else f"{type(problem).__name__}: {problem}"
+    return f"the plugin '{name}' failed to inspect it: {text}"
 
 
 def _failures(failed: Mapping[str, Exception]) -> str:
-    """Those of installed packages, as the end of a sentence."""
+    """Failures of installed packages, as the end of a message."""
     return "".join(f"; {_failure(name, problem)}" for name, problem in failed.items())
 
 
 def _installed() -> str:
-    """What installed packages can read besides, as the end of a sentence."""
+    """Formats of installed packages, as the end of a message."""
     titles = [f.title for f in formats() if f.name not in FORMATS]
     return f"; or of an installed package: {listed(titles)}" if titles else ""
 
 
 def _first_bytes(path: Path) -> bytes:
-    """At most 4 bytes. Raises InputError for what is missing, a pipe or a device."""
+    """The first 4 bytes, or fewer. Raises InputError for a missing file, a pipe or a device."""
     source = Source(path)
     head = source.pread(0, min(4, source.size)).tobytes()
     source.close()
@@ -91,37 +93,41 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def open_checkpoint(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
-    """`look`, for a checkpoint that is to be used. Raises UnsupportedError where weights are of a quantization scheme that is not decoded."""
-    found = look(path, **options)
-    if found.undecoded is not None:
-        raise found.undecoded.error()
-    return found
+    """Like `look`, for a checkpoint whose weights are used. Raises UnsupportedError for an unsupported quantization
+    scheme.
+    """
+    checkpoint = look(path, **options)
+    if checkpoint.undecoded is not None:
+        raise checkpoint.undecoded.error()
+    return checkpoint
 
 
 def look(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
     """Open a file or folder of any format as a mapping from tensor name to Weight. Reads headers only.
 
-    Weights of a quantization scheme that is not decoded open as they are stored; their `dequantize` raises UnsupportedError. options: what the
-    bytes cannot tell. GGUF: ternary_layout ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"), dialect, tile (BM, BK, bm of TL1 and TL2 tensors).
-    Trellis: repair (what Metal Marlin's quantizer meant), axes ("kn" or "nk"). Raises InputError for broken input, UnsupportedError for an option of another format.
+    Weights of an unsupported quantization scheme open in their stored layout; their `dequantize` raises
+    UnsupportedError. options: properties that the bytes do not show. GGUF: ternary_layout ("i2_s.x86", "i2_s.arm",
+    "i2_s.x4", "trinity.i2_s"), dialect, tile (BM, BK, bm of TL1 and TL2 tensors). Trellis: repair (undo the bugs of
+    Metal Marlin's quantizer), axes ("kn" or "nk"). Raises InputError for broken input, UnsupportedError for an option
+    of another format.
     """
-    found, _ = detect(path)
-    return open_as(found, path, options)
+    form, _ = detect(path)
+    return open_as(form, path, options)
 
 
 def open_as(form: Format, path: str | os.PathLike[str], options: dict[str, Any]) -> Checkpoint:
-    """Open a path of a known format. Raises as `look`."""
+    """Open a path in a known format. Raises as `look`."""
     own = options_of(form.open_options)
     for name in given(options):
         if name not in own:
             having = [f.title for f in formats() if name in options_of(f.open_options)]
             refuse_unknown([name], {n for f in formats() for n in options_of(f.open_options)}, "open")
-            raise UnsupportedError(f"{name} can be chosen for {' and '.join(having)} only", file=path)
+            raise UnsupportedError(f"{name} applies to {' and '.join(having)} only", file=path)
     with no_collection(), opened_files() as opened:
         return replace(form.open(Path(path), build(form.open_options, options)), opened=opened)
 
 
 def accepted(form: Format, options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that this format can be opened with."""
+    """The options that this format can be opened with."""
     own = options_of(form.open_options)
     return {name: value for name, value in options.items() if name in own}

@@ -1,11 +1,11 @@
-"""Options that are written once: a frozen dataclass whose fields carry their help.
+"""Options declared once: a frozen dataclass whose fields carry their help.
 
     @dataclass(frozen=True, slots=True)
     class TrellisOptions:
         bits: int | None = option(None, help="Bits of each quantized weight.", type=int, low=2, high=8)
 
-The command line makes `--bits` of it, grouped under the title of its format, and `plan(..., bits=3)` finds its way into it. An option that
-several formats share has one flag: its texts are joined.
+The command line derives `--bits` from it, grouped under the title of its format, and `plan(..., bits=3)` accepts it. An
+option that several formats share has one flag with the help of all of them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["NoOptions", "Option", "SaysTargetOptions", "build", "given", "option", "options_of", "refuse_unknown"]
+__all__ = ["DeclaresTargetOptions", "NoOptions", "Option", "build", "given", "option", "options_of", "refuse_unknown"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. flag: as the command line calls it, "" if only Python has it; type: of its value there: bool is a switch, Path a file.
+    """One option. flag: on the command line, "" if only in Python; type: of its value; bool is a switch, Path a file.
 
-    parse: text -> value, where it is none of these types. low, high: bounds of a number, both allowed unless open. multiple: repeatable.
-    default: what the help says is the default.
+    parse: string -> value, for other types. low, high: bounds of a number, inclusive unless low_open. multiple:
+    repeatable. default: the default as shown in the help.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """For what takes none."""
+    """No options."""
 
 
 @runtime_checkable
-class SaysTargetOptions(Protocol):
-    """A format that can say the options of its target without importing what writes it."""
+class DeclaresTargetOptions(Protocol):
+    """A format that provides the options of its target without importing the target."""
 
     @property
     def target_options(self) -> type | None:
@@ -73,11 +73,13 @@ def option(
     parse: Callable[[str], Any] | None = None,
     shown: str = "",
 ) -> Any:
-    """A dataclass field with its help; see `Option`. flag: by default the field's name with dashes. shown: the default, as the help says it."""
+    """A dataclass field with its help; see `Option`. flag: default: the field's name with dashes. shown: default in the
+    help.
+    """
 
     def described(name: str) -> Option:
-        said = f"--{name.replace('_', '-')}" if flag is None else flag
-        return Option(name, help, said, type, metavar, tuple(choices), low, high, low_open, multiple, parse, shown)
+        flag_name = f"--{name.replace('_', '-')}" if flag is None else flag
+        return Option(name, help, flag_name, type, metavar, tuple(choices), low, high, low_open, multiple, parse, shown)
 
     return field(default=default, metadata={"option": described})
 
@@ -88,7 +90,7 @@ def options_of(cls: type) -> dict[str, Option]:
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that say something: None, False and empty collections stand for an option that is left out."""
+    """The options that are set: None, False and empty collections count as not given."""
     return {
         name: value
         for name, value in values.items()
@@ -97,7 +99,7 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance from the values that its fields take; lists become tuples. Raises TypeError for a missing field."""
+    """Build an instance from the values of its fields; lists become tuples. Raises TypeError for a missing field."""
     known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
     files = {n for n, o in options_of(cls).items() if o.type is Path}
     chosen = {n: _plain(v, path=n in files) for n, v in given(values).items() if n in known}
@@ -107,14 +109,14 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _plain(value: Any, *, path: bool) -> Any:
-    """Lists as tuples; paths as text, unless the option takes a path."""
+    """Convert lists to tuples, and paths to strings unless the option takes a path."""
     if isinstance(value, list):
         return tuple(value)
     return os.fspath(value) if isinstance(value, os.PathLike) and not path else value
 
 
 def refuse_unknown(values: Iterable[str], known: Iterable[str], function: str) -> None:
-    """TypeError, as Python words it, for a keyword that nothing takes."""
+    """Raise TypeError with Python's usual message for an unknown keyword."""
     known = sorted(known)
     for name in values:
         if name not in known:

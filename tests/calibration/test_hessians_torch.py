@@ -58,7 +58,7 @@ def test_an_architecture_that_we_do_not_run(gemma, tmp_path):
         load(gemma)
     report = pq.quantize(gemma, tmp_path / "out", codec="trellis.2.mul1.8", to="trellis-v3", calibration=text)
     assert not [s.note for s in report.steps if s.note]
-    with pytest.raises(UnsupportedError, match="cannot write its own text"):
+    with pytest.raises(UnsupportedError, match="cannot generate its own text"):
         calibration_stages(gemma, "self")
 
 

@@ -67,8 +67,8 @@ def test_pooling_and_length_by_request(gguf, polyquant):
 
 
 SLIPS = [
-    ((), "give texts"),
-    (("a", "--file", "LINES"), "give texts"),
+    ((), "give either TEXT"),
+    (("a", "--file", "LINES"), "give either TEXT"),
     (("a", "--format", "npy"), "needs --output"),
     (("a", "--pooling", "max"), "'max' is not one of"),
     (("--file", "LINES"), "line 2 is empty"),

@@ -172,7 +172,7 @@ def test_a_prompt_that_is_no_text(polyquant, tmp_path):
     assert "not UTF-8" in polyquant("run", LLAMA, "-f", tmp_path / "bytes").line
     assert "too long" in polyquant("run", LLAMA, "-f", "/dev/zero").line
     both = polyquant("run", LLAMA, "-f", tmp_path / "bytes", "-p", "x")
-    assert both.code == 2 and "exclude each other" in both.err
+    assert both.code == 2 and "are mutually exclusive" in both.err
 
 
 # ---------------------------------------------------------------- ends

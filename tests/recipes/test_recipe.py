@@ -57,7 +57,7 @@ def test_a_recipe_file_extends_a_builtin_one(tmp_path):
     [
         ("base = 'q4_k'\nnonsense = 1", "nonsense"),
         ("rules = [{ match = '*' }]", "match and codec"),
-        ("rules = [{ match = '*', codec = 'q4_k', layers = 'odd' }]", "layers is one of"),
+        ("rules = [{ match = '*', codec = 'q4_k', layers = 'odd' }]", "layers must be one of"),
         ("base = 'q9_k'", "did you mean"),
         ("base = ", "not a readable recipe"),
     ],

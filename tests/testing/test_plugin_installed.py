@@ -219,9 +219,9 @@ def test_a_format_that_fails_to_look_is_passed_over(failing, tmp_path):
     assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
     assert done.stderr.splitlines() == [
         "polyquant: the plugin 'short' is left out: its format has no usable priority",
-        "polyquant: the plugin 'bug' could not look at it: ZeroDivisionError: by\\nzero; it was passed over",
-        "polyquant: the plugin 'strict' could not look at it: holds a link that leaves it; it was passed over",
-        "polyquant: the plugin 'yes' could not look at it: TypeError: sniff gives Evidence or None, not bool; it was passed over",
+        "polyquant: the plugin 'bug' failed to inspect it: ZeroDivisionError: by\\nzero; it was skipped",
+        "polyquant: the plugin 'strict' failed to inspect it: holds a link that leaves it; it was skipped",
+        "polyquant: the plugin 'yes' failed to inspect it: TypeError: sniff must return Evidence or None, not bool; it was skipped",
     ]
 
 
@@ -231,7 +231,7 @@ def test_where_no_format_knows_a_path_the_error_names_those_that_failed(failing,
         assert done.returncode == 2 and "Traceback" not in done.stderr
         last = done.stderr.splitlines()[-1]
         assert (
-            "the plugin 'bug' could not look at it: ZeroDivisionError: by\\nzero; the plugin 'strict' could not" in last
+            "the plugin 'bug' failed to inspect it: ZeroDivisionError: by\\nzero; the plugin 'strict' failed to" in last
         )
 
 

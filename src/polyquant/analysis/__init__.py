@@ -1,1 +1,1 @@
-"""What a checkpoint is and how good: inspect, validate, compare, evaluate."""
+"""Analysis of checkpoints: inspect, validate, compare, evaluate."""

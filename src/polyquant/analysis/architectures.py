@@ -1,4 +1,4 @@
-"""The model architectures that polyquant knows, installed packages' among them: what `polyquant architectures` and docs/architectures.md list."""
+"""The known model architectures, including installed packages: for `polyquant architectures` and docs/architectures.md."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ _OF_KEYS = {
     "attention_softcap": "soft caps",
     "window": "sliding windows",
 }
-"""Trait that a hyper-parameter of this name tells."""
+"""Hyper-parameter -> the trait that it implies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One architecture. name: general.architecture of GGUF; model_type, class_name: of config.json; runs: False if it is only converted."""
+    """One architecture.
+
+    name: general.architecture of GGUF; model_type, class_name: from config.json; runs: False if it can only be
+    converted.
+    """
 
     name: str
     model_type: str
@@ -35,8 +39,8 @@ class Known:
 
 
 def known_architectures() -> tuple[Known, ...]:
-    """In the order of their Hugging Face class names."""
-    ours = reversed(registry.architectures())  # of records of one name the first is the richest
+    """All architectures, sorted by Hugging Face class name."""
+    ours = reversed(registry.architectures())  # the first record of a name is the most complete
     records = {(r.class_name, r.name): r for r in (*registry.installed_architectures(), *ours)}
     return tuple(
         Known(r.name, r.model_type, r.class_name, r.runs, _traits(r))
@@ -49,9 +53,9 @@ def _traits(record: Architecture) -> tuple[str, ...]:
     stems = {name.removesuffix(".weight") for move in record.moves for name in move.targets} | set(
         record.names.layer.values()
     )
-    found = [trait for name, trait in _OF_KEYS.items() if name in keys]
-    found += ["sliding windows"] if record.hyper.windows is not nowhere else []
-    found += ["fused q, k, v"] if "attn_qkv" in stems and "ssm_conv" not in keys else []
-    found += ["embeddings"] if record.encoder else []
-    found += ["ternary"] if record.ternary is not None else []
-    return tuple(dict.fromkeys(found))
+    traits = [trait for name, trait in _OF_KEYS.items() if name in keys]
+    traits += ["sliding windows"] if record.hyper.windows is not nowhere else []
+    traits += ["fused q, k, v"] if "attn_qkv" in stems and "ssm_conv" not in keys else []
+    traits += ["embeddings"] if record.encoder else []
+    traits += ["ternary"] if record.ternary is not None else []
+    return tuple(dict.fromkeys(traits))

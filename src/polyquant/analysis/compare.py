@@ -1,7 +1,7 @@
-"""How far one checkpoint is from another, tensor by tensor: SNR, cosine, largest error, share of equal codes; totals.
+"""Compare two checkpoints tensor by tensor: SNR, cosine, largest error, share of equal codes; totals.
 
-Two formats call the same tensor by different names and keep some of its rows in another order: both sides are first said in
-GGUF's words, so that a Hugging Face folder compares with the GGUF made of it.
+Formats differ in tensor names and in the order of some rows. Both sides are translated to GGUF's naming first, so that
+a Hugging Face folder can be compared with the GGUF file made from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
-    """One tensor: codecs of both sides, error of b against a, share of weights whose codes are equal (None: other forms)."""
+    """One tensor: codecs of both sides, error of b against a, share of weights with equal codes (None if forms differ)."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class TensorComparison:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All tensors that both have, and the names that only one has."""
+    """The common tensors, and the names that only one side has."""
 
     a: str
     b: str
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def error(self) -> ErrorSums:
-        """Sums over all common tensors."""
+        """Error sums over all common tensors."""
         return sum((t.error for t in self.tensors), ErrorSums())
 
     @property
@@ -65,7 +65,7 @@ class Comparison:
         return 8 * sum(t.b_bytes for t in self.tensors) / max(1, sum(math.prod(t.shape) for t in self.tensors))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The values as JSON-compatible types."""
 
         def figures(e: ErrorSums) -> dict[str, float]:
             return {"snr_db": e.snr, "rrmse": e.rrmse, "cosine": e.cosine, "max_error": e.worst}
@@ -94,7 +94,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A tensor as one side has it: `op` of some of its weights."""
+    """One side of a tensor: `op` of some of its weights."""
 
     weights: tuple[Weight, ...]
     shape: Shape
@@ -103,12 +103,12 @@ class _Side:
 
     @property
     def codec(self) -> str:
-        """For people: the codecs of all."""
+        """Names of all codecs, for display."""
         return ", ".join(dict.fromkeys(str(w.codec) for w in self.weights))
 
     @property
     def ternary(self) -> bool:
-        """True if it is made of ternary codes, whose rows stay as they are."""
+        """True if it consists of ternary codes with unchanged rows."""
         shapes = [w.shape for w in self.weights]
         return all(w.codec.form is Ternary for w in self.weights) and self.op.keeps_rows(shapes)
 
@@ -124,21 +124,23 @@ def compare(
     axes: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Comparison:
-    """Compare the checkpoint at `b` with the truth at `a`.
+    """Compare the checkpoint at `b` with the reference at `a`.
 
-    ternary_layout and a_layout say how I2_S lies in b and in a, tile (BM, BK, bm) how TL1 and TL2 lie in either;
-    repair and axes are those of a Trellis folder b. Raises InputError.
+    ternary_layout, a_layout: I2_S layouts of b and of a; tile: (BM, BK, bm) of TL1 and TL2 in either; repair, axes:
+    options of a Trellis folder b. Raises InputError.
     """
-    said = {"tile": tile}
-    left = open_checkpoint(a, ternary_layout=a_layout, **accepted(detect(a)[0], said))
-    right = open_checkpoint(b, ternary_layout=ternary_layout, repair=repair, axes=axes, **accepted(detect(b)[0], said))
+    tile_option = {"tile": tile}
+    left = open_checkpoint(a, ternary_layout=a_layout, **accepted(detect(a)[0], tile_option))
+    right = open_checkpoint(
+        b, ternary_layout=ternary_layout, repair=repair, axes=axes, **accepted(detect(b)[0], tile_option)
+    )
     return compare_checkpoints(left, right, on_progress=on_progress)
 
 
 def compare_checkpoints(
     a: Checkpoint, b: Checkpoint, *, on_progress: Callable[[Progress], None] | None = None
 ) -> Comparison:
-    """Compare opened checkpoints. Raises PlanError if they have no tensor in common or shapes contradict."""
+    """Compare opened checkpoints. Raises PlanError if they have no tensor in common or shapes differ."""
     left, right = _sides(a, b)
     common = [n for n in left if n in right]
     if not common:
@@ -151,27 +153,31 @@ def compare_checkpoints(
         if on_progress is not None:
             on_progress(Progress(done, total, name, 0.0))
     return Comparison(
-        str(a.path), str(b.path), tuple(out), tuple(n for n in left if n not in right), tuple(n for n in right if n not in left)
-    )  # fmt: skip
+        str(a.path),
+        str(b.path),
+        tuple(out),
+        tuple(n for n in left if n not in right),
+        tuple(n for n in right if n not in left),
+    )
 
 
 def _sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, _Side], dict[str, _Side]]:
     def plain(c: Checkpoint) -> dict[str, _Side]:
         return {w.name: _Side((w,), w.shape) for w in c.values()}
 
-    def said_in_gguf(c: Checkpoint) -> dict[str, _Side]:
+    def translated(c: Checkpoint) -> dict[str, _Side]:
         maps = translate.to_gguf(c, with_tokenizer=False).tensors
         return {t.target: _Side(tuple(c[n] for n in t.sources), t.shape, t.op, t.ternarize) for t in maps}
 
     if a.naming == b.naming:
-        return plain(a), plain(b)  # also where config.json is missing
-    return tuple(plain(c) if c.naming == "gguf" else said_in_gguf(c) for c in (a, b))  # type: ignore[return-value]
+        return plain(a), plain(b)  # works without config.json
+    return tuple(plain(c) if c.naming == "gguf" else translated(c) for c in (a, b))  # type: ignore[return-value]
 
 
 def _tensor(name: str, a: _Side, b: _Side) -> TensorComparison:
     shape = a.shape
     if shape != b.shape:
-        raise PlanError("the two have different shapes", tensor=name, expected=list(shape), found=list(b.shape))
+        raise PlanError("shapes differ", tensor=name, expected=list(shape), found=list(b.shape))
     equal = _equal_codes(a, b)
     rows, k = as_matrix(shape)
     step = max(1, _BLOCK // max(1, k))
@@ -185,7 +191,10 @@ def _tensor(name: str, a: _Side, b: _Side) -> TensorComparison:
 
 
 def _whole(side: _Side) -> F32 | None:
-    """The dequantized tensor [rows, K] where it cannot be cut by rows; a BitNet master weight as its codes say."""
+    """The dequantized tensor [rows, K] if it cannot be read by rows, else None.
+
+    BitNet master weights are made ternary.
+    """
     if side.ternarize:
         w = side.op.reference([absmean_floats(w).reshape(w.shape) for w in side.weights])
     elif all(w.codec.row_sliced for w in side.weights) and side.op.together([w.shape for w in side.weights]) == 1:
@@ -200,7 +209,7 @@ def _rows(side: _Side, whole: F32 | None, part: slice) -> F32:
 
 
 def _equal_codes(a: _Side, b: _Side) -> float | None:
-    """Share of weights with equal codes: ternaries by code, equal codecs by their bytes; None where codes cannot be compared."""
+    """Share of weights with equal codes: ternary by code, equal codecs by bytes; None if codes cannot be compared."""
     if a.ternary and b.ternary:
         left, right = _codes(a), _codes(b)
         return float(np.mean(left == right)) if left.size else 1.0
@@ -213,7 +222,7 @@ def _equal_codes(a: _Side, b: _Side) -> float | None:
 
 def _codes(side: _Side) -> NDArray[np.int8]:
     """The ternary codes, int8 [rows, K]."""
-    found = [w.codec.unpack(w.read(), w.shape).codes for w in side.weights]
+    codes = [w.codec.unpack(w.read(), w.shape).codes for w in side.weights]
     index, shapes = np.arange(as_matrix(side.shape)[0]), [w.shape for w in side.weights]
     wanted = side.op.needs(index, shapes)
-    return np.asarray(side.op.make([c[r] for c, r in zip(found, wanted, strict=True)], index, shapes), np.int8)
+    return np.asarray(side.op.make([c[r] for c, r in zip(codes, wanted, strict=True)], index, shapes), np.int8)

@@ -1,4 +1,4 @@
-"""The main job on the two embedded models: inspect, convert to several formats, validate and compare each."""
+"""Demonstration on two embedded models: inspect, convert to several formats, validate and compare."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LADDER = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One converted file: size, effective bits, error against its source, share of equal codes of the ternary matrices, findings."""
+    """One converted file: size, bits per weight, error against its source, share of equal ternary codes, findings."""
 
     model: str
     recipe: str
@@ -53,18 +53,28 @@ def demo_model(name: str) -> Path:
 
 
 def demo(out: Path) -> Iterator[Outcome]:
-    """Convert the embedded models into `out`, one outcome after the other; existing files of these names are replaced."""
+    """Convert the embedded models into `out` and yield one outcome per file; existing files of these names are
+    replaced.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for model, recipe in LADDER:
         source = demo_model(model)
         path = out / f"demo-{model}-{recipe}.gguf"
         report = convert(source, path, recipe=recipe, overwrite=True)
         findings = [f for f in validate(path, against=source) if f.severity is not Severity.NOTE]
-        found = compare(source, path)
+        comparison = compare(source, path)
         shares = [
-            t.equal_codes for t in found.tensors if t.equal_codes is not None and t.b not in ("f32", "bf16", "f16")
+            t.equal_codes for t in comparison.tensors if t.equal_codes is not None and t.b not in ("f32", "bf16", "f16")
         ]
         equal = sum(shares) / len(shares) if shares else None
         yield Outcome(
-            model, recipe, path, path.stat().st_size, found.bpw, found.error, equal, len(findings), report.seconds
+            model,
+            recipe,
+            path,
+            path.stat().st_size,
+            comparison.bpw,
+            comparison.error,
+            equal,
+            len(findings),
+            report.seconds,
         )

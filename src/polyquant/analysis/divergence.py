@@ -1,17 +1,17 @@
-"""How far one model is from another that reads the same tokens: next-token distributions and the states of every layer.
+"""Divergence of a model from a reference on the same tokens: next-token distributions and the states of every layer.
 
 For each scored token, with p the reference's distribution and q the model's:
 
-    KL(p || q) = sum_v p(v) (log p(v) - log q(v))       nats; what the reference's choice costs when it is coded by the model
+    KL(p || q) = sum_v p(v) (log p(v) - log q(v))       in nats
     top-1      argmax p = argmax q
-    dp         q(t) - p(t) of the token t that follows in the text
+    dp         q(t) - p(t) of the actual next token t
 
-For the embedding and each layer the relative RMS error over all tokens fed, sqrt(sum (model - reference)^2 / sum reference^2), of the
-state [T, hidden] that comes out, and for the head that of the logits of the scored tokens:
+For the embedding and each layer the relative RMS error over all tokens, sqrt(sum (model - reference)^2 / sum
+reference^2), of the output state [T, hidden], and for the head that of the logits of the scored tokens:
 
-    output     both models as they run: what has piled up so far
-    alone      the model's layer on the reference's input: what this layer adds. The state carries the layer's input on (the residual
-               stream), so a layer that adds little to it can harm little
+    output     both models as they run: the accumulated error
+    alone      the model's layer on the reference's input: the error of this layer. The state includes the layer's input
+               (the residual stream), so a layer with a small contribution has a small error
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Errors: TypeAlias = tuple[ErrorSums, ErrorSums]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One entry a scored token: log p of the token in both models (nats), KL divergence (nats), whether the first choices agree.
+    """One entry per scored token: log p in both models (nats), KL divergence (nats), whether the top-1 tokens agree.
 
-    layers: (output, alone) of the embedding, every layer, and the head; empty if the two have other depths or widths.
+    layers: (output, alone) of the embedding, every layer, and the head; empty if depths or widths differ.
     """
 
     model: F64
@@ -59,19 +59,19 @@ class Pair:
 
     @property
     def comparable(self) -> bool:
-        """True if the layers stand opposite each other."""
+        """True if both have the same number and width of layers."""
         a, b = self.model.decoder.hyper, self.reference.decoder.hyper
         return (a.layers, a.hidden) == (b.layers, b.hidden)
 
     def caches(self) -> tuple[KVCache, KVCache, KVCache]:
-        """Empty: of the model, of the reference, and of the model's layers alone."""
+        """Empty caches of the model, of the reference, and for the model's layers alone."""
         return self.model.session().cache, self.reference.session().cache, self.model.session().cache
 
 
 def compare_windows(pair: Pair, windows: Iterable[Window], on_window: Callable[[Window, F64], None]) -> Scores:
-    """Scores of all windows; on_window is told each with the model's log p of its tokens."""
+    """Score all windows. on_window is called with each window and the model's log p of its tokens."""
     layers = [(ErrorSums(), ErrorSums())] * (pair.model.decoder.hyper.layers + 2 if pair.comparable else 0)
-    found: list[tuple[F64, F64, F64, NDArray[np.bool_]]] = []
+    scores: list[tuple[F64, F64, F64, NDArray[np.bool_]]] = []
     for window in windows:
         mine, theirs, alone = pair.caches()
         chosen = []
@@ -81,16 +81,16 @@ def compare_windows(pair: Pair, windows: Iterable[Window], on_window: Callable[[
                 _compare(pair, model[skip:][piece], reference[skip:][piece], targets[piece], layers)
                 for piece in pieces(len(targets), pair.model.decoder.hyper.vocab)
             ]
-        found += chosen
+        scores += chosen
         on_window(window, np.concatenate([c[0] for c in chosen]))
-    model_logs, reference_logs, divergence, agree = (np.concatenate(x) for x in zip(*found, strict=True))
+    model_logs, reference_logs, divergence, agree = (np.concatenate(x) for x in zip(*scores, strict=True))
     return Scores(model_logs, reference_logs, divergence, agree, tuple(layers))
 
 
 def _states(
     pair: Pair, fed: NDArray[np.int64], caches: tuple[KVCache, KVCache, KVCache], layers: list[Errors]
 ) -> tuple[F32, F32]:
-    """Last states [T, hidden] of the model and of the reference; the errors of embedding and layers are added to `layers`."""
+    """The last states [T, hidden] of model and reference; adds the errors of embedding and layers to `layers`."""
     mine, theirs, alone = caches
     model, reference = pair.model.decoder.states(fed, mine), pair.reference.decoder.states(fed, theirs)
     if not pair.comparable:
@@ -106,7 +106,7 @@ def _states(
 
 
 def _add(layers: list[Errors], i: int, truth: F32, output: F32, alone: F32 | None = None) -> None:
-    """alone: None if it is the output."""
+    """Add the errors of entry i. alone: None if equal to the output."""
     sums = error_sums(truth, output)
     layers[i] = layers[i][0] + sums, layers[i][1] + (sums if alone is None else error_sums(truth, alone))
 
@@ -133,4 +133,4 @@ def _compare(
     np.subtract(p, q, out=q)
     np.exp(p, out=p)
     divergence = np.einsum("nv,nv->n", p, q, dtype=np.float64)
-    return *chosen, np.maximum(divergence, 0), agree  # rounding makes equal distributions -1e-8
+    return *chosen, np.maximum(divergence, 0), agree  # rounding can give -1e-8 for equal distributions

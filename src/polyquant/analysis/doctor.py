@@ -1,4 +1,4 @@
-"""Is this installation sound? Which engine runs, how fast, and does it agree with the reference."""
+"""Check the installation: which engine runs, its speed, and its agreement with the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Check", "doctor"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the diagnosis: good is False where something needs attention, then `advice` says what."""
+    """One line of the diagnosis. good: False if something needs attention, explained by `advice`."""
 
     name: str
     value: str
@@ -31,7 +31,9 @@ class Check:
 
 
 def doctor() -> list[Check]:
-    """Versions, engine, a comparison of native kernels with numpy on random blocks, and the speed of one codec."""
+    """Check versions and engine, compare native kernels with numpy on random blocks, and measure the speed of one
+    codec.
+    """
     checks = [
         Check("polyquant", f"{polyquant.__version__}, Python {platform.python_version()}, {platform.machine()}"),
         Check("cores", str(cores())),
@@ -39,17 +41,17 @@ def doctor() -> list[Check]:
     checks += [Check(name, importlib.metadata.version(name)) for name in ("numpy", "ml_dtypes", "safetensors")]
     if native.lib() is None:
         why = (
-            "switched off by POLYQUANT_NATIVE=0"
+            "disabled by POLYQUANT_NATIVE=0"
             if native.available()
             else "not built: install a C++ compiler, then reinstall polyquant"
         )
-        return [*checks, _extra(), Check("engine", "numpy: correct, and slow", False, why), _speed()]
+        return [*checks, _extra(), Check("engine", "numpy (correct but slow)", False, why), _speed()]
     engine = Check("engine", f"native, {native.instruction_set()}, {native.threads()} threads")
     return [*checks, _extra(), engine, *_agreement(), _speed(), *_products()]
 
 
 def _agreement() -> list[Check]:
-    """Native against numpy, bit for bit, on real blocks of every codec that quantizes."""
+    """Compare native kernels with numpy, bit for bit, on blocks of several codecs."""
     w = np.random.default_rng(1).standard_normal((2, 512)).astype(np.float32)
     wrong = []
     names = ("q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs", "tq2_0", "bf16")
@@ -82,19 +84,19 @@ def _speed() -> Check:
 
 
 def _extra() -> Check:
-    """Text needs two packages more; token ids run without them."""
+    """Check the optional packages that text needs; token ids work without them."""
     missing = [name for name in ("tokenizers", "jinja2") if importlib.util.find_spec(name) is None]
     if not missing:
-        return Check("text", "tokenizers and jinja2 found: run, eval, serve take text")
+        return Check("text", "tokenizers and jinja2 found: run, eval and serve can process text")
     return Check(
         "text",
-        f"without {' and '.join(missing)}: run, eval and serve take no text",
+        f"{' and '.join(missing)} missing: run, eval and serve cannot process text",
         advice="pip install 'polyquant[run]'",
     )
 
 
 def _products() -> list[Check]:
-    """Packed multiplication against the reference, and how fast one token goes through a matrix of 16 million weights."""
+    """Compare packed multiplication with the reference, and time one token through a matrix of 16 million weights."""
     rng = np.random.default_rng(2)
     w, x = rng.standard_normal((4096, 4096)).astype(np.float32), rng.standard_normal((1, 4096)).astype(np.float32)
     q4 = codec("q4_k")

@@ -1,4 +1,4 @@
-"""Perplexity of a checkpoint on a text, and how far it is from another checkpoint on the same tokens."""
+"""Perplexity of a checkpoint on a text file, and its divergence from another checkpoint on the same tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Divergence", "Evaluation", "LayerError", "Mean", "Score", "evaluate"
 DEFAULT_CONTEXT = 512
 
 Progress = Callable[[int, int, str], None]
-"""Told (tokens scored, tokens to score, what to show)."""
+"""Called with (tokens scored, tokens to score, status)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,17 @@ class Mean:
 
     @classmethod
     def of(cls, x: NDArray[Any]) -> Mean:
-        """Mean and s / sqrt(n), s the sample's deviation; the error of one value is not known (nan)."""
+        """Mean and s / sqrt(n), s the sample standard deviation; nan for a single value."""
         error = float(x.std(ddof=1)) / math.sqrt(len(x)) if len(x) > 1 else math.nan
         return cls(float(x.mean(dtype=np.float64)), error)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One checkpoint on the text. nll: mean -log p of a scored token in nats; bytes: UTF-8 bytes of the scored tokens; cache: how keys and values
-    were kept; notes: what was found when it was opened.
+    """The result of one checkpoint.
+
+    nll: mean -log p of a scored token in nats; bytes: UTF-8 bytes of the scored tokens; cache: type of the KV cache;
+    notes: from opening the checkpoint.
     """
 
     path: str
@@ -61,23 +63,26 @@ class Score:
 
     @property
     def perplexity(self) -> Mean:
-        """exp(nll); the error to first order."""
+        """exp(nll), with the error to first order."""
         value = _exp(self.nll.value)
         return Mean(value, value * self.nll.error)
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits that the model needs for a byte of text: comparable between tokenizers, as far as they score the same text."""
+        """Bits per byte of text: comparable between tokenizers if they score the same text."""
         return self.nll.value * self.tokens / math.log(2) / self.bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The values as JSON-compatible types."""
         return {**asdict(self), "perplexity": asdict(self.perplexity), "bits_per_byte": self.bits_per_byte}
 
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """Relative RMS error of what "embedding", "layer 0", ... or "head" gives: of the models as they run, and alone on the reference's input."""
+    """Relative RMS error of the output of "embedding", "layer 0", ... or "head".
+
+    output: with both models as they run; alone: on the reference's input.
+    """
 
     name: str
     output: float
@@ -86,10 +91,10 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The model against the reference, over the scored tokens; runtime/divergence.py has the formulas.
+    """Divergence of the model from the reference over the scored tokens; analysis/divergence.py has the formulas.
 
-    log_ratio: mean of log(perplexity / reference's perplexity), paired, so that its error is much smaller than the two perplexities'.
-    probability_rms: root mean square of the change of the right token's probability.
+    log_ratio: mean of log(perplexity / reference's perplexity), paired, so that its error is much smaller than that of
+    the two perplexities. probability_rms: root mean square change of the correct token's probability.
     """
 
     log_ratio: Mean
@@ -103,7 +108,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What `polyquant eval` prints. method: "halves" or "sliding" (runtime/windows.py); stride: None for halves."""
+    """The result of `polyquant eval`. method: "halves" or "sliding" (runtime/windows.py); stride: None for halves."""
 
     text: str
     method: str
@@ -116,7 +121,7 @@ class Evaluation:
     divergence: Divergence | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The values as JSON-compatible types."""
         out = asdict(self)
         out["model"] = self.model.to_json()
         out["reference"] = self.reference.to_json() if self.reference is not None else None
@@ -138,15 +143,20 @@ def evaluate(
     tile: Tile | None = None,
     on_progress: Progress | None = None,
 ) -> Evaluation:
-    """Perplexity of the checkpoint at `path` on the UTF-8 file `text`, and with `against` its distance from that checkpoint.
+    """Evaluate the checkpoint at `path` on the UTF-8 file `text`, and with `against` its divergence from that
+    checkpoint.
 
-    context: tokens of a window, BOS among them (default: the model's context, at most 512). stride: None scores the second half of windows
-    without overlap; a number slides the window and scores every token (runtime/windows.py). tokens: use only so many of the text's.
-    activations, cache: as of `load`, for both. ternary_layout and against_layout say how I2_S lies in the two, tile how TL1 and TL2 lie in either.
-    Raises InputError, PlanError if the two have different vocabularies, UnsupportedError.
+        context: tokens per window, including BOS (default: the model's context, at most 512). stride: None scores the
+        second
+        half of windows without overlap; a number slides the window and scores every token (runtime/windows.py). tokens:
+        use
+        only the first N tokens of the text. activations, cache: as for `load`, for both. ternary_layout,
+        against_layout: I2_S
+        layouts of the two; tile: tile of TL1 and TL2 in either.
+        Raises InputError, PlanError if the vocabularies differ, UnsupportedError.
     """
     if tokens is not None and tokens < 1:
-        raise InputError("tokens must be a count", expected="at least 1", found=tokens)
+        raise InputError("tokens must be positive", expected="at least 1", found=tokens)
     words = read_text(text)
     model = load(path, activations=activations, cache=cache, ternary_layout=ternary_layout, tile=tile)
     other = None
@@ -162,9 +172,9 @@ def evaluate(
     if other is None:
         mine = _score(model, _alone(model, windows, watch), size)
     else:
-        found = compare_windows(Pair(model, other), windows, watch)
-        mine, theirs = _score(model, found.model, size), _score(other, found.reference, size)
-        divergence = _divergence(found)
+        scores = compare_windows(Pair(model, other), windows, watch)
+        mine, theirs = _score(model, scores.model, size), _score(other, scores.reference, size)
+        divergence = _divergence(scores)
     return Evaluation(
         text=str(text),
         method="halves" if stride is None else "sliding",
@@ -178,12 +188,12 @@ def evaluate(
     )
 
 
-def _context(said: int | None, narrowest: Model) -> int:
-    """Tokens of a window. Raises InputError for more than both models hold, or fewer than leave something to score."""
-    context = min(DEFAULT_CONTEXT, narrowest.context) if said is None else said
+def _context(requested: int | None, narrowest: Model) -> int:
+    """Tokens per window. Raises InputError for more than both models support, or too few to score."""
+    context = min(DEFAULT_CONTEXT, narrowest.context) if requested is None else requested
     if not 4 <= context <= narrowest.context:
         raise InputError(
-            "that window does not fit the model",
+            "the context does not fit the model",
             file=narrowest.checkpoint.path,
             expected=f"4 to {narrowest.context} tokens",
             found=context,
@@ -192,8 +202,8 @@ def _context(said: int | None, narrowest: Model) -> int:
 
 
 def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:
-    """UTF-8 bytes of the scored tokens of a window, to within the characters that its edges cut."""
-    before = ids[max(0, window.start - 4) : window.start].tolist()  # decoders treat the start of a text in another way
+    """UTF-8 bytes of the scored tokens of a window, up to characters split at its edges."""
+    before = ids[max(0, window.start - 4) : window.start].tolist()  # decoders treat the start of a string differently
     whole = before + ids[window.start : window.stop].tolist()
 
     def size(part: list[int]) -> int:
@@ -203,11 +213,11 @@ def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:
 
 
 def _same_vocabulary(model: Model, other: Model) -> None:
-    """Raises PlanError unless the tokens mean the same to both."""
-    hint = "perplexities of models with different tokenizers compare in bits per byte: evaluate each without --against"
+    """Raise PlanError unless both models have the same tokens."""
+    hint = "compare models with different tokenizers by bits per byte: evaluate each without --against"
     if model.vocab != other.vocab:
         raise PlanError(
-            "the two have vocabularies of different sizes",
+            "vocabulary sizes differ",
             file=other.checkpoint.path,
             expected=model.vocab,
             found=other.vocab,
@@ -217,7 +227,7 @@ def _same_vocabulary(model: Model, other: Model) -> None:
     for i in sorted(mine.keys() & theirs.keys()):
         if mine[i] != theirs[i]:
             raise PlanError(
-                f"the two have different tokens: token {i}",
+                f"vocabularies differ at token {i}",
                 file=other.checkpoint.path,
                 expected=mine[i],
                 found=theirs[i],
@@ -226,7 +236,7 @@ def _same_vocabulary(model: Model, other: Model) -> None:
 
 
 class _Watch:
-    """Counts the scored tokens and tells the perplexity so far."""
+    """Count scored tokens and report the perplexity so far."""
 
     def __init__(self, tell: Progress | None, total: int) -> None:
         self.tell, self.total, self.done, self.nats = tell, total, 0, 0.0
@@ -265,17 +275,17 @@ def _score(model: Model, logs: NDArray[np.float64], size: int) -> Score:
     )
 
 
-def _divergence(found: Scores) -> Divergence:
+def _divergence(scores: Scores) -> Divergence:
     return Divergence(
-        log_ratio=Mean.of(found.reference - found.model),
-        kl=Mean.of(found.divergence),
-        kl_99=float(np.quantile(found.divergence, 0.99)),
-        kl_max=float(found.divergence.max()),
-        top_1=Mean.of(found.agree.astype(np.float64)),
-        probability_rms=float(np.sqrt(np.square(np.exp(found.model) - np.exp(found.reference)).mean())),
+        log_ratio=Mean.of(scores.reference - scores.model),
+        kl=Mean.of(scores.divergence),
+        kl_99=float(np.quantile(scores.divergence, 0.99)),
+        kl_max=float(scores.divergence.max()),
+        top_1=Mean.of(scores.agree.astype(np.float64)),
+        probability_rms=float(np.sqrt(np.square(np.exp(scores.model) - np.exp(scores.reference)).mean())),
         layers=tuple(
-            LayerError(_layer(i, len(found.layers)), output.rrmse, alone.rrmse)
-            for i, (output, alone) in enumerate(found.layers)
+            LayerError(_layer(i, len(scores.layers)), output.rrmse, alone.rrmse)
+            for i, (output, alone) in enumerate(scores.layers)
         ),
     )
 

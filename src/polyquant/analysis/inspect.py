@@ -1,4 +1,4 @@
-"""What is in it: totals, types, layers, and how the format was recognised. Reads headers only."""
+"""Summary of a checkpoint: totals, types, layers, and how the format was recognised. Reads headers only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from polyquant.analysis.layer_table import LayerTable, layer_table
-from polyquant.formats.protocol import SaysLayerTypes
+from polyquant.formats.protocol import ReportsLayerTypes
 from polyquant.opening import detect, open_as
 from polyquant.types import Checkpoint, Weight
 
@@ -37,7 +37,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything that `inspect` shows. layers: of formats that say the type of every layer."""
+    """The result of `inspect`. layers: for formats that report the type of every layer."""
 
     path: str
     format: str
@@ -59,7 +59,7 @@ class Inspection:
         return 8 * self.nbytes / max(1, self.weights)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The values as JSON-compatible types."""
         return {
             "path": self.path,
             "format": self.format,
@@ -71,16 +71,26 @@ class Inspection:
             "bpw": self.bpw,
             "codecs": dict(self.codecs),
             "notes": list(self.notes),
-            **({"layers": [dict(zip(self.layers.columns, words, strict=True)) | {"layers": n} for n, words in self.layers.rows]} if self.layers else {}),
+            **(
+                {
+                    "layers": [
+                        dict(zip(self.layers.columns, words, strict=True)) | {"layers": n}
+                        for n, words in self.layers.rows
+                    ]
+                }
+                if self.layers
+                else {}
+            ),
             "metadata": {k: shown(v) for k, v in self.metadata.items()},
             "tensors": [
-                {"name": w.name, "shape": list(w.shape), "codec": str(w.codec), "bytes": w.nbytes, "bpw": w.bpw} for w in self.tensors
+                {"name": w.name, "shape": list(w.shape), "codec": str(w.codec), "bytes": w.nbytes, "bpw": w.bpw}
+                for w in self.tensors
             ],
-        }  # fmt: skip
+        }
 
 
 def shown(value: Any, limit: int = 8) -> Any:
-    """A metadata value for people: long arrays by their length and first entries."""
+    """A metadata value for display: long arrays as length and first entries."""
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, Mapping):
@@ -99,7 +109,7 @@ def shown(value: Any, limit: int = 8) -> Any:
 def inspect(
     path: str | os.PathLike[str], *, tensors: str | None = None, ternary_layout: str | None = None
 ) -> Inspection:
-    """Look at a checkpoint. tensors: a glob that limits which are listed. Raises InputError."""
+    """Summarize a checkpoint. tensors: a glob that limits the listed tensors. Raises InputError."""
     form, evidence = detect(path)
     checkpoint = open_as(form, path, {"ternary_layout": ternary_layout})
     chosen = tuple(w for w in checkpoint.values() if tensors is None or fnmatchcase(w.name, tensors))
@@ -121,28 +131,35 @@ def inspect(
         metadata=checkpoint.metadata,
         notes=checkpoint.notes,
         layers=layer_table(form.layer_types(checkpoint))
-        if tensors is None and isinstance(form, SaysLayerTypes)
+        if tensors is None and isinstance(form, ReportsLayerTypes)
         else None,
     )
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
-    """What the file says it is; empty if it does not say."""
+    """The architecture name in the file; "" if there is none."""
     if isinstance(name := checkpoint.metadata.get("general.architecture"), str):
         return name
-    said = checkpoint.config.get("architectures")
-    first = said[0] if isinstance(said, list) and said else checkpoint.config.get("model_type")
+    architectures = checkpoint.config.get("architectures")
+    first = (
+        architectures[0] if isinstance(architectures, list) and architectures else checkpoint.config.get("model_type")
+    )
     return first if isinstance(first, str) else ""
 
 
 def _groups(weights: Sequence[Weight]) -> tuple[Group, ...]:
     """Tensors whose names differ only in layer numbers, per codec, in file order."""
-    found: dict[tuple[str, str], list[Weight]] = {}
+    groups: dict[tuple[str, str], list[Weight]] = {}
     for w in weights:
-        found.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", w.name), str(w.codec)), []).append(w)
+        groups.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "*", w.name), str(w.codec)), []).append(w)
     return tuple(
         Group(
-            pattern, len(ws), tuple(dict.fromkeys(w.shape for w in ws)), codec, sum(math.prod(w.shape) for w in ws), sum(w.nbytes for w in ws)
+            pattern,
+            len(ws),
+            tuple(dict.fromkeys(w.shape for w in ws)),
+            codec,
+            sum(math.prod(w.shape) for w in ws),
+            sum(w.nbytes for w in ws),
         )
-        for (pattern, codec), ws in found.items()
-    )  # fmt: skip
+        for (pattern, codec), ws in groups.items()
+    )

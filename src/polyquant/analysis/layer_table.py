@@ -1,4 +1,4 @@
-"""Which type each linear layer has, in a table that fits a terminal: a line for layers that are alike, a column for each linear.
+"""The type of each linear layer as a table that fits a terminal: a row per group of equal layers, a column per linear.
 
 layers  q     k     v     o     gate  up    down
 0-30    W8A8  W8A8  W8A8  W8A8  W8A8  W8A8  W8A8
@@ -29,33 +29,39 @@ _ORDER = (
     "dense_h_to_4h",
     "down_proj",
 )
-"""Common linears in the order in which a layer computes them; others follow in that of the file."""
+"""Common linears in order of computation; others follow in file order."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTable:
-    """columns: names of linears within a layer; rows: layer numbers as a text such as "0-30, 40", and a type a column, "" where there is none."""
+    """The table. columns: names of linears within a layer; rows: layer numbers such as "0-30, 40", and a type per
+    column.
+
+        The type is "" if a layer has no such linear.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def layer_table(types: Mapping[str, str]) -> LayerTable | None:
-    """The table of matrices' types (name of the weight -> type); None if no name has a layer number. Experts share a column."""
+    """Build the table from matrix types (weight name -> type); None if no name has a layer number. Experts share a
+    column.
+    """
     layers: dict[int, dict[str, str]] = {}
-    for name, word in types.items():
-        if (found := _LAYER.fullmatch(name)) is not None:
-            linear = re.sub(r"(?<=\.)\d+(?=\.)", "*", found[2])
-            row = layers.setdefault(int(found[1]), {})
-            row[linear] = word if row.get(linear, word) == word else _MIXED
+    for name, kind in types.items():
+        if (match := _LAYER.fullmatch(name)) is not None:
+            linear = re.sub(r"(?<=\.)\d+(?=\.)", "*", match[2])
+            row = layers.setdefault(int(match[1]), {})
+            row[linear] = kind if row.get(linear, kind) == kind else _MIXED
     if not layers:
         return None
     linears = list(dict.fromkeys(linear for i in sorted(layers) for linear in layers[i]))
     linears.sort(key=_place)
-    alike: dict[tuple[str, ...], list[int]] = {}
+    layers_by_types: dict[tuple[str, ...], list[int]] = {}
     for i in sorted(layers):
-        alike.setdefault(tuple(layers[i].get(x, "") for x in linears), []).append(i)
-    rows = tuple((_ranges(numbers), words) for words, numbers in alike.items())
+        layers_by_types.setdefault(tuple(layers[i].get(x, "") for x in linears), []).append(i)
+    rows = tuple((_ranges(numbers), kinds) for kinds, numbers in layers_by_types.items())
     return LayerTable(tuple(_short(linears)), rows)
 
 
@@ -65,7 +71,7 @@ def _place(linear: str) -> int:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers as ranges: 0, 1, 2, 5 -> "0-2, 5"."""
+    """Ascending numbers as ranges: 0, 1, 2, 5 -> "0-2, 5"."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and runs[-1][1] == n - 1:
@@ -76,10 +82,16 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _short(linears: Sequence[str]) -> list[str]:
-    """The shortest endings that tell the linears apart: "self_attn.q_proj" -> "q"."""
+    """The shortest distinct suffixes of the names: "self_attn.q_proj" -> "q"."""
     choices = [
-        [x.rpartition(".")[2].removesuffix("_proj"), x.rpartition(".")[2], ".".join(x.replace(".*", "").split(".")[-2:]), x] for x in linears
-    ]  # fmt: skip
+        [
+            x.rpartition(".")[2].removesuffix("_proj"),
+            x.rpartition(".")[2],
+            ".".join(x.replace(".*", "").split(".")[-2:]),
+            x,
+        ]
+        for x in linears
+    ]
     out: list[str] = []
     for i, own in enumerate(choices):
         others = Counter(c for j, other in enumerate(choices) if j != i for c in other)

@@ -1,12 +1,13 @@
-"""What quantization does to the outputs of each layer: a model and its float original read the same text, layer by layer, on the same inputs.
+"""Errors of each layer's outputs: a quantized model and its float original read the same text on the same layer inputs.
 
-Every layer of both models gets the states that the float model has there, so that an error is that of the layer and not of those before it. The
-quantized model computes as it does when it runs: whole numbers and caches of its format. Memory: the states of all windows, float32 [T, hidden].
+Every layer of both models gets the states of the float model, so that an error belongs to one layer and not to earlier
+ones. The quantized model computes with the integer activations and caches of its format. Memory: the states of all
+windows, float32 [T, hidden].
 
-    error = |y - y_float| / |y_float|        of a linear layer's outputs; of a whole layer, of what it adds to its input
+    error = |y - y_float| / |y_float|        of a linear layer's outputs, or of a layer's residual contribution
 
-Smoothing may scale the channels of an output (v before o, up before down): where a factor for each channel explains most of the difference, the
-error is what is left beside it, and the entry says `scaled`.
+Smoothing may scale the channels of an output (v before o, up before down). If per-channel factors explain most of the
+difference, the error is the remainder, and the entry is marked `scaled`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from polyquant.types import F32
 __all__ = ["LayerErrors", "OutputError", "compare_outputs"]
 
 WINDOWS, TOKENS = 16, 256
-_SCALED = 0.25  # of the error is left where channels were scaled on purpose; rounding leaves nearly all of it
+_SCALED = 0.25  # factors explain more than this only if channels were scaled on purpose
 
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
-    """error: relative to the float output's norm. scaled: beside a factor for each channel."""
+    """Error relative to the norm of the float output. scaled: up to a factor per channel."""
 
     error: float
     scaled: bool = False
@@ -52,19 +53,19 @@ class LayerErrors:
 
 
 class _Sums:
-    """Squares and products of two outputs, channel by channel, float64 [N]."""
+    """Per-channel squares and products of two outputs, float64 [N]."""
 
     def __init__(self, size: int) -> None:
         self.aa, self.bb, self.ab = (np.zeros(size) for _ in range(3))
 
     def add(self, a: F32, b: F32) -> None:
-        """a of the float model, b of the other, [T, N]."""
+        """Add outputs a of the float model and b of the other, [T, N]."""
         for total, x, y in ((self.aa, a, a), (self.bb, b, b), (self.ab, a, b)):
             np.add(total, np.einsum("ti,ti->i", x, y, dtype=np.float64), out=total)
 
     @property
     def error(self) -> OutputError:
-        """The relative error, beside a factor a channel where that explains the most of it."""
+        """The relative error, up to a factor per channel if that explains most of it."""
         whole = self.aa.sum()
         if not whole > 0:
             return OutputError(0.0 if not self.bb.any() else float("inf"))
@@ -85,16 +86,22 @@ def compare_outputs(
     tokens: int = TOKENS,
     tick: Tick | None = None,
 ) -> list[LayerErrors]:
-    """Errors of all layers of `candidate` against the float model `reference` on a UTF-8 text (or samples, see calibration_windows).
+    """Errors of all layers of `candidate` against the float model `reference` on a UTF-8 text.
 
-    Raises InputError for models of different shape and for too little text, UnsupportedError for what our decoder does not run.
+    The text may also be samples, see calibration_windows. Raises InputError for models of different shape or too little
+    text, UnsupportedError for models that the decoder does not run.
     """
     exact, model = load(reference, activations="float"), load(candidate)
     if (exact.decoder.hyper.layers, exact.decoder.hyper.hidden) != (
         model.decoder.hyper.layers,
         model.decoder.hyper.hidden,
     ):
-        raise InputError("another model than the reference", file=candidate, expected=f"{exact.decoder.hyper.layers} layers of {exact.decoder.hyper.hidden}", found=f"{model.decoder.hyper.layers} of {model.decoder.hyper.hidden}")  # fmt: skip
+        raise InputError(
+            "not the same model as the reference",
+            file=candidate,
+            expected=f"{exact.decoder.hyper.layers} layers of {exact.decoder.hyper.hidden}",
+            found=f"{model.decoder.hyper.layers} of {model.decoder.hyper.hidden}",
+        )
     inputs = calibration_windows(exact, text, windows=windows, tokens=tokens)
     states = [next(exact.decoder.states(ids, exact.decoder.cache())).copy() for ids in inputs]
     out = []
@@ -106,7 +113,7 @@ def compare_outputs(
 
 
 def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerErrors:
-    """Errors of one layer; `states` move on through the float model."""
+    """Errors of one layer; `states` advance through the float model."""
     sums: dict[str, _Sums] = {}
     missed = added = 0.0
     for i, x in enumerate(states):
@@ -123,7 +130,7 @@ def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerEr
 
 
 def _outputs(model: Model, index: int, x: F32) -> tuple[dict[str, F32], F32]:
-    """Outputs of the linear layers [T, N], by place, and of the layer, for the input x [T, hidden]."""
+    """Outputs of the linear layers [T, N], by place, and of the layer, for input x [T, hidden]."""
     seen: dict[str, F32] = {}
     with _watched(model.decoder.layers[index], seen):
         return seen, model.decoder.alone(index, x, model.decoder.cache()).copy()
@@ -131,7 +138,7 @@ def _outputs(model: Model, index: int, x: F32) -> tuple[dict[str, F32], F32]:
 
 @contextmanager
 def _watched(layer: Layer, seen: dict[str, NDArray[np.float32]]) -> Iterator[None]:
-    """Within the block `seen` is told what the layer's linears give."""
+    """Record the outputs of the layer's linears in `seen` within the block."""
     linears = [(place, place.linear) for place in layer.places]
 
     def watch(number: int, linear: Linear, x: F32) -> Sequence[F32]:

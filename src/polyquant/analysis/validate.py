@@ -1,6 +1,7 @@
-"""Is this file sound? Structure first, then each codec's laws on every tensor, then, with `against`, the error figures.
+"""Validate a checkpoint: structure, then each codec's rules on every tensor, then with `against` the errors.
 
-Findings carry stable codes: GGUF..., HF..., TRL..., ASC... from the formats, TEN... about a tensor's numbers, CMP... from a comparison.
+Findings have stable codes: GGUF..., HF..., TRL..., ASC... from the formats, TEN... about tensor values, CMP... from a
+comparison.
 """
 
 from __future__ import annotations
@@ -26,24 +27,34 @@ from polyquant.types import Checkpoint, Finding, Severity, Weight, as_matrix
 __all__ = ["CODES", "MIN_SNR", "explain", "validate"]
 
 MIN_SNR = 3.0
-"""dB. Even two-bit codecs stay above 8; a wrong layout or permutation lands near or below 0."""
+"""dB. Even two-bit codecs exceed 8; a wrong layout or permutation gives about 0 or less."""
 
 CODES = {
-    "TEN001": "A weight decodes to NaN or infinity: a broken scale, or a model that diverged in training. One such value spreads to every "
+    "TEN001": "A weight decodes to NaN or infinity: a broken scale, or a model that diverged in training. One such "
+    "value spreads to every "
     "later token. Find the tensor's origin again; if the source has it too, the model itself is broken.",
-    "TEN002": "A ternary tensor holds the symbol 3, which no packer writes. bitnet.cpp reads it as 0, ik_llama.cpp as +2. Usually a tensor in "
-    "another layout, or bytes of something else. Compare with the source model, or try another --ternary-layout.",
-    "TEN003": "The frequencies of the symbols say that this tensor was written in another symbol order than the one it was opened with: -1 and "
-    "+1 are about equally frequent in real models, so the symbol that stands apart is zero (1 in bitnet.cpp's I2_S, 0 in Trinity's). "
+    "TEN002": "A ternary tensor contains the symbol 3, which no packer writes. bitnet.cpp reads it as 0, ik_llama.cpp "
+    "as +2. Usually a tensor in "
+    "a different layout, or unrelated bytes. Compare with the source model, or try another --ternary-layout.",
+    "TEN003": "The symbol frequencies show that this tensor uses a different symbol order than the one it was opened "
+    "with: -1 and "
+    "+1 are about equally frequent in real models, so the symbol with a different frequency is zero (1 in "
+    "bitnet.cpp's I2_S, 0 in Trinity's). "
     "Open it with --ternary-layout trinity.i2_s, or i2_s.x86.",
-    "TEN004": "Every weight of a matrix is zero. Pruned on purpose, or lost on the way; compare with the source.",
-    "TEN006": "This tensor's type, or something that its layout depends on (the tile of TL1 and TL2), is not known, so its numbers could not be checked. It can be copied, not decoded.",
-    "MOD001": "The metadata promise more layers than the file has tensors for. A runtime stops at the first missing one, or worse, "
-    "goes on with what lies in memory. Usually a conversion that was cut short, or one member of a split model under another name.",
-    "CMP001": "A tensor that the reference has is missing here.",
-    "CMP002": f"The error against the reference is larger than any sound quantization leaves (SNR below {MIN_SNR:g} dB): a wrong layout, a wrong "
+    "TEN004": "Every weight of a matrix is zero. Pruned on purpose, or lost in a conversion; compare with the source.",
+    "TEN006": "This tensor's type, or a parameter of its layout (the tile of TL1 and TL2), is not known, so its "
+    "values could "
+    "not be checked. It can be copied, not decoded.",
+    "MOD001": "The metadata declares more layers than the file has tensors for. A runtime stops at the first missing "
+    "one, or worse, "
+    "continues with uninitialized memory. Usually an interrupted conversion, or one file of a split model under "
+    "another "
+    "name.",
+    "CMP001": "A tensor of the reference is missing here.",
+    "CMP002": f"The error against the reference is larger than any correct quantization causes (SNR below {MIN_SNR:g} "
+    "dB): a wrong layout, a wrong "
     "row permutation of q and k, a swapped scale convention, or another model altogether.",
-    "CMP003": "The checkpoint has a tensor that the reference lacks.",
+    "CMP003": "The checkpoint has a tensor that is not in the reference.",
 }
 
 
@@ -56,18 +67,18 @@ def validate(
     target: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Finding]:
-    """All findings about the checkpoint at `path`. An empty list means sound.
+    """All findings about the checkpoint at `path`. An empty list means that it is valid.
 
-    target: a program that is to run it ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only), and what it rejects or computes wrongly.
-    Raises InputError only if the path is no checkpoint at all; a broken one gives findings of severity error. UnsupportedError or
-    UnknownNameError for a target that cannot be checked.
+    target: also report what this program ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only) rejects or
+    computes wrongly. Raises InputError only if the path is not a checkpoint; a broken one gives findings of severity
+    error. Raises UnsupportedError or UnknownNameError for a target that cannot be checked.
     """
     form, _ = detect(path)
     findings: list[Finding] = []
     if target is not None:
         if not isinstance(form, ChecksConsumers):
             having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers))
-            raise UnsupportedError(f"only {having} have targets to be checked for", file=path, found=form.name)
+            raise UnsupportedError(f"--target applies to {having} only", file=path, found=form.name)
         findings += form.check_consumer(Path(path), target)
     findings = [*form.check(Path(path)), *findings]
     try:
@@ -76,21 +87,21 @@ def validate(
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
         return findings
-    findings += _promises(checkpoint)
+    findings += _declared_layers(checkpoint)
     total = max(1, sum(w.nbytes for w in checkpoint.values()))
     done = 0
     for weight in checkpoint.values():
-        findings += _tensor_laws(weight)
+        findings += _tensor_findings(weight)
         done += weight.nbytes
         if on_progress is not None:
             on_progress(Progress(done, total, weight.name, 0.0))
     if against is not None and checkpoint.undecoded is None:
-        findings += _against(open_checkpoint(against), checkpoint)
+        findings += _compared(open_checkpoint(against), checkpoint)
     return findings
 
 
 def explain(code: str) -> str:
-    """What a finding means, what breaks, what to do. Raises UnknownNameError with near codes."""
+    """Explain a finding: its meaning, its consequences, what to do. Raises UnknownNameError with close codes."""
     known = dict(CODES)
     for form in formats():
         known |= form.findings
@@ -99,17 +110,17 @@ def explain(code: str) -> str:
     return known[code.upper()]
 
 
-def _promises(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The number of layers that the metadata or config state, against the layers that have tensors."""
+def _declared_layers(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Compare the number of layers in metadata or config with the layers that have tensors."""
     architecture = checkpoint.metadata.get("general.architecture", "")
     stated = checkpoint.metadata.get(f"{architecture}.block_count") or checkpoint.config.get("num_hidden_layers")
     numbers = {int(n[1]) for name in checkpoint if (n := re.search(r"(?:^blk|layers)\.(\d{1,9})\.", name))}
     if isinstance(stated, int) and numbers and (missing := stated - len([i for i in numbers if i < stated])) > 0:
-        yield Finding("MOD001", Severity.ERROR, f"{stated:,} layers are promised, {missing:,} of them have no tensors")
+        yield Finding("MOD001", Severity.ERROR, f"{stated:,} layers are declared, {missing:,} of them have no tensors")
 
 
-def _tensor_laws(weight: Weight) -> Iterator[Finding]:
-    """Finite numbers, legal symbols, a plausible symbol order."""
+def _tensor_findings(weight: Weight) -> Iterator[Finding]:
+    """Check for finite values, valid symbols, and a plausible symbol order."""
     name = weight.name
     if isinstance(weight.codec, Opaque):
         if weight.codec.finding is not None:
@@ -148,9 +159,7 @@ def _tensor_laws(weight: Weight) -> Iterator[Finding]:
 def _symbols(weight: Weight, codec: CountsSymbols) -> Iterator[Finding]:
     counts = codec.symbol_histogram(weight.read(), weight.shape)
     if counts[3]:
-        yield Finding(
-            "TEN002", Severity.ERROR, f"{int(counts[3]):,} symbols are 3, which stands for nothing", weight.name
-        )
+        yield Finding("TEN002", Severity.ERROR, f"{int(counts[3]):,} symbols are 3, which is not defined", weight.name)
     zero = likely_zero_symbol(counts)
     if zero is not None and zero != codec.zero_symbol:
         yield Finding(
@@ -161,17 +170,17 @@ def _symbols(weight: Weight, codec: CountsSymbols) -> Iterator[Finding]:
         )
 
 
-def _against(reference: Checkpoint, checkpoint: Checkpoint) -> Iterator[Finding]:
+def _compared(reference: Checkpoint, checkpoint: Checkpoint) -> Iterator[Finding]:
     try:
-        found = compare_checkpoints(reference, checkpoint)
+        comparison = compare_checkpoints(reference, checkpoint)
     except PlanError as problem:
         yield Finding("CMP002", Severity.ERROR, str(problem))
         return
-    for name in found.only_a:
-        yield Finding("CMP001", Severity.ERROR, "missing; the reference has it", name)
-    for name in found.only_b:
-        yield Finding("CMP003", Severity.NOTE, "the reference lacks it", name)
-    for t in found.tensors:
+    for name in comparison.only_a:
+        yield Finding("CMP001", Severity.ERROR, "missing; it is in the reference", name)
+    for name in comparison.only_b:
+        yield Finding("CMP003", Severity.NOTE, "not in the reference", name)
+    for t in comparison.tensors:
         if t.error.snr < MIN_SNR:
             layout = "; another --ternary-layout?" if "i2_s" in t.b else ""
             figures = f"SNR {t.error.snr:.1f} dB, cosine {t.error.cosine:.3f}"

@@ -215,7 +215,10 @@ def mismatches(checkpoint: Checkpoint) -> Iterator[tuple[str | None, str]]:
     behind = [m for m in mapped.maps if m.target.startswith("blk.") and int(m.target.split(".")[1]) >= hyper.layers]
     if behind:
         yield behind[0].sources[0], f"belongs to a layer behind the last: there are {hyper.layers}{_more(behind)}"
-    wanted = {"token_embd.weight": (hyper.vocab, hyper.hidden), "output.weight": (hyper.vocab, hyper.hidden)}
+    wanted: dict[str, Shape] = {
+        "token_embd.weight": (hyper.vocab, hyper.hidden),
+        "output.weight": (hyper.vocab, hyper.hidden),
+    }
     for i in range(hyper.layers):
         wanted |= {f"blk.{i}.{stem}.weight": shape for stem, shape in family.layer.shapes(hyper, i).items()}
     off = [m for m in mapped.maps if m.target in wanted and _squeezed(m.shape) != _squeezed(wanted[m.target])]

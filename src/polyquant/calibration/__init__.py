@@ -1,1 +1,1 @@
-"""What a model computes on a text: inputs of its layers, their ranges, Hessians and importance."""
+"""Statistics of a model on a calibration text: layer inputs, their ranges, Hessians and importance."""

@@ -1,9 +1,11 @@
-"""Hessians of linear layers from the inputs that a text gives them: collected stage by stage, handed out as they are asked for, and forgotten.
+"""Hessians of linear layers from the inputs on a calibration text: collected stage by stage, returned on request, then
+freed.
 
-H = mean of x x^T over the tokens of the calibration text, [K, K]. A stage is as much of the model as runs at once (a layer); what it needs of the
-stages before it are their outputs, which the model's side keeps. Memory: the Hessians of the stages that are still asked for, one where the
-tensors are asked for in the order of the stages. Of a stage's experts: for each stack 4 K^2 bytes an expert, or the inputs of all tokens where these are
-smaller (those of gate and up, which many experts share: 4 K bytes a token).
+H = mean of x x^T over the tokens of the calibration text, [K, K]. A stage is a part of the model that runs at once (a
+layer); it needs the outputs of the previous stage, which the model's side keeps. Memory: the Hessians of stages with
+pending requests, one stage if tensors are requested in stage order. For experts: per stack 4 K^2 bytes per expert, or
+the inputs of all tokens if these are smaller (the inputs of gate and up, which many experts share: 4 K bytes per
+token).
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ __all__ = [
 ]
 
 LEAST_INPUTS = 64
-"""Of fewer inputs (experts that the text hardly reaches) the Hessian is left aside."""
+"""With fewer inputs (experts that the text hardly reaches) the Hessian is not used."""
 UNREACHED = "reached by no token of the calibration text"
-"""What is said of an expert that has no inputs at all."""
+"""The note about an expert without inputs."""
 
 
 def too_few(count: int) -> str:
-    """Why a weight is not calibrated that so few inputs reached."""
+    """Explain why a weight with few inputs is not calibrated."""
     why = f"{count} inputs seen, fewer than {LEAST_INPUTS}" if count else UNREACHED
     return f"not calibrated: {why}"
 
@@ -47,10 +49,10 @@ Tick = Callable[[float], None]
 
 
 class Gatherer(Protocol):
-    """What is kept of the inputs of a linear layer."""
+    """Accumulates the inputs of a linear layer."""
 
     def add(self, x: F32) -> None:
-        """x [T, K]."""
+        """Add inputs x [T, K]."""
 
 
 G = TypeVar("G", bound=Gatherer)
@@ -58,14 +60,17 @@ G = TypeVar("G", bound=Gatherer)
 
 @runtime_checkable
 class Holder(Gatherer, Protocol):
-    """The same, where it may be smaller to keep inputs that many share than what is made of them."""
+    """A Gatherer that can keep shared inputs by reference, if these are smaller than the statistics."""
 
     def hold(self, x: F32, rows: NDArray[np.intp]) -> None:
-        """Rows of x [T, K], which nobody changes any more."""
+        """Keep rows of x [T, K] by reference; x must not change afterwards."""
 
 
 class Moments:
-    """Mean of x x^T over the inputs seen, and their number: float32 [K, K], or rows of inputs that several share until it is asked for."""
+    """Mean of x x^T over all inputs, and their count.
+
+    float32 [K, K], or shared input rows until it is requested.
+    """
 
     def __init__(self, k: int) -> None:
         self.count, self._k = 0, k
@@ -73,7 +78,7 @@ class Moments:
         self._held: list[tuple[F32, NDArray[np.intp]]] = []
 
     def add(self, x: F32) -> None:
-        """x [T, K]."""
+        """Add inputs x [T, K]."""
         product = x.T @ x
         self._total = product if self._total is None else np.add(self._total, product, out=self._total)
         self.count += len(x)
@@ -94,33 +99,37 @@ class Moments:
 
 
 class Stages(Protocol):
-    """A float model on its way through the calibration text."""
+    """A float model that runs over the calibration text stage by stage."""
 
     @property
     def names(self) -> Sequence[Sequence[str]]:
-        """The tensors whose inputs each stage sees, by their names in the checkpoint."""
+        """Tensors whose inputs each stage sees, by their names in the checkpoint."""
 
     def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
-        """Run a stage, from the first on one after the other; tensors that share an input share their moments. Other than `wanted` are left out.
+        """Run a stage; stages run in order. Tensors that share an input share their moments. Only `wanted` tensors are
+        collected.
 
-        tick: told now and then which share of the stage is done, from 0 to 1.
+        tick: called now and then with the finished share of the stage, from 0 to 1.
         """
 
 
 class GatheringStages(Stages, Protocol):
-    """The same, and other things can be gathered than moments."""
+    """Stages that can gather other statistics than moments."""
 
     def gather(
         self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None = None
     ) -> Mapping[str, G]:
-        """As `run`. make: K -> what gathers inputs [T, K], told one window after the other. cache: told what the stage's attention keeps."""
+        """Like `run`. make: K -> a Gatherer, called with one window at a time. cache: receives keys and values of the
+        stage's attention.
+        """
 
 
 class Hessians:
-    """Hessians by tensor, for one request each, from any thread.
+    """Hessians by tensor, from any thread.
 
-    wanted: the tensors that will be asked for, each as often as it will be (several targets may be rows of one source); others are not collected. tick: told the share of the stages needed that is done; what it raises ends the
-    calibration.
+    wanted: the tensors that will be requested, each listed once per request (several targets may be rows of one
+    source); others are not collected. tick: called with the finished share of the needed stages; an exception from it
+    ends the calibration.
     """
 
     def __init__(self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None) -> None:
@@ -133,23 +142,25 @@ class Hessians:
         self._lock = threading.Lock()
 
     def order(self, name: str) -> int:
-        """The stage of a tensor: ask in this order. Tensors that the model does not multiply with come last."""
+        """The stage of a tensor; request in this order. Tensors without inputs come last."""
         return self._stage_of.get(name, len(self._stages.names))
 
     def of(self, name: str) -> tuple[F32 | None, str]:
-        """(Hessian [K, K], "") or (None, why there is none). Runs the stages up to the tensor's. Raises KeyError for one request too many."""
+        """Return (Hessian [K, K], "") or (None, reason). Runs the stages up to the tensor's. Raises KeyError for too
+        many requests.
+        """
         if name not in self._stage_of:
             return None, "not calibrated: the model gives it no inputs"
         with self._lock:
             while self._next <= self._stage_of[name]:
-                self._held.update(self._stages.run(self._next, self.wanted, self._told))
+                self._held.update(self._stages.run(self._next, self.wanted, self._report))
                 self._next += 1
             self._left[name] -= 1
-            found = self._held[name] if self._left[name] > 0 else self._held.pop(name)
-        if found.count < LEAST_INPUTS:
-            return None, too_few(found.count)
-        return found.hessian, ""
+            moments = self._held[name] if self._left[name] > 0 else self._held.pop(name)
+        if moments.count < LEAST_INPUTS:
+            return None, too_few(moments.count)
+        return moments.hessian, ""
 
-    def _told(self, share: float) -> None:
+    def _report(self, share: float) -> None:
         if self._tick is not None:
             self._tick((self._next + share) / (self._last + 1))

@@ -1,8 +1,9 @@
-"""Calibration through transformers, for architectures that our own decoder does not know.
+"""Calibration through transformers, for architectures that the built-in decoder does not support.
 
-The model is loaded whole, in the dtype of its files, and runs once on each window to show what its layers (the longest list of modules of one class)
-are told besides the states; then they run one after the other over the states of all windows, and only what is gathered of one layer is held. Experts whose weights lie stacked in one tensor are no linear layers, and what
-stands outside the layers has no stage: such weights are not calibrated.
+The model is loaded completely, in the dtype of its files, and runs once on each window to record the arguments of its
+layers (the longest list of modules of one class). Then the layers run one after the other over the states of all
+windows, and only the statistics of one layer are held. Experts stacked in one tensor are not linear layers, and weights
+outside the layers have no stage: these are not calibrated.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from polyquant.errors import InputError, UnsupportedError
 
 __all__ = ["TorchStages"]
 
-_HINT = "choose what needs no inputs: --method trellis_viterbi, or a codec such as w8a16"
+_HINT = "choose a method without calibration: --method trellis_viterbi, or a codec such as w8a16"
 
 
 class TorchStages:
-    """A model of transformers: a stage for each layer. Raises UnsupportedError where it has no layers of one class, InputError for too little text."""
+    """A transformers model with a stage per layer.
+
+    Raises UnsupportedError if its layers are not a list of one class, InputError for too little text.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], text: str | Sequence[str | Sequence[int]], *, windows: int, tokens: int
     ) -> None:
-        """text: cut into at most `windows` windows of `tokens` tokens; or samples, texts or token ids, a window each."""
+        """text: split into at most `windows` windows of `tokens` tokens; or samples (strings or token ids), one window
+        each.
+        """
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,20 +46,20 @@ class TorchStages:
             self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
         except (OSError, ValueError, KeyError) as problem:
             raise UnsupportedError(
-                f"transformers does not load it either: {str(problem).splitlines()[0]}",
+                f"transformers cannot load it either: {str(problem).splitlines()[0]}",
                 file=path,
                 hint=_HINT,
             ) from problem
         lists = [(n, m) for n, m in self.model.named_modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 0]
         same = [(n, m) for n, m in lists if len({type(x) for x in m}) == 1 and ".layers." not in n]
         if not same:
-            raise UnsupportedError("its layers are no list of one class", file=path, hint=_HINT)
+            raise UnsupportedError("its layers are not a list of one class", file=path, hint=_HINT)
         self._prefix, self._layers = max(same, key=lambda pair: len(pair[1]))
-        found = _windows(tokenizer, text, windows, tokens)
-        top, vocab = max(int(w.max()) for w in found), self.model.get_input_embeddings().weight.shape[0]
+        ids = _windows(tokenizer, text, windows, tokens)
+        top, vocab = max(int(w.max()) for w in ids), self.model.get_input_embeddings().weight.shape[0]
         if top >= vocab:
             raise InputError("a token is outside the vocabulary", expected=f"0 to {vocab - 1}", found=top)
-        self._windows = [torch.tensor(w)[None] for w in found]
+        self._windows = [torch.tensor(w)[None] for w in ids]
         self._calls: list[_Calls] = []
 
     @property
@@ -90,7 +96,7 @@ class TorchStages:
                     named = calls.named[index] if kept is None else kept.named(calls.named[index])
                     out = layer(calls.states, *calls.arguments[index], **named)
                     if kept is not None:
-                        kept.told()
+                        kept.finish_window()
                     calls.states = out[0] if isinstance(out, tuple) else out
                     tick((i + 1) / len(self._calls))
             finally:
@@ -99,7 +105,7 @@ class TorchStages:
         return gathered
 
     def _calls_of(self, window: Any) -> _Calls:
-        """What the model gives its layers for a window: the whole model runs once, since masks may differ from layer to layer."""
+        """Record the arguments of each layer for a window: the model runs once, since masks may differ between layers."""
         calls = _Calls()
 
         def note(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -122,7 +128,7 @@ class TorchStages:
 
 
 class _Calls:
-    """One window: the states that the next layer reads, and what each layer is told besides."""
+    """One window: the states for the next layer, and the other arguments of each layer."""
 
     def __init__(self) -> None:
         self.states: Any = None
@@ -131,7 +137,7 @@ class _Calls:
 
 
 class _Kept:
-    """What one layer's attention keeps, on its way to CacheRanges: caught where linear layers give it, or where it goes into a cache."""
+    """Pass keys and values of one layer's attention to CacheRanges, from its linear layers or from cache updates."""
 
     def __init__(self, ranges: CacheRanges) -> None:
         self.ranges, self.before = ranges, ranges.before
@@ -139,8 +145,8 @@ class _Kept:
 
     def hooked(self, layer: Any) -> list[Any]:
         """Hooks on the layer's k_proj and v_proj."""
-        found = {n.rpartition(".")[2]: m for n, m in layer.named_modules()}
-        return [found[n].register_forward_hook(self._keeping(n)) for n in ("k_proj", "v_proj") if n in found]
+        modules = {n.rpartition(".")[2]: m for n, m in layer.named_modules()}
+        return [modules[n].register_forward_hook(self._keeping(n)) for n in ("k_proj", "v_proj") if n in modules]
 
     def _keeping(self, name: str) -> Callable[..., None]:
         def keep(_: Any, arguments: tuple[Any, ...], out: Any) -> None:
@@ -150,25 +156,23 @@ class _Kept:
         return keep
 
     def named(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """A layer's arguments, with this as its cache."""
+        """A layer's arguments, with this object as its cache."""
         if self.before:
             return dict(named)
         key = "past_key_value" if "past_key_value" in named else "past_key_values"
         return {**named, key: self}
 
     def update(self, keys: Any, values: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """As a cache of transformers that holds nothing yet: keys and values [1, G, T, D]."""
+        """Act as an empty transformers cache: keys and values [1, G, T, D]."""
         for name, states in (("k_proj", keys), ("v_proj", values)):
             moved = states[0].transpose(0, 1)
             self._states[name] = moved.reshape(moved.shape[0], -1)
         return keys, values
 
-    def told(self) -> None:
-        """A window is through."""
+    def finish_window(self) -> None:
+        """Record the ranges of a finished window."""
         if set(self._states) != {"k_proj", "v_proj"}:
-            raise UnsupportedError(
-                "its attention has no cache of keys and values that could be watched", hint="leave out --kv"
-            )
+            raise UnsupportedError("its attention has no cache of keys and values to observe", hint="omit --kv")
         keys, values = (self._states.pop(n).float().numpy() for n in ("k_proj", "v_proj"))
         self.ranges.add(keys, values)
 
@@ -190,9 +194,9 @@ def _windows(
         refuse(len(ids))
         starts = np.linspace(0, max(0, len(ids) - tokens), min(windows, -(-len(ids) // tokens))).astype(int)
         return [ids[a : a + tokens] for a in starts]
-    found = [encoded(x) if isinstance(x, str) else np.asarray(x, np.int64) for x in text[:windows]]
-    refuse(sum(len(ids[:tokens]) for ids in found))
-    return [ids[:tokens] for ids in found if len(ids)]
+    encoded_samples = [encoded(x) if isinstance(x, str) else np.asarray(x, np.int64) for x in text[:windows]]
+    refuse(sum(len(ids[:tokens]) for ids in encoded_samples))
+    return [ids[:tokens] for ids in encoded_samples if len(ids)]
 
 
 def _adding(gathered: Gatherer) -> Callable[[Any, tuple[Any, ...]], None]:

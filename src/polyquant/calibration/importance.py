@@ -1,12 +1,14 @@
-"""Importance of columns: the mean square of what each column of a weight is multiplied with, the weight of its error in the layer's output.
+"""Importance of columns: the mean square of the inputs of each column of a weight.
 
-Read from files as llama.cpp's imatrix tool writes them, a GGUF with, per tensor, the summed squares of its inputs:
+It weights the squared error of the column's weights. Read from the files of llama.cpp's imatrix tool, a GGUF file with
+per tensor:
 
     NAME.in_sum2   f32 [experts, K]   sum of squared activations per input column
-    NAME.counts    f32 [experts, 1]   how many rows went into the sum
+    NAME.counts    f32 [experts, 1]   number of rows in the sum
 
-or measured here: the float model reads a text, and each expert of a stack counts the tokens that were routed to it. importance = in_sum2 / counts.
-The older binary form (.dat) has no magic and is not read: `llama-imatrix --output-format gguf` writes this one.
+or measured here: the float model reads a calibration text, and each expert of a stack counts its routed tokens.
+importance = in_sum2 / counts. The older binary form (.dat) has no magic number and is not supported:
+`llama-imatrix --output-format gguf` writes this one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ _EMBEDDING = "token_embd.weight"
 
 
 class Squares:
-    """Inputs [T, K] of a linear. total: sum of their squares, float64 [K]; count: tokens. A calibration.hessians.Gatherer."""
+    """Accumulate inputs [T, K] of a linear layer. A calibration.hessians.Gatherer.
+
+    total: sum of squares, float64 [K]; count: tokens.
+    """
 
     def __init__(self, k: int) -> None:
         self.total, self.count = np.zeros(k), 0
@@ -45,14 +50,16 @@ class Squares:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """Of a tensor, or of each expert of a stack. total: summed squares, float32 [experts, K]; counts: float32 [experts]."""
+    """Sums for a tensor or for each expert of a stack. total: float32 [experts, K]; counts: float32 [experts]."""
 
     total: F32
     counts: F32
 
     @property
     def importance(self) -> F32:
-        """float32 [K], of a stack [experts, K]; positive. An expert that no token reached weighs its columns alike."""
+        """float32 [K], for a stack [experts, K]; positive. All columns of an expert that no token reached get
+        importance 1.
+        """
         mean = self.total / np.maximum(self.counts[:, None], 1)
         if len(mean) > 1:
             mean[self.counts == 0] = 1
@@ -60,26 +67,29 @@ class Summed:
 
 
 def unreached(importance: F32 | None) -> list[int]:
-    """Experts without importance of their own, whose columns `Summed` lets weigh alike."""
+    """Experts without measured importance, whose columns all have importance 1."""
     return [] if importance is None or importance.ndim < 2 else np.flatnonzero((importance == 1).all(axis=1)).tolist()
 
 
 def unreached_notice(left: Mapping[str, Sequence[int]]) -> str:
-    """The warning about experts that got no tokens. left: stack -> these experts."""
+    """The warning about experts that no token reached. left: stack -> such experts."""
     count = sum(map(len, left.values()))
-    return f"{count} experts of {len(left)} stacks were {UNREACHED}: their columns weigh alike"
+    return f"{count} experts of {len(left)} stacks were {UNREACHED}: their columns have equal importance"
 
 
 def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
-    """GGUF tensor name -> float32 [K], of a stack [experts, K]; see Summed. Raises InputError for another kind of file or broken numbers."""
+    """Load GGUF tensor name -> float32 [K], for a stack [experts, K]; see Summed.
+
+    Raises InputError for other files and for invalid values.
+    """
     checkpoint = open_checkpoint(path)
     names = [n.removesuffix(".in_sum2") for n in checkpoint if n.endswith(".in_sum2")]
     if checkpoint.naming != "gguf" or not names:
         raise InputError(
             "not an importance matrix",
             file=path,
-            expected="tensors called NAME.in_sum2",
-            hint="make one with `polyquant importance`, or llama-imatrix --output-format gguf",
+            expected="tensors named NAME.in_sum2",
+            hint="create one with `polyquant importance`, or llama-imatrix --output-format gguf",
         )
     out = {}
     for name in names:
@@ -90,7 +100,13 @@ def load_importance(path: str | os.PathLike[str]) -> dict[str, F32]:
         if not (np.isfinite(total).all() and (total >= 0).all() and np.isfinite(counts).all()):
             raise InputError("importance is negative or not finite", file=path, tensor=name)
         if counts.size == 0 or total.size % counts.size:
-            raise InputError("importance of another number of experts", file=path, tensor=name, expected=list(counts.shape), found=list(total.shape))  # fmt: skip
+            raise InputError(
+                "counts do not match the number of experts",
+                file=path,
+                tensor=name,
+                expected=list(counts.shape),
+                found=list(total.shape),
+            )
         out[name] = Summed(total.reshape(counts.size, -1), counts.reshape(-1)).importance
     return out
 
@@ -105,10 +121,11 @@ def measure(
     windows: int = WINDOWS,
     tick: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Summed]:
-    """Run a float model on a text -> GGUF tensor name -> what its columns are multiplied with. Of the embedding nothing: its rows are looked up.
+    """Run a float model on a calibration text -> GGUF tensor name -> sums of squared inputs. Embeddings have none.
 
-    text: a file, or "self" for text that the model writes; at most `windows` windows of it. tick: told the share that is done. Memory: 8 bytes a column of
-    one layer's matrices, of all its experts, and the states of all tokens. Raises InputError, UnsupportedError.
+    text: a file, or "self" for generated text; at most `windows` windows of it. tick: called with the finished share.
+    Memory: 8 bytes per column of one layer's matrices, including all experts, and the states of all tokens. Raises
+    InputError, UnsupportedError.
     """
     stages = calibration_stages(source.path, text, windows=windows)
     maps = [m for m in _maps(source) if m.target != _EMBEDDING and len(m.shape) > 1]
@@ -116,12 +133,12 @@ def measure(
     for index in range(len(stages.names)):
         _one_stage(stages, index, maps, out, lambda share, i=index: tick((i + share) / len(stages.names)))  # type: ignore[misc]
     if not out:
-        raise InputError("the model gives none of its matrices inputs", file=source.path)
+        raise InputError("no matrix of the model got inputs", file=source.path)
     return {m.target: out[m.target] for m in maps if m.target in out}
 
 
 def _maps(source: Checkpoint) -> Sequence[TensorMap]:
-    """What GGUF calls the tensors, and of which ones they are made."""
+    """Maps from GGUF tensor names to the source's tensors."""
     if source.naming == "gguf":
         return [TensorMap(w.name, (w.name,), w.shape) for w in source.values()]
     return to_gguf(source, with_tokenizer=False).tensors
@@ -134,19 +151,19 @@ def _one_stage(
     out: dict[str, Summed],
     tick: Callable[[float], None],
 ) -> None:
-    """Run a stage and add what its tensors read to `out`."""
+    """Run a stage and add the sums of its tensors to `out`."""
     here = frozenset(stages.names[index])
-    found = {m.target: names for m in maps if (names := _readers(m, here))}
-    wanted = frozenset(name for names in found.values() for name in names)
+    readers = {m.target: names for m in maps if (names := _readers(m, here))}
+    wanted = frozenset(name for names in readers.values() for name in names)
     seen = stages.gather(index, wanted, tick, Squares)
     for m in maps:
-        gathered = [seen[name] for name in found.get(m.target, ())]
+        gathered = [seen[name] for name in readers.get(m.target, ())]
         if gathered and all(len(g.total) == m.shape[-1] for g in gathered):
             out[m.target] = _summed(gathered)
 
 
 def _readers(made: TensorMap, here: frozenset[str]) -> list[str]:
-    """The names of what a stage multiplies with that read for a tensor of GGUF: one, or one for each expert; [] if there are none."""
+    """The stage's names for a GGUF tensor: one, or one per expert; [] if there are none."""
     candidates: list[list[str]] = [[made.target], list(made.sources[:1])]
     if len(made.shape) == 3:
         several = isinstance(made.op, Stack) and len(made.sources) == made.shape[0]

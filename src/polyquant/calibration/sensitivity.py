@@ -1,8 +1,8 @@
-"""What the quantization of each tensor alone does to the model: the probe behind `--target-bpw`.
+"""Sensitivity of the model to quantizing each tensor alone: the probe of `--target-bpw`.
 
-Each weight is quantized with 3 bits, the rest stays float, and the mean KL divergence of the next token's distribution from the float model's is
-measured on the first calibration tokens. Small errors act by their energy, so with other bits the damage is the probe's times the ratio of the codes'
-distortions. The layers before the weight are not run again.
+Each weight is quantized to 3 bits while the rest stays float, and the mean KL divergence of the next-token distribution
+from the float model's is measured on the first calibration tokens. For other bits the divergence is scaled by the ratio
+of the codes' distortions, since small errors contribute by their energy. Layers before the weight are not run again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["PROBE_BITS", "Probe", "divergences"]
 PROBE_BITS = 3
 _LOGITS = 1 << 26
 _MOST, _LEAST = 2048, 256
-"""Tokens of the probe: as many as leave the reference's logits in 256 MB, within these."""
+"""Bounds on the tokens of the probe, whose reference logits should fit into 256 MB."""
 
 
 def divergences(
@@ -41,9 +41,11 @@ def divergences(
     calibrated: bool,
     on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> dict[str, float]:
-    """Mean KL divergence in nats that each tensor's probe does. wanted: tensor's name in the checkpoint -> a codec of the kind that it will have.
+    """Mean KL divergence in nats of each tensor's probe. wanted: tensor name in the checkpoint -> codec of the planned
+    kind.
 
-    calibrated: quantize with the Hessian. A tensor that the decoder does not multiply with is left out. Raises InputError, UnsupportedError.
+    calibrated: quantize with the Hessian. Tensors that the decoder does not use are omitted. Raises InputError,
+    UnsupportedError.
     """
     model = load(path, activations="float")
     stages = DecoderStages(model, calibration_windows(model, text))
@@ -72,15 +74,15 @@ def _with_probe(linear: Linear, index: int, kind: Trellis, h: F32 | None) -> Lin
     grid = kind.codebook == "grid"
     coded = kind.configure(bits=PROBE_BITS, window_bits=PROBE_BITS if grid else min(12, kind.window_bits))
     parts = coded.pack(quantize_trellis(coded, weight.dequantize(), h).codes)
-    found = coded.dequantize(parts, weight.shape)
-    held = in_memory(plain.pack(Floats(found)))
+    decoded = coded.dequantize(parts, weight.shape)
+    arrays = in_memory(plain.pack(Floats(decoded)))
     weights = list(linear.weights)
-    weights[index] = Weight(weight.name, weight.shape, plain, held)
+    weights[index] = Weight(weight.name, weight.shape, plain, arrays)
     return Linear(weights, linear.bias, linear.rounding)
 
 
 class Probe:
-    """The first calibration tokens on their way through the float model."""
+    """The first calibration tokens, advancing layer by layer through the float model."""
 
     def __init__(self, model: Model, windows: Sequence[np.ndarray]) -> None:
         self.decoder = model.decoder
@@ -94,7 +96,7 @@ class Probe:
         self.reference = [self._log_probs(x) for x in self._through(0)]
 
     def rewind(self) -> None:
-        """Stand before the first layer."""
+        """Return to the first layer."""
         caches = [self.decoder.cache() for _ in self._tokens]
         self.states: list[F32] = [
             next(self.decoder.states(t, c)).copy() for t, c in zip(self._tokens, caches, strict=True)
@@ -102,12 +104,12 @@ class Probe:
         self.passing: list[Passing] = [c.passing for c in caches]
 
     def advance(self, index: int) -> None:
-        """Go through a layer that is float again."""
+        """Advance through a float layer."""
         pairs = zip(self.states, self.passing, strict=True)
         self.states = [self._alone(index, x.copy(), passing) for x, passing in pairs]
 
     def divergence(self, index: int) -> float:
-        """Of the model as it stands, whose layers before `index` are float."""
+        """Mean KL divergence of the current model, whose layers before `index` are float."""
         total = count = 0.0
         for x, p in zip(self._through(index), self.reference, strict=True):
             q = self._log_probs(x)

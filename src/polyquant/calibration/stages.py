@@ -1,7 +1,8 @@
-"""Hessians of a checkpoint by running it on a text: with our decoder layer by layer, or with transformers where ours does not know the architecture.
+"""Stages of a checkpoint on a calibration text: with the built-in decoder, or with transformers for other
+architectures.
 
-Our decoder keeps the states of all calibration tokens [T, hidden] float32 and the Hessians of one layer; the weights stay in their file. The sums
-are those of one order of windows, so they are the same each time.
+The built-in decoder keeps the states of all calibration tokens [T, hidden] float32 and the Hessians of one layer;
+weights stay in their file. Windows are summed in a fixed order, so results are reproducible.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Tokens = NDArray[np.int64]
 
 
 class DecoderStages:
-    """Our decoder: a stage for each layer, and one for the head."""
+    """The built-in decoder: a stage per layer, and one for the head."""
 
     def __init__(self, model: Model, windows: Sequence[Tokens]) -> None:
         self.model, self.windows = model, windows
@@ -55,7 +56,7 @@ class DecoderStages:
 
     @property
     def states(self) -> Sequence[F32]:
-        """What the next stage reads, [T, hidden] of each window. Good until it is run."""
+        """Inputs of the next stage, [T, hidden] per window; valid until it runs."""
         return self._states
 
     def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
@@ -82,7 +83,7 @@ class DecoderStages:
                     held.passing = self._passing[i]
                     self._states[i] = decoder.alone(index, x, held)
                     tick((i + 1) / len(self._states))
-            return {name: found for _, tap in taps for name, found in tap.gathered.items()}
+            return {name: inputs for _, tap in taps for name, inputs in tap.gathered.items()}
         head = LinearTap(decoder.head, wanted, make)
         if head.gathered:
             for x in self._states:
@@ -93,7 +94,7 @@ class DecoderStages:
 
 
 def _names(layer: Layer) -> list[str]:
-    """Of what the layer multiplies with: matrices, and those of stacks one by one."""
+    """Names of a layer's matrices, including those of its stacks one by one."""
     stacks = [place.linear for place in layer.stacks]
     apart = [name for stack in stacks for e in range(stack.experts) for name in stack.names(e)]
     return [w.name for place in (*layer.places, *layer.reads) for w in place.linear.weights] + apart
@@ -101,20 +102,20 @@ def _names(layer: Layer) -> list[str]:
 
 @contextmanager
 def _kept(layer: Layer, decoder: Decoder, ranges: CacheRanges | None) -> Iterator[Callable[[], KVCache]]:
-    """Within the block `ranges` is told keys and values; yields what makes empty caches."""
+    """Record keys and values in `ranges` within the block; yields a factory of empty caches."""
     if ranges is None or not ranges.before:
         yield decoder.cache if ranges is None else lambda: _Watched(decoder, ranges)
         return
     place = next(place for place in layer.places if place.key == "qkv")
     linear, split = place.linear, cast(Attention, place.part).split
 
-    def told(x: F32) -> Sequence[F32]:
+    def recording(x: F32) -> Sequence[F32]:
         out: Sequence[F32] = linear(x)
         _, keys, values = split(out)
         ranges.add(keys, values)
         return out
 
-    place.put(told)
+    place.put(recording)
     try:
         yield decoder.cache
     finally:
@@ -122,7 +123,7 @@ def _kept(layer: Layer, decoder: Decoder, ranges: CacheRanges | None) -> Iterato
 
 
 class _Watched(KVCache):
-    """A float cache that tells what it keeps."""
+    """A float cache that records the ranges of keys and values."""
 
     def __init__(self, decoder: Decoder, ranges: CacheRanges) -> None:
         super().__init__([layer.keeps for layer in decoder.layers])
@@ -139,13 +140,14 @@ class _Watched(KVCache):
 def calibration_windows(
     model: Model, text: str | os.PathLike[str], *, windows: int = WINDOWS, tokens: int = TOKENS
 ) -> list[Tokens]:
-    """Windows of at most `tokens` tokens, each behind a BOS where the tokenizer has one, spread evenly over the text; or of what the model writes.
+    """Windows of at most `tokens` tokens, each after a BOS token if the tokenizer has one, spread evenly over the text.
 
-    Of a file of samples (calibration_file.py) each sample is a window. Raises InputError for fewer than 64 tokens in all.
+    OWN_TEXT: windows of generated text. In a file of samples (calibration/samples.py) each sample is a window. Raises
+    InputError for fewer than 64 tokens in total.
     """
     length = min(tokens, model.context)
     if text == OWN_TEXT:
-        return _own_text(model, windows // 4, length)  # enough where text is dear
+        return _own_text(model, windows // 4, length)  # fewer, since generation is slow
     if (samples := read_samples(text)) is not None:
         return _sampled(model, samples, windows, length, text)
     ids, bos = text_tokens(model, read_text(text), None)
@@ -153,7 +155,7 @@ def calibration_windows(
 
 
 def cut(ids: Tokens, bos: int | None, windows: int, length: int, text: object) -> list[Tokens]:
-    """At most `windows` windows of `length` from a text. Raises InputError for fewer than 64 tokens."""
+    """Split token ids into at most `windows` windows of `length`. Raises InputError for fewer than 64 tokens."""
     if len(ids) < LEAST_INPUTS:
         raise InputError(
             "too little text to calibrate on", file=text, expected=f"at least {LEAST_INPUTS} tokens", found=len(ids)
@@ -168,7 +170,7 @@ def cut(ids: Tokens, bos: int | None, windows: int, length: int, text: object) -
 def _sampled(
     model: Model, samples: Sequence[str | Sequence[int]], windows: int, length: int, file: object
 ) -> list[Tokens]:
-    """The first `windows` samples, each cut to `length` tokens; texts behind a BOS where the tokenizer has one."""
+    """The first `windows` samples, each cut to `length` tokens; strings get a BOS token if the tokenizer has one."""
     out: list[Tokens] = []
     for sample in samples[:windows]:
         if isinstance(sample, str):
@@ -194,11 +196,11 @@ def _sampled(
 
 
 def _own_text(model: Model, windows: int, length: int) -> list[Tokens]:
-    """What the model writes after BOS, seeds 0, 1, ...: texts that end early make up for it in number."""
+    """Text generated after BOS with seeds 0, 1, ...; short outputs are compensated by more of them."""
     bos = model.tokenizer.special.get("bos")
     if bos is None:
         raise UnsupportedError(
-            "the tokenizer has no token that begins a text, so the model cannot write its own",
+            "the tokenizer has no BOS token, so the model cannot generate calibration text",
             file=model.checkpoint.path,
             hint="give a file: --calibration FILE",
         )
@@ -214,20 +216,22 @@ def _own_text(model: Model, windows: int, length: int) -> list[Tokens]:
 def calibration_stages(
     path: str | os.PathLike[str], text: str | os.PathLike[str], *, windows: int = WINDOWS
 ) -> GatheringStages:
-    """A float checkpoint and a text -> its stages. Raises InputError, UnsupportedError."""
+    """The calibration stages of a float checkpoint. Raises InputError, UnsupportedError."""
     try:
         model = load(path, activations="float")
     except UnsupportedError as refused:
         if find_spec("torch") is None or find_spec("transformers") is None:
-            hint = "calibrate with torch and transformers installed, or choose a way that needs no inputs"
+            hint = "install torch and transformers, or choose a method without calibration"
             raise UnsupportedError(
-                f"{refused.message}; nothing here can run it to calibrate", file=path, hint=hint
+                f"{refused.message}; it cannot be run for calibration", file=path, hint=hint
             ) from None
         from polyquant.calibration.hessians_torch import TorchStages
 
         if text == OWN_TEXT:
             raise UnsupportedError(
-                f"{refused.message}, so it cannot write its own text", file=path, hint="give a file: --calibration FILE"
+                f"{refused.message}, so it cannot generate its own text",
+                file=path,
+                hint="give a file: --calibration FILE",
             ) from None
         samples = read_samples(text)
         return TorchStages(path, read_text(text) if samples is None else samples, windows=windows, tokens=TOKENS)

@@ -1,7 +1,8 @@
-"""What passes through a model on a calibration text, gathered a window at a time: the inputs of its linear layers, and what its cache keeps.
+"""Ranges of linear layer inputs and of cached keys and values, gathered per window of the calibration text.
 
-A window of text is a sample: of each, the least and the greatest number of every channel is kept, so that ranges can be taken over all samples or as
-means of them, and of inputs that are scaled or shifted per channel afterwards. Memory: 8 bytes a channel and sample.
+A window is a sample. Minimum and maximum of every channel are kept per sample, so that ranges can be taken over all
+samples or as means of samples, also for inputs that are scaled or shifted per channel later. Memory: 8 bytes per
+channel and sample.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ __all__ = ["CacheRanges", "InputRanges"]
 
 
 class InputRanges:
-    """Inputs [T, K] of a linear layer. low, high: float32 [K] of each sample; total: their sum, float64 [K]; count: tokens."""
+    """Ranges of the inputs [T, K] of a linear layer.
+
+    low, high: float32 [K] per sample; total: sum of inputs, float64 [K]; count: tokens.
+    """
 
     def __init__(self, k: int) -> None:
         self.low: list[F32] = []
@@ -26,7 +30,7 @@ class InputRanges:
         self.total, self.count = np.zeros(k), 0
 
     def add(self, x: F32) -> None:
-        """The inputs of one sample, [T, K]."""
+        """Add the inputs of one sample, [T, K]."""
         if len(x):
             self.low.append(x.min(0))
             self.high.append(x.max(0))
@@ -35,22 +39,28 @@ class InputRanges:
 
     @property
     def extremes(self) -> tuple[F32, F32]:
-        """Least and greatest of every channel over all samples, [K] each. Raises InputError where there are none, or no numbers."""
+        """Minimum and maximum of every channel over all samples, [K] each.
+
+        Raises InputError if missing or not finite.
+        """
         if not self.low:
             raise InputError("not calibrated: no inputs seen", hint="give a longer text, or --keep this layer")
         low, high = np.min(self.low, axis=0), np.max(self.high, axis=0)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise InputError("the float model's own numbers are not finite on the calibration text")
+            raise InputError("activations of the float model are not finite on the calibration text")
         return low, high
 
     @property
     def mean(self) -> F32:
-        """Of every channel over all tokens, [K]."""
+        """Mean of every channel over all tokens, [K]."""
         return np.asarray(self.total / max(1, self.count), np.float32)
 
     def range(self, scale: F32 | None, shift: F32 | None, *, mean: bool) -> tuple[float, float]:
-        """Least and greatest of (x - shift) / scale, both [K] and scale > 0: over all samples, or the mean of each sample's. Raises InputError."""
-        self.extremes  # noqa: B018  refuses what is not there
+        """Minimum and maximum of (x - shift) / scale, both [K] and scale > 0: over all samples, or means over samples.
+
+        Raises InputError.
+        """
+        self.extremes  # noqa: B018 - raises if there are no inputs
         low, high = np.stack(self.low), np.stack(self.high)
         if shift is not None:
             low, high = low - shift, high - shift
@@ -62,30 +72,33 @@ class InputRanges:
 
 
 class CacheRanges:
-    """Keys and values [T, C] of one attention. before: keys as their linear layer gives them, before norm and rotation; else as the cache keeps them."""
+    """Ranges of the keys and values [T, C] of one attention.
+
+    before: keys as the linear layer outputs them, before norm and rotation; else as cached.
+    """
 
     def __init__(self, *, before: bool) -> None:
         self.before = before
         self._keys, self._values = _Extremes(), _Extremes()
 
     def add(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Of one sample: [T, ...] each; channels lie in the last axes."""
+        """Add one sample: [T, ...] each; the last axes are channels."""
         self._keys.add(keys)
         self._values.add(values)
 
     @property
     def keys(self) -> tuple[F32, F32]:
-        """Least and greatest of every channel, [C] each. Raises InputError."""
-        return self._keys.found
+        """Minimum and maximum of every channel, [C] each. Raises InputError."""
+        return self._keys.result
 
     @property
     def values(self) -> tuple[F32, F32]:
-        """Least and greatest of every channel, [C] each. Raises InputError."""
-        return self._values.found
+        """Minimum and maximum of every channel, [C] each. Raises InputError."""
+        return self._values.result
 
 
 class _Extremes:
-    """Least and greatest of every channel over all samples."""
+    """Minimum and maximum of every channel over all samples."""
 
     def __init__(self) -> None:
         self.low: F32 | None = None
@@ -99,7 +112,7 @@ class _Extremes:
         self.high = high if self.high is None else np.maximum(self.high, high)
 
     @property
-    def found(self) -> tuple[F32, F32]:
+    def result(self) -> tuple[F32, F32]:
         if self.low is None or self.high is None:
             raise InputError("not calibrated: the model filled no cache")
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):

@@ -1,7 +1,8 @@
-"""Taps: in place of a layer's linears and stacks of experts for a while, they tell what these read, and compute what they did.
+"""Taps replace a layer's linears and stacks of experts for a while: they record the inputs and compute the same
+outputs.
 
-An expert reads the tokens that were routed to it. What is gathered of it is made when the first of them comes, so that experts which a text does
-not reach cost nothing.
+An expert reads the tokens that were routed to it. Its statistics are allocated on its first token, so that unreached
+experts cost no memory.
 """
 
 from __future__ import annotations
@@ -24,38 +25,38 @@ __all__ = ["ExpertTap", "LinearTap", "Tap", "tapped", "taps_of"]
 
 
 class LinearTap(Generic[G]):
-    """A linear whose inputs are gathered."""
+    """A linear layer whose inputs are gathered."""
 
     def __init__(self, linear: Linear, wanted: Collection[str], make: Callable[[int], G]) -> None:
         self.linear, self._inputs = linear, make(linear.weights[0].shape[1])
         self._names = [w.name for w in linear.weights if w.name in wanted]
 
     def __call__(self, x: F32) -> Sequence[F32]:
-        """As the linear."""
+        """Call the linear layer."""
         self.add(x)
         return self.linear(x)
 
     def add(self, x: F32) -> None:
-        """Inputs [T, K] of which the linear gives nothing."""
+        """Add inputs [T, K] without computing outputs."""
         self._inputs.add(x)
 
     @property
     def gathered(self) -> dict[str, G]:
-        """Tensor's name -> what it read; tensors that share an input share it."""
+        """Tensor name -> its gathered inputs; tensors that share an input share the object."""
         return dict.fromkeys(self._names, self._inputs)
 
 
 class ExpertTap(Generic[G]):
-    """Stacks whose inputs are gathered expert by expert. tokens: how many all windows have, at most."""
+    """Stacks of experts whose inputs are gathered per expert. tokens: upper bound of the tokens of all windows."""
 
     def __init__(self, linear: ExpertLinear, wanted: Collection[str], make: Callable[[int], G], tokens: int) -> None:
         self.linear, self._make, self._tokens = linear, make, tokens
         names = ((e, [n for n in linear.names(e) if n in wanted]) for e in range(linear.experts))
-        self._names = {e: found for e, found in names if found}
+        self._names = {e: wanted_names for e, wanted_names in names if wanted_names}
         self._inputs: dict[int, G] = {}
 
     def __call__(self, x: F32, ids: Ids) -> Sequence[F32]:
-        """As the stacks: x [T, K], or [A, K] with a row for each assignment; ids [T, used]."""
+        """Call the stacks: x [T, K], or [A, K] with a row per assignment; ids [T, used]."""
         each = ids.size // len(x) if len(x) else 1
         chosen = ids.reshape(-1)
         held = None
@@ -77,17 +78,17 @@ class ExpertTap(Generic[G]):
         return self._inputs[e]
 
     def _holds(self, rows: float) -> bool:
-        """True where the inputs of all tokens, `rows` for each, are smaller than [K, K] of every expert."""
+        """True if the inputs of all tokens, `rows` per token, are smaller than [K, K] of every expert."""
         return self._tokens * rows <= len(self._names) * self.linear.cols
 
     @property
     def wanted(self) -> bool:
-        """True if any of the stacks' tensors is."""
+        """True if any tensor of the stacks is wanted."""
         return bool(self._names)
 
     @property
     def gathered(self) -> dict[str, G]:
-        """The same. An expert that no token reached has gathered nothing."""
+        """Tensor name -> its gathered inputs; empty for an expert that no token reached."""
         return {name: self._of(e) for e, names in self._names.items() for name in names}
 
 
@@ -95,7 +96,7 @@ Tap: TypeAlias = LinearTap[G] | ExpertTap[G]
 
 
 def taps_of(layer: Layer, wanted: Collection[str], make: Callable[[int], G], tokens: int) -> list[tuple[Place, Tap[G]]]:
-    """A tap for each place of the layer that reads for tensors of these names."""
+    """A tap for each place of the layer that uses tensors of these names."""
     places = ((place, place.linear) for place in (*layer.places, *layer.reads))
     read = [(p, LinearTap(v, wanted, make)) for p, v in places if any(w.name in wanted for w in v.weights)]
     chosen = ((place, ExpertTap(place.linear, wanted, make, tokens)) for place in layer.stacks)
@@ -104,7 +105,7 @@ def taps_of(layer: Layer, wanted: Collection[str], make: Callable[[int], G], tok
 
 @contextmanager
 def tapped(taps: Sequence[tuple[Place, Tap[G]]]) -> Iterator[None]:
-    """Within the block the taps stand in their places."""
+    """Install the taps within the block."""
     for place, tap in taps:
         place.put(tap)
     try:

@@ -1,6 +1,7 @@
-"""The command line: parse, call one verb, print. One file per verb; a command's module is imported only when it runs.
+"""The command line: parse arguments, call one function, print. One file per command, imported only when it runs.
 
-Exit codes: 0 done (validate: clean), 1 findings, nothing to repair, or the machine failed (disk full), 2 input that cannot be used, 130 interrupted.
+Exit codes: 0 done (validate: clean), 1 findings, nothing to repair or a system failure (disk full), 2 unusable input,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from polyquant.errors import PolyquantError, printable
 from polyquant.registry import PluginWarning
 
 COMMANDS = {
-    "inspect": "What is in it: types, layers, sizes, metadata.",
-    "validate": "Is it sound? Findings with codes; exit 1 if any.",
-    "explain": "What a finding's code means and what to do.",
-    "compare": "How far is B from A, tensor by tensor.",
-    "convert": "Turn it into another format.",
-    "quantize": "Make it smaller, by a recipe such as q4_k_m.",
-    "importance": "What columns weigh on a text, for quantize --importance.",
-    "run": "Go on with a text, or converse.",
-    "embed": "Vectors of texts, by an embedding model.",
-    "eval": "Perplexity on a text; with --against, KL divergence and layers.",
-    "serve": "Answer OpenAI's API over HTTP with it.",
-    "edit": "Change GGUF metadata; tensor data stays untouched.",
-    "repair": "Mend an msModelSlim folder into a new one.",
-    "architectures": "Which models convert, and which of them run here.",
-    "doctor": "Is this installation sound and fast?",
-    "demo": "The main job on an embedded model, in a minute.",
+    "inspect": "Show types, layers, sizes and metadata.",
+    "validate": "Check a model: findings with codes; exit 1 if there are any.",
+    "explain": "Explain a finding's code and what to do about it.",
+    "compare": "Measure the error of B against A, tensor by tensor.",
+    "convert": "Convert a model to another format.",
+    "quantize": "Quantize a model, by a recipe such as q4_k_m.",
+    "importance": "Measure an importance matrix for quantize --importance.",
+    "run": "Continue a prompt, or chat.",
+    "embed": "Compute embeddings with an embedding model.",
+    "eval": "Measure perplexity; with --against, KL divergence and layer errors.",
+    "serve": "Serve a model over an OpenAI-compatible HTTP API.",
+    "edit": "Change GGUF metadata; tensor data is not touched.",
+    "repair": "Write a repaired copy of an msModelSlim folder.",
+    "architectures": "List supported architectures: which convert, which run.",
+    "doctor": "Check this installation for problems and missing speed.",
+    "demo": "Convert, validate and compare an embedded model, in a minute.",
 }
 
 
 class _Lazy(click.Group):
-    """Names and one-line help from the table above; the module only when its command is called."""
+    """Take names and one-line help from the table above; import a module only when its command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,8 +50,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(import_module(f"polyquant.cli.{cmd_name}_command"), cmd_name)
-        return found
+        command: click.Command = getattr(import_module(f"polyquant.cli.{cmd_name}_command"), cmd_name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -74,7 +75,9 @@ class _Lazy(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Open, check, compare, convert, quantize and run LLM weights: GGUF, I2_S and the other ternaries, Hugging Face folders."""
+    """Open, check, compare, convert, quantize and run LLM weights: GGUF files (K, IQ, ternary types), Hugging Face
+    folders.
+    """
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
@@ -82,12 +85,12 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def _notes(problem: BaseException | None) -> str:
-    """What was added to an exception on its way: how to resume."""
+    """The notes added to an exception: how to resume."""
     return "".join(f"; {note}" for note in getattr(problem, "__notes__", ()))
 
 
 def _warn_of_plugins() -> None:
-    """A package that polyquant goes on without is one line on stderr, like every error."""
+    """Print a plugin that cannot be loaded as one line on stderr, like every error."""
     others = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -100,7 +103,7 @@ def _warn_of_plugins() -> None:
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Entry point of the `polyquant` command. Every expected failure is one line on stderr, never a traceback."""
+    """Run the `polyquant` command. Every expected failure is one line on stderr, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
     sys.excepthook = bug
     _warn_of_plugins()

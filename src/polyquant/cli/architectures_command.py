@@ -19,13 +19,13 @@ Examples:
 )
 @json_option
 def architectures(style: str) -> None:
-    """Model architectures: all convert between Hugging Face and GGUF; which of them run here."""
-    found = known_architectures()
+    """List model architectures. All convert between Hugging Face and GGUF; the table shows which of them run here."""
+    known = known_architectures()
     if style == "json":
-        as_json([asdict(known) for known in found])
+        as_json([asdict(k) for k in known])
         return
     rows = table("=Hugging Face class", "GGUF", "runs", "traits")
-    for known in found:
-        rows.add_row(known.class_name, known.name, "yes" if known.runs else "-", ", ".join(known.traits))
+    for k in known:
+        rows.add_row(k.class_name, k.name, "yes" if k.runs else "-", ", ".join(k.traits))
     rows.show()
-    say(f"{len(found)} architectures convert both ways, {sum(known.runs for known in found)} of them run")
+    say(f"{len(known)} architectures convert both ways, {sum(k.runs for k in known)} of them run")

@@ -37,22 +37,25 @@ Examples:
     type=click.Choice(["file", "error"]),
     default="file",
     show_default=True,
-    help="Order of the tensors: as in the file, or worst first.",
+    help="Order of tensors: as in the file, or worst first.",
 )
-@click.option("--limit", type=click.IntRange(0), default=0, help="Show only so many tensors; 0: all.")
+@click.option("--limit", type=click.IntRange(0), default=0, help="Show at most N tensors; 0: all.")
 @source_option("ternary_layout")
 @source_option("ternary_layout", flag="--a-layout", help="The same for A.")
 @source_option("tile")
-@click.option("--repair", is_flag=True, help="B is Metal Marlin's Trellis: compare what its quantizer meant.")
+@click.option(
+    "--repair", is_flag=True, help="B is a Metal Marlin Trellis folder: undo its quantizer's bugs before comparing."
+)
 @click.option(
     "--axes",
     type=click.Choice(["kn", "nk"]),
-    help="How the tiles of a Trellis folder B lie, where it does not show it.",
+    help="Tile order of a Trellis folder B, if its files do not show it.",
 )
 @click.option(
     "--text",
     metavar="FILE",
-    help="Run both on this text and show the error of each layer's outputs, B with the integers and caches of its format.",
+    help="Run both on this text and show the error of each layer's outputs. B runs with the integer activations and "
+    "caches of its format.",
 )
 @json_option
 def compare(
@@ -68,12 +71,16 @@ def compare(
     text: str | None,
     style: str,
 ) -> None:
-    """How far is B from A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes; totals. With --text: layer by layer, on its outputs."""
+    """Measure the error of B against A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes;
+    totals.
+
+        With --text: the errors of the outputs, layer by layer.
+    """
     if text is not None:
         _outputs(a, b, text, style)
         return
     with progress("comparing") as tell:
-        found = run(
+        result = run(
             a,
             b,
             on_progress=watcher(tell),
@@ -84,13 +91,13 @@ def compare(
             axes=axes,
         )
     if style == "json":
-        as_json(found.to_json())
+        as_json(result.to_json())
         return
-    _print(found, sort, limit)
+    _print(result, sort, limit)
 
 
-def _print(found: Comparison, sort: str, limit: int) -> None:
-    tensors = sorted(found.tensors, key=lambda t: t.error.snr) if sort == "error" else list(found.tensors)
+def _print(result: Comparison, sort: str, limit: int) -> None:
+    tensors = sorted(result.tensors, key=lambda t: t.error.snr) if sort == "error" else list(result.tensors)
     t = table("tensor", "a", "b", ">SNR dB", ">cosine", ">max err", ">codes =")
     for x in tensors[: limit or None]:
         share = "" if x.equal_codes is None else f"{x.equal_codes:.2%}"
@@ -104,41 +111,41 @@ def _print(found: Comparison, sort: str, limit: int) -> None:
             share,
         )
     t.show()
-    e = found.error
+    e = result.error
     say()
     paragraph(
-        f"{len(found.tensors)} tensors, {found.bpw:.3f} effective bits per weight in B",
+        f"{len(result.tensors)} tensors, {result.bpw:.3f} effective bits per weight in B",
         f"total SNR {decibel(e.snr)} dB, relative RMSE {e.rrmse:.5f}, cosine {e.cosine:.6f}",
     )
-    for side, names in (("A", found.only_a), ("B", found.only_b)):
+    for side, names in (("A", result.only_a), ("B", result.only_b)):
         if names:
             say(f"only in {side}: {listed(names)}")
 
 
 def _outputs(a: str, b: str, text: str, style: str) -> None:
-    """Errors of the outputs: a line for each layer, a column for each of its linear layers."""
+    """Print the errors of the outputs: a row per layer, a column per linear layer."""
     with progress("layers", "%", 1) as tell:
-        found = compare_outputs(a, b, text, tick=lambda share: tell(int(100 * share), 100, "outputs"))
+        result = compare_outputs(a, b, text, tick=lambda share: tell(int(100 * share), 100, "outputs"))
     if style == "json":
-        as_json([asdict(layer) for layer in found])
+        as_json([asdict(layer) for layer in result])
         return
-    columns = list(dict.fromkeys(_short(name) for layer in found for name in layer.linears))
-    t = table(">layer", *(f">{printable(c, 16)}" for c in columns), ">whole")
-    for layer in found:
+    columns = list(dict.fromkeys(_short(name) for layer in result for name in layer.linears))
+    t = table(">layer", *(f">{printable(c, 16)}" for c in columns), ">all")
+    for layer in result:
         shown = {_short(n): f"{e.error:.4f}{'*' if e.scaled else ''}" for n, e in layer.linears.items()}
         t.add_row(str(layer.index), *(shown.get(c, "-") for c in columns), f"{layer.layer:.4f}")
     t.show()
     say()
-    worst = max(found, key=lambda layer: layer.layer)
+    worst = max(result, key=lambda layer: layer.layer)
     notes = [
         "relative errors of outputs on the inputs of the float model",
-        f"worst layer: {worst.index}, {worst.layer:.4f} of what it adds",
+        f"worst layer: {worst.index}, {worst.layer:.4f} of its contribution to the residual stream",
     ]
-    if any(e.scaled for layer in found for e in layer.linears.values()):
-        notes.append("* beside a factor for each channel, which smoothing put there")
+    if any(e.scaled for layer in result for e in layer.linears.values()):
+        notes.append("* up to a factor per channel, which smoothing introduced")
     paragraph(*notes)
 
 
 def _short(name: str) -> str:
-    """The linear layer's own name: "q_proj" or "attn_q", without what all share."""
+    """The linear layer's short name, such as "q_proj" or "attn_q"."""
     return name.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj")

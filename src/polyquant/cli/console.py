@@ -1,4 +1,4 @@
-"""How things look: sizes, tables that fit the terminal, progress on a terminal and silence in a pipe, JSON."""
+"""Formatting: sizes, tables that fit the terminal, progress bars (silent in a pipe), JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyquant.cli.terminal import say, say_json, styled, width
 from polyquant.errors import printable
 
 if TYPE_CHECKING:
-    from polyquant.formats.steps import Progress as Told
+    from polyquant.formats.steps import Progress as ProgressEvent
 
 _NARROWEST = 8
 """Letters of a column whose texts wrap."""
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def size(n: float) -> str:
-    """Bytes for people, in powers of 1024."""
+    """A byte count with a unit, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -46,28 +46,28 @@ def size(n: float) -> str:
 
 
 def decibel(x: float) -> str:
-    """A signal to noise ratio; equal arrays have none."""
+    """A signal-to-noise ratio; "equal" for equal arrays."""
     return "equal" if math.isinf(x) and x > 0 else "-" if math.isinf(x) else f"{x:.1f}"
 
 
 class Table:
-    """Columns of text, as wide as the terminal: long texts wrap inside their column, numbers stay whole. A pipe gets a line a row."""
+    """A table as wide as the terminal: long texts wrap inside their column, numbers do not. One line per row in a pipe."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._right = [c.startswith(">") for c in columns]
-        self._whole = [c.startswith((">", "=")) for c in columns]
+        self._uncut = [c.startswith((">", "=")) for c in columns]
         self._head = [c.lstrip(">=") for c in columns]
         self._rows: list[list[str]] = []
 
     def add_row(self, *cells: str) -> None:
-        """One row; control characters are escaped."""
+        """Add a row; control characters are escaped."""
         self._rows.append([cell if cell.isprintable() else printable(cell) for cell in cells])
 
     def lines(self, most: int) -> list[str]:
-        """Header and rows of at most `most` characters: the widest column of texts is narrowed, down to 8 letters, and its cells wrap."""
+        """The header and rows, at most `most` characters wide: cells of the widest text column wrap, at 8 characters or more."""
         rows = [self._head, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        texts = [i for i, whole in enumerate(self._whole) if not whole]
+        texts = [i for i, uncut in enumerate(self._uncut) if not uncut]
         while texts and sum(widths) + 2 * (len(widths) - 1) > most:
             widest = max(texts, key=widths.__getitem__)
             if widths[widest] <= _NARROWEST:
@@ -103,12 +103,12 @@ def _pieces(text: str, most: int) -> list[str]:
 
 
 def _cut(text: str, most: int) -> str:
-    """Text that is too long loses its middle."""
+    """Cut an overlong text in the middle."""
     return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[-(most // 2) :]}"
 
 
 def tensor_name(name: str, most: int = 34) -> str:
-    """A name from a file, made safe and cut in the middle."""
+    """A name from a file, escaped and cut in the middle."""
     return _cut(printable(name), most)
 
 
@@ -118,7 +118,7 @@ def table(*columns: str) -> Table:
 
 
 def paragraph(*pieces: str) -> None:
-    """Pieces joined by '; ', broken between them where the line is full: nothing is cut."""
+    """Print pieces joined by '; ', with line breaks only between pieces."""
     lines = [""]
     for piece in pieces:
         if lines[-1] and len(lines[-1]) + 2 + len(piece) > width():
@@ -130,7 +130,7 @@ def paragraph(*pieces: str) -> None:
 
 
 def as_json(value: Any) -> None:
-    """Strict JSON on stdout, in printable ASCII: infinities become null."""
+    """Print strict JSON on stdout, in printable ASCII; infinities and NaN become null."""
 
     def clean(x: Any) -> Any:
         if isinstance(x, dict):
@@ -144,8 +144,9 @@ def as_json(value: Any) -> None:
 
 @contextmanager
 def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar with rate (in `unit`, which is `per` a second) and remaining time on a terminal; nothing in a pipe. The block gets
-    tell(done, total, name).
+    """Show a progress bar with rate (in `unit`s of `per` per second) and remaining time; silent in a pipe.
+
+    The block gets tell(done, total, name).
     """
     from rich.console import Console  # `--help` draws no bars
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -159,7 +160,7 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
         TimeRemainingColumn(),
         TextColumn("{task.fields[name]}", markup=False),  # "[/b]" is a name too
     )
-    # A tensor can take longer than the half minute from which rich would tell the speed.
+    # A tensor can take longer than the 30 seconds over which rich averages the speed.
     silent = not screen.is_terminal
     with Progress(*columns, console=screen, transient=True, disable=silent, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=None, rate="", name="")
@@ -177,8 +178,8 @@ def progress(what: str, unit: str = "M/s", per: float = 1e6) -> Iterator[Callabl
         yield tell
 
 
-def watcher(tell: Callable[[int, int, str], None]) -> Callable[[Told], None]:
-    """A progress callback for the verbs."""
+def watcher(tell: Callable[[int, int, str], None]) -> Callable[[ProgressEvent], None]:
+    """A progress callback for library functions."""
     return lambda event: tell(event.done, event.total, event.tensor)
 
 
@@ -189,14 +190,14 @@ activations_option = click.option(
     type=click.Choice(["int8", "float"]),
     default="int8",
     show_default=True,
-    help="int8 rounds the inputs of quantized weights, which is faster.",
+    help="int8 quantizes the inputs of quantized weights, which is faster.",
 )
 cache_option = click.option(
     "--cache",
     cls=GroupedOption,
     group=SPEED,
     type=click.Choice(["f32", "f16", "int8"]),
-    help="How keys and values are kept.  [default: f16; f32 where nothing is rounded]",
+    help="Type of the KV cache.  [default: f16; f32 with --activations float]",
 )
 json_option = click.option(
     "--format",
@@ -204,5 +205,5 @@ json_option = click.option(
     type=click.Choice(["human", "json"]),
     default="human",
     show_default=True,
-    help="Output for people or programs.",
+    help="Human-readable or JSON output.",
 )

@@ -1,4 +1,4 @@
-"""What `convert` and `quantize` do: the printed plan, the run, the printed report."""
+"""`convert` and `quantize`: print the plan, run it, print the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_conversion(
     *, src: str, dst: str, to: str | None, rules: tuple[str, ...], dry_run: bool, overwrite: bool, resume: Any,
     threads: int | None, no_measure: bool, style: str, shrink: bool = False, **options: Any,
 ) -> None:  # fmt: skip
-    """Plan, print, and unless it is a dry run, do. shrink: make it smaller also if no option says how."""
+    """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec."""
     target = Path(dst)
     if dry_run:  # which writes nothing, so what exists there stops the run alone
         refuse_overlap(target, Path(src))
@@ -42,7 +42,7 @@ def run_conversion(
     with progress("measuring", "tensors/s", 1) as tell:
         made = plan(src, to, rules=rules, on_tensor=tell, **options)
     if style == "human":
-        print_plan(made, whole=dry_run)
+        print_plan(made, steps=dry_run)
         if options.get("target_bpw") is not None:
             print_allocation(made)
     if dry_run:
@@ -79,7 +79,7 @@ def _refusals(made: Plan, target: Path, overwrite: bool) -> list[str]:
 
 
 def plan_json(made: Plan) -> dict[str, Any]:
-    """A plan in plain values."""
+    """The plan as JSON-compatible values."""
     return {
         "to": made.format,
         "recipe": made.recipe.name,
@@ -107,9 +107,9 @@ def plan_json(made: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(made: Plan, *, whole: bool) -> None:
-    """Every tensor with its type and action (dry run), or the summary only."""
-    if whole:
+def print_plan(made: Plan, *, steps: bool) -> None:
+    """Print the plan: every step (dry run), or only the summary."""
+    if steps:
         t = table("tensor", "from", "to", "action", ">size", ">bpw", "why")
         for s in made.steps:
             t.add_row(
@@ -133,49 +133,49 @@ def print_plan(made: Plan, *, whole: bool) -> None:
     )
     kept = [s.map.target.removesuffix(".weight") for s in made.steps if s.why.startswith("--keep")]
     if kept:
-        say(f"stay float: {listed(kept, 20)}")
+        say(f"kept as floats: {listed(kept, 20)}")
     for name, why in list(made.translation.dropped.items())[:5]:
         say(f"left out: {printable(name)}: {printable(why)}")
     if native.lib() is None:
-        say("note: no native kernels: the bytes are the same, only slowly made (polyquant doctor)")
+        say("note: no native kernels: slower, same bytes (see polyquant doctor)")
     say_some(made.warnings, "warning: ")
 
 
 def print_allocation(made: Plan) -> None:
-    """Bits of the quantized weights: a line for each layer, a column for each of its matrices."""
+    """Print the bits of the quantized weights: a row per layer, a column per matrix."""
     bits: dict[str, dict[str, str]] = {}
     for s in made.steps:
         if isinstance(s.target, FitsInputs) and isinstance(s.target, WithBits):
             layer, _, rest = re.sub(r"(\d+)\.", r"\1 ", s.map.target, count=1).partition(" ")
             column = rest.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") if rest else "weight"
             bits.setdefault(layer, {})[column] = str(s.target.bits)
-    columns = list(dict.fromkeys(c for found in bits.values() for c in found))
+    columns = list(dict.fromkeys(c for layer_bits in bits.values() for c in layer_bits))
     t = table("bits", *(f">{printable(c, 16)}" for c in columns))
-    for layer, found in bits.items():
-        t.add_row(printable(layer), *(found.get(c, "-") for c in columns))
+    for layer, layer_bits in bits.items():
+        t.add_row(printable(layer), *(layer_bits.get(c, "-") for c in columns))
     t.show()
 
 
-_ALIKE = 4
-"""Notes that say the same and become one."""
+_MERGED = 4
+"""Equal notes from which on they are printed as one."""
 
 
 def _notes(report: Report) -> list[str]:
-    """What steps said, each once; what many of them say alike in one line."""
-    alike: dict[str, dict[str, str]] = {}  # what -> tensor -> note
+    """The notes of the steps without duplicates; the same note on many tensors becomes one line."""
+    tensors_by_note: dict[str, dict[str, str]] = {}  # note without the tensor's name -> tensor -> note
     for s in report.steps:
         if s.note:
-            alike.setdefault(s.note.removeprefix(f"{s.tensor}: "), {})[s.tensor] = s.note
+            tensors_by_note.setdefault(s.note.removeprefix(f"{s.tensor}: "), {})[s.tensor] = s.note
     out: list[str] = []
-    for what, notes in alike.items():
-        said = list(dict.fromkeys(notes.values()))
-        out += [f"{len(said)} tensors {what} (first: {next(iter(notes))})"] if len(said) >= _ALIKE else said
+    for what, by_tensor in tensors_by_note.items():
+        notes = list(dict.fromkeys(by_tensor.values()))
+        out += [f"{len(notes)} tensors {what} (first: {next(iter(by_tensor))})"] if len(notes) >= _MERGED else notes
     return out
 
 
 def print_report(report: Report) -> None:
-    """Per codec: tensors, bytes, error; then the total."""
-    t = table("what happened", ">tensors", ">size", ">SNR dB", ">rel. RMSE")
+    """Print tensors, bytes and error per codec, then the total."""
+    t = table("action", ">tensors", ">size", ">SNR dB", ">rel. RMSE")
     groups: dict[tuple[str, str, str], list[StepReport]] = {}
     for s in report.steps:
         groups.setdefault((s.action, s.source, s.target), []).append(s)

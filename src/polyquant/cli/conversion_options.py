@@ -1,4 +1,6 @@
-"""The options of `convert` and `quantize`. What they do is in conversion.py, which a command imports when it runs: this module is all that `--help` needs."""
+"""The options of `convert` and `quantize`: all that `--help` needs. The work is in conversion.py, imported when a
+command runs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _TargetName(click.ParamType[str]):
-    """The name of a format that can be written, that of an installed package too."""
+    """The name of a writable format, including those of installed packages."""
 
     name = "FORMAT"
 
@@ -40,12 +42,14 @@ _OPTIONS = (
     click.option(
         "--to",
         type=_TargetName(),
-        help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; msmodelslim with its codecs; else hf]",
+        help="Target format.  [default: gguf for *.gguf; trellis-v3 with --bits or from Trellis; msmodelslim with its "
+        "codecs; else hf]",
     ),
     click.option(
         "--codec",
         metavar="NAME",
-        help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
+        help="One codec for every matrix: q8_0, q4_k, bf16, i2_s.x86, trellis.3.mul1.16, ...; msModelSlim: w8a16, "
+        "w8a16.g128, w8a16.asym, w8a8, w8a8s, w8a8.dynamic, w8a8.mix, w4a16, ...",
     ),
     click.option("--recipe", metavar="NAME|FILE", help="A mix: q4_k_m, q5_k_m, q2_k, ... or a .toml file of rules."),
     click.option(
@@ -53,21 +57,25 @@ _OPTIONS = (
         "rules",
         multiple=True,
         metavar="GLOB=CODEC",
-        help="Tried before the recipe; repeatable, first match wins. trellis.4 takes window and codebook from --effort, --codebook.",
+        help="Takes precedence over the recipe; repeatable, first match wins. trellis.4 takes its window and codebook "
+        "from "
+        "--effort and --codebook.",
     ),
-    click.option("--importance", type=click.Path(), metavar="FILE", help="Importance matrix (imatrix in GGUF form)."),
-    click.option("--requantize", is_flag=True, help="Allow quantizing what is quantized already (loses more)."),
+    click.option("--importance", type=click.Path(), metavar="FILE", help="Importance matrix (imatrix as a GGUF file)."),
+    click.option(
+        "--requantize", is_flag=True, help="Allow requantizing weights that are already quantized (loses more)."
+    ),
     click.option(
         "--allow-unknown", is_flag=True, help="Write models of unknown architectures, or with missing or extra tensors."
     ),
     click.option("--dry-run", is_flag=True, help="Print the plan with exact sizes and stop."),
-    click.option("--overwrite", is_flag=True, help="Replace an existing DST, once the new one is whole."),
+    click.option("--overwrite", is_flag=True, help="Replace an existing DST once the new one is complete."),
     click.option(
         "--resume",
         type=click.Choice(["auto", "required", "never"]),
         default="auto",
         show_default=True,
-        help="Take up an unfinished run of the same job.",
+        help="Resume an unfinished run of the same job.",
     ),
     click.option("--threads", type=click.IntRange(1, 256), help="Worker threads.  [default: all cores]"),
     click.option("--no-measure", is_flag=True, help="Do not measure the error of each tensor."),
@@ -76,7 +84,7 @@ _OPTIONS = (
 
 
 def conversion_options(command: F) -> F:
-    """All options of a conversion, those of the formats last."""
+    """Add all options of a conversion, those of the formats last."""
     command = format_options(sources=True, targets=True)(command)
     for option in reversed(_OPTIONS):
         command = option(command)

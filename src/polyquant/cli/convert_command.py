@@ -18,14 +18,17 @@ Examples:
   polyquant convert hf-folder/ model.gguf --codec q8_0
   polyquant convert model.gguf hf-folder/ --to hf
   polyquant convert bitnet-hf/ bitnet.gguf --codec i2_s.x86 --dry-run
-  polyquant convert trellis-v2/ trellis-v3/             # codes as they are
+  polyquant convert trellis-v2/ trellis-v3/             # codes are kept
   polyquant convert trellis-v3/ floats/ --to hf --codec bf16
-  polyquant convert msmodelslim/ older/ --dialect v0    # codes as they are
+  polyquant convert msmodelslim/ older/ --dialect v0    # codes are kept
   polyquant convert msmodelslim/ floats/ --to hf --codec bf16""",
 )
 @conversion_options
 def convert(**options: Any) -> None:
-    """Turn SRC (GGUF file, Hugging Face, Trellis or msModelSlim folder) into DST. Without --codec or --recipe the weights keep their types."""
+    """Convert SRC (GGUF file, Hugging Face, Trellis or msModelSlim folder) to DST.
+
+    Without --codec or --recipe the weights keep their types.
+    """
     from polyquant.cli.conversion import run_conversion
 
     run_conversion(**options)

@@ -22,16 +22,16 @@ from polyquant.ops import native
     type=click.Path(file_okay=False),
     default="demo-out",
     show_default=True,
-    help="Where the converted files go.",
+    help="Output folder for the converted files.",
 )
 def demo(folder: str) -> None:
     """Inspect two embedded models, convert them to eleven formats, validate and compare each."""
     for name, what in (("llama", "a Llama, bfloat16"), ("bitnet", "a BitNet b1.58, packed ternary")):
-        found = look(demo_model(name))
-        shown = f"{found.weights:,} weights, {size(found.nbytes)}, {found.bpw:.2f} bits per weight"
+        model = look(demo_model(name))
+        shown = f"{model.weights:,} weights, {size(model.nbytes)}, {model.bpw:.2f} bits per weight"
         say(styled(f"{name:7}", bold=True), f" {what}: {shown}")
     if native.lib() is None:
-        say("No native kernels: this runs on numpy, correct and slow (polyquant doctor says why).")
+        say("No native kernels: numpy is used, with the same results but slower (see polyquant doctor).")
     say()
     say("Each file below is written, validated against its source, and compared with it:")
     say()
@@ -55,7 +55,7 @@ def demo(folder: str) -> None:
     last = f"{folder}/demo-llama-{LADDER[4][1]}.gguf"
     say()
     for line in (
-        "Where to look next:",
+        "Next steps:",
         f"  polyquant run {last} -p 'And it came to pass' -n 40",
         f"  polyquant inspect {last}",
         f"  polyquant compare {demo_model('llama')} {last} --sort error",

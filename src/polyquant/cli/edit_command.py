@@ -26,17 +26,23 @@ Examples:
     "settings",
     multiple=True,
     metavar="KEY[:TYPE]=VALUE",
-    help="Set a key; an existing key keeps its type, a new one needs one (str, u32, f32, bool, ...).",
+    help="Set a key. An existing key keeps its type; a new key needs a type (str, u32, f32, bool, ...).",
 )
 @click.option("--remove", multiple=True, metavar="KEY", help="Remove a key.")
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a key; its value stays.")
-@click.option("--rename-tensor", multiple=True, metavar="OLD=NEW", help="Rename a tensor; its data stay.")
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a key; its value is kept.")
+@click.option("--rename-tensor", multiple=True, metavar="OLD=NEW", help="Rename a tensor; its data is kept.")
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write a copy instead of editing FILE in place.")
-@click.option("--overwrite", is_flag=True, help="Let --output replace an existing file.")
+@click.option("--overwrite", is_flag=True, help="Allow --output to replace an existing file.")
 def edit(
-    file: str, settings: tuple[str, ...], remove: tuple[str, ...], rename: tuple[str, ...], rename_tensor: tuple[str, ...], output: str | None, overwrite: bool
-) -> None:  # fmt: skip
-    """Change the metadata of a GGUF FILE. Tensor data are never touched."""
+    file: str,
+    settings: tuple[str, ...],
+    remove: tuple[str, ...],
+    rename: tuple[str, ...],
+    rename_tensor: tuple[str, ...],
+    output: str | None,
+    overwrite: bool,
+) -> None:
+    """Change the metadata of a GGUF FILE. Tensor data is never touched."""
     if not (settings or remove or rename or rename_tensor):
         raise click.UsageError("nothing to do: give --set, --remove, --rename or --rename-tensor")
     changes: dict[str, Meta | str] = dict(parse_setting(s) for s in settings)
@@ -53,11 +59,11 @@ def edit(
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
-    """OLD=NEW arguments."""
+    """Parse OLD=NEW arguments. Raises PlanError."""
     pairs = {}
     for text in texts:
         old, sign, new = text.partition("=")
         if not (old and sign and new):
-            raise PlanError(f"a renaming reads OLD=NEW, not '{text}'")
+            raise PlanError(f"expected OLD=NEW, got '{text}'")
         pairs[old] = new
     return pairs

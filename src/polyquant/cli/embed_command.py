@@ -1,4 +1,4 @@
-"""polyquant embed: stdout holds the vectors and nothing else."""
+"""polyquant embed: only vectors are printed on stdout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polyquant.runtime.text import read_text
 from polyquant.types import F32
 
 _LOADING = ("activations", "threads", "context", "ternary_layout", "tile")
-"""Options that are `load`'s."""
+"""Options passed to `load`."""
 
 
 @click.command(
@@ -38,19 +38,17 @@ Python:
 )
 @click.argument("path", metavar="MODEL", type=click.Path())
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option("--file", type=click.Path(), help="A UTF-8 file with a text on each line.")
-@click.option(
-    "--pooling", type=click.Choice(KINDS), help="How a text's tokens become one vector.  [default: the model's own]"
-)
+@click.option("--file", type=click.Path(), help="A UTF-8 file with one input per line.")
+@click.option("--pooling", type=click.Choice(KINDS), help="Pooling of the token states.  [default: from the model]")
 @click.option("--normalize/--no-normalize", default=None,
-              help="Bring vectors to length 1.  [default: as the model says; a GGUF file cannot: yes]")  # fmt: skip
+              help="Scale vectors to length 1.  [default: from the model; yes for GGUF files]")  # fmt: skip
 @click.option("--format", "style", type=click.Choice(["text", "json", "npy"]), default="text", show_default=True,
-              help="A line of numbers for each text, JSON, or a NumPy array.")  # fmt: skip
-@click.option("--output", metavar="FILE", type=click.Path(), help="Write there instead of stdout; npy needs it.")
+              help="One line of numbers per input, JSON, or a NumPy array.")  # fmt: skip
+@click.option("--output", metavar="FILE", type=click.Path(), help="Output file instead of stdout; required for npy.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @activations_option
-@click.option("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
-@click.option("--context", type=click.IntRange(1), help="Most tokens of a text.  [default: the model's]")
+@click.option("--threads", type=click.IntRange(1, 256), help="Threads of the native kernels.  [default: one per core]")
+@click.option("--context", type=click.IntRange(1), help="Maximum tokens per input.  [default: the model's]")
 @source_option("ternary_layout")
 @source_option("tile")
 def embed(
@@ -64,47 +62,54 @@ def embed(
     overwrite: bool,
     **options: Any,
 ) -> None:
-    """Vectors of texts by the embedding model MODEL (a GGUF file or a Hugging Face folder), pooled and normalized as it says."""
+    """Compute embeddings with MODEL (a GGUF file or a Hugging Face folder), pooled and normalized as the model
+    specifies.
+    """
     if bool(texts) == (file is not None):
-        raise click.UsageError("give texts, or a file of them with --file")
+        raise click.UsageError("give either TEXT arguments or --file")
     if style == "npy" and output is None:
         raise click.UsageError("--format npy needs --output FILE")
     if output is not None and not overwrite and os.path.lexists(output):
-        raise InputError("exists already", file=output, hint="--overwrite replaces it")
+        raise InputError("already exists", file=output, hint="pass --overwrite to replace it")
     words = list(texts) if file is None else _lines(file)
     model = load(path, **{k: options[k] for k in _LOADING})
     how = settled(model, pooling, normalize)
     ids = [text_ids(model, text) for text in words]
-    found = np.stack(list(vectors(model, ids, how)))
+    embeddings = np.stack(list(vectors(model, ids, how)))
     say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
     if style == "json":
         rows = [
             {"text": text, "tokens": len(tokens), "embedding": _numbers(vector)}
-            for text, tokens, vector in zip(words, ids, found, strict=True)
+            for text, tokens, vector in zip(words, ids, embeddings, strict=True)
         ]
-        value = {"pooling": how.kind, "normalized": how.normalize, "dimensions": found.shape[1], "embeddings": rows}
+        value = {
+            "pooling": how.kind,
+            "normalized": how.normalize,
+            "dimensions": embeddings.shape[1],
+            "embeddings": rows,
+        }
         if output is None:
             as_json(value)
         else:
             _write(output, json.dumps(value).encode() + b"\n")
     elif output is None:
-        for vector in found:
+        for vector in embeddings:
             say(_line(vector))
     else:
-        _write(output, _npy(found) if style == "npy" else "".join(f"{_line(v)}\n" for v in found).encode())
+        _write(output, _npy(embeddings) if style == "npy" else "".join(f"{_line(v)}\n" for v in embeddings).encode())
 
 
 def _lines(file: str) -> list[str]:
-    """The texts of a file. Raises InputError for a line without one."""
+    """The lines of a file. Raises InputError for an empty line."""
     lines = [line.removesuffix("\r") for line in read_text(file).removesuffix("\n").split("\n")]
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            raise InputError(f"line {number} is empty", file=file, expected="a text on each line")
+            raise InputError(f"line {number} is empty", file=file, expected="one input per line")
     return lines
 
 
 def _numbers(vector: F32) -> list[float]:
-    """As few digits as tell a float32 from its neighbours."""
+    """The shortest decimals that identify each float32."""
     return [float(str(x)) for x in vector]
 
 
@@ -112,15 +117,15 @@ def _line(vector: F32) -> str:
     return " ".join(str(x) for x in vector)
 
 
-def _npy(found: F32) -> bytes:
+def _npy(embeddings: F32) -> bytes:
     """A NumPy file of float32 [n, hidden]."""
     held = io.BytesIO()
-    np.save(held, found)
+    np.save(held, embeddings)
     return held.getvalue()
 
 
 def _write(output: str, data: bytes) -> None:
-    """The file appears when it is whole."""
+    """Write the file atomically."""
     target = Path(output)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

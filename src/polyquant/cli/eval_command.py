@@ -37,22 +37,22 @@ Examples:
   polyquant eval model.gguf --text book.txt --stride 256 --format json""",
 )
 @click.argument("path", type=click.Path())
-@click.option("--text", required=True, type=click.Path(), help="UTF-8 text to read, not seen in training.")
+@click.option("--text", required=True, type=click.Path(), help="UTF-8 evaluation text, not seen in training.")
 @click.option(
     "--against",
     metavar="OTHER",
     type=click.Path(),
-    help="Reference with the same vocabulary, e.g. the unquantized model.",
+    help="Reference model with the same vocabulary, e.g. the unquantized model.",
 )
 @click.option(
-    "--context", type=click.IntRange(4), help="Tokens of a window.  [default: the model's context, at most 512]"
+    "--context", type=click.IntRange(4), help="Tokens per window.  [default: the model's context, at most 512]"
 )
 @click.option(
     "--stride",
     type=click.IntRange(1),
-    help="Slide the window by so many tokens and score every token.  [default: windows side by side, second half scored]",
+    help="Slide the window by N tokens and score every token.  [default: adjacent windows, second half scored]",
 )
-@click.option("--tokens", type=click.IntRange(2), help="Use only so many tokens of the text.")
+@click.option("--tokens", type=click.IntRange(2), help="Use only the first N tokens of the text.")
 @activations_option
 @cache_option
 @source_option("ternary_layout")
@@ -73,10 +73,12 @@ def eval(
     tile: tuple[int, int, int] | None,
     style: str,
 ) -> None:
-    """How well does it predict a text? Perplexity; with --against also KL divergence, agreement and the error of every layer."""
+    """Measure perplexity on an evaluation text; with --against also KL divergence, agreement and the error of every
+    layer.
+    """
     try:
         with progress("evaluating", "tokens/s", 1) as tell:
-            found = evaluate(
+            result = evaluate(
                 path,
                 text=text,
                 against=against,
@@ -94,26 +96,26 @@ def eval(
         say("polyquant: interrupted", err=True)
         sys.exit(130)
     if style == "json":
-        as_json(found.to_json())
+        as_json(result.to_json())
         return
-    _print(found)
+    _print(result)
 
 
-def _print(found: Evaluation) -> None:
+def _print(result: Evaluation) -> None:
     how = (
         "second half of each scored, as llama.cpp's perplexity tool does"
-        if found.stride is None
-        else f"sliding by {found.stride}, every token scored"
+        if result.stride is None
+        else f"sliding by {result.stride}, every token scored"
     )
     paragraph(
-        f"{found.windows} windows of {found.context} tokens",
+        f"{result.windows} windows of {result.context} tokens",
         how,
-        f"{found.model.tokens} tokens scored",
-        f"activations {found.activations}",
-        f"cache {found.model.cache}",
+        f"{result.model.tokens} tokens scored",
+        f"activations {result.activations}",
+        f"cache {result.model.cache}",
     )
     say()
-    models = [m for m in (found.model, found.reference) if m is not None]
+    models = [m for m in (result.model, result.reference) if m is not None]
     shown = table("model", ">size", ">bpw", ">perplexity", ">nats/token", ">bits/byte")
     for m in models:
         shown.add_row(
@@ -126,32 +128,34 @@ def _print(found: Evaluation) -> None:
         )
     shown.show()
     say_some(dict.fromkeys(note for m in models for note in m.notes), "note: ")
-    if found.reference is not None and found.divergence is not None:
+    if result.reference is not None and result.divergence is not None:
         say()
-        _print_divergence(found.model, found.reference, found.divergence)
+        _print_divergence(result.model, result.reference, result.divergence)
 
 
-def _print_divergence(model: Score, reference: Score, found: Divergence) -> None:
-    ratio = found.log_ratio
+def _print_divergence(model: Score, reference: Score, result: Divergence) -> None:
+    ratio = result.log_ratio
     rows = {
-        "perplexity": f"{model.perplexity.value - reference.perplexity.value:+.4f}, {math.expm1(ratio.value):+.3%} ± {100 * ratio.error:.3f}%",
-        "KL divergence": f"mean {found.kl.value:.6f} ± {found.kl.error:.6f}, 99% below {found.kl_99:.6f}, max {found.kl_max:.4f} nats",
-        "same first choice": f"{found.top_1.value:.2%} ± {100 * found.top_1.error:.2f}%",
-        "right token": f"its probability moves by {found.probability_rms:.3%} (RMS)",
+        "perplexity": f"{model.perplexity.value - reference.perplexity.value:+.4f}, {math.expm1(ratio.value):+.3%} ± "
+        f"{100 * ratio.error:.3f}%",
+        "KL divergence": f"mean {result.kl.value:.6f} ± {result.kl.error:.6f}, 99% below {result.kl_99:.6f}, max "
+        f"{result.kl_max:.4f} nats",
+        "same first choice": f"{result.top_1.value:.2%} ± {100 * result.top_1.error:.2f}%",
+        "correct token": f"its probability changes by {result.probability_rms:.3%} (RMS)",
         "size": f"{model.nbytes / max(1, reference.nbytes):.1%} of the reference",
     }
-    for what, said in rows.items():
-        say(f"{what:18} {said}")
+    for name, value in rows.items():
+        say(f"{name:18} {value}")
     say()
-    if found.layers:
-        _print_layers(found.layers)
+    if result.layers:
+        _print_layers(result.layers)
     else:
-        say("layers are not compared: the two have another number or another width of them")
+        say("layers are not compared: the models differ in number or width of layers")
 
 
 def _print_layers(layers: tuple[LayerError, ...]) -> None:
     top = max(layer.alone for layer in layers)
-    shown = table("of", ">output error", ">alone", "what it adds")
+    shown = table("layer", ">output error", ">own error", "own error")
     for layer in layers:
         shown.add_row(
             layer.name, f"{layer.output:.5f}", f"{layer.alone:.5f}", _bar(layer.alone / top if top > 0 else 0.0)
@@ -160,7 +164,7 @@ def _print_layers(layers: tuple[LayerError, ...]) -> None:
 
 
 def _bar(share: float) -> str:
-    """A bar in eighths of a character; nothing for nothing."""
+    """A bar in eighths of a character; empty for 0."""
     if not math.isfinite(share):
         return "?"
     whole, eighths = divmod(round(8 * _BAR * share), 8)
@@ -168,6 +172,6 @@ def _bar(share: float) -> str:
 
 
 def _mean(x: Mean) -> str:
-    """Four decimals, so that close formats can be told apart; fewer of a large number."""
+    """Four decimals, so that similar models can be distinguished; fewer for large values."""
     digits = 4 if abs(x.value) < 1000 else 1
     return f"{x.value:.{digits}f} ± {x.error:.{digits}f}" if abs(x.value) < 1e7 else f"{x.value:.4g}"

@@ -13,6 +13,6 @@ from polyquant.cli.terminal import say
 @click.command(epilog="Example:  polyquant explain GGUF012")
 @click.argument("code")
 def explain(code: str) -> None:
-    """What the finding CODE means, what breaks, and what to do."""
+    """Explain the finding CODE: its meaning, its consequences, and what to do."""
     for line in (code.upper(), *textwrap.wrap(run(code), 79)):
         say(line)

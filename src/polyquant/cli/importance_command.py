@@ -25,19 +25,22 @@ Examples:
     "--calibration",
     required=True,
     metavar="FILE|self",
-    help="Text that the float model reads; self: text that it writes.",
+    help="Calibration text; self: text that the model generates.",
 )
 @click.option(
     "--windows",
     type=click.IntRange(1, 1 << 20),
     default=WINDOWS,
     show_default=True,
-    help=f"Windows of {TOKENS} tokens, spread evenly over the text.",
+    help=f"Number of windows of {TOKENS} tokens, spread evenly over the text.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
 @json_option
 def importance(src: str, dst: str, calibration: str, windows: int, overwrite: bool, style: str) -> None:
-    """Measure what the columns of the float model SRC weigh on a text, each expert for itself: the file DST for quantize --importance and llama.cpp."""
+    """Measure the importance of each input column of the float model SRC on a calibration text, per expert.
+
+    DST is a file for quantize --importance and for llama.cpp.
+    """
     with progress("measuring", "%", 1) as tell:
         done = run(
             src,
@@ -48,9 +51,9 @@ def importance(src: str, dst: str, calibration: str, windows: int, overwrite: bo
             on_progress=lambda share: tell(int(100 * share), 100, ""),
         )
     if style == "json":
-        left = {name: list(experts) for name, experts in done.unreached.items()}
-        found = {"path": str(done.path), "bytes": done.nbytes, "tensors": done.tensors, "tokens": done.tokens}
-        as_json({**found, "unreached": left})
+        unreached = {name: list(experts) for name, experts in done.unreached.items()}
+        result = {"path": str(done.path), "bytes": done.nbytes, "tensors": done.tensors, "tokens": done.tokens}
+        as_json({**result, "unreached": unreached})
         return
     if done.unreached:
         say(f"warning: {unreached_notice(done.unreached)}")

@@ -1,4 +1,4 @@
-"""Command-line flags of what formats say they take (polyquant.options): written once, beside the format, grouped in `--help` by its title."""
+"""Command-line flags from the option dataclasses of the formats (polyquant.options), grouped in `--help` by format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from polyquant.cli.grouped import GroupedOption
-from polyquant.options import Option, SaysTargetOptions, options_of
+from polyquant.options import DeclaresTargetOptions, Option, options_of
 from polyquant.registry import formats
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Parsed(click.ParamType[Any]):
-    """A value that the option's own function reads; what it refuses is one line of ours, not a usage error."""
+    """A value parsed by the option's own function, whose errors are one line instead of a usage error."""
 
     def __init__(self, option: Option) -> None:
         self._option = option
@@ -35,7 +35,7 @@ class _Parsed(click.ParamType[Any]):
 
 
 def format_options(*, sources: bool, targets: bool) -> Callable[[F], F]:
-    """Adds a flag for every option of reading (sources) and writing (targets) a format, those of installed packages too."""
+    """Add a flag for every option of reading (sources) and writing (targets) formats, including installed packages."""
 
     def add(command: F) -> F:
         for flag in reversed(_flags(sources=sources, targets=targets)):
@@ -46,53 +46,53 @@ def format_options(*, sources: bool, targets: bool) -> Callable[[F], F]:
 
 
 def _flags(*, sources: bool, targets: bool) -> list[Callable[[Any], Any]]:
-    taking: dict[str, list[tuple[str, Option]]] = {}
+    takers: dict[str, list[tuple[str, Option]]] = {}
     for form in sorted(formats(), key=lambda f: f.priority):
         writing = _target_options(form) if targets else None
         classes = [form.open_options] if sources else []
         classes += [writing] if writing is not None else []
         for cls in classes:
             for name, option in options_of(cls).items():
-                if option.flag and all(title != form.title for title, _ in taking.get(name, ())):
-                    taking.setdefault(name, []).append((form.title, option))
-    single = [item for item in taking.items() if len(item[1]) == 1]
-    shared = [item for item in taking.items() if len(item[1]) > 1]
-    return [_flag(name, found) for name, found in (*shared, *single)]
+                if option.flag and all(title != form.title for title, _ in takers.get(name, ())):
+                    takers.setdefault(name, []).append((form.title, option))
+    single = [item for item in takers.items() if len(item[1]) == 1]
+    shared = [item for item in takers.items() if len(item[1]) > 1]
+    return [_flag(name, options) for name, options in (*shared, *single)]
 
 
 def _target_options(form: Format) -> type | None:
-    """Of what writes the format, without importing it where that can be helped; None where nothing does."""
-    if isinstance(form, SaysTargetOptions):
+    """The option class of a format's target, without importing the target if possible; None if the format is read-only."""
+    if isinstance(form, DeclaresTargetOptions):
         return form.target_options
     return None if form.target is None else form.target.options
 
 
 def writable() -> list[str]:
-    """Names of the formats that can be written, in the order in which they are asked."""
+    """Names of the writable formats, in order of detection."""
     return [form.name for form in formats() if _target_options(form) is not None]
 
 
 def source_option(name: str, *, flag: str | None = None, help: str | None = None) -> Callable[[F], F]:
-    """The flag of one option of reading, as the formats that take it describe it; or another flag of the same kind with a help of its own."""
-    found = [(f.title, options_of(f.open_options)[name]) for f in formats() if name in options_of(f.open_options)]
+    """The flag of one open option as its formats describe it, or a second flag of the same type with its own help."""
+    takers = [(f.title, options_of(f.open_options)[name]) for f in formats() if name in options_of(f.open_options)]
     if flag is None:
-        return _flag(name, found)
-    _, first = found[0]
+        return _flag(name, takers)
+    _, first = takers[0]
     return click.option(flag, help=help, metavar=first.metavar, **_kind(first, first.choices))
 
 
-def _flag(name: str, found: Sequence[tuple[str, Option]]) -> Callable[[Any], Any]:
-    """One flag. Formats that share it must agree on everything but words and choices."""
-    title, first = found[0]
-    shared = len(found) > 1
-    said: dict[str, list[str]] = {}
-    for having, option in found:
-        said.setdefault(_text(option), []).append(having)
-    texts = [f"{', '.join(titles)}: {text}" if shared else text for text, titles in said.items()]
-    choices = tuple(dict.fromkeys(c for _, option in found for c in option.choices))
+def _flag(name: str, takers: Sequence[tuple[str, Option]]) -> Callable[[Any], Any]:
+    """One flag. Formats that share it must agree on everything except help and choices."""
+    title, first = takers[0]
+    shared = len(takers) > 1
+    titles_by_help: dict[str, list[str]] = {}
+    for taker, option in takers:
+        titles_by_help.setdefault(_text(option), []).append(taker)
+    helps = [f"{', '.join(titles)}: {text}" if shared else text for text, titles in titles_by_help.items()]
+    choices = tuple(dict.fromkeys(c for _, option in takers for c in option.choices))
     group = "Options of several formats" if shared else title
     return click.option(
-        first.flag, name, cls=GroupedOption, group=group, help=" ".join(texts), metavar=first.metavar,
+        first.flag, name, cls=GroupedOption, group=group, help=" ".join(helps), metavar=first.metavar,
         **_kind(first, choices),
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ def _text(option: Option) -> str:
 
 
 def _kind(option: Option, choices: Sequence[str]) -> dict[str, Any]:
-    """What click should make of the text."""
+    """The click type of an option."""
     if option.type is bool:
         return {"is_flag": True}
     if option.parse is not None:

@@ -30,7 +30,7 @@ Examples:
 )
 @conversion_options
 def quantize(**options: Any) -> None:
-    """Make SRC smaller: like convert; without --recipe, --codec or --bits the recipe q4_k_m, 4 bits for a Trellis folder, w8a16 for msModelSlim."""
+    """Quantize SRC. Without --recipe, --codec or --bits: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
     from polyquant.cli.conversion import run_conversion
 
     run_conversion(shrink=True, **options)

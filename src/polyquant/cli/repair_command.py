@@ -15,26 +15,26 @@ from polyquant.formats.msmodelslim.repair import repair as run
 @click.command(
     epilog="""\b
 Examples:
-  polyquant repair msmodelslim-folder/ mended/
-  polyquant repair msmodelslim-folder/ mended/ --type W8A16
-  polyquant repair msmodelslim-folder/ mended/ --dialect v1""",
+  polyquant repair msmodelslim-folder/ repaired/
+  polyquant repair msmodelslim-folder/ repaired/ --type W8A16
+  polyquant repair msmodelslim-folder/ repaired/ --dialect v1""",
 )
 @click.argument("src", type=click.Path())
 @click.argument("dst", type=click.Path())
 @click.option(
-    "--type", "kind", metavar="WORD", help="Type (W8A16, W8A8, ...) of layers whose type nothing tells any more."
+    "--type", "kind", metavar="WORD", help="Type (W8A16, W8A8, ...) of layers whose type cannot be determined."
 )
 @click.option(
     "--dialect",
     type=click.Choice(["v1", "ascendv1", "v0"]),
-    help="Names of files and keys.  [default: those that it has]",
+    help="Dialect of file names and keys.  [default: as in SRC]",
 )
 @click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
 @json_option
 def repair(src: str, dst: str, kind: str | None, dialect: str | None, overwrite: bool, style: str) -> None:
-    """Repair what can be recomputed in the msModelSlim folder SRC, into the new folder DST: description, deq_scale, quant_bias, file names.
+    """Repair the msModelSlim folder SRC into DST: recompute description, deq_scale, quant_bias and file names.
 
-    Exit code 1 if there is nothing to repair: then DST is not written.
+    If there is nothing to repair, DST is not written and the exit code is 1.
     """
     with progress("repairing") as tell:
         done = run(src, dst, kind=kind, dialect=dialect, overwrite=overwrite, on_progress=watcher(tell))
@@ -43,12 +43,9 @@ def repair(src: str, dst: str, kind: str | None, dialect: str | None, overwrite:
         as_json({"path": None if done.path is None else str(done.path), "changes": list(done.changes), "left": left})
     else:
         say_some(done.changes)
-        say_some(map(str, done.left), "left as it is: ")
+        say_some(map(str, done.left), "not repaired: ")
         if done.path is not None:
             say(f"wrote {printable(done.path)}")
     if done.path is None:
-        say(
-            f"polyquant: {printable(src)}: nothing to repair; {printable(dst)} was not written, use SRC as it is",
-            err=True,
-        )
+        say(f"polyquant: {printable(src)}: nothing to repair; {printable(dst)} was not written, use SRC", err=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""polyquant run: stdout holds the text and nothing else; figures and notes go to stderr."""
+"""polyquant run: only the generated text is printed on stdout; statistics go to stderr."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ from polyquant.runtime.recommended import shown
 from polyquant.runtime.sampling import Sampling
 
 _LOADING = ("activations", "cache", "threads", "context", "ternary_layout", "tile")
-"""Options that are `load`'s."""
+"""Options passed to `load`."""
 _RANDOM = ("seed", "top_k", "top_p", "min_p")
-"""Options that do nothing at temperature 0."""
+"""Options without effect at temperature 0."""
 _MAX_PROMPT = 64 << 20
-"""Bytes of a prompt that is read from a file or a pipe."""
+"""Maximum bytes of a prompt from a file or pipe."""
 _MAX_TOKENS = 128
-"""Of a text that goes on; an answer ends by itself."""
+"""Default limit of a continued prompt. Answers in a chat have none."""
 _prompting = partial(click.option, cls=GroupedOption, group="Prompt")
-_sampling = partial(
-    click.option, cls=GroupedOption, group="Sampling (default: what the model's files recommend, else greedy)"
-)
+_sampling = partial(click.option, cls=GroupedOption, group="Sampling (default: the model's own, else greedy)")
 _running = partial(click.option, cls=GroupedOption, group=SPEED)
 
 
@@ -51,28 +49,30 @@ Examples:
   polyquant run model.gguf              (on a terminal: a chat; /help, /exit)""",
 )
 @click.argument("path", type=click.Path())
-@_prompting("-p", "--prompt", metavar="TEXT", help="The text to continue.  [default: stdin; on a terminal a chat]")
-@_prompting("-f", "--file", type=click.Path(), help="A file with the prompt; one newline at its end is left out.")
-@_prompting("--chat", is_flag=True, help="The prompt is a user's message: use the chat template.")
-@_prompting("--system", metavar="TEXT", help="A system message before it; implies --chat.")
-@_prompting("--template", metavar="NAME", help="Which of several chat templates; implies --chat.")
+@_prompting("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: stdin; on a terminal, chat]")
+@_prompting("-f", "--file", type=click.Path(), help="Read the prompt from a file; one trailing newline is removed.")
+@_prompting("--chat", is_flag=True, help="Treat the prompt as a user message and apply the chat template.")
+@_prompting("--system", metavar="TEXT", help="System message; implies --chat.")
+@_prompting("--template", metavar="NAME", help="Name of the chat template, if the model has several; implies --chat.")
 @_prompting(
-    "-n", "--max-tokens", type=click.IntRange(1),
-    help=f"Most tokens to generate.  [default: {_MAX_TOKENS}; with --chat until the answer ends]",
-)  # fmt: skip
-@_prompting("--stop", metavar="TEXT", multiple=True, help="End before this text; may be repeated.")
-@_sampling("--temperature", type=float, help="0: always the likeliest token.")
-@_sampling("--top-k", type=int, help="Only the K likeliest tokens; 0: all.")
-@_sampling("--top-p", type=float, help="Only the likeliest tokens that reach this probability.")
-@_sampling("--min-p", type=float, help="Only tokens at least this likely relative to the likeliest.")
-@_sampling("--repetition-penalty", type=float, help="Above 1: recent tokens become less likely.")
-@_sampling("--repetition-window", type=int, help="How many recent tokens that are.  [default: 64]")
-@_sampling("--seed", type=int, help="The same seed gives the same text.")
+    "-n",
+    "--max-tokens",
+    type=click.IntRange(1),
+    help=f"Maximum number of tokens to generate.  [default: {_MAX_TOKENS}; with --chat until the answer ends]",
+)
+@_prompting("--stop", metavar="TEXT", multiple=True, help="Stop before this string; repeatable.")
+@_sampling("--temperature", type=float, help="0: greedy.")
+@_sampling("--top-k", type=int, help="Sample from the K most likely tokens; 0: all.")
+@_sampling("--top-p", type=float, help="Sample from the most likely tokens whose probabilities add up to P.")
+@_sampling("--min-p", type=float, help="Sample from tokens at least P times as likely as the most likely one.")
+@_sampling("--repetition-penalty", type=float, help="Above 1: penalize recent tokens.")
+@_sampling("--repetition-window", type=int, help="Number of recent tokens to penalize.  [default: 64]")
+@_sampling("--seed", type=int, help="Random seed, for reproducible sampling.")
 @activations_option
 @cache_option
-@_running("--threads", type=click.IntRange(1, 256), help="Of the native kernels.  [default: one a processor]")
-@_running("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
-@click.option("--stats", is_flag=True, help="Times on stderr, in a pipe too.")
+@_running("--threads", type=click.IntRange(1, 256), help="Threads of the native kernels.  [default: one per core]")
+@_running("--context", type=click.IntRange(1), help="Maximum tokens of prompt and answer.  [default: the model's]")
+@click.option("--stats", is_flag=True, help="Print timings on stderr, even in a pipe.")
 @source_option("ternary_layout")
 @source_option("tile")
 @json_option
@@ -87,7 +87,7 @@ def run(path: str, style: str, **options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A loaded model and what it is to do. max_tokens: as the user set it."""
+    """A loaded model and what to generate. max_tokens: as given by the user."""
 
     model: Model
     chat: bool
@@ -130,7 +130,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     max_tokens, stop = options.pop("max_tokens"), options.pop("stop")
     how = {k: options.pop(k) for k in _LOADING}
     given = {k: v for k, v in options.items() if v is not None}
-    Sampling(**given)  # refused before the model is opened
+    Sampling(**given)  # validated before the model is opened
     talk = prompt is None and file is None and sys.stdin.isatty()
     if talk and style == "json":
         raise click.UsageError("--format json needs a prompt")
@@ -149,7 +149,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
             hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template)"
             raise InputError("there is no prompt", file=path, hint=hint)
         say(f"sampling: {shown(sampling)}", err=True)
-        Conversation(model, job.opening(), template, sampling, max_tokens, stop, _figures if stats else None).hold()
+        Conversation(model, job.opening(), template, sampling, max_tokens, stop, _print_stats if stats else None).hold()
         return
     answer = job.start(text)
     if style == "json":
@@ -160,7 +160,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     say()
     say_some(job.ended(answer), "note: ", err=True)
     if stats or sys.stderr.isatty():
-        _figures(answer, f"load {job.load_seconds:.2f} s, ")
+        _print_stats(answer, f"load {job.load_seconds:.2f} s, ")
 
 
 def _of_sampling(model: Model, sampling: Sampling, given: dict[str, Any]) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _of_sampling(model: Model, sampling: Sampling, given: dict[str, Any]) -> Ite
 
 
 def _read(file: str | None) -> str:
-    """The prompt of a file, or of stdin. Raises InputError."""
+    """The prompt from a file or from stdin. Raises InputError."""
     if file is None:
         raw = sys.stdin.buffer.read(_MAX_PROMPT + 1)
     else:
@@ -211,7 +211,7 @@ def _report(job: _Job, answer: Generation) -> None:
     )
 
 
-def _figures(answer: Generation, before: str = "") -> None:
+def _print_stats(answer: Generation, before: str = "") -> None:
     say(
         f"{before}prompt {answer.prompt_tokens} tokens at {answer.prompt_rate:.1f}/s, "
         f"{answer.generated} tokens at {answer.rate:.1f}/s, end: {answer.finish}",

@@ -33,20 +33,33 @@ Python:
   client = openai.OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="-")""",
 )
 @click.argument("path", type=click.Path())
-@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0: reachable from other machines.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
-@click.option("--name", metavar="ID", help="The model's id.  [default: the name of the file or folder]")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; 0.0.0.0: reachable from other machines.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0: any free port.",
+)
+@click.option("--name", metavar="ID", help="Model id in the API.  [default: the name of the file or folder]")
 @click.option("--api-key", envvar="POLYQUANT_API_KEY", metavar="KEY",
-              help="Clients must send it. Better in the environment: POLYQUANT_API_KEY.")  # fmt: skip
-@click.option("--cors", metavar="ORIGIN", multiple=True, help="Let pages of this origin ask; may be repeated.")
+              help="Key that clients must send. Prefer the environment variable POLYQUANT_API_KEY.")  # fmt: skip
+@click.option(
+    "--cors", metavar="ORIGIN", multiple=True, help="Allow requests from web pages of this origin; repeatable."
+)
 @click.option("--queue", type=click.IntRange(0, 10_000), default=16, show_default=True,
-              help="Requests that may wait; beyond: 503.")  # fmt: skip
+              help="Maximum number of queued requests; more get status 503.")  # fmt: skip
 @click.option("--max-body", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="BYTES",
-              help="Largest body of a request.")  # fmt: skip
-@click.option("--pooling", type=click.Choice(KINDS), help="Of embeddings.  [default: the model's own]")
+              help="Maximum size of a request body.")  # fmt: skip
+@click.option("--pooling", type=click.Choice(KINDS), help="Pooling of embeddings.  [default: from the model]")
 @activations_option
 @cache_option
-@click.option("--context", type=click.IntRange(1), help="Most tokens of prompt and answer.  [default: the model's]")
+@click.option("--context", type=click.IntRange(1), help="Maximum tokens of prompt and answer.  [default: the model's]")
 def serve(
     path: str,
     host: str,
@@ -61,10 +74,10 @@ def serve(
     cache: CacheType | None,
     context: int | None,
 ) -> None:
-    """Answer OpenAI's API over HTTP with the model at PATH: /v1/models, /v1/completions,
-    /v1/chat/completions; of an embedding model: /v1/embeddings.
+    """Serve the model at PATH over an OpenAI-compatible HTTP API: /v1/models, /v1/completions,
+    /v1/chat/completions; embedding models: /v1/embeddings.
 
-    One request runs at a time, on all cores. Ctrl-C ends the server.
+    One request runs at a time, on all cores. Ctrl-C stops the server.
     """
     try:
         from polyquant.integrations.server.app import Door
@@ -79,7 +92,7 @@ def serve(
     from polyquant.runtime.load import load
 
     _check_key(api_key)
-    address = bind(host, port)  # before the model is loaded: a taken port costs nothing
+    address = bind(host, port)  # before the model is loaded, so that a port in use fails fast
     model = load(path, activations=activations, cache=cache, context=context)
     engine = Engine(model, pooling)
     door = Door(api_key, _hosts(address), cors, max_body)
@@ -101,19 +114,19 @@ def serve(
 
 
 def _check_key(key: str | None) -> None:
-    """An empty key would let everybody in; others could not be sent in a header."""
+    """Raise InputError for an empty key or one that cannot be sent in a header."""
     if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
         raise InputError("the API key must be printable ASCII without spaces, and not empty")
 
 
 def _identity(path: str) -> str:
     """model.gguf -> model, folder/ -> folder."""
-    real = Path(os.path.abspath(path))  # noqa: PTH100 - the name as given, not where a link leads
+    real = Path(os.path.abspath(path))  # noqa: PTH100 - the name as given; links are not resolved
     return real.stem if real.suffix == ".gguf" else real.name
 
 
 def _hosts(address: Address) -> tuple[str, ...] | None:
-    """The names that a client of this machine uses; any, where other machines may connect."""
+    """Host names that a local client uses; None (any) if other machines may connect."""
     if not address.loopback:
         return None
     shown = f"[{address.host}]" if ":" in address.host else address.host

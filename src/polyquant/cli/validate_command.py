@@ -25,11 +25,11 @@ Examples:
   polyquant validate model.gguf --format json; echo $?""",
 )
 @click.argument("path", type=click.Path())
-@click.option("--against", type=click.Path(), metavar="SRC", help="Compare with the model that it was made from.")
+@click.option("--against", type=click.Path(), metavar="SRC", help="Compare with the source model.")
 @click.option(
     "--target",
     metavar="PROGRAM",
-    help="Of an msModelSlim folder also what vllm-ascend, mindie or sglang rejects or computes wrongly.",
+    help="For an msModelSlim folder: also report what vllm-ascend, mindie or sglang rejects or computes wrongly.",
 )
 @source_option("ternary_layout")
 @source_option("tile")
@@ -42,21 +42,21 @@ def validate(
     tile: tuple[int, int, int] | None,
     style: str,
 ) -> None:
-    """Is PATH sound? Exit 0: clean (notes allowed), 1: findings, 2: cannot be read."""
+    """Validate PATH. Exit 0: clean (notes allowed), 1: findings, 2: cannot be read."""
     with progress("checking") as tell:
-        found = run(
+        findings = run(
             path, against=against, ternary_layout=ternary_layout, tile=tile, target=target, on_progress=watcher(tell)
         )
-    serious = [f for f in found if f.severity is not Severity.NOTE]
+    serious = [f for f in findings if f.severity is not Severity.NOTE]
     if style == "json":
         as_json(
             [
                 {"code": f.code, "severity": f.severity.value, "tensor": f.tensor, "file": f.file, "message": f.message}
-                for f in found
+                for f in findings
             ]
         )
     else:
-        _print(found)
+        _print(findings)
         if serious:
             say(f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}")
         else:
@@ -66,7 +66,7 @@ def validate(
 
 
 def _print(findings: list[Finding]) -> None:
-    """The same finding on many tensors is shown a few times and counted."""
+    """Print findings; equal codes are printed a few times and then counted."""
     seen: dict[str, int] = {}
     for f in findings:
         seen[f.code] = seen.get(f.code, 0) + 1

@@ -71,7 +71,7 @@ class PlainCodec:
         return _extended(self.kind) if self.kind in _EXTENDED else np.dtype(self.kind)
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         """True for integers and booleans."""
         return self.dtype.kind in "iub"
 
@@ -144,7 +144,7 @@ class PlainCodec:
         """By numpy's own conversion."""
         with np.errstate(all="ignore"):
             out[...] = values.reshape(-1)
-        if self.whole and not np.array_equal(out, values.reshape(-1)):
+        if self.is_integer and not np.array_equal(out, values.reshape(-1)):
             raise CodecError(
                 f"{self.name} cannot hold these {values.dtype} values exactly", hint="choose a float codec, e.g. f32"
             )

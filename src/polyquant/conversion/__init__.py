@@ -1,1 +1,1 @@
-"""Conversions: a recipe becomes a plan, a plan becomes files."""
+"""Conversion: from a recipe to a plan, from a plan to files."""

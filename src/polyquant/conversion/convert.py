@@ -1,4 +1,4 @@
-"""The main job: one checkpoint into another format, with every step planned, printed and measured."""
+"""Convert a checkpoint to another format. Every step is planned, printed and measured."""
 
 from __future__ import annotations
 
@@ -41,42 +41,58 @@ def plan(
     on_tensor: OnTensor | None = None,
     **options: Any,
 ) -> Plan:
-    """Open `src` and decide every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3", "msmodelslim"). Nothing is written.
+    """Open `src` and plan every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3",
+    "msmodelslim").
 
-    codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules: `PATTERN=CODEC`, tried first.
-    allow_unknown: write models that are not fully known too: of an unknown architecture, or with tensors too many or too few.
-    importance: an imatrix file in GGUF form, or a mapping from target tensor name to float32 [K], of a stack also [experts, K]. on_tensor: told of long measurements.
-    options: what the target takes (bits, effort, calibration, smooth, shard_bytes, ...: `polyquant convert --help` lists them by format), and
-    what the source's bytes cannot tell (ternary_layout, tile, repair, axes). None, False and empty stand for an option that is left out.
-    Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.
+        Nothing is written. codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules:
+        `PATTERN=CODEC`, which take precedence. allow_unknown: also write models of an unknown architecture, or with
+        missing
+        or extra tensors. importance: an imatrix GGUF file, or a mapping from target tensor name to float32 [K], for a
+        stack
+        of experts also [experts, K]. on_tensor: called during long measurements.
+        options: those of the target (bits, effort, calibration, smooth, shard_bytes, ...: `polyquant convert --help`
+        lists
+        them by format), and properties of the source that its bytes do not show (ternary_layout, tile, repair, axes).
+        None,
+        False and empty values count as not given.
+        Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.
     """
     refuse_unknown(options, _known(), "plan")
     form = format_named(to)
     target = _target(form)
     _refuse_foreign(options, form, target)
-    found, _ = detect(src)
-    of_source = options_of(found.open_options)
-    said = {n: v for n, v in options.items() if n in of_source or n not in options_of(target.options)}
-    source = open_as(found, src, said)
+    source_form, _ = detect(src)
+    of_source = options_of(source_form.open_options)
+    open_options = {n: v for n, v in options.items() if n in of_source or n not in options_of(target.options)}
+    source = open_as(source_form, src, open_options)
     if source.undecoded is not None:
         raise source.undecoded.error()
-    if found.name != form.name:
-        plain = found.plain(source)
-        found = found if plain.format == source.format else format_named(plain.format)
+    if source_form.name != form.name:
+        plain = source_form.plain(source)
+        source_form = source_form if plain.format == source.format else format_named(plain.format)
         source = plain
     if source.naming != target.naming:
         source = language_model(source)
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(
-        source, found, form.name, target, build(target.options, options), codec=codec, recipe=recipe, rules=parsed, requantize=requantize,
+        source,
+        source_form,
+        form.name,
+        target,
+        build(target.options, options),
+        codec=codec,
+        recipe=recipe,
+        rules=parsed,
+        requantize=requantize,
         allow_unknown=allow_unknown,
-        importance=weights, on_tensor=on_tensor,
-    )  # fmt: skip
+        importance=weights,
+        on_tensor=on_tensor,
+    )
 
 
 def targets() -> list[tuple[Format, Target]]:
-    """The formats that can be written, in the order in which they are asked whether options are theirs."""
+    """The writable formats, in the order in which they claim options."""
     return [(form, form.target) for form in formats() if form.target is not None]
 
 
@@ -94,7 +110,7 @@ def _known() -> set[str]:
 
 
 def _refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) -> None:
-    """PlanError for an option of other targets, unless it may be said of the source."""
+    """Raise PlanError for an option of other targets, unless it may describe the source."""
     of_sources = {name for f in formats() for name in options_of(f.open_options)}
     for name in given(options):
         if name in options_of(target.options) or name in of_sources:
@@ -116,21 +132,22 @@ def convert(
     on_progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Convert `src` (a path, or a Plan made before) into `dst`, which appears only when whole.
+    """Convert `src` (a path or a Plan) to `dst`, which appears only when complete.
 
-    to: target format; by default what `guess_format` makes of the names. measure: the error of each tensor (of trellis codes always).
-    options: as for `plan`. Returns the report with the measured errors. Raises InputError, PlanError, UnknownNameError, OSError.
+    to: target format, by default from `guess_format`. measure: measure the error of each tensor (always done for
+    trellis codes). options: as for `plan`. Returns the report with the measured errors. Raises InputError, PlanError,
+    UnknownNameError, OSError.
     """
     target = Path(dst)
     if isinstance(src, Plan):
-        made = src
+        plan_ = src
     else:
         refuse_target(target, Path(src), overwrite=overwrite)
-        made = plan(src, to or guess_format(target, src, **options), **options)
-    made = with_name(made, target)
-    check_disk(made, target)
+        plan_ = plan(src, to or guess_format(target, src, **options), **options)
+    plan_ = with_name(plan_, target)
+    check_disk(plan_, target)
     return execute(
-        made, target, resume=resume, overwrite=overwrite, threads=threads, measure=measure, on_progress=on_progress
+        plan_, target, resume=resume, overwrite=overwrite, threads=threads, measure=measure, on_progress=on_progress
     )
 
 
@@ -146,7 +163,7 @@ def quantize(
     measure: bool = True,
     **options: Any,
 ) -> Report:
-    """`convert` for the case that the point is to make it smaller: unless told otherwise the recipe q4_k_m, 4 bits for a Trellis folder, w8a16 for msModelSlim."""
+    """Like `convert`, with a default size: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
     to = to or guess_format(Path(dst), src, **options)
     return convert(
         src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, on_progress=on_progress,
@@ -155,14 +172,14 @@ def quantize(
 
 
 def smaller(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `quantize`, with the target's default where they do not say how small."""
+    """The options of `quantize`, with the target's default if they select no codec, recipe or bits."""
     if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
         return dict(options)
     return {**options, **_target(format_named(to)).smaller}
 
 
 def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
-    """By the target's name (.gguf), then by options that only one format has, then by the source's format; else a Hugging Face folder."""
+    """The target format: by suffix (.gguf), by options that only one format has, by the source's format; else "hf"."""
     asked = given(options)
     for form, target in targets():
         if target.suffix and dst.suffix.lower() == target.suffix:
@@ -172,14 +189,12 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
             return form.name
     if asked.keys() & {"codec", "recipe"}:
         return DEFAULT_TARGET
-    found, _ = detect(src)
-    return found.name if found.target is not None and not found.target.suffix else DEFAULT_TARGET
+    source_form, _ = detect(src)
+    return source_form.name if source_form.target is not None and not source_form.target.suffix else DEFAULT_TARGET
 
 
-def check_disk(made: Plan, dst: Path) -> None:
-    """PlanError in the first second rather than OSError in the last."""
+def check_disk(plan_: Plan, dst: Path) -> None:
+    """Raise PlanError now rather than OSError at the end."""
     free = shutil.disk_usage(dst.absolute().parent).free
-    if made.nbytes > free + held_bytes(dst.absolute()):
-        raise PlanError(
-            "not enough room on the disk", file=dst, expected=f"{made.nbytes:,} bytes", found=f"{free:,} free"
-        )
+    if plan_.nbytes > free + held_bytes(dst.absolute()):
+        raise PlanError("not enough disk space", file=dst, expected=f"{plan_.nbytes:,} bytes", found=f"{free:,} free")

@@ -1,8 +1,8 @@
-"""Carry out a plan: row blocks stream from the source's files to their slots, on several threads, errors measured on the way.
+"""Execute a plan: stream row blocks from the source's files to their slots, on several threads, measuring errors.
 
-Memory holds the row blocks in flight, never a model. A step whose codec cannot be cut by rows (I2_S, TL: one scale, one
-permutation for the tensor) holds that one tensor's codes, one byte a weight. Of trellis steps, which hold floats of a whole tensor and whose
-kernels use all processors, one is in work at a time; other steps go on beside it.
+Only the row blocks in progress are in memory, never a whole model. A step whose codec cannot be split by rows (I2_S,
+TL: one scale or one permutation per tensor) holds the codes of that tensor, one byte per weight. Trellis steps hold
+the floats of a whole tensor and their kernels use all cores, so only one runs at a time, in parallel with other steps.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["Report", "StepReport", "cores", "execute"]
 _Result: TypeAlias = tuple[ErrorSums | None, str]
 
 _CHEAP = 64
-"""Weights that are moved in the time in which one is searched for in a trellis, in round figures."""
+"""Approximate number of weights copied in the time of one trellis search."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What happened to one tensor. error is None where nothing was lost or it was not measured; note says what the scale did."""
+    """The result for one tensor. error: None if nothing was lost or it was not measured; note: about changed scales."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class StepReport:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The values as JSON-compatible types."""
         out = asdict(self)
         if self.error is not None:
             out |= {
@@ -89,11 +89,11 @@ class Report:
 
     @property
     def error(self) -> ErrorSums:
-        """Sums over all measured tensors."""
+        """Error sums over all measured tensors."""
         return sum((s.error for s in self.steps if s.error is not None), ErrorSums())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The values as JSON-compatible types."""
         total = self.error
         return {
             "path": str(self.path),
@@ -117,9 +117,10 @@ def execute(
     measure: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Write the plan's output to `dst`, which appears only when whole. threads: default all cores.
+    """Write the plan's output to `dst`, which appears only when complete. threads: default all cores.
 
-    Raises PlanError (target exists, locked, disk too small), InputError (source broken or not finite), OSError from the disk.
+    Raises PlanError (target exists, locked, disk too small), InputError (source broken or not finite), OSError from the
+    disk.
     """
     target, started = Path(dst), time.monotonic()
     refuse_target(target, plan.source.path, overwrite=overwrite)
@@ -141,7 +142,7 @@ def execute(
 
 @contextmanager
 def _kernel_threads(count: int | None) -> Iterator[None]:
-    """Within the block kernels with threads of their own use `count` of them (the process has one such number)."""
+    """Set the thread count of the native kernels (a process-wide setting) within the block."""
     before = native.threads()
     if count is not None:
         native.set_threads(min(count, 256))
@@ -153,13 +154,13 @@ def _kernel_threads(count: int | None) -> Iterator[None]:
 
 
 def cores() -> int:
-    """Processors that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux; elsewhere all there are
+    """Cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux only; elsewhere all cores
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 class _Run:
-    """The moving state of one execution: a bounded window of jobs on a thread pool."""
+    """The mutable state of one execution: a bounded window of jobs on a thread pool."""
 
     def __init__(self, plan: Plan, threads: int, measure: bool, on_progress: Callable[[Progress], None] | None) -> None:
         self.plan, self.threads, self.measure, self.on_progress = plan, threads, measure, on_progress
@@ -183,11 +184,13 @@ class _Run:
         )
 
     def _work(self, step: Step, weights: int) -> int:
-        """What so many weights of a step count towards the progress, so that the time that is left can be told from it."""
+        """The progress units of some weights of a step, weighted by duration so that the remaining time can be
+        estimated.
+        """
         return weights if step.searches or not self.searches else weights // _CHEAP
 
     def all_steps(self, staging: Staging) -> list[StepReport]:
-        """Run what the journal does not hold yet; reports in the plan's order."""
+        """Run the steps that the journal does not contain. Returns reports in the plan's order."""
         reports = {name: StepReport.from_json(entry) for name, entry in staging.done.items()}
         self.done_weights = sum(self._work(s, s.weights) for s in self.plan.steps if s.map.target in reports)
         open_blocks: dict[str, int] = {}
@@ -197,7 +200,7 @@ class _Run:
         def settle(done: set[Future[_Result]]) -> None:
             for future in [
                 f for f in pending if f in done
-            ]:  # in the order of the work: of two errors the first is said
+            ]:  # in order of submission: of two errors the first is reported
                 step, weights = pending.pop(future)
                 name = step.map.target
                 sums[name].append(future.result())
@@ -210,9 +213,9 @@ class _Run:
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
             try:
                 for step in self._ordered([s for s in self.plan.steps if s.map.target not in reports]):
-                    found = list(work.blocks(step))
-                    open_blocks[step.map.target], sums[step.map.target] = len(found), []
-                    for rows in found:
+                    row_blocks = list(work.blocks(step))
+                    open_blocks[step.map.target], sums[step.map.target] = len(row_blocks), []
+                    for rows in row_blocks:
                         if len(pending) >= 2 * self.threads:
                             settle(wait(pending, return_when=FIRST_COMPLETED).done)
                         job = (lane if step.alone else pool).submit(self._job, step, rows, staging)
@@ -222,18 +225,18 @@ class _Run:
                         )
                 while pending:
                     settle(wait(pending, return_when=FIRST_COMPLETED).done)
-            finally:  # after an error or an interrupt: what has begun ends early, the rest never starts
+            finally:  # after an error or an interrupt: running jobs stop early, others never start
                 self.stop.set()
                 for future in pending:
                     future.cancel()
         return [reports[s.map.target] for s in self.plan.steps]
 
     def _ordered(self, steps: list[Step]) -> list[Step]:
-        """The steps in the order of the work; calibration runs here."""
+        """The steps in execution order; calibration runs here."""
         return steps if self.worker is None else self.worker.order(steps)
 
     def _calibrated(self, share: float) -> None:
-        """The model has come so far through the calibration text."""
+        """Report the share of the calibration that is done."""
         if self.stop.is_set():
             raise InterruptedError("the conversion ended before its calibration did")
         self.calibrated = share
@@ -254,22 +257,22 @@ class _Run:
         name = step.map.target
         if error is not None:
             self._refuse_infinite(step, error)
-        made = "constant" if name in self.plan.translation.constants else "calibration"
-        source = str(step.source) if step.source is not None else made
+        origin = "constant" if name in self.plan.translation.constants else "calibration"
+        source = str(step.source) if step.source is not None else origin
         notes = "; ".join(dict.fromkeys(n for _, n in results if n))
         return StepReport(name, step.map.shape, step.action.value, source, str(step.target), step.nbytes, error, notes)
 
     def _refuse_infinite(self, step: Step, error: ErrorSums) -> None:
         if not error.finite:
             raise InputError(
-                "holds NaN or infinity",
+                "contains NaN or infinity",
                 file=self.plan.source.path,
                 tensor=step.map.origin,
-                hint="polyquant validate names them all",
+                hint="polyquant validate lists all of them",
             )
 
     def _job(self, step: Step, rows: slice | None, staging: Staging) -> _Result:
-        """One row block, or one whole tensor: read, convert, measure, write."""
+        """Read, convert, measure and write one row block, or one whole tensor."""
         if self.stop.is_set():
             return None, ""
         name = step.map.target

@@ -1,4 +1,4 @@
-"""What a plan says of rules that do not do what they seem to, and of stacks of experts: a stack has one codec."""
+"""Warnings of a plan about rules without effect, and about stacks of experts: a stack has one codec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["mixed_stacks", "rule_notices"]
 
 
 def mixed_stacks(steps: Sequence[Step]) -> Iterator[str]:
-    """A warning where quantized experts of several codecs become one stack."""
+    """Yield a warning if quantized experts of several codecs become one stack."""
     mixed = [(s, codecs) for s in _stacks(steps) if s.action is not Action.QUANTIZE and len(codecs := _codecs(s)) > 1]
     if mixed:
         step, codecs = mixed[0]
@@ -24,12 +24,12 @@ def mixed_stacks(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def rule_notices(rules: Sequence[Rule], facts: Facts, steps: Sequence[Step]) -> Iterator[str]:
-    """A warning for each rule that matches no tensor, or some experts of a stack alone."""
+    """Yield a warning for each rule that matches no tensor, or only some experts of a stack."""
     for rule in rules:
-        said = f"--rule {printable(f'{rule.match}={rule.codec}')}"
+        flag = f"--rule {printable(f'{rule.match}={rule.codec}')}"
         if not any(rule.named((s.map.target, *s.map.sources), facts) for s in steps):
             name = next((s.map.target for s in steps if not s.map.is_vector), "")
-            yield f"{said} matches no tensor; names are like {printable(name)}"
+            yield f"{flag} matches no tensor; tensor names look like {printable(name)}"
             continue
         partly = [
             (s, len(named))
@@ -39,9 +39,10 @@ def rule_notices(rules: Sequence[Rule], facts: Facts, steps: Sequence[Step]) -> 
         ]
         if partly:
             step, count = partly[0]
-            more = f"; so in {len(partly) - 1} more stacks" if len(partly) > 1 else ""
+            more = f"; same for {len(partly) - 1} more stacks" if len(partly) > 1 else ""
             yield (
-                f"{said} matches {count} of the {len(step.map.sources)} experts of {printable(step.map.target)}, and a stack has one codec: "
+                f"{flag} matches {count} of the {len(step.map.sources)} experts of {printable(step.map.target)}, and "
+                "a stack has one codec: "
                 f"all get {step.target.name}{more}"
             )
 

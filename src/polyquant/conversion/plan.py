@@ -1,8 +1,10 @@
-"""What will be done, decided before any work: each tensor's codec, action and exact bytes, and where every byte will lie.
+"""Plan a conversion before any work: each tensor's codec, action and exact size, and the place of every byte.
 
-    open -> translate (names, row order, metadata) -> recipe and target (codecs) -> prepare (what needs data) -> lay out (headers, offsets)
+    open -> translate (names, row order, metadata) -> recipe and target (codecs) -> prepare (steps that need data) ->
+    lay out (headers, offsets)
 
-Everything that can be refused is refused here: unreadable input, codecs that do not fit, lossy steps without leave.
+Everything that can be rejected is rejected here: unreadable input, codecs that do not fit, lossy steps without
+--requantize.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyquant.calibration.importance import unreached, unreached_notice
-from polyquant.capabilities import Fitted, MayOnlyRead, WholeNumbers, claims
+from polyquant.capabilities import Fitted, MaybeIntegers, MayOnlyRead, claims
 from polyquant.conversion.notices import mixed_stacks, rule_notices
 from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
@@ -24,7 +26,7 @@ from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
-from polyquant.types import F32, Action, Checkpoint, TensorMap, TensorSpec, Translation, Weight
+from polyquant.types import F32, Action, Checkpoint, Codec, TensorMap, TensorSpec, Translation, Weight
 
 __all__ = ["make_plan"]
 
@@ -44,19 +46,20 @@ def make_plan(
     importance: Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
 ) -> Plan:
-    """Decide everything. form: the source's format. options: of `target`, which writes the format `to`. codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs.
+    """Make the plan. form: the source's format. options: those of `target`, which writes the format `to`.
 
-    on_tensor: told (done, all, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without `requantize`, for
-    models that are not fully known without `allow_unknown`, UnknownNameError, InputError.
+    codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. on_tensor: called
+    with (done, total, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without
+    `requantize` and for models that are not fully known without `allow_unknown`; UnknownNameError, InputError.
     """
     if codec and recipe:
-        raise PlanError("give a codec or a recipe, not both")
+        raise PlanError("codec and recipe are mutually exclusive")
     base = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
     chosen = target.recipe(base, rules, options, named=bool(codec or recipe))
     target.refuse(options, importance)
     translation = _translate(source, form, target, chosen, options)
     if translation.unknown and not allow_unknown:
-        raise PlanError(translation.unknown[0], file=source.path, hint="--allow-unknown writes it all the same")
+        raise PlanError(translation.unknown[0], file=source.path, hint="pass --allow-unknown to write it anyway")
     options = target.for_model(source, translation, options)
     planning = Planning(
         source, target, translation, chosen, _facts(source, translation, importance), options,
@@ -78,20 +81,20 @@ def make_plan(
 
 @no_collection()
 def _translate(source: Checkpoint, form: Format, target: Target, recipe: Recipe, options: Any) -> Translation:
-    """Names, metadata and files as they are where source and target name things alike, else in the target's words.
+    """Names, metadata and files: unchanged if source and target share a naming scheme, else translated.
 
-    Tensors are in the model's order, but for GGUF that stays GGUF: its writers sort, and what copies keeps their order.
+    Tensors are sorted into the model's order, except from GGUF to GGUF, which keeps the order of the source.
     """
     found = form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
     return found if source.naming == target.naming == "gguf" else replace(found, tensors=model_order(found.tensors))
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
-    """Numbers for the rules, from the metadata that the target will carry."""
+    """Facts for the rules, from the target's metadata."""
 
     def number(key: str) -> int:
-        found = translation.metadata.get(f"{translation.architecture}.{key}")
-        return int(found.value) if found is not None and isinstance(found.value, int) else 0
+        entry = translation.metadata.get(f"{translation.architecture}.{key}")
+        return int(entry.value) if entry is not None and isinstance(entry.value, int) else 0
 
     heads, kv = number("attention.head_count"), number("attention.head_count_kv")
     names = {t.target for t in translation.tensors}
@@ -104,13 +107,13 @@ def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str
 
 
 def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -> Step:
-    """Raises PlanError for a codec that cannot hold the tensor."""
+    """Plan one tensor. Raises PlanError for a codec that cannot hold it."""
     weights = [source[name] for name in tensor.sources]
     _refuse_shapes(source, weights, tensor)
     try:
         target, why = choose()
         if claims(target, Fitted):  # type: ignore[type-abstract]
-            target.fit(tensor.shape)  # its options must be known now, not when the work gets there
+            target.fit(tensor.shape)  # fix its options now, not when the step runs
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
         action = action_of(weights, target, tensor)
         _refuse_unwritable(weights, target, action)
@@ -119,31 +122,36 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
             str(problem),
             file=source.path,
             tensor=tensor.origin,
-            hint=None if problem.hint else f"give it another codec: --rule '{tensor.target}=f16'",
+            hint=None if problem.hint else f"choose another codec: --rule '{tensor.target}=f16'",
         ) from None
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
     return Step(tensor, common(weights), target, action, why, nbytes, sources=specs)
 
 
 def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action) -> None:
-    """Raises CodecError for codes that nothing makes of these weights."""
-    if action in (Action.QUANTIZE, Action.REQUANTIZE) and claims(target, MayOnlyRead) and not target.writable:
+    """Raise CodecError for a codec that these weights cannot be written in."""
+    searched = action in (Action.QUANTIZE, Action.REQUANTIZE)
+    if searched and claims(target, MayOnlyRead) and not target.writable:  # type: ignore[type-abstract]
         raise CodecError(f"{target} can be read, not written", hint="choose another codec, e.g. q4_k")
-    if _whole(target) and action is not Action.COPY and not all(_whole(w.codec) for w in weights):
+    if _is_integer(target) and action is not Action.COPY and not all(_is_integer(w.codec) for w in weights):
         raise CodecError(f"{target} holds integers, and the weights are floats", hint="choose a float codec, e.g. bf16")
 
 
-def _whole(codec: Codec) -> bool:
-    return claims(codec, WholeNumbers) and codec.whole
+def _is_integer(codec: Codec) -> bool:
+    return claims(codec, MaybeIntegers) and codec.is_integer  # type: ignore[type-abstract]
 
 
 def _refuse_shapes(source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> None:
-    """Raises InputError for sources that do not give the shape that the translation promises."""
-    found = tensor.op.shape([w.shape for w in weights], tensor.target)
-    if found != tensor.shape:
+    """Raise InputError if the sources do not give the shape of the translation."""
+    shape = tensor.op.shape([w.shape for w in weights], tensor.target)
+    if shape != tensor.shape:
         raise InputError(
-            "its sources give another shape", file=source.path, tensor=tensor.target, expected=list(tensor.shape), found=list(found)
-        )  # fmt: skip
+            "its sources give a different shape",
+            file=source.path,
+            tensor=tensor.target,
+            expected=list(tensor.shape),
+            found=list(shape),
+        )
 
 
 def _constant(name: str, values: F32) -> Step:
@@ -158,17 +166,20 @@ def _constant(name: str, values: F32) -> Step:
 
 
 def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> tuple[str, ...]:
-    """Warnings about an importance file that does not belong to this model. Raises PlanError for rows of another length, or another number of experts."""
+    """Warnings about an importance file that does not belong to this model.
+
+    Raises PlanError for a wrong row length or number of experts.
+    """
     if not importance:
         return ()
     for s in steps:
-        found = importance.get(s.map.target)
-        if found is not None and found.shape not in importance_shapes(s.map.shape):
+        values = importance.get(s.map.target)
+        if values is not None and values.shape not in importance_shapes(s.map.shape):
             raise PlanError(
-                "importance has another length than the tensor's rows",
+                "importance does not match the length of the tensor's rows",
                 tensor=s.map.target,
                 expected=" or ".join(str(list(x)) for x in importance_shapes(s.map.shape)),
-                found=list(found.shape),
+                found=list(values.shape),
             )
     named = {s.map.target for s in steps}
     missing = [
@@ -180,19 +191,20 @@ def _mismatches(steps: Sequence[Step], importance: Mapping[str, F32] | None) -> 
     mixed = [s.map.target for s in steps if s.searches and getattr(importance.get(s.map.target), "ndim", 1) > 1]
     if mixed:
         out.append(
-            f"{len(mixed)} stacks take the mean importance of their experts: their codec mixes the rows of all (first: {mixed[0]})"
+            f"{len(mixed)} stacks use the mean importance of their experts: their codec mixes the rows of all experts "
+            f"(first: {mixed[0]})"
         )
-    if left := {s.map.target: none for s in steps if (none := unreached(importance.get(s.map.target)))}:
-        first, experts = next(iter(left.items()))
-        out.append(f"{unreached_notice(left)} (first: {_listed(experts)} of {first})")
-    if strangers := [n for n in importance if n not in named]:
-        out.append(f"importance names {len(strangers)} tensors that the model lacks, e.g. {strangers[0]}")
+    if unreached_experts := {s.map.target: none for s in steps if (none := unreached(importance.get(s.map.target)))}:
+        first, experts = next(iter(unreached_experts.items()))
+        out.append(f"{unreached_notice(unreached_experts)} (first: {_listed(experts)} of {first})")
+    if extra := [n for n in importance if n not in named]:
+        out.append(f"importance names {len(extra)} tensors that the model lacks, e.g. {extra[0]}")
     if missing:
         out.append(f"{len(missing)} quantized tensors have no importance, e.g. {missing[0]}")
     return tuple(out)
 
 
 def _listed(experts: Sequence[int], most: int = 8) -> str:
-    """Expert 3, experts 3, 7 and 11 ..."""
+    """A list of expert numbers: "expert 3", "experts 3, 7, 11 and 4 more"."""
     more = f" and {len(experts) - most} more" if len(experts) > most else ""
     return f"expert{'s' * (len(experts) > 1)} {', '.join(map(str, experts[:most]))}{more}"

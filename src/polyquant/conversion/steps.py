@@ -1,4 +1,4 @@
-"""A conversion that is decided: its steps, and what they amount to in bytes, bits and memory."""
+"""A planned conversion: its steps and its size in bytes, bits and memory."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ from polyquant.types import (
 __all__ = ["Plan", "with_name"]
 
 TRELLIS_BYTES = 36
-"""Working memory of a search for trellis codes or of their decoding, per weight of the one tensor that is in work."""
+"""Working memory per weight of a trellis search or decoding; one tensor at a time."""
 
 HESSIAN_BYTES = 44
-"""Working memory for each of the K x K numbers of a Hessian: as collected for the inputs of a layer, rotated, and its factor in float64."""
+"""Working memory per element [K, K] of a Hessian: as collected, rotated, and its factor in float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion, ready to run. target: of the format; options: an instance of its class of options; method: how codes are searched; text: what the
-    model reads to show what its layers read, a file or OWN_TEXT.
+    """A conversion, ready to run.
+
+    options: an instance of the target's option class. method: how codes are searched. text: the calibration text, a
+    file or OWN_TEXT.
     """
 
     source: Checkpoint
@@ -70,13 +72,13 @@ class Plan:
 
     @property
     def quantized_bpw(self) -> float:
-        """Effective bits per weight of the tensors that are not floats, every part counted; 0 if there are none."""
+        """Effective bits per weight of the quantized tensors, every part counted; 0 if there are none."""
         quantized = [s for s in self.steps if s.target.form is not Floats]
         return 8 * sum(s.nbytes for s in quantized) / max(1, sum(s.weights for s in quantized))
 
     @property
     def peak_memory(self) -> int:
-        """Upper estimate of working memory for two threads, in bytes, without interpreter and libraries."""
+        """Upper estimate of the working memory of two threads, in bytes, without interpreter and libraries."""
         text = self.text
 
         def need(step: Step) -> int:
@@ -87,20 +89,20 @@ class Plan:
                 return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if text is not None else 0)
             return rows * k * (3 if step.target.form is Ternary else 10)
 
-        learning = [s for s in self.steps if s.searches or s.target.form is Affine]
-        widths = Counter(as_matrix(s.map.shape)[1] for s in learning if text is not None)
+        calibrated = [s for s in self.steps if s.searches or s.target.form is Affine]
+        widths = Counter(as_matrix(s.map.shape)[1] for s in calibrated if text is not None)
         hidden = widths.most_common(1)[0][0] if widths else 0
-        held = _held_of_experts(learning) if text is not None else 0
-        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * hidden + held
+        expert_bytes = _expert_bytes(calibrated) if text is not None else 0
+        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * hidden + expert_bytes
 
     @property
     def actions(self) -> Counter[Action]:
-        """How many tensors each action takes."""
+        """Number of tensors per action."""
         return Counter(s.action for s in self.steps)
 
     @property
     def fingerprint(self) -> str:
-        """Names this very job: source files, steps and header bytes. A journal of another job is never resumed."""
+        """A hash of source files, steps and header bytes. Only a journal with the same hash is resumed."""
         h = hashlib.sha256()
         root = self.source.path
         states = {path.absolute(): state_of(path.stat()) for path in (_files(root) if root.is_dir() else [root])}
@@ -124,21 +126,23 @@ class Plan:
 
 _LAYER = re.compile(r"\D*\d+")
 _DENSE = 8
-"""A layer without experts has no more matrices of one shape."""
+"""Most matrices of one shape in a layer without experts."""
 
 
-def _held_of_experts(learning: Sequence[Step]) -> int:
-    """Upper estimate of what calibration holds of one layer's experts: Hessians, or of gate and up, which are twice as many as down, the inputs of all
-    tokens (calibration.hessians)."""
+def _expert_bytes(calibrated: Sequence[Step]) -> int:
+    """Upper estimate of the calibration memory for the experts of one layer, in bytes.
+
+    Hessians, or for gate and up, which are twice as many as down, the inputs of all tokens (calibration.hessians).
+    """
     layers: dict[str, Counter[tuple[int, int]]] = {}
-    for s in learning:
+    for s in calibrated:
         if (place := _LAYER.match(s.map.target)) is not None:
             layers.setdefault(place[0], Counter())[as_matrix(s.map.shape)] += 1
-    return max((sum(_held(shapes, *shape) for shape in shapes) for shapes in layers.values()), default=0)
+    return max((sum(_matrix_bytes(shapes, *shape) for shape in shapes) for shapes in layers.values()), default=0)
 
 
-def _held(shapes: Counter[tuple[int, int]], n: int, k: int) -> int:
-    """Of the matrices [n, k] of a layer, if they are those of experts."""
+def _matrix_bytes(shapes: Counter[tuple[int, int]], n: int, k: int) -> int:
+    """Bytes for the matrices [n, k] of a layer if they belong to experts, else 0."""
     count, back = shapes[n, k], shapes[k, n]
     if count <= _DENSE:
         return 0
@@ -146,16 +150,16 @@ def _held(shapes: Counter[tuple[int, int]], n: int, k: int) -> int:
 
 
 def _files(root: Path) -> list[Path]:
-    """What lies in a folder and in the folders of its layers (Trellis v2)."""
+    """Files of a folder and of its layer folders (Trellis v2)."""
     return [p for top in sorted(root.iterdir()) for p in ([top, *sorted(top.iterdir())] if top.is_dir() else [top])]
 
 
 _MEMBER = re.compile(r".*?(?=-\d{5}-of-\d{5}\.)")
-"""What stands before the number of a member of a split model."""
+"""The name of a split file before its number."""
 
 
 def with_name(plan: Plan, path: Path) -> Plan:
-    """The same plan under the target's own name: a file, or the members of a split model NAME-00001-of-0000N.gguf."""
+    """The same plan with the target's file name, or the names NAME-00001-of-0000N.gguf of a split model."""
     if plan.layout.folder:
         return plan
     new, single = path.name.removesuffix(plan.target.suffix), len(plan.layout.files) == 1

@@ -1,8 +1,8 @@
-"""What one step does to one tensor: whole, or a block of its rows.
+"""Convert one tensor, at once or in blocks of rows.
 
-A step yields `Piece`s: parts of the rows from `start` on, ready to be written, with the error that was measured on the way. Memory holds one
-piece of a step that streams. A tensor that cannot be cut (I2_S, TL: one scale, one permutation; trellis codes: rotated as a whole) is held once.
-How the rows come from the sources is the operation's business (polyquant.operations, polyquant.rows).
+A step yields `Piece`s: parts of rows, ready to be written, with their measured error. A streaming step holds one piece
+in memory. A tensor that cannot be split (I2_S, TL: one scale or one permutation; trellis codes: rotated as a whole) is
+held once. polyquant.operations and polyquant.rows get the rows from the sources.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = ["blocks", "floats", "stream", "whole"]
 
 
 def blocks(step: Step) -> Iterator[slice | None]:
-    """Row blocks of a step; one None where it cannot be cut."""
+    """Row blocks of a step; one None if it cannot be split."""
     rows, _ = as_matrix(step.map.shape)
-    remade_vector = not isinstance(step.map.op, Same) and len(step.map.shape) == 1  # one row as codecs see it
+    remade_vector = not isinstance(step.map.op, Same) and len(step.map.shape) == 1  # a vector is one row for codecs
     if not step.streams or step.map.ternarize or rows == 0 or remade_vector:
         yield None
         return
@@ -52,7 +52,7 @@ def blocks(step: Step) -> Iterator[slice | None]:
 
 
 def stream(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
-    """Rows [a, b) of the target, for a step that streams."""
+    """Convert rows [a, b) of the target of a streaming step."""
     _, k = as_matrix(step.map.shape)
     weights, n = _weights(plan, step), rows.stop - rows.start
     if step.action is Action.COPY:
@@ -63,7 +63,7 @@ def stream(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
     if isinstance(step.map.op, Same) and weights[0].codec.row_sliced:
         parts = weights[0].read(
             rows
-        )  # kept to the end: memory that is given back at once is faulted in again for every block
+        )  # kept until return: memory freed earlier would be faulted in again for every block
         w = weights[0].codec.dequantize(parts, (n, k))
     else:
         w = float_rows(weights, step.map.op, rows)
@@ -77,7 +77,7 @@ def _weights(plan: Plan, step: Step) -> list[Weight]:
 
 
 def _transcoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bool) -> tuple[Parts, ErrorSums | None]:
-    """Equal codes as parts of the target."""
+    """Repack equal codes as parts of the target."""
     assert step.source is not None
     if step.target.form is Ternary and step.source.form is Ternary:
         return transcode(parts, shape, step.source, step.target)[0], None
@@ -87,7 +87,10 @@ def _transcoded(step: Step, parts: Parts, shape: tuple[int, int], *, measure: bo
 
 
 def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
-    """Rows [start, start + n) as parts of the target. importance: [K], or [experts, K] of a stack, whose matrices then are quantized one by one."""
+    """Quantize rows [start, start + n) to parts of the target.
+
+    importance: [K], or [experts, K] for a stack, whose matrices are then quantized one by one.
+    """
     target = step.target
     if target.form is Floats:
         return target.pack(Floats(w))
@@ -95,21 +98,21 @@ def _packed(step: Step, w: F32, start: int, importance: F32 | None) -> Parts:
         return target.pack(target.quantize(w, importance=shared_importance(importance)))
     n = step.map.shape[-2]
     cuts = [start, *range((start // n + 1) * n, start + len(w), n), start + len(w)]
-    found = [
+    packed = [
         target.pack(target.quantize(w[a - start : b - start], importance=importance[a // n])) for a, b in pairwise(cuts)
     ]
-    return {part: np.concatenate([f[part] for f in found]) for part in found[0]} if len(found) > 1 else found[0]
+    return {part: np.concatenate([p[part] for p in packed]) for part in packed[0]} if len(packed) > 1 else packed[0]
 
 
 def _keeps_codes(step: Step) -> bool:
-    """True if codes on an affine grid move: into another codec, or in another order."""
+    """True if affine codes are kept, in another codec or another order."""
     assert step.source is not None
     moved = step.action is Action.COPY and not isinstance(step.map.op, Same) and step.source.form is Affine
     return moved or (step.action is Action.TRANSCODE and Affine in (step.source.form, step.target.form))
 
 
 def _recoded(step: Step, codes: Affine, *, measure: bool) -> tuple[Parts, ErrorSums | None]:
-    """The same codes as parts of the target. Its error is that of scales that were rounded."""
+    """Pack the same codes as parts of the target. The error is that of rounded scales."""
     out = recoded(codes, step.target)
     return out, _rounding(step, codes, out, codes.codes.shape) if measure else None
 
@@ -121,23 +124,23 @@ def _codes_of(codec: Codec, parts: Parts, shape: tuple[int, int]) -> Affine:
 
 
 def _moved_codes(weights: Sequence[Weight], step: Step, *, measure: bool) -> Piece:
-    """Codes on affine grids, of each source by itself, as rows of the target."""
+    """Affine codes of all sources, each unpacked separately, as rows of the target."""
     op, shapes = step.map.op, [w.shape for w in weights]
     index = np.arange(as_matrix(step.map.shape)[0])
-    found = []
+    recoded_sources = []
     for weight, rows in zip(weights, op.needs(index, shapes), strict=True):
         codes = _codes_of(weight.codec, weight.read(), as_matrix(weight.shape))
         codes = codes if isinstance(op, Same) else reordered(codes, rows)
-        found.append(_recoded(step, codes, measure=measure))
-    errors = [error for _, error in found if error is not None]
-    parts = found[0][0]
-    if len(found) > 1:
-        parts = {part: op.make([f[part] for f, _ in found], index, shapes) for part in parts}
+        recoded_sources.append(_recoded(step, codes, measure=measure))
+    errors = [error for _, error in recoded_sources if error is not None]
+    parts = recoded_sources[0][0]
+    if len(recoded_sources) > 1:
+        parts = {part: op.make([source[part] for source, _ in recoded_sources], index, shapes) for part in parts}
     return Piece(parts, error=sum(errors, ErrorSums()) if errors else None)
 
 
 def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> ErrorSums:
-    """What the target's scales changed, some rows at a time."""
+    """The error of the target's rounded scales, computed in row blocks."""
     after, total = affine_of(step.target, out, shape), ErrorSums()
     for a in range(0, shape[0], step.block_rows):
         rows = slice(a, min(shape[0], a + step.block_rows))
@@ -148,7 +151,7 @@ def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> 
 
 
 def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
-    """A tensor that is read whole."""
+    """Convert a tensor that is read at once."""
     weights, op = _weights(plan, step), step.map.op
     same, weight = isinstance(op, Same), weights[0]
     source, target, shape = weight.codec, step.target, step.map.shape
@@ -168,7 +171,7 @@ def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
 
 
 def floats(source: Checkpoint, step: Step) -> F32:
-    """The whole target of a step, float32 [rows, K]."""
+    """All floats of a step's target, float32 [rows, K]."""
     weights = [source[name] for name in step.map.sources]
     if step.map.ternarize:
         w = step.map.op.reference([absmean_floats(w).reshape(w.shape) for w in weights])
@@ -178,7 +181,7 @@ def floats(source: Checkpoint, step: Step) -> F32:
 
 
 def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[Piece]:
-    """Floats that are at hand whole, into a codec: by row blocks where it can be cut."""
+    """Quantize floats in memory, by row blocks if the codec is row_sliced."""
     target, importance = step.target, plan.importance.get(step.map.target)
     size = step.block_rows if target.row_sliced else max(1, len(w))
     for a in range(0, max(1, len(w)), size):
@@ -189,7 +192,11 @@ def _from_floats(plan: Plan, step: Step, w: F32, *, measure: bool) -> Iterator[P
 
 
 def _ternary_codes(weight: Weight, step: Step) -> Ternary:
-    """Codes of a whole tensor, one byte a weight: ternary already, a BitNet master weight, or floats that must be ternary."""
+    """Ternary codes of a whole tensor, one byte per weight.
+
+    The source is ternary, a BitNet master weight, or floats with ternary values. Raises CodecError if one scale
+    does not fit.
+    """
     rows, k = as_matrix(weight.shape)
     if weight.codec.form is Ternary:
         codes: Ternary = weight.codec.unpack(weight.read(), weight.shape)
@@ -197,27 +204,27 @@ def _ternary_codes(weight: Weight, step: Step) -> Ternary:
     if step.map.ternarize:
         return absmean_codes(weight)
     out, scale = np.empty((rows, k), np.int8), np.float32(0)
-    held = None if weight.codec.row_sliced else weight.codec.dequantize(weight.read(), (rows, k))
+    dense = None if weight.codec.row_sliced else weight.codec.dequantize(weight.read(), (rows, k))
     for a in range(0, rows, step.block_rows):
         part = slice(a, min(rows, a + step.block_rows))
-        floats = weight.codec.dequantize(weight.read(part), (part.stop - a, k)) if held is None else held[part]
+        floats = weight.codec.dequantize(weight.read(part), (part.stop - a, k)) if dense is None else dense[part]
         block = step.target.quantize(floats)
         assert isinstance(block, Ternary)
         out[part] = block.codes
-        found = np.float32(block.scale.max())
-        if found != 0 and scale not in (0, found):
+        block_scale = np.float32(block.scale.max())
+        if block_scale != 0 and scale not in (0, block_scale):
             raise CodecError(
                 "rows have different scales; one scale per tensor cannot hold them",
                 expected=scale,
-                found=found,
+                found=block_scale,
                 hint="choose tq1_0 or tq2_0",
             )
-        scale = max(scale, found)
+        scale = max(scale, block_scale)
     return Ternary(out, np.array([scale], np.float32))
 
 
 def _joined_codes(codes: Sequence[Ternary], weights: Sequence[Weight], step: Step) -> Ternary:
-    """The codes of the sources as the operation joins them; scales that differ become one for each row."""
+    """The joined codes of the sources; scales that differ become one per row."""
     op, shapes = step.map.op, [w.shape for w in weights]
     if isinstance(op, Same):
         return codes[0]

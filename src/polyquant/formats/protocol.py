@@ -32,7 +32,7 @@ __all__ = [
     "Format",
     "OnTensor",
     "Planning",
-    "SaysLayerTypes",
+    "ReportsLayerTypes",
     "Target",
     "Worker",
 ]
@@ -96,7 +96,7 @@ class ChecksConsumers(Protocol):
 
 
 @runtime_checkable
-class SaysLayerTypes(Protocol):
+class ReportsLayerTypes(Protocol):
     """A format whose files say the quantization type of every layer."""
 
     def layer_types(self, checkpoint: Checkpoint) -> Mapping[str, str]:

@@ -1,1 +1,1 @@
-"""Which codec each tensor gets: mixes by name and rules."""
+"""Recipes: named mixes and rules that choose each tensor's codec."""

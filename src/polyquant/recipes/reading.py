@@ -1,7 +1,7 @@
 """Recipes by name, from files and from the command line.
 
-Built-in recipes (`recipes.toml`) are the mixes that people know by name (Q4_K_M, ...). A recipe file of one's own has the same form, a rule on the
-command line is `PATTERN=CODEC`.
+Built-in recipes (`recipes.toml`) are the well-known mixes (Q4_K_M, ...). A user's recipe file has the same form; a rule
+on the command line is `PATTERN=CODEC`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["builtin_recipes", "load_recipe", "parse_rule", "uniform"]
 
 
 def parse_rule(text: str) -> Rule:
-    """`PATTERN=CODEC`. Raises PlanError on another form, UnknownNameError for a codec that does not exist."""
+    """Parse `PATTERN=CODEC`. Raises PlanError for a syntax error, UnknownNameError for an unknown codec."""
     pattern, sign, name = text.rpartition("=")
     if not sign or not pattern or not name:
-        raise PlanError(f"a rule reads PATTERN=CODEC, not '{text}'", hint="for example --rule '*ffn_down*=q6_k'")
+        raise PlanError(f"a rule has the form PATTERN=CODEC, got '{text}'", hint="for example --rule '*ffn_down*=q6_k'")
     _codec(name, "a rule takes a codec, e.g.")
     return Rule(pattern, name.lower())
 
@@ -45,10 +45,10 @@ def _codec(name: str, hint: str) -> Codec:
 
 def _from_table(name: str, table: Mapping[str, Any], source: object) -> Recipe:
     def fail(what: str) -> InputError:
-        return InputError(what, file=source, hint="see docs/recipes.md for the form of a recipe")
+        return InputError(what, file=source, hint="see docs/recipes.md for the recipe format")
 
     if unknown := set(table) - {"base", "file_type", "rules", "extends"}:
-        raise fail(f"recipe '{name}' has the unknown keys {sorted(unknown)}")
+        raise fail(f"recipe '{name}' has unknown keys {sorted(unknown)}")
     rules = []
     for entry in table.get("rules", []):
         if not isinstance(entry, dict) or not {"match", "codec"} <= set(entry) <= {
@@ -59,10 +59,10 @@ def _from_table(name: str, table: Mapping[str, Any], source: object) -> Recipe:
             "importance",
         }:
             raise fail(
-                f"recipe '{name}': a rule has match and codec, and may have layers, gqa, importance; found {entry}"
+                f"recipe '{name}': a rule needs match and codec, and may have layers, gqa, importance; found {entry}"
             )
         if entry.get("layers") not in (None, *LAYERS):
-            raise fail(f"recipe '{name}': layers is one of {', '.join(LAYERS)}; found {entry['layers']}")
+            raise fail(f"recipe '{name}': layers must be one of {', '.join(LAYERS)}; found {entry['layers']}")
         codec(entry["codec"])
         rules.append(Rule(**entry))
     base = table.get("base")
@@ -77,15 +77,15 @@ def _from_table(name: str, table: Mapping[str, Any], source: object) -> Recipe:
 
 @cache
 def builtin_recipes() -> Mapping[str, Recipe]:
-    """The recipes that ship, by name."""
+    """The built-in recipes by name."""
     text = files("polyquant.recipes").joinpath("recipes.toml").read_text(encoding="utf-8")
     return {name: _from_table(name, table, "recipes.toml") for name, table in tomllib.loads(text).items()}
 
 
 def load_recipe(name: str) -> Recipe:
-    """A built-in recipe or a `.toml` file.
+    """Load a built-in recipe or a `.toml` file.
 
-    Raises UnknownNameError with near names, also for the name of a codec; InputError for a file that is not a recipe.
+    Raises UnknownNameError with close names, also for the name of a codec; InputError for an invalid file.
     """
     key = name.lower()
     known = builtin_recipes()
@@ -105,7 +105,9 @@ def load_recipe(name: str) -> Recipe:
 
 
 def uniform(name: str) -> Recipe:
-    """One codec for every matrix. A ternary codec cannot hold embeddings, so these keep its recipe's types."""
+    """A recipe with one codec for every matrix. Ternary codecs cannot hold embeddings, which keep the types of their
+    recipe.
+    """
     key = _codec(name, f"use --recipe {name.lower()}, or --codec with").name
     known = builtin_recipes()
     family = key.removeprefix("trinity.")

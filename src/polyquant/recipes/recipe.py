@@ -1,6 +1,6 @@
-"""Which codec each tensor gets. A recipe is ordered rules over tensor names; the first match wins.
+"""A recipe: ordered rules over tensor names that choose codecs; the first match wins.
 
-Patterns are shell globs over the target's tensor name or the source's. Where recipes come from: reading.py.
+Patterns are shell globs over the target's or the source's tensor name. reading.py loads recipes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FALLBACK = {
     **dict.fromkeys(("tq1_0", "tq2_0"), "q4_0"),
     **{"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"},
 }
-"""Where rows are no multiple of 256 weights: the type with blocks of 32 that llama.cpp takes instead; after that, f16."""
+"""For rows that are not a multiple of 256: llama.cpp's substitute with blocks of 32; after that, f16."""
 
 LAYERS: dict[str, Callable[[int, int], bool]] = {
     "first_2": lambda i, n: i < 2,
@@ -33,7 +33,7 @@ LAYERS: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a rule may ask of a model: number of layers, query heads per key/value head, tied head, importance at hand."""
+    """Model facts for rules: number of layers, query heads per key/value head, tied head, importance available."""
 
     layers: int = 0
     gqa: int = 1
@@ -51,7 +51,7 @@ def _matches(pattern: str) -> Callable[[str], object]:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`match` (glob) gets `codec` if the conditions hold."""
+    """Assign `codec` to tensors that match the glob `match`, if the conditions hold."""
 
     match: str
     codec: str
@@ -60,7 +60,7 @@ class Rule:
     importance: bool = False
 
     def named(self, names: Sequence[str], facts: Facts) -> list[str]:
-        """Those of the names that match, whatever the conditions say."""
+        """The names that match, regardless of the conditions."""
         pattern = self.match
         if pattern == "output":
             pattern = "token_embd.weight" if facts.tied else "output.weight"
@@ -80,7 +80,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`base` for every matrix that no rule names (None: keep what the source has); file_type: GGUF's general.file_type."""
+    """A recipe.
+
+    base: codec of matrices without a rule (None: keep the source's); file_type: GGUF's general.file_type.
+    """
 
     name: str
     base: str | None = None
@@ -88,12 +91,12 @@ class Recipe:
     file_type: int | None = None
 
     def choose(self, names: Sequence[str], facts: Facts) -> tuple[str | None, str]:
-        """(codec name or None to keep the source's, why) of a tensor known by these names (the target's first)."""
+        """Return (codec name or None to keep the source's, reason) for a tensor with these names, the target's first."""
         for rule in self.rules:
             if rule.applies(names, facts):
                 return rule.codec, f"{self.name}: {rule.match}" + (f" ({rule.layers})" if rule.layers else "")
         return self.base, self.name
 
     def with_rules(self, rules: Sequence[Rule]) -> Recipe:
-        """The same recipe with more urgent rules in front."""
+        """The recipe with additional rules in front."""
         return replace(self, rules=(*rules, *self.rules))

@@ -14,7 +14,7 @@ import numpy as np
 from polyquant.architectures import layer_numbers
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import without_ones
-from polyquant.capabilities import Opaque, WholeNumbers
+from polyquant.capabilities import MaybeIntegers, Opaque
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.operations import Stack
 from polyquant.runtime.derived import made
@@ -90,7 +90,7 @@ class Tensors:
             raise UnsupportedError(
                 f"stored as {found.codec.name}, which cannot be decoded", file=file, tensor=found.name
             )
-        if isinstance(found.codec, WholeNumbers) and found.codec.whole:
+        if isinstance(found.codec, MaybeIntegers) and found.codec.is_integer:
             raise UnsupportedError(
                 f"whole numbers ({found.codec.name}) are no weights by themselves",
                 file=file,

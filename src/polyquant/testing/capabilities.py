@@ -12,6 +12,7 @@ from polyquant.capabilities import (
     Grouped,
     HoldsBias,
     HoldsBlocks,
+    MaybeIntegers,
     MayOnlyRead,
     Opaque,
     Ordered,
@@ -21,7 +22,6 @@ from polyquant.capabilities import (
     Swappable,
     Tiled,
     TrellisDialect,
-    WholeNumbers,
     WithBits,
     WithOffsets,
 )
@@ -92,8 +92,10 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
         rows, k = as_matrix(shape)
         assert counts.dtype == np.uint64 and counts.shape == (4,) and int(counts.sum()) == rows * k, counts
         assert codec.zero_symbol in (0, 1, 2)
-    if isinstance(codec, WholeNumbers):
-        assert codec.form is Floats and codec.unpack(parts, shape).values.dtype.kind in ("iub" if codec.whole else "fV")
+    if isinstance(codec, MaybeIntegers):
+        assert codec.form is Floats and codec.unpack(parts, shape).values.dtype.kind in (
+            "iub" if codec.is_integer else "fV"
+        )
     if isinstance(codec, DecodesRows) and codec.decodes_rows:
         whole = codec.dequantize(parts, shape)
         np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])

@@ -44,7 +44,7 @@ from polyquant.conversion.steps import Plan, with_name
 from polyquant.errors import PlanError, PolyquantError
 from polyquant.formats.protocol import Format
 from polyquant.opening import detect, open_as, open_checkpoint
-from polyquant.options import SaysTargetOptions, options_of
+from polyquant.options import DeclaresTargetOptions, options_of
 from polyquant.testing.refusals import refused
 from polyquant.types import Checkpoint, Evidence, Finding, Floats, Severity
 
@@ -90,7 +90,7 @@ def _check_names(form: Format) -> None:
     assert form.title.isprintable() and form.title.strip(), "a title for messages"
     assert isinstance(form.priority, int) and not isinstance(form.priority, bool)
     _check_options(form.open_options)
-    if isinstance(form, SaysTargetOptions):
+    if isinstance(form, DeclaresTargetOptions):
         said = None if form.target is None else form.target.options
         assert form.target_options is said, f"target_options are {form.target_options}, those of the target {said}"
     for code, text in form.findings.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from polyquant.cli.terminal import say, stream
-from polyquant.errors import PolyquantError
+from polyquant.errors import InputError, PolyquantError
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.generate import Generation, generate
 from polyquant.runtime.model import Model
@@ -120,28 +120,32 @@ class Conversation:
         return self.sampling if seed is None else replace(self.sampling, seed=seed + self.regenerated)
 
     def _prompt(self) -> list[int]:
-        """Token ids of the messages. The oldest are dropped where they leave an answer no room: down to half of the context, so that the rest of
-        the text is not computed again each time. Raises PolyquantError.
+        """Token ids of the messages. If they leave no room for an answer, drop the oldest, down to half of the context: what
+        remains is computed again, which should not happen at every turn. Raises PolyquantError, then nothing is dropped.
         """
-        context = self.model.context
+        context, messages = self.model.context, list(self.messages)
         room = context - min(self.max_tokens or _RESERVE, context // 4)
-        ids, dropped = self._ids(), 0
-        while len(ids) > room and (count := self._oldest(len(ids) - context // 2)):
-            first = len(self.opening)
-            del self.messages[first : first + count]
-            ids, dropped = self._ids(), dropped + count
-        if dropped:
+        ids = self._ids(messages)
+        while len(ids) > room and (count := self._oldest(messages, len(ids) - context // 2)):
+            del messages[len(self.opening) : len(self.opening) + count]
+            ids = self._ids(messages)
+        if len(ids) > context:
+            raise InputError(
+                "the message is longer than the model's context", expected=f"at most {context} tokens", found=len(ids)
+            )
+        if dropped := len(self.messages) - len(messages):
             say(f"(the context of {context} tokens is full: the {dropped} oldest messages are dropped)", err=True)
+        self.messages = messages
         return ids
 
-    def _ids(self) -> list[int]:
+    def _ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         tokenizer = self.model.tokenizer
-        return tokenizer.encode(render_chat(tokenizer, self.messages, name=self.template), add_special=False)
+        return tokenizer.encode(render_chat(tokenizer, messages, name=self.template), add_special=False)
 
-    def _oldest(self, tokens: int) -> int:
-        """How many messages to drop for so many tokens: questions with their answers, never the last question."""
+    def _oldest(self, messages: Sequence[dict[str, str]], tokens: int) -> int:
+        """Number of messages to drop to save so many tokens: questions with their answers, never the last question."""
         count = 0
-        for message in self.messages[len(self.opening) : -1]:
+        for message in messages[len(self.opening) : -1]:
             if tokens <= 0 and count % 2 == 0:
                 break
             tokens -= len(self.model.tokenizer.encode(message["content"], add_special=False))

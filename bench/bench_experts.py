@@ -51,8 +51,10 @@ def model(codec: str) -> Path:
     rng, kind = np.random.default_rng(0), gguf.GGMLQuantizationType[codec.upper()]
     writer = gguf.GGUFWriter(file.with_suffix(".part"), "qwen3moe")
     for key, value in (
-        ("context_length", 4096), ("embedding_length", HIDDEN), ("block_count", LAYERS), ("feed_forward_length", WIDE), ("attention.head_count", 2),
-        ("attention.head_count_kv", 1), ("attention.key_length", 64), ("attention.value_length", 64), ("expert_count", EXPERTS),
+        ("context_length", 4096), ("embedding_length", HIDDEN), ("block_count", LAYERS), ("feed_forward_length", WIDE),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1), ("attention.key_length", 64), ("attention.value_length", 64),
+        ("expert_count", EXPERTS),
         ("expert_used_count", USED), ("expert_feed_forward_length", WIDE), ("vocab_size", VOCAB),
     ):  # fmt: skip
         writer.add_uint32(f"qwen3moe.{key}", value)

@@ -19,7 +19,8 @@ from polyquant.analysis.demo import demo_model
 from polyquant.analysis.evaluate import Evaluation
 
 LLAMA = (
-    "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_k_m", "q4_1", "q4_0", "iq4_nl", "iq4_xs", "mxfp4", "q3_k_m", "q2_k",
+    "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_k_m", "q4_1", "q4_0", "iq4_nl", "iq4_xs",
+    "mxfp4", "q3_k_m", "q2_k",
 )  # fmt: skip
 BITNET = ("i2_s.x86", "i2_s.arm", "tq1_0", "tq2_0")
 WINDOW = 512

@@ -83,7 +83,8 @@ def row(name: str, made: Plan, path: Path, tokens: int) -> str:
     assert against is not None
     change = float(np.expm1(against.log_ratio.value))
     cells = [
-        name, f"{made.quantized_bpw:.3f}", f"{found.model.perplexity.value:.3f}", f"{change:+.2%} ± {100 * against.log_ratio.error:.2f}",
+        name, f"{made.quantized_bpw:.3f}", f"{found.model.perplexity.value:.3f}",
+        f"{change:+.2%} ± {100 * against.log_ratio.error:.2f}",
         f"{against.kl.value:.5f}", f"{against.top_1.value:.2%}",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"

@@ -32,7 +32,8 @@ class Tiny:
 
 
 SIZES = {
-    "vocab_size": 384, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
+    "vocab_size": 384, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 512,
     "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "tie_word_embeddings": False,
 }  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 2}
@@ -55,8 +56,10 @@ LLAMA3 = {
 def _internlm2(state: Tensors, config: Any) -> Tensors:
     """q, k and v of a key/value head lie together: wqkv = [group][q.., k, v][head size]."""
     names = {
-        "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
-        "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "embed_tokens": "tok_embeddings", "lm_head": "output",
+        "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
     }  # fmt: skip
     groups, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
 
@@ -110,14 +113,17 @@ _TINY = (
     Tiny(
         "exaone4", "Exaone4ForCausalLM", "Exaone4Config",
         {**GROUPED, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": "LLLG",
-         "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "tie_word_embeddings": True, **rope(1000000.0, **LLAMA3)},
+         "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "tie_word_embeddings": True,
+         **rope(1000000.0, **LLAMA3)},
     ),
     Tiny(
-        "internlm2", "LlamaForCausalLM", "LlamaConfig", {**GROUPED, **rope(1000000.0), "rms_norm_eps": 1e-5}, checkpoint=_internlm2,
+        "internlm2", "LlamaForCausalLM", "LlamaConfig", {**GROUPED, **rope(1000000.0), "rms_norm_eps": 1e-5},
+        checkpoint=_internlm2,
         said=_hub("internlm2", "InternLM2ForCausalLM", GROUPED, bias=False, rms_norm_eps=1e-05, rope_theta=1000000, rope_scaling={"type": "dynamic", "factor": 2.0}),
     ),
     Tiny(
-        "baichuan", "LlamaForCausalLM", "LlamaConfig", {**SIZES, **rope(10000.0), "rms_norm_eps": 1e-6}, checkpoint=_baichuan,
+        "baichuan", "LlamaForCausalLM", "LlamaConfig", {**SIZES, **rope(10000.0), "rms_norm_eps": 1e-6},
+        checkpoint=_baichuan,
         said=_hub("baichuan", "BaichuanForCausalLM", SIZES, rms_norm_eps=1e-06, model_max_length=512),
     ),
     Tiny(
@@ -146,12 +152,14 @@ _TINY = (
     Tiny(
         "granitemoe", "GraniteMoeForCausalLM", "GraniteMoeConfig",
         {**GROUPED, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
-         "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, **rope(10000.0)},
+         "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
+         "attention_multiplier": 0.125, **rope(10000.0)},
     ),
     Tiny(
         "granitemoeshared", "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig",
         {**GROUPED, "intermediate_size": 32, "shared_intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
-         "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, **rope(10000.0)},
+         "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
+         "attention_multiplier": 0.125, **rope(10000.0)},
     ),
     Tiny(
         "seed_oss", "SeedOssForCausalLM", "SeedOssConfig",
@@ -159,7 +167,8 @@ _TINY = (
         hub_style=False,
     ),
     Tiny(
-        "olmo", "OlmoForCausalLM", "OlmoConfig", {**GROUPED, "tie_word_embeddings": True, "clip_qkv": 1.5, **rope(10000.0)},
+        "olmo", "OlmoForCausalLM", "OlmoConfig",
+        {**GROUPED, "tie_word_embeddings": True, "clip_qkv": 1.5, **rope(10000.0)},
     ),
     Tiny(
         "olmo3", "Olmo3ForCausalLM", "Olmo3Config",

@@ -1,4 +1,4 @@
-"""import polyquant.hf, and transformers' `from_pretrained` loads Trellis v3 folders, weights packed.
+"""Support for Trellis v3 folders in transformers: after this import, `from_pretrained` loads them with packed weights.
 
 import polyquant.hf
 from transformers import AutoModelForCausalLM

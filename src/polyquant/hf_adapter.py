@@ -1,4 +1,4 @@
-"""The name that the Trellis v3 document gives to the way into transformers; the same as polyquant.hf."""
+"""Alias of polyquant.hf, under the name used in the Trellis v3 specification."""
 
 from polyquant.integrations.transformers.load import load_trellis_model
 

@@ -74,7 +74,7 @@ def test_gptq_in_the_order_of_activations():
     form = check("gptq.4.g32.act", parts, want)
     assert form.scale.shape == (32, 96)
     g_idx[7] = 3
-    with pytest.raises(CodecError, match="groups that are not there"):
+    with pytest.raises(CodecError, match="group indices out of range"):
         polyquant.codec("gptq.4.g32.act").unpack({**parts, "g_idx": g_idx}, want.shape)
 
 
@@ -161,9 +161,9 @@ def test_names_that_say_nothing(name):
 @pytest.mark.parametrize("name", ["gptq.4.g32", "awq.4", "compressed.i8", "chatglm.8"])
 def test_nothing_is_written(name):
     codec = polyquant.codec(name)
-    with pytest.raises(UnsupportedError, match="read, not written"):
+    with pytest.raises(UnsupportedError, match="is read-only"):
         codec.quantize(np.zeros((32, 32), np.float32))
-    with pytest.raises(UnsupportedError, match="read, not written"):
+    with pytest.raises(UnsupportedError, match="is read-only"):
         codec.pack(Affine(8, np.zeros((1, 1), np.int8), np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)))
 
 

@@ -4,7 +4,7 @@ from safetensors.numpy import load_file
 
 from golden import VECTORS
 from polyquant import codec
-from polyquant.codecs.trellis import numbers
+from polyquant.codecs.trellis import tile_values
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import native
 from polyquant.ops import trellis as ops
@@ -27,7 +27,7 @@ def golden(module):
 def test_inner_weights_are_bit_exact(module, engine):
     found, parts, shape = golden(module)
     codes = found.unpack(parts, shape)
-    inner = numbers(codes, ops.codebook(found.codebook, 16))  # [K, N]
+    inner = tile_values(codes, ops.codebook(found.codebook, 16))  # [K, N]
     same_floats(inner, EXPECTED[f"{module}.inner_f16"].astype(np.float32))
 
 
@@ -63,7 +63,7 @@ def test_scales_go_into_svh():
     with pytest.raises(CodecError, match="svh does not fit half precision"):
         found.pack(target.unpack({**moved, "scales": moved["scales"] * 1e9}, shape))
     uneven = moved["scales"] * np.linspace(1, 2, shape[0], dtype=np.float32)
-    with pytest.raises(CodecError, match="no scale for each output inside of its rotation"):
+    with pytest.raises(CodecError, match="no per-output scale inside its rotation"):
         found.pack(target.unpack({**moved, "scales": uneven}, shape))
 
 
@@ -83,7 +83,7 @@ def test_quantizes_outputs_of_all_sizes(bits, most):
 
 @pytest.mark.parametrize("name", ["exl3.0.mul1", "exl3.9.mul1", "exl3.3", "exl3.3.grid", "exl3.3.mul1.x"])
 def test_other_names_are_refused(name):
-    with pytest.raises(UnknownNameError, match="no codec is called"):
+    with pytest.raises(UnknownNameError, match="no codec is named"):
         codec(name)
 
 
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused():
     found, parts, shape = golden("mul1_k2")
     with pytest.raises(CodecError, match="multiples of 128"):
         found.specs((128, 64))
-    with pytest.raises(CodecError, match="another multiplier"):
+    with pytest.raises(CodecError, match="wrong multiplier"):
         found.dequantize({**parts, "mul1": np.array([5], np.int32)}, shape)
     with pytest.raises(CodecError, match="'trellis' does not fit"):
         found.dequantize({**parts, "trellis": parts["trellis"][:1]}, shape)
@@ -99,5 +99,5 @@ def test_what_does_not_fit_is_refused():
         found.dequantize({k: v for k, v in parts.items() if k != "mul1"}, shape)
     other = codec("trellis.2.grid")
     codes = other.unpack(other.pack(other.quantize(np.ones((128, 128), np.float32))), (128, 128))
-    with pytest.raises(CodecError, match="codes that are not"):
+    with pytest.raises(CodecError, match="codes do not belong to"):
         found.pack(codes)

@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_said(engine):
     with pytest.raises(CodecError, match="do not fit"):
         codec.unpack({"weight": np.zeros((2, 8), np.uint8), "weight_scale": scale}, (4, 8))
     for bad in (np.ones(2, np.float32), np.ones(1, np.int32)):
-        with pytest.raises(CodecError, match="one bf16 number"):
+        with pytest.raises(CodecError, match="one bf16 value"):
             codec.unpack({"weight": np.zeros((1, 8), np.uint8), "weight_scale": bad}, (4, 8))
     for scale in (np.float32(1e-40), np.float32(np.inf), np.float32(np.nan)):
         with pytest.raises(CodecError, match="cannot hold the scale"):

@@ -49,7 +49,7 @@ def test_quantizing_is_that_of_ggml(engine):
 
 def test_what_does_not_fit():
     codec, parts = polyquant.codec("hf_mxfp4"), parts_of(4, 64, 3)
-    with pytest.raises(CodecError, match="another block type"):
+    with pytest.raises(CodecError, match="a different block type"):
         codec.pack(Blocks("q4_0", np.zeros((1, 18), np.uint8)))
     with pytest.raises(CodecError, match="multiple of 32"):
         codec.specs((4, 48))

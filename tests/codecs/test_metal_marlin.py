@@ -6,7 +6,7 @@ from safetensors.numpy import load_file
 
 from golden import VECTORS
 from polyquant import codec
-from polyquant.codecs.trellis import numbers
+from polyquant.codecs.trellis import tile_values
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import hadamard_reference
@@ -76,7 +76,7 @@ def test_names_say_everything(name):
     ],
 )
 def test_other_names_are_refused(name):
-    with pytest.raises(UnknownNameError, match="no codec is called"):
+    with pytest.raises(UnknownNameError, match="no codec is named"):
         codec(name)
 
 
@@ -100,7 +100,7 @@ def test_rotated_flavour_rotates_inputs_and_swaps_nothing(shape):
     }
     ones = {"su": np.ones(k, np.float32), "sv": np.ones(n, np.float32)}
     codes = codec("metal_marlin.3.g1").unpack({**parts, **ones}, shape)
-    plain = numbers(codes, ops.codebook("grid", 3)).T * parts["scales"].T * parts["sv"][:, None]
+    plain = tile_values(codes, ops.codebook("grid", 3)).T * parts["scales"].T * parts["sv"][:, None]
     expected = hadamard_reference(np.ascontiguousarray(plain), 128) * parts["su"]
     found = codec("metal_marlin.3.h128.g1").dequantize(parts, shape)
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused():
         found.dequantize({k: v for k, v in parts.items() if k != "su"}, (16, 32))
     with pytest.raises(CodecError, match="do not divide"):
         codec("metal_marlin.4.h128").specs((16, 100))
-    with pytest.raises(CodecError, match="codes that are not"):
+    with pytest.raises(CodecError, match="codes do not belong to"):
         codec("metal_marlin.3").pack(found.unpack(parts, (16, 32)))
 
 

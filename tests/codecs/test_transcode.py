@@ -127,8 +127,8 @@ def test_what_is_said_of_the_scale(engine):
     assert said("i2_s.x86", "trinity.tq2_0", [0.3]) == (
         "scale rounded, by at most 0.00016 of its value (repeated for 512 blocks)"
     )
-    assert said("trinity.tq2_0", "i2_s.x86", [0.5]) == "scale kept exactly (512 equal ones merged into one)"
-    assert said("i2_s.x86", "trinity.i2_s", [0.3]) == "scale dropped: the target has no place for it"
+    assert said("trinity.tq2_0", "i2_s.x86", [0.5]) == "scale kept exactly (512 equal scales merged into one)"
+    assert said("i2_s.x86", "trinity.i2_s", [0.3]) == "scale dropped: the target cannot store one"
     assert said("i2_s.x86", "trinity.i2_s", [1]) == "scale kept exactly"
     assert said("trinity.i2_s", "i2_s.x86", [1]) == "scale set to 1: the source has none"
 
@@ -149,7 +149,7 @@ def test_blocks_of_32_become_blocks_of_256_if_their_scales_allow(engine):
 @pytest.mark.parametrize("name", ONE)
 def test_scales_that_differ_cannot_be_merged(name, engine):
     parts = packed("trinity.tq2_0", np.linspace(1, 2, 64 * 8).reshape(64, 8))
-    with pytest.raises(CodecError, match=r"one scale for the tensor.*requantize"):
+    with pytest.raises(CodecError, match=r"one scale per tensor.*requantize"):
         transcode(parts, (64, 256), codec("trinity.tq2_0"), codec(name))
 
 

@@ -47,5 +47,5 @@ def test_what_does_not_fit_is_said(engine):
         CODEC.quantize(np.full((1, 32), np.nan, np.float32))
     with pytest.raises(CodecError, match="fp16"):
         CODEC.pack(Ternary(np.ones((1, 32), np.int8), np.float32([1e6])))
-    with pytest.raises(CodecError, match="every 32"):
+    with pytest.raises(CodecError, match="per 32"):
         CODEC.pack(Ternary(np.ones((1, 32), np.int8), np.ones((1, 2), np.float32)))

@@ -185,7 +185,7 @@ def test_ternary_stacks(tmp_path, remade):
     assert plan.steps[0].action.value == "transcode"
     truth = np.stack([c * np.float32(0.5 * (i + 1)) for i, c in enumerate(codes)])
     np.testing.assert_array_equal(made["experts"].dequantize(), truth)
-    with pytest.raises(InputError, match=r"e0 and 2 more: .*one scale for the tensor"):
+    with pytest.raises(InputError, match=r"e0 and 2 more: .*one scale per tensor"):
         remade(path, only, ternary_layout="i2_s.x86")
 
 
@@ -201,7 +201,7 @@ def test_errors_name_the_first_source_and_how_many_more(tmp_path, remade):
     raw = bytearray(path.read_bytes())
     raw[-64 * 256 * 4 * 2 - 4 :] = b"\xff" * (64 * 256 * 4 * 2 + 4)  # NaN in `up`, the last
     path.write_bytes(raw)
-    with pytest.raises(InputError, match=r"gate and 1 more: holds NaN"):
+    with pytest.raises(InputError, match=r"gate and 1 more: contains NaN"):
         remade(path, {"gate_up": MADE["gate_up"]}, codec="q8_0")
 
 

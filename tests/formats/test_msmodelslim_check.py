@@ -234,7 +234,9 @@ def test_found_by_its_code(source, change, code, severity, line, tmp_path):
 def test_what_decodes_to_something_else_is_refused(tmp_path):
     folder = copy(STATIC, tmp_path)
     FOUND["deq_scale of 33 bits"][1](folder)
-    with pytest.raises(CodecError, match=r"no float32 in an int64 .expected 0 to 2\*\*32 - 1, found \d+ to 4294967296"):
+    with pytest.raises(
+        CodecError, match=r"not a float32 stored as int64 .expected 0 to 2\*\*32 - 1, found \d+ to 4294967296"
+    ):
         polyquant.open(folder)[f"{K}.weight"].dequantize()
 
 

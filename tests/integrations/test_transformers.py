@@ -402,7 +402,7 @@ def test_scales_that_are_not_finite_are_refused(broken, dequantize):
     from polyquant.hf import TrellisConfig
 
     folder = broken(lambda t: t.update({f"{LAYER}.scales": np.full_like(t[f"{LAYER}.scales"], np.nan)}))
-    with pytest.raises(InputError, match=r"up_proj\.weight: scales holds NaN or infinity"):
+    with pytest.raises(InputError, match=r"up_proj\.weight: scales contains NaN or infinity"):
         auto(folder, quantization_config=TrellisConfig(dequantize=dequantize))
 
 
@@ -436,7 +436,7 @@ def test_a_float_model_is_not_taken_for_a_trellis(model):
 
     with pytest.raises(UnsupportedError, match="does not say that its weights are trellis-coded"):
         auto(model.parent / "float", quantization_config=TrellisConfig())
-    with pytest.raises(UnsupportedError, match="no trellis weights here"):
+    with pytest.raises(UnsupportedError, match="no trellis weights in this folder"):
         load_trellis_model(model.parent / "float")
     with pytest.raises(UnsupportedError, match="no such activations"):
         TrellisConfig(activations="int4")

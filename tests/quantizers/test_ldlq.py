@@ -118,7 +118,7 @@ def test_a_hessian_without_numbers_is_left_aside(broken):
 
 
 def test_a_hessian_of_another_size_is_refused():
-    with pytest.raises(CodecError, match="not this weight's"):
+    with pytest.raises(CodecError, match="does not fit this weight"):
         pq.codec("trellis.3.mul1.8").quantize(np.ones((4, 8), np.float32), hessian=np.eye(4, dtype=np.float32))
 
 

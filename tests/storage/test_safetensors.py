@@ -71,7 +71,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
 
 
 HEADERS = {
-    "not an object": ([1], "does not begin with {"),
+    "not an object": ([1], "does not start with {"),
     "entry is a list": ({"a": []}, "wrong type"),
     "no dtype": ({"a": {"shape": [2], "data_offsets": [0, 8]}}, "lacks dtype"),
     "no offsets": ({"a": {"shape": [2], "dtype": "F32"}}, "lacks data_offsets"),

@@ -89,7 +89,7 @@ def test_an_error_leaves_no_folder_inside(tmp_path):
 def test_a_foreign_file_in_a_folder_inside_is_not_published(tmp_path):
     dst = tmp_path / "model"
     with (
-        pytest.raises(PlanError, match=r"another program put a file.*inner/theirs|inner/theirs.*another program"),
+        pytest.raises(PlanError, match=r"another program added a file.*inner/theirs|inner/theirs.*another program"),
         staged(dst, with_inner_file(), "job") as s,
     ):
         fill(s, "a", "b")
@@ -266,7 +266,7 @@ def test_what_another_program_puts_into_the_work_folder_stays(tmp_path):
 
 def test_a_foreign_file_among_the_output_is_not_published(tmp_path):
     with (
-        pytest.raises(PlanError, match="put a file among the output"),
+        pytest.raises(PlanError, match="added a file to the output"),
         staged(tmp_path / "m", layout(True), "job") as s,
     ):
         fill(s, "a", "b")

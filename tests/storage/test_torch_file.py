@@ -81,7 +81,7 @@ def test_opening_reads_no_payload(monkeypatch):
     ("name", "kind", "why"),
     [
         ("old.bin", UnsupportedError, "torch 1.6"),
-        ("expanded.bin", InputError, "1000000 elements cannot lie in 4 bytes"),
+        ("expanded.bin", InputError, "1000000 elements do not fit in 4 bytes"),
     ],
 )
 def test_other_genuine_files_are_refused(name, kind, why):

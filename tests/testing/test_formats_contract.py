@@ -84,14 +84,14 @@ class Wrong:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"name": "G GUF"}, "a name for --to"),
-        ({"findings": {"GGUF001": ""}}, "say what it means"),
-        ({"findings": {"HF001": "A code that is used for another finding already."}}, "codes of hf"),
+        ({"name": "G GUF"}, "not a valid name for --to"),
+        ({"findings": {"GGUF001": ""}}, "explain its meaning"),
+        ({"findings": {"HF001": "A code that is used for another finding already."}}, "already used by hf"),
         ({"open_options": Wrong}, "not frozen"),
-        ({"sniff": lambda path: Evidence("gguf", "anything")}, "for its own"),
+        ({"sniff": lambda path: Evidence("gguf", "anything")}, "claims "),
         ({"sniff": lambda path: None}, "is not recognised"),
-        ({"own_files": lambda folder, names: {"README.md"}}, "no part of a model"),
-        ({"check": lambda path: []}, "`check` finds nothing"),
+        ({"own_files": lambda folder, names: {"README.md"}}, "not part of a model"),
+        ({"check": lambda path: []}, "`check` reports nothing"),
     ],
 )
 def test_the_contract_finds_what_is_wrong(changed, says):
@@ -103,7 +103,7 @@ def test_a_target_that_rounds_silently_is_found(tiny, monkeypatch):
     from polyquant.testing import formats
 
     monkeypatch.setattr(formats, "convert", lambda *args, **kwargs: convert(*args, **{**kwargs, "measure": False}))
-    with pytest.raises(AssertionError, match="the report says 0"):
+    with pytest.raises(AssertionError, match="the report has 0"):
         check_target(registry.format_named("gguf"), tiny, codec="q8_0")
 
 

@@ -49,6 +49,6 @@ def test_codes_whose_scales_exl3_cannot_hold_are_refused(exl3, tmp_path):
     """v3 has a scale for each output inside of the rotation; EXL3 has none."""
     folder, _ = exl3
     pq.quantize(folder.parent / "float", tmp_path / "v3", to="trellis-v3", codec="trellis.2.mul1.16.exl3")
-    with pytest.raises(PolyquantError, match="no scale for each output inside of its rotation"):
+    with pytest.raises(PolyquantError, match="no per-output scale inside its rotation"):
         pq.convert(tmp_path / "v3", tmp_path / "back", to="hf", codec="exl3.2.mul1")
     assert not (tmp_path / "back").exists()

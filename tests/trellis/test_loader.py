@@ -85,15 +85,15 @@ def test_weights_by_name_and_floats():
 
 def test_what_is_not_there_is_said_in_one_line():
     loader = TrellisModelLoader(VECTORS / "v2_cuda")
-    with pytest.raises(UnknownNameError, match="no layer is called '7'"):
+    with pytest.raises(UnknownNameError, match="no layer is named '7'"):
         loader.load_layer(7)
     with pytest.raises(UnknownNameError, match=r"did you mean model\.layers\.0\.mlp\.up_proj\.weight"):
         loader.load_weight("model.layers.0.mlp.upproj.weight")
     with pytest.raises(UnsupportedError, match="not a trellis weight"):
         loader.load_weight("model.norm.weight")
-    with pytest.raises(UnsupportedError, match="load_weight reads it"):
+    with pytest.raises(UnsupportedError, match="use load_weight"):
         loader.load_float("model.layers.0.mlp.up_proj.weight")
-    with pytest.raises(UnsupportedError, match="no trellis weights here"):
+    with pytest.raises(UnsupportedError, match="no trellis weights in this folder"):
         TrellisModelLoader(demo_model("llama"))
     with pytest.raises(InputError, match="cannot be opened"):
         TrellisModelLoader(VECTORS / "nothing")
@@ -131,7 +131,7 @@ def test_components_that_are_not_finite_are_refused(tmp_path, part):
             tensors[f"{name}.{part}"] = np.full_like(tensors[f"{name}.{part}"], np.inf)
             save_file(tensors, shard)
     loader = TrellisModelLoader(folder)
-    with pytest.raises(InputError, match=f"{part} holds NaN or infinity") as caught:
+    with pytest.raises(InputError, match=f"{part} contains NaN or infinity") as caught:
         loader.load_layer(0)
     assert name in str(caught.value)
     assert loader.load_layer(1)

@@ -54,7 +54,7 @@ def test_findings_are_exit_code_1(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["--input", "{nothing}", "--output", "{out}"], "cannot be opened"),
-        (["--input", "{float}", "--output", "{out}"], "no trellis weights here"),
+        (["--input", "{float}", "--output", "{out}"], "no trellis weights in this folder"),
         (["--input", "{v2}", "--output", "{v2}"], "v2"),
         (["--input", "{v2}", "--output", "{out}", "--shard-size", "huge"], "no size of a shard"),
     ],

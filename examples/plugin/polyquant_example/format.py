@@ -163,7 +163,8 @@ class ExampleOptions:
     """Of a folder to be written."""
 
     alignment: int | None = option(
-        help="Every part begins at a multiple of so many bytes, a power of two.", type=int, low=1, high=65536, shown="32"
+        help="Every part begins at a multiple of so many bytes, a power of two.", type=int, low=1, high=65536,
+        shown="32"
     )  # fmt: skip
 
 

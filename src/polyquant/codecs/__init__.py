@@ -1,1 +1,1 @@
-"""One file per family of codecs. A codec knows arrays, never files."""
+"""Codecs, one file per family. A codec works on arrays and never touches files."""

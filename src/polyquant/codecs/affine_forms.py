@@ -1,12 +1,12 @@
-"""Codecs whose numbers are whole numbers on even levels, held against each other: which of them hold the same codes, so that a weight moves unchanged.
+"""Conversions between affine-quantized codecs that keep every code unchanged.
 
-    msModelSlim, GPTQ, AWQ, compressed-tensors, ChatGLM     codes, scales and offsets of rows or groups
+    msModelSlim, GPTQ, AWQ, compressed-tensors, ChatGLM     codes, scales and offsets per row or group
     q8_0, q5_0   8 bits, groups of 32                   q4_0   4 bits, groups of 32; code - 8
-    ternaries    -1, 0, +1 and one scale, or one for each 256 or 32 columns
+    ternaries    -1, 0, +1 with one scale, or one per 256 or 32 columns
 
-A GPTQ weight whose columns name their groups ("act") has no groups of neighbours: only its numbers can be carried over.
-Into ggml blocks scales are rounded to half precision: codes stay, and so does every weight but for at most 2^-11 of its value (more where a
-scale is below 6e-5).
+A GPTQ weight with a group index per column ("act") has no contiguous groups: only its dequantized values carry over.
+ggml blocks store scales in half precision: codes are unchanged, and each weight changes by at most 2^-11 of its
+value (more where a scale is below 6e-5).
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ __all__ = [
 ]
 
 _BLOCKS = {"q8_0": 8, "q5_0": 8, "q4_0": 4}
-"""Block types with codes around 0 -> the bits of our codes."""
+"""Block types with codes centred on 0 -> bits per code."""
 _TERNARY_GROUPS = {"tq1_0": 256, "tq2_0": 256, "trinity.tq2_0": 32}
 _WORDS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _BLOCK = 32
 _TYPES = ("q4_0", "q4_1", "q8_0")
-"""ggml types that take codes of others."""
+"""ggml types that can hold the codes of other codecs."""
 
 
 def floats_of(config: Mapping[str, Any]) -> str:
-    """The float codec that decoded weights of a model get: the type that its config.json says, else bf16."""
+    """Return the float codec for a model's decoded weights: the dtype of its config.json, else bf16."""
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, Mapping) else {}):
         for key in ("torch_dtype", "dtype"):
-            said = place.get(key)
-            if isinstance(said, str) and said.removeprefix("torch.") in _WORDS:
-                return _WORDS[said.removeprefix("torch.")]
+            dtype = place.get(key)
+            if isinstance(dtype, str) and dtype.removeprefix("torch.") in _WORDS:
+                return _WORDS[dtype.removeprefix("torch.")]
     return "bf16"
 
 
 def only_read(codec: Codec) -> bool:
-    """True for weights that GGUF, Trellis and Hugging Face folders are never written with: they leave as other codes or as floats."""
+    """True for codecs that GGUF, Trellis and Hugging Face folders are never written with: they must be converted."""
     return codec.form is Affine or isinstance(codec, FP8)
 
 
@@ -67,10 +67,10 @@ def only_read(codec: Codec) -> bool:
 
 
 def affine_of(codec: Codec, parts: Parts, shape: Shape) -> Affine | None:
-    """The codes of a weight on its levels; None for a codec whose numbers are not such. Raises CodecError if a part does not fit."""
+    """Return a weight's affine codes; None for a codec that is not affine. Raises CodecError if a part does not fit."""
     if codec.form is Affine:
-        found: Affine = codec.unpack(parts, shape)
-        return found
+        codes: Affine = codec.unpack(parts, shape)
+        return codes
     if codec.form is Ternary:
         return _of_ternary(codec.unpack(parts, shape))
     if codec.name in _BLOCKS:
@@ -85,7 +85,7 @@ def _of_ternary(form: Ternary) -> Affine:
 
 
 def _of_blocks(name: str, blocks: U8, matrix: tuple[int, int]) -> Affine:
-    """uint8 [rows, K / 32 * size] of q8_0, q5_0 or q4_0: d f16, then for 5 bits their highest, then codes."""
+    """uint8 [rows, K / 32 * size] of q8_0, q5_0 or q4_0: d f16, the fifth bits for q5_0, then codes."""
     rows, k = matrix
     cells = blocks.reshape(rows, k // _BLOCK, -1)
     scale = np.ascontiguousarray(cells[:, :, :2]).view("<f2")[:, :, 0].astype(np.float32)
@@ -105,7 +105,7 @@ def _of_blocks(name: str, blocks: U8, matrix: tuple[int, int]) -> Affine:
 
 
 def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
-    """The msModelSlim codec that holds a weight's codes unchanged, in the layout of the defaults; None where there is none."""
+    """Return the msModelSlim codec (default layout) that holds a weight's codes unchanged, or None."""
     if isinstance(codec, MsModelSlim):
         return codec
     bits, group = 8, 0
@@ -119,7 +119,7 @@ def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
         group = _TERNARY_GROUPS.get(codec.name, 0)
     elif codec.name in _BLOCKS:
         bits, group = _BLOCKS[codec.name], _BLOCK
-    elif not isinstance(codec, ChatGLMInt):  # whose 4 bits lie in 8 in what the tool writes
+    elif not isinstance(codec, ChatGLMInt):  # 4-bit codes are stored as int8 there
         return None
     if group and shape[1] % group:
         return None
@@ -127,30 +127,35 @@ def exact_msmodelslim(codec: Codec, shape: Shape) -> MsModelSlim | None:
 
 
 def same_codes(weight: Weight, target: Codec) -> bool:
-    """True if `target` holds a weight's codes unchanged: as wide or wider, with as many scales or more, and with its offsets, which are read where they
-    decide."""
-    have, shape = weight.codec, weight.shape
+    """True if `target` can hold a weight's codes unchanged.
+
+    It needs at least as many bits and scales, and room for the offsets, which are read where they decide.
+    """
+    codec, shape = weight.codec, weight.shape
     if target.name in _TYPES:
-        return target.name in as_blocks(have, shape) and (target.name == "q4_1" or not _offsets(weight).any())
-    exact = exact_msmodelslim(have, shape)
+        return target.name in as_blocks(codec, shape) and (target.name == "q4_1" or not _offsets(weight).any())
+    exact = exact_msmodelslim(codec, shape)
     if exact is None or not isinstance(target, MsModelSlim):
         return False
     if target.static and (not exact.static or _offsets(weight).any()):
-        return False  # nobody knows the grid of the inputs, or the weights have offsets
+        return False  # the input quantization parameters are unknown, or the weights have offsets
     if target.tensor and not exact.tensor:
         return False
-    return target.bits >= _bits(have, exact) and target.groups(shape) % exact.groups(shape) == 0
+    return target.bits >= _bits(codec, exact) and target.groups(shape) % exact.groups(shape) == 0
 
 
-def _bits(have: Codec, exact: MsModelSlim) -> int:
-    return have.bits if isinstance(have, ChatGLMInt) else exact.bits
+def _bits(codec: Codec, exact: MsModelSlim) -> int:
+    return codec.bits if isinstance(codec, ChatGLMInt) else exact.bits
 
 
 # ------------------------------------------------------------ ggml blocks
 
 
 def as_blocks(codec: Codec, shape: Shape) -> tuple[str, ...]:
-    """ggml types that hold the codes of a weight whose offsets suit them, the smallest first; none if its groups are not whole blocks."""
+    """Return the ggml types that can hold a weight's codes if its offsets allow, smallest first.
+
+    () if groups are not whole blocks.
+    """
     exact = exact_msmodelslim(codec, shape) if codec.form is Affine else None
     if exact is None or shape[1] % _BLOCK or exact.group % _BLOCK:
         return ()
@@ -158,7 +163,7 @@ def as_blocks(codec: Codec, shape: Shape) -> tuple[str, ...]:
 
 
 def blocks_of(weight: Weight) -> str | None:
-    """The smallest ggml type that holds this weight's codes; its offsets are read. None where there is none."""
+    """Return the smallest ggml type that holds this weight's codes, or None. Reads its offsets."""
     types = as_blocks(weight.codec, weight.shape)
     if not types or not _offsets(weight).any():
         return types[0] if types else None
@@ -166,14 +171,17 @@ def blocks_of(weight: Weight) -> str | None:
 
 
 def _offsets(weight: Weight) -> NDArray[Any]:
-    """What is subtracted from codes, in any shape: 0 for none."""
+    """Return the zero points of a weight, in any shape; a single 0 if it has none."""
     if isinstance(weight.codec, WithOffsets):
         return weight.codec.offsets(weight.parts, weight.shape)
     return np.zeros(1, np.float32)
 
 
 def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:
-    """Codes as parts of another codec that holds them (`same_codes`). Raises CodecError for offsets and scales that it has no place for."""
+    """Pack codes as parts of a codec that holds them (`same_codes`).
+
+    Raises CodecError for offsets or scales it cannot store.
+    """
     if isinstance(target, MsModelSlim):
         return target.pack(replace(codes, bits=target.bits) if codes.bits < target.bits else codes)
     blocks = _packed_blocks(codes, target.name)
@@ -181,7 +189,7 @@ def recoded(codes: Affine, target: Codec) -> dict[str, NDArray[Any]]:
 
 
 def reordered(codes: Affine, order: NDArray[np.int64]) -> Affine:
-    """Row i is what row order[i] was."""
+    """Permute rows: row i of the result is row order[i] of `codes`."""
     grid = codes.activation
     if grid is not None:
         deq = grid.deq_scale if grid.deq_scale.size == 1 else grid.deq_scale[order]
@@ -206,7 +214,10 @@ def _packed_blocks(codes: Affine, name: str) -> U8:
 
 
 def _half(values: F32) -> U8:
-    """float32 [rows, blocks] -> its half-precision bytes, uint8 [rows, blocks, 2]. Raises CodecError for what overflows or vanishes."""
+    """float32 [rows, blocks] -> half-precision bytes, uint8 [rows, blocks, 2].
+
+    Raises CodecError on overflow or underflow.
+    """
     with np.errstate(over="ignore"):
         half = values.astype("<f2")
     if not np.isfinite(half).all() or ((half == 0) & (values != 0)).any():
@@ -219,6 +230,6 @@ def _half(values: F32) -> U8:
 
 
 def _nibbles(cells: I8) -> U8:
-    """int8 [..., 32] from -8 to 7 -> uint8 [..., 16]: the first sixteen low, the others high."""
+    """int8 [..., 32] from -8 to 7 -> uint8 [..., 16]: the first half in the low nibbles."""
     raised = (cells + np.int8(8)).astype(np.uint8)
     return np.asarray(raised[..., :16] | raised[..., 16:] << 4)

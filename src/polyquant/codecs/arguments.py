@@ -1,4 +1,4 @@
-"""What callers hand to a codec, checked once, the same for all: floats, importance, parts, the array to fill."""
+"""Checks of the arguments that all codecs share: floats, importance, parts and output arrays."""
 
 from __future__ import annotations
 
@@ -18,70 +18,82 @@ _EXTENDED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # of ml_dtypes; numpy 
 
 
 def real(name: str, w: ArrayLike) -> NDArray[Any]:
-    """An array of real numbers in the machine's byte order. Raises CodecError for anything else."""
-    found = np.asarray(w)
-    if found.dtype.kind not in "fiub" and found.dtype.name not in _EXTENDED:
-        raise CodecError(f"{name} takes real numbers", expected="an array of floats", found=found.dtype)
-    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+    """Return `w` as a real array in native byte order. Raises CodecError for anything else."""
+    array = np.asarray(w)
+    if array.dtype.kind not in "fiub" and array.dtype.name not in _EXTENDED:
+        raise CodecError(f"{name} takes real numbers", expected="an array of floats", found=array.dtype)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def column_weights(importance: ArrayLike | None, k: int) -> F32 | None:
-    """importance as float32 [K]. Raises CodecError for another shape, and for what is negative, NaN or infinite."""
+    """Return importance as float32 [K].
+
+    Raises CodecError for a wrong shape and for negative, NaN or infinite values.
+    """
     if importance is None:
         return None
-    found = np.ascontiguousarray(real("importance", importance), np.float32)
-    if found.shape != (k,):
-        raise CodecError("importance must have one entry per column", expected=(k,), found=found.shape)
-    if not (np.isfinite(found).all() and (found >= 0).all()):
-        raise CodecError("importance must be finite and not negative", hint="see which tensor it was measured for")
-    return found
+    weights = np.ascontiguousarray(real("importance", importance), np.float32)
+    if weights.shape != (k,):
+        raise CodecError("importance must have one entry per column", expected=(k,), found=weights.shape)
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise CodecError("importance must be finite and non-negative", hint="check which tensor it was measured for")
+    return weights
 
 
 def part(parts: Parts, key: str) -> NDArray[Any]:
-    """One part as an array. Raises CodecError if it is not there."""
+    """Return one part as an array. Raises CodecError if it is missing."""
     if key not in parts:
         raise CodecError("a part is missing", expected=key, found=", ".join(parts) or "no parts")
     return np.asarray(parts[key])
 
 
 def exact_part(parts: Parts, key: str, spec: ArraySpec) -> NDArray[Any]:
-    """A part of exactly the dtype and shape that `spec` says. Raises CodecError."""
-    found = part(parts, key)
-    if found.shape != spec.shape or found.dtype != spec.dtype:
+    """Return a part that has exactly the dtype and shape of `spec`. Raises CodecError otherwise."""
+    array = part(parts, key)
+    if array.shape != spec.shape or array.dtype != spec.dtype:
         raise CodecError(
             f"part '{key}' does not fit this weight",
             expected=f"{spec.dtype} {list(spec.shape)}",
-            found=f"{found.dtype} {list(found.shape)}",
+            found=f"{array.dtype} {list(array.shape)}",
         )
-    return found
+    return array
 
 
 def stored_bytes(name: str, parts: Parts, key: str, spec: ArraySpec, *, same_shape: bool = False) -> U8:
-    """A part of packed bytes of exactly the size that `spec` says, in any shape unless `same_shape`. Raises CodecError."""
-    found = part(parts, key)
-    if found.dtype != np.uint8 or found.nbytes != spec.nbytes or (same_shape and found.shape != spec.shape):
+    """Return a part of packed bytes of exactly the size of `spec`; of its shape too if `same_shape`.
+
+    Raises CodecError.
+    """
+    array = part(parts, key)
+    if array.dtype != np.uint8 or array.nbytes != spec.nbytes or (same_shape and array.shape != spec.shape):
         raise CodecError(
             f"the bytes of part '{key}' do not fit {name} and this shape",
             expected=f"uint8 {list(spec.shape)}" if same_shape else f"{spec.nbytes} bytes",
-            found=f"{found.dtype} {list(found.shape)}" if same_shape else f"{found.nbytes} of {found.dtype}",
+            found=f"{array.dtype} {list(array.shape)}" if same_shape else f"{array.nbytes} of {array.dtype}",
         )
-    return found
+    return array
 
 
 def packed_rows(name: str, parts: Parts, shape: Shape, spec: ArraySpec) -> Any | None:
-    """A handle for multiplication (ops/matmul.py) of rows of blocks, part `blocks`; None without a native kernel. Raises CodecError."""
+    """Return a matmul handle (ops/matmul.py) for rows of blocks (part `blocks`), or None without a native kernel.
+
+    Raises CodecError if the part does not fit.
+    """
     return matmul.packed(name, stored_bytes(name, parts, "blocks", spec), *as_matrix(shape))
 
 
 def output(out: F32 | None, shape: Shape) -> F32:
-    """The array to fill: `out` if it fits, else a new one that begins with a cache line. Raises CodecError."""
+    """Return the array to fill: `out`, or a new cache-line-aligned one if it is None.
+
+    Raises CodecError if `out` does not fit.
+    """
     if out is None:
         room = np.empty(math.prod(shape) + 16, np.float32)
         skip = -room.ctypes.data % 64 // 4
         return room[skip : skip + math.prod(shape)].reshape(shape)
     if out.size != math.prod(shape) or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
         raise CodecError(
-            "out must be writeable C-contiguous float32 of the weight's size",
+            "out must be writeable, C-contiguous float32 of the weight's size",
             expected=shape,
             found=f"{out.dtype} {out.shape}",
         )

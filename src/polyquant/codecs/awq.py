@@ -1,12 +1,12 @@
-"""AWQ checkpoints as AutoAWQ writes them for its matrix-matrix kernel ("gemm"): codes of 4 bits along N.
+"""AWQ checkpoints as AutoAWQ writes them for its matrix-matrix kernel ("gemm"): 4-bit codes packed along N.
 
-    qweight  i32 [K, N / 8]     word j of row k: nibble i (from the lowest bits up) is q[8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i], k]
-    qzeros   i32 [G, N / 8]     the zeros in the same order, stored as they are
+    qweight  i32 [K, N / 8]     word j of row k: nibble i (lowest bits first) is q[8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i], k]
+    qzeros   i32 [G, N / 8]     zero points in the same order, stored unchanged
     scales   f16 [G, N]
 
-    w[n, k] = (q[n, k] - z[g, n]) * s[g, n]          q, z from 0 to 15; as Affine codes both are lowered by 8
+    w[n, k] = (q[n, k] - z[g, n]) * s[g, n]          q, z from 0 to 15; Affine codes subtract 8 from both
 
-Bits per weight: 4 + 20 / group. Names: awq.4.g128   awq.4 (a scale a row)   .bf16 .f32 (dtype of the scales)
+Bits per weight: 4 + 20 / group. Names: awq.4.g128   awq.4 (one scale per row)   .bf16 .f32 (dtype of the scales)
 Source: github.com/casper-hansen/AutoAWQ (facts).
 """
 
@@ -28,13 +28,13 @@ __all__ = ["AWQ", "NAMES", "awq_named"]
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 NAMES: tuple[str, ...] = ("awq.4.g128", "awq.4.g64", "awq.4")
-"""Usual members of the family, for errors that say which names are near."""
+"""Common names of the family, suggested by errors."""
 _INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class AWQ(AffineReader):
-    """group: columns of a scale, 0 for all. dtype: of the scales."""
+    """AWQ weights. group: columns per scale, 0 for the whole row. dtype: of the scales."""
 
     group: int = 0
     dtype: str = "f16"
@@ -44,18 +44,18 @@ class AWQ(AffineReader):
 
     @property
     def name(self) -> str:
-        """Group and dtype where they are not the default."""
+        """Codec name: the group, and the dtype if it is not the default."""
         return ".".join(
             ["awq.4", *([f"g{self.group}"] if self.group else []), *([self.dtype] if self.dtype != "f16" else [])]
         )
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits per code."""
         return 4
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Sizes of the parts of a weight [N, K]. Raises CodecError where words or groups do not divide it."""
+        """Specs of the parts of a weight [N, K]. Raises CodecError if words or groups do not divide it."""
         groups = group_count(self.name, shape, self.group)
         n, k = shape
         words = words_of(self.name, n, 4)
@@ -66,19 +66,19 @@ class AWQ(AffineReader):
         }
 
     def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """Zeros lowered by 8, [N, G]."""
+        """Zero points - 8, [N, G]."""
         stored = exact_part(parts, "qzeros", self.specs(shape)["qzeros"])
         return _nibbles(stored).astype(np.float32) - np.float32(8)
 
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
-        """Parts to codes. Raises CodecError if a part does not fit."""
-        found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        codes = _nibbles(found["qweight"]).view(np.int8) - np.int8(8)  # [N, K]
-        return Affine(4, codes, np.ascontiguousarray(found["scales"].T, np.float32), self.offsets(parts, shape))
+        """Unpack parts to codes. Raises CodecError if a part does not fit."""
+        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
+        codes = _nibbles(arrays["qweight"]).view(np.int8) - np.int8(8)  # [N, K]
+        return Affine(4, codes, np.ascontiguousarray(arrays["scales"].T, np.float32), self.offsets(parts, shape))
 
 
 def _nibbles(words: NDArray[Any]) -> U8:
-    """int32 [rows, N / 8] -> uint8 [N, rows]: the outputs in order, each with its codes side by side."""
+    """int32 [rows, N / 8] -> uint8 [N, rows], with outputs in order and each row's codes contiguous."""
     lanes = np.ascontiguousarray(words.T).view(np.uint32)  # [N / 8, rows]
     out = np.empty((8 * len(lanes), len(words)), np.uint8)
     for i, place in enumerate(_ORDER):
@@ -88,7 +88,7 @@ def _nibbles(words: NDArray[Any]) -> U8:
 
 @cache
 def awq_named(name: str) -> AWQ:
-    """The codec of a name, e.g. "awq.4.g128". Raises UnknownNameError."""
+    """Return the codec called `name`, e.g. "awq.4.g128". Raises UnknownNameError."""
     group, dtype = 0, "f16"
     for word in name.split(".")[2:]:
         if word[:1] == "g" and word[1:].isdecimal() and len(word) < 8:

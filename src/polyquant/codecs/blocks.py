@@ -1,7 +1,7 @@
-"""BlockCodec: what all ggml types share. A row of K weights is K / block blocks of type_size bytes, side by side.
+"""BlockCodec, the class of all ggml types: a row of K weights is K / block consecutive blocks of type_size bytes.
 
-The one part is `blocks`, uint8 [rows, K / block * type_size]. Each type brings two numpy references, from whole blocks to
-whole blocks: what decodes, and what encodes, which may be the name of a search in `quantizers`. The native twins are found by name.
+The only part is `blocks`, uint8 [rows, K / block * type_size]. Each type supplies two numpy references that work on
+whole blocks: one decodes, the other encodes (or names a search in `quantizers`). Native kernels are looked up by name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Decode = Callable[[U8], F32]
 Encode = Callable[[F32, F32 | None], U8]
 """float32 [n, block], importance [n, block] or None -> uint8 [n, type_size]"""
 RowSearch = Callable[[F32, F32], U8]
-"""Rows float32 [rows, K], importance [K] -> uint8 [n, type_size]: for searches that look at a whole row"""
+"""Rows float32 [rows, K], importance [K] -> uint8 [n, type_size]: for searches that need a whole row"""
 
-_CHUNK = 1 << 22  # weights per step of a numpy reference: bounds its temporaries
+_CHUNK = 1 << 22  # weights per step of a numpy reference; bounds its temporaries
 
 
 def check_columns(name: str, shape: Shape, block: int) -> tuple[int, int]:
-    """(rows, K), or CodecError if K is no multiple of the block."""
+    """Return (rows, K). Raises CodecError if K is not a multiple of the block."""
     rows, k = as_matrix(shape)
     if k % block:
         raise CodecError(
@@ -47,8 +47,8 @@ def check_columns(name: str, shape: Shape, block: int) -> tuple[int, int]:
 class BlockCodec:
     """A ggml type. type_id: its number in GGUF files of llama.cpp.
 
-    encode: the rounding of its reference, or where codes are searched for, the search (registry.Search names one of `quantizers`); None: only read.
-    search: another for rows under an importance vector.
+    encode: the reference rounding, or a search (registry.Search names one in `quantizers`); None for read-only types.
+    search: a different search for rows with an importance vector.
     """
 
     name: str
@@ -68,17 +68,17 @@ class BlockCodec:
 
     @property
     def form(self) -> type[Blocks]:
-        """Codes of a block type stay in their blocks."""
+        """Blocks: codes stay in their blocks."""
         return Blocks
 
     @property
     def granule(self) -> tuple[int, int]:
-        """Any number of rows; whole blocks along K."""
+        """Any number of rows, whole blocks along K."""
         return 1, self.block
 
     @property
     def row_sliced(self) -> bool:
-        """Rows do not depend on each other."""
+        """True: rows are independent."""
         return True
 
     @property
@@ -97,21 +97,24 @@ class BlockCodec:
         return {"blocks": ArraySpec((rows, k // self.block * self.type_size), np.dtype(np.uint8))}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Blocks:
-        """Floats [..., K] to blocks; importance [K]. Raises UnsupportedError for types that are only read, CodecError."""
+        """Quantize floats [..., K] to blocks; importance [K].
+
+        Raises UnsupportedError for read-only types, CodecError for bad arguments.
+        """
         w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, self.block)
         if self.encode is None:
-            raise UnsupportedError(f"{self.name} can be read, not written", hint="choose another codec, e.g. q4_k")
+            raise UnsupportedError(f"{self.name} is read-only", hint="choose another codec, e.g. q4_k")
         importance = column_weights(importance, k)
         flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
         out = np.empty((rows, k // self.block * self.type_size), np.uint8)
         if flat.size and not native.quantize_blocks(self.name, flat, out, importance):
-            with np.errstate(all="ignore"):  # infinity and NaN are somebody else's finding; a reference never warns
+            with np.errstate(all="ignore"):  # infinity and NaN are reported elsewhere; a reference never warns
                 self._encode_rows(self.encode, flat, importance, out)
         return Blocks(self.name, out)
 
     def _encode_rows(self, encode: Encode, flat: F32, importance: F32 | None, out: U8) -> None:
-        """The numpy reference on rows [rows, K], some rows at a time."""
+        """Run the numpy reference on rows [rows, K], a few rows at a time."""
         step = max(1, _CHUNK // max(1, flat.shape[1]))
         for a in range(0, len(flat), step):
             part = flat[a : a + step]
@@ -125,19 +128,19 @@ class BlockCodec:
             out[a : a + step] = coded.reshape(len(part), -1)
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
-        """The blocks are the codes."""
+        """Return the blocks as the part. Raises CodecError for blocks of a different type."""
         if codes.codec != self.name:
-            raise CodecError("codes of another block type cannot be packed", expected=self.name, found=codes.codec)
+            raise CodecError("cannot pack codes of a different block type", expected=self.name, found=codes.codec)
         return {"blocks": codes.blocks}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
-        """The codes are the blocks. Raises CodecError if their size contradicts the shape."""
+        """Return the blocks as codes. Raises CodecError if their size does not match the shape."""
         spec = self.specs(shape)["blocks"]
         blocks = stored_bytes(self.name, parts, "blocks", spec)
         return Blocks(self.name, blocks.reshape(spec.shape))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """Blocks to float32, bit-exact with ggml's C code."""
+        """Dequantize blocks to float32, bit-exact with ggml's C code."""
         blocks = self.unpack(parts, shape).blocks
         target = shape
         if rows is not None:
@@ -146,13 +149,16 @@ class BlockCodec:
         blocks = np.ascontiguousarray(blocks)
         out = output(out, target)
         if not native.dequantize_blocks(self.name, blocks, out):
-            flat, whole = blocks.reshape(-1, self.type_size), out.reshape(-1, self.block)
+            flat, filled = blocks.reshape(-1, self.type_size), out.reshape(-1, self.block)
             step = max(1, _CHUNK // self.block)
             with np.errstate(all="ignore"):
                 for a in range(0, len(flat), step):
-                    whole[a : a + step] = self.decode(flat[a : a + step])
+                    filled[a : a + step] = self.decode(flat[a : a + step])
         return out
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py); None without a native kernel. Raises CodecError if the size contradicts the shape."""
+        """Return a matmul handle (ops/matmul.py), or None without a native kernel.
+
+        Raises CodecError if the size does not match the shape.
+        """
         return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])

@@ -1,9 +1,9 @@
-"""ChatGLM's own int8 and int4 weights (ChatGLM-6B, ChatGLM2, ChatGLM3): one symmetric scale a row.
+"""ChatGLM's own int8 and int4 weights (ChatGLM-6B, ChatGLM2, ChatGLM3): one symmetric scale per row.
 
     8 bits   weight i8 [N, K]           weight_scale f16 [N]
-    4 bits   weight i8 [N, K / 2]       column 2 j in the HIGH nibble of byte j, column 2 j + 1 in the low one, two's complement
+    4 bits   weight i8 [N, K / 2]       column 2 j in the HIGH nibble of byte j, 2 j + 1 in the low one; signed
 
-    w = q * scale          scale = row's max |w| / (2^(b - 1) - 1)
+    w = q * scale          scale = max |w| of the row / (2^(b - 1) - 1)
 
 Names: chatglm.8   chatglm.4   .bf16 .f32 (dtype of the scales)
 Source: quantization.py of THUDM/chatglm2-6b (facts); tests/vectors/msmodelslim/chatglm2.
@@ -28,7 +28,7 @@ NAMES = {f"chatglm.{bits}{dtype}": None for bits in (4, 8) for dtype in ("", ".b
 
 @dataclass(frozen=True, slots=True)
 class ChatGLMInt(AffineReader):
-    """bits: 4 or 8. dtype: of the scales."""
+    """ChatGLM weights. bits: 4 or 8. dtype: of the scales."""
 
     bits: int
     dtype: str = "f16"
@@ -38,43 +38,43 @@ class ChatGLMInt(AffineReader):
 
     @property
     def name(self) -> str:
-        """Bits, and the dtype where it is not half precision."""
+        """Codec name: the bits, and the dtype if it is not half precision."""
         return f"chatglm.{self.bits}" + (f".{self.dtype}" if self.dtype != "f16" else "")
 
     @property
     def row_sliced(self) -> bool:
-        """Rows do not depend on each other."""
+        """True: rows are independent."""
         return True
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Sizes of the parts of a weight [N, K]. Raises CodecError for half a byte."""
+        """Specs of the parts of a weight [N, K]. Raises CodecError for 4 bits and an odd K."""
         group_count(self.name, shape, 0)
         n, k = shape
         if k * self.bits % 8:
-            raise CodecError(f"{self.name} packs whole bytes", expected="an even K", found=list(shape))
+            raise CodecError(f"{self.name} packs two codes per byte", expected="an even K", found=list(shape))
         return {
             "weight": ArraySpec((n, k * self.bits // 8), np.dtype(np.int8)),
             "weight_scale": ArraySpec((n,), FLOAT_TYPES[self.dtype]),
         }
 
     def offsets(self, parts: Parts, shape: Shape) -> F32:
-        """Zeros: the rows are symmetric."""
+        """Zeros, since rows are symmetric."""
         del parts
         return np.zeros((shape[0], 1), np.float32)
 
     def unpack(self, parts: Parts, shape: Shape) -> Affine:
-        """Parts to codes. Raises CodecError if a part does not fit."""
-        found = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
-        codes = np.asarray(found["weight"])
-        if self.bits == 4:  # shifts of int8 keep the sign: the high nibble, and the low one moved up first
+        """Unpack parts to codes. Raises CodecError if a part does not fit."""
+        arrays = {key: exact_part(parts, key, spec) for key, spec in self.specs(shape).items()}
+        codes = np.asarray(arrays["weight"])
+        if self.bits == 4:  # int8 shifts keep the sign; the low nibble is moved up first
             codes = np.stack([codes >> 4, (codes << 4).astype(np.int8) >> 4], 2).reshape(shape)
-        scale = np.ascontiguousarray(found["weight_scale"], np.float32)[:, None]
+        scale = np.ascontiguousarray(arrays["weight_scale"], np.float32)[:, None]
         return Affine(self.bits, codes, scale, self.offsets(parts, shape))
 
 
 @cache
 def chatglm_int_named(name: str) -> ChatGLMInt:
-    """The codec of a name, e.g. "chatglm.4". Raises UnknownNameError."""
+    """Return the codec called `name`, e.g. "chatglm.4". Raises UnknownNameError."""
     if name not in NAMES:
         raise UnknownNameError("codec", name, NAMES)
     _, bits, *dtype = name.split(".")

@@ -1,4 +1,4 @@
-"""safetensors' names of dtypes <-> our plain codecs and numpy's dtypes."""
+"""Safetensors dtype names <-> plain codecs and numpy dtypes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ BY_NUMPY = {dtype: word for word, dtype in NUMPY.items()}
 
 
 def codec_of(dtype: str, nbytes: int) -> Codec:
-    """The codec of a safetensors dtype; an opaque one where we cannot decode it."""
+    """Return the codec of a safetensors dtype; an opaque codec if it cannot be decoded."""
     if dtype in PLAIN:
         return codec(PLAIN[dtype])
     return OpaqueDtype(type_id=-1, nbytes=nbytes, dtype=dtype)
 
 
 def word_of(codec: Codec) -> str | None:
-    """The safetensors dtype of a codec whose one part is stored as an array of that dtype, opaque ones too; None for any other codec."""
+    """Return the safetensors dtype of a plain or opaque codec (one part, stored as an array of that dtype).
+
+    None for any other codec.
+    """
     return codec.dtype if isinstance(codec, OpaqueDtype) else WORDS.get(codec.name)

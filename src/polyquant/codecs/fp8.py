@@ -1,13 +1,14 @@
-"""Matrices of 8-bit floats with scales, as compressed-tensors, FBGEMM and DeepSeek's checkpoints hold them.
+"""Matrices of 8-bit floats with scales, as stored by compressed-tensors, FBGEMM and DeepSeek.
 
-    weight            f8 [N, K]        4 bits of exponent and 3 of mantissa (e4m3: no infinity, up to 448), or 5 and 2 (e5m2)
-    weight_scale      [N, 1]           one a row
-                      [1]              one for the matrix ("tensor")
-    weight_scale_inv  [N / B, K / B]   one for each B x B block, the last ones cut off by the edge ("b128"); despite its name it multiplies
+    weight            f8 [N, K]        e4m3 (4 exponent bits, 3 mantissa bits, no infinity, up to 448) or e5m2
+    weight_scale      [N, 1]           one per row
+                      [1]              one per tensor ("tensor")
+    weight_scale_inv  [N / B, K / B]   one per B x B block, partial at the edges ("b128"); a multiplier despite its name
 
     w = weight * scale
 
-Names: fp8.e4m3   fp8.e4m3.tensor   fp8.e4m3.b128   .inv (the part is called weight_scale_inv)   .f16 .f32 (dtype of the scales; default bf16)
+Names: fp8.e4m3   fp8.e4m3.tensor   fp8.e4m3.b128   .inv (the part is called weight_scale_inv)
+       .f16 .f32 (dtype of the scales; default bf16)
 Source: github.com/vllm-project/compressed-tensors, DeepSeek-V3's inference code (facts).
 """
 
@@ -31,12 +32,16 @@ __all__ = ["FP8", "NAMES", "fp8_named"]
 _KINDS = {"e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2)}
 _HINT = "choose another codec, e.g. bf16 or w8a16"
 NAMES: tuple[str, ...] = ("fp8.e4m3", "fp8.e5m2", "fp8.e4m3.tensor", "fp8.e4m3.b128.inv.f32")
-"""Usual members of the family, for errors that say which names are near."""
+"""Common names of the family, suggested by errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class FP8:
-    """kind: e4m3 or e5m2. block: side of the blocks, 0 for rows. tensor: one scale. inv: the part's name. dtype: of the scales."""
+    """8-bit floats with scales.
+
+    kind: e4m3 or e5m2. block: side of the blocks, 0 for rows. tensor: one scale. inv: the scales are called
+    weight_scale_inv. dtype: of the scales.
+    """
 
     kind: str
     block: int = 0
@@ -49,7 +54,7 @@ class FP8:
 
     @property
     def name(self) -> str:
-        """The kind, and what is not the default."""
+        """Codec name: the kind, and the options that are not the default."""
         flags = {
             f"b{self.block}": self.block,
             "tensor": self.tensor,
@@ -60,7 +65,7 @@ class FP8:
 
     @property
     def form(self) -> type[Blocks]:
-        """Numbers that mean nothing without the scale of their block."""
+        """Blocks: codes that need the scale of their block."""
         return Blocks
 
     @property
@@ -70,38 +75,38 @@ class FP8:
 
     @property
     def row_sliced(self) -> bool:
-        """True for a scale a row."""
+        """True if each row has its own scale."""
         return not (self.block or self.tensor)
 
     @property
     def scale(self) -> str:
-        """Name of the part that holds the scales."""
+        """Name of the scale part."""
         return "weight_scale_inv" if self.inv else "weight_scale"
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Sizes of the parts of a weight [N, K]. Raises CodecError for what is no matrix."""
+        """Specs of the parts of a weight [N, K]. Raises CodecError for a non-matrix."""
         if len(shape) != 2:
-            raise CodecError(f"{self.name} takes matrices", expected="[N, K]", found=list(shape))
+            raise CodecError(f"{self.name} needs a matrix", expected="[N, K]", found=list(shape))
         n, k = shape
         b = self.block
         table: Shape = (1,) if self.tensor else (-(-n // b), -(-k // b)) if b else (n, 1)
         return {"weight": ArraySpec((n, k), _KINDS[self.kind]), self.scale: ArraySpec(table, FLOAT_TYPES[self.dtype])}
 
     def quantize(self, w: ArrayLike, *, importance: ArrayLike | None = None) -> Blocks:
-        """Raises UnsupportedError: its own tool quantizes to it."""
-        raise UnsupportedError(f"{self.name} is read, not written", hint=_HINT)
+        """Raises UnsupportedError: this codec is read-only."""
+        raise UnsupportedError(f"{self.name} is read-only", hint=_HINT)
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[Any]]:
-        """Raises UnsupportedError: its own tool writes it."""
-        raise UnsupportedError(f"{self.name} is read, not written", hint=_HINT)
+        """Raises UnsupportedError: this codec is read-only."""
+        raise UnsupportedError(f"{self.name} is read-only", hint=_HINT)
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
-        """The bytes of the floats. Raises CodecError if a part does not fit."""
+        """Return the bytes of the floats. Raises CodecError if a part does not fit."""
         weight = exact_part(parts, "weight", self.specs(shape)["weight"])
         return Blocks(self.name, np.ascontiguousarray(weight).view(np.uint8))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """Parts to float32 [N, K]; of `rows` the parts are whole."""
+        """Parts to float32 [N, K], or only `rows` of it; the parts are always complete."""
         specs = self.specs(shape)
         weight, scale = (exact_part(parts, key, spec) for key, spec in specs.items())
         n, k = shape
@@ -118,14 +123,14 @@ class FP8:
         return out
 
     def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: str) -> F32:
-        """x [T, K] -> [T, N] in float32: inputs are not rounded. Raises CodecError."""
+        """x [T, K] -> [T, N] in float32; inputs are not quantized. Raises CodecError if a part does not fit."""
         del rounding
         return x @ self.dequantize(parts, shape).T
 
 
 @cache
 def fp8_named(name: str) -> FP8:
-    """The codec of a name, e.g. "fp8.e4m3.b128.inv.f32". Raises UnknownNameError."""
+    """Return the codec called `name`, e.g. "fp8.e4m3.b128.inv.f32". Raises UnknownNameError."""
     _, kind, *words = [*name.split("."), ""]
     block = next((int(w[1:]) for w in words if w[:1] == "b" and w[1:].isdecimal() and len(w) < 8), 0)
     dtype = next((w for w in words if w in FLOAT_TYPES), "bf16")

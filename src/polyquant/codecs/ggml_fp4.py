@@ -3,14 +3,16 @@
     MXFP4  17 bytes  4.25 bpw  [e u8][qs 16]       blocks of 32: w = E2M1[q] * 2^(e - 127)
     NVFP4  36 bytes  4.5 bpw   [d u8 x 4][qs 32]   blocks of 64, one UE4M3 scale per 16: w = E2M1[q] * UE4M3[d]
 
-Low nibble of qs[j] = weight j, high nibble = weight j + 16 (NVFP4: within each 16, bytes 8s .. 8s+7, j and j + 8); bit 3 is the sign.
-A code of -0 decodes to +0. Scales are held at half their value and codes at twice, so that all codes are whole numbers.
+Low nibble of qs[j] = weight j, high nibble = weight j + 16 (NVFP4: within each 16, bytes 8s .. 8s+7, j and j + 8); bit
+3 is the sign. A code of -0 decodes to +0. Scales are kept at half their value and codes at twice, so that all codes are
+integers.
 
-Quantizing: e = floor(log2(amax)) - 2 + 127, d = amax / 6 rounded half up to UE4M3; each weight takes the nearest value, of two
-equally near the one nearer to zero. log2 is rounded to float32 first, so an amax a few ulp below a power of two counts as that power.
-Source: ggml-quants.c and ggml-impl.h of llama.cpp 0c1e570. Disagreements: in the OCP MX specification e = 255 is NaN, in ggml 2^128; in E4M3
-0x7f is NaN, in ggml 0, and its sign bit is ignored. ggml's C code wraps e for amax below 2^-125 and, where a weight outgrows
-its largest NVFP4 scale, picks codes from rounded ties; here such e is 0 and such weights take the largest code. Neither type has a search.
+Quantizing: e = floor(log2(amax)) - 2 + 127, d = amax / 6 rounded half up to UE4M3; each weight takes the nearest value,
+ties toward zero. log2 is rounded to float32 first, so an amax a few ulp below a power of two counts as that power.
+Source: ggml-quants.c and ggml-impl.h of llama.cpp 0c1e570. Disagreements: in the OCP MX specification e = 255 is NaN,
+in ggml 2^128; in E4M3 0x7f is NaN, in ggml 0, and its sign bit is ignored. ggml's C code wraps e for amax below 2^-125
+and, where a weight exceeds its largest NVFP4 scale, picks codes from rounded ties; here such e is 0 and such weights
+take the largest code. Neither type has a search.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ _MIDPOINTS = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
 
 
 def _half_e8m0(e: U8) -> F32:
-    """Half of 2^(e - 127); below e = 2 a subnormal."""
+    """Return half of 2^(e - 127); subnormal for e < 2."""
     wide = e.astype(np.uint32)
     bits = np.where(wide < 2, np.uint32(0x00200000) << (wide & 1), (wide - np.uint32(1)) << np.uint32(23))
     return bits.astype(np.uint32).view(np.float32)
 
 
 def _ue4m3_table() -> F32:
-    """Half the value of each UE4M3 byte, float32 [256]."""
+    """Return half the value of each UE4M3 byte, float32 [256]."""
     x = np.arange(256)
     exponent, mantissa = x >> 3 & 15, x & 7
     value = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
@@ -46,7 +48,7 @@ _HALF_UE4M3 = _ue4m3_table()
 
 
 def _ue4m3_for(x: F32) -> U8:
-    """float32 -> UE4M3 byte, half up; 0x7e from 248 on; NaN gives 0."""
+    """float32 -> UE4M3 byte, rounding half up; 0x7e from 248 on; 0 for NaN."""
     x = np.fmin(np.fmax(x, np.float32(0)), np.float32(448))
     small = np.minimum((x * np.float32(512) + np.float32(0.5)).astype(np.int64), 7)  # counts of 2^-9
     rounded = (x.view(np.uint32).astype(np.int64) - (120 << 23) + (1 << 19)) >> 20
@@ -55,7 +57,7 @@ def _ue4m3_for(x: F32) -> U8:
 
 
 def _nearest(w: F32, d: F32) -> NDArray[np.uint8]:
-    """Codes of w [..., m] under d [..., 1]; d = 0 gives code 0. Midpoints times d are exact."""
+    """Return the nearest codes of w [..., m] at scale d [..., 1]; code 0 where d = 0. Midpoints times d are exact."""
     magnitude = np.abs(w)
     m = sum((magnitude > mid * d).astype(np.uint8) for mid in _MIDPOINTS)
     return np.where((d > 0) & (m > 0), m | np.signbit(w) << 3, 0).astype(np.uint8)

@@ -1,27 +1,34 @@
-"""ggml's codebook types: blocks of 256 weights whose values come 8 or 4 at a time from a codebook (IQ4_NL: 32, one at a time).
+"""ggml's codebook types: 256 weights a block, taken 8 or 4 at a time from a codebook (IQ4_NL: 32, one at a time).
 
-    IQ2_XXS  66 bytes  2.0625 bpw  [d f16][8 x ([index u8 x 4][signs 4 x 7 bits, s 4 bits: u32])]   w = d (s + 1/2) / 4 * +-grid
-    IQ2_XS   74        2.3125      [d f16][index 9 bits, signs 7: u16 x 32][s 4 bits x 16]          w = d (s + 1/2) / 4 * +-grid
-    IQ2_S    82        2.5625      [d f16][index u8 x 32][signs u8 x 32][index high 2 bits x 32][s 4 bits x 16]         the same
-    IQ3_XXS  98        3.0625      [d f16][index u8 x 64][signs 4 x 7 bits, s 4 bits: u32 x 8]      w = d (s + 1/2) / 2 * +-grid
-    IQ3_S   110        3.4375      [d f16][index u8 x 64][index high bit x 64][signs u8 x 32][s 4 bits x 8]  w = d (2s + 1) * +-grid
+    IQ2_XXS  66 bytes  2.0625 bpw  [d f16][8 x ([index u8 x 4][signs 4 x 7 bits, s 4 bits: u32])]
+                                                                            w = d (s + 1/2) / 4 * +-grid
+    IQ2_XS   74        2.3125      [d f16][index 9 bits, signs 7: u16 x 32][s 4 bits x 16]
+                                                                            w = d (s + 1/2) / 4 * +-grid
+    IQ2_S    82        2.5625      [d f16][index u8 x 32][signs u8 x 32][index high 2 bits x 32][s 4 bits x 16]
+                                                                            w = d (s + 1/2) / 4 * +-grid
+    IQ3_XXS  98        3.0625      [d f16][index u8 x 64][signs 4 x 7 bits, s 4 bits: u32 x 8]
+                                                                            w = d (s + 1/2) / 2 * +-grid
+    IQ3_S   110        3.4375      [d f16][index u8 x 64][index high bit x 64][signs u8 x 32][s 4 bits x 8]
+                                                                            w = d (2s + 1) * +-grid
     IQ1_S    50        1.5625      [d f16][index u8 x 32][index high 3 bits x 4, s 3 bits, shift 1 bit: u16 x 8]
-                                                                                                    w = d (2s + 1) (grid +- 1/8)
-    IQ1_M    56        1.75        [index u8 x 32][index high 3 bits, shift 1 bit: 4 bits x 32][s 3 bits x 4, d nibble: u16 x 4]
-                                                                                                    w = d (2s + 1) (grid +- 1/8)
-    IQ4_NL   18        4.5         [d f16][code 4 bits x 32: weights j and j + 16 share a byte]     w = d * LEVELS[code]
+                                                                            w = d (2s + 1) (grid +- 1/8)
+    IQ1_M    56        1.75        [index u8 x 32][index high 3 bits, shift 1 bit: 4 bits x 32]
+                                   [s 3 bits x 4, d nibble: u16 x 4]        w = d (2s + 1) (grid +- 1/8)
+    IQ4_NL   18        4.5         [d f16][code 4 bits x 32: weights j and j + 16 share a byte]
+                                                                            w = d * LEVELS[code]
     IQ4_XS  136        4.25        [d f16][s high 2 bits x 8: u16][s low 4 bits x 8][8 x 16 bytes as IQ4_NL]
-                                                                                                    w = d (s - 32) * LEVELS[code]
+                                                                            w = d (s - 32) * LEVELS[code]
     (byte 0 at the left, bit 0 first)
 
-The IQ1, IQ2 and IQ3 types are read only. IQ4_NL and IQ4_XS are written with our own search (quantizers/iq4_search.py).
+The IQ1, IQ2 and IQ3 types are read-only. IQ4_NL and IQ4_XS are written with a search (quantizers/iq4_search.py).
 
-A scale s serves 32 weights, in IQ2_XS, IQ2_S and IQ1_M 16. Grids and the signs of 7 bits: iq_codebooks.py. The shift bit set means
--1/8. IQ1_M's d is the four nibbles of its scale words put together, lowest first. Products are rounded in the order ggml takes:
-(d * scale) * value; a value +-grid or grid +- 1/8 is exact.
+A scale s covers 32 weights, or 16 in IQ2_XS, IQ2_S and IQ1_M. Grids and the 7-bit signs: iq_codebooks.py. A set shift
+bit means -1/8. IQ1_M's d is the four nibbles of its scale words joined, lowest first. Products are rounded in ggml's
+order: (d * scale) * value; a value +-grid or grid +- 1/8 is exact.
 
-Source: ggml-common.h and ggml-quants.c of llama.cpp 0c1e570. Disagreement: ggml declares the sign words of IQ2_XXS as u16 but reads
-them as u32, and IQ1_M's scale words as u8 but reads u16; big-endian files swap what the struct declares, and so do `fields`.
+Source: ggml-common.h and ggml-quants.c of llama.cpp 0c1e570. Disagreement: ggml declares the sign words of IQ2_XXS as
+u16 but reads them as u32, and IQ1_M's scale words as u8 but reads u16; big-endian files swap what the struct declares,
+and so do `fields`.
 """
 
 from __future__ import annotations
@@ -43,7 +50,10 @@ _HALF, _QUARTER, _EIGHTH = np.float32(0.5), np.float32(0.25), np.float32(0.125)
 
 
 def _f16(x: NDArray[np.uint8] | NDArray[np.uint16]) -> F32:
-    """fp16 field u8 [n, 2] or u16 [n, 1] -> float32 [n, 1]; signalling NaNs made quiet, or each product would warn."""
+    """fp16 field u8 [n, 2] or u16 [n, 1] -> float32 [n, 1].
+
+    Signalling NaNs are made quiet to avoid a warning per product.
+    """
     with np.errstate(invalid="ignore"):
         out = x.copy().view(np.float16).astype(np.float32)
     out[np.isnan(out)] = np.nan
@@ -51,7 +61,7 @@ def _f16(x: NDArray[np.uint8] | NDArray[np.uint16]) -> F32:
 
 
 def _fields(x: Words, bits: int, count: int) -> Words:
-    """[n, m] words -> [n, m * count] fields of that many bits, lowest first."""
+    """[n, m] words -> [n, m * count] fields of `bits` bits, lowest first."""
     shifts = (bits * np.arange(count)).astype(x.dtype)
     return ((x[:, :, None] >> shifts) & x.dtype.type((1 << bits) - 1)).reshape(len(x), -1)
 
@@ -62,7 +72,7 @@ def _words(x: U8, dtype: str) -> Words:
 
 
 def _signed(grid: I8, signs: Words) -> I8:
-    """Magnitudes [n, m, width], sign bits [n, 32] of 8 weights each (set: minus) -> [n, 256]"""
+    """Magnitudes [n, m, width], sign bits [n, 32] of 8 weights each (1: negative) -> [n, 256]"""
     minus = np.unpackbits(signs.astype(np.uint8), axis=1, bitorder="little").astype(bool)  # [n, 256]
     flat = grid.reshape(minus.shape)
     return np.where(minus, -flat, flat)
@@ -160,7 +170,7 @@ def pack_iq4_nl(d: NDArray[np.float16], codes: NDArray[np.intp]) -> U8:
 
 
 def pack_iq4_xs(d: NDArray[np.float16], s: F32, codes: NDArray[np.intp]) -> U8:
-    """d [n, 1], whole scales -32 to 31 [n, 8], codes [n, 8, 32] -> [n, 136]"""
+    """d [n, 1], integer scales -32 to 31 [n, 8], codes [n, 8, 32] -> [n, 136]"""
     stored = (s + 32).astype(np.uint8)
     high = np.bitwise_or.reduce((stored >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
     low = (stored[:, ::2] & 15) | (stored[:, 1::2] & 15) << 4

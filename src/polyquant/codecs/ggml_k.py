@@ -1,27 +1,31 @@
 """ggml's K types: super-blocks of 256 weights, sub-blocks of 16 or 32 whose scales are themselves quantized.
 
-    Q2_K   84 bytes  2.625 bpw   [sub u8 x 16: scale low nibble, min high][q 2 bit: 64][d f16][dmin f16]      w = (d*sc)*q - (dmin*m)
-    Q3_K  110 bytes  3.4375 bpw  [high bits 32][low 2 bits 64][sub 6 bit x 16: 12][d f16]                     w = (d*(sc-32))*(q-4)
-    Q4_K  144 bytes  4.5 bpw     [d f16][dmin f16][sc, m 6 bit x 8: 12][q 4 bit: 128]                         w = (d*sc)*q - (dmin*m)
-    Q5_K  176 bytes  5.5 bpw     [d f16][dmin f16][sc, m 6 bit x 8: 12][high bits 32][low 4 bits 128]         w = (d*sc)*q - (dmin*m)
-    Q6_K  210 bytes  6.5625 bpw  [low 4 bits 128][high 2 bits 64][sc i8 x 16][d f16]                          w = (d*sc)*(q-32)
-    Q8_K  292 bytes  9.125 bpw   [d f32][q i8 x 256][sums of 16 q: i16 x 16]                                  w = d*q
+    Q2_K   84 bytes  2.625 bpw   [sub u8 x 16: scale low nibble, min high][q 2 bit: 64][d f16][dmin f16]
+    Q3_K  110 bytes  3.4375 bpw  [high bits 32][low 2 bits 64][sub 6 bit x 16: 12][d f16]
+    Q4_K  144 bytes  4.5 bpw     [d f16][dmin f16][sc, m 6 bit x 8: 12][q 4 bit: 128]
+    Q5_K  176 bytes  5.5 bpw     [d f16][dmin f16][sc, m 6 bit x 8: 12][high bits 32][low 4 bits 128]
+    Q6_K  210 bytes  6.5625 bpw  [low 4 bits 128][high 2 bits 64][sc i8 x 16][d f16]
+    Q8_K  292 bytes  9.125 bpw   [d f32][q i8 x 256][sums of 16 q: i16 x 16]
     (byte 0 at the left; sub-blocks of 16 in Q2_K, Q3_K and Q6_K, of 32 in Q4_K and Q5_K)
 
-Where the codes lie: Q2_K and Q3_K keep weight 128*h + 32*p + i in bit pair p of byte 32*h + i, Q3_K's high bit in bit 4*h + p of
-byte i. Q4_K and Q5_K keep weight 64*h + 32*p + i in nibble p of byte 32*h + i, Q5_K's high bit in bit 2*h + p of byte i. Q6_K keeps
-the low nibble of weight 128*h + 64*n + i (i < 64) in nibble n of byte 64*h + i, and its high bits as Q2_K does.
+    Q2_K, Q4_K, Q5_K  w = (d*sc)*q - (dmin*m)         Q3_K  w = (d*(sc-32))*(q-4)
+    Q6_K              w = (d*sc)*(q-32)               Q8_K  w = d*q
 
-Twelve bytes for sub-scales: Q3_K, number j: low nibble j/8 of byte j%8, bit pair j/4 of byte 8 + j%4. Q4_K and Q5_K:
-scales 0..3 and minima 0..3 in the low 6 bits of bytes 0..7; numbers 4..7 in the nibbles of bytes 8..11 (scale low, min high) with
-their high bit pairs at the top of bytes 0..3 (scales) and 4..7 (minima).
+Positions of the codes: Q2_K and Q3_K store weight 128*h + 32*p + i in bit pair p of byte 32*h + i, Q3_K's high bit in
+bit 4*h + p of byte i. Q4_K and Q5_K store weight 64*h + 32*p + i in nibble p of byte 32*h + i, Q5_K's high bit in bit
+2*h + p of byte i. Q6_K stores the low nibble of weight 128*h + 64*n + i (i < 64) in nibble n of byte 64*h + i, and its
+high bits as Q2_K does.
 
-Multiplication order is ggml's, sub-scale first: any other order differs by one ulp. Source: ggml-quants.c, ggml-common.h of
-llama.cpp 0c1e570.
+The twelve bytes of sub-scales: Q3_K, sub-scale j: low nibble j/8 of byte j%8, bit pair j/4 of byte 8 + j%4. Q4_K and
+Q5_K: scales 0..3 and minima 0..3 in the low 6 bits of bytes 0..7; entries 4..7 in the nibbles of bytes 8..11 (scale
+low, min high) with their high bit pairs at the top of bytes 0..3 (scales) and 4..7 (minima).
 
-Where encoders differ: super-scales may be negative, d in ggml's Q3_K, Q6_K and Q8_K too, in ours also d and dmin of Q2_K, Q4_K and
-Q5_K blocks that lie above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2) and without importance by |w|, w^2 or
-their like; ours (quantizers/k_search.py) minimises the plain squared error, times importance where given.
+Multiplication order is ggml's, sub-scale first: any other order differs by one ulp. Source: ggml-quants.c,
+ggml-common.h of llama.cpp 0c1e570.
+
+Differences between encoders: super-scales may be negative; in ggml d of Q3_K, Q6_K and Q8_K, here also d and dmin of
+Q2_K, Q4_K and Q5_K blocks entirely above zero. ggml weights the error by importance * sqrt(sigma^2 + w^2), and without
+importance by |w|, w^2 or similar; quantizers/k_search.py minimises the squared error, times importance if given.
 """
 
 from __future__ import annotations
@@ -46,7 +50,10 @@ def _half(x: U8) -> F32:
 
 
 def _affine(scale: F32, q: NDArray[Any], minimum: F32) -> F32:
-    """scale, minimum [n, S], codes of S sub-blocks -> weights [n, 256]; random bytes hold infinities, which give NaN here as in C."""
+    """scale, minimum [n, S], codes of S sub-blocks -> weights [n, 256].
+
+    Infinities in random bytes give NaN, as in C.
+    """
     n, s = scale.shape
     with np.errstate(invalid="ignore", over="ignore"):
         return (scale[:, :, None] * q.reshape(n, s, -1).astype(np.float32) - minimum[:, :, None]).reshape(n, 256)
@@ -65,7 +72,7 @@ def _times(d: F32, sub: NDArray[np.generic]) -> F32:
 
 
 def _split(b: U8, width: int, shifts: U8, mask: int) -> U8:
-    """Bit fields [n, m] -> [n, m / width, fields, width] -> [n, m * fields]: field f of `width` bytes comes before field f + 1."""
+    """Unpack bit fields [n, m] -> [n, m * fields]. Field f of each `width` bytes comes before field f + 1."""
     return (b.reshape(len(b), -1, 1, width) >> shifts & np.uint8(mask)).reshape(len(b), -1)
 
 
@@ -110,7 +117,7 @@ def decode_q6_k(b: U8) -> F32:
 
 
 def decode_q8_k(b: U8) -> F32:
-    """[n, 292] -> [n, 256]; the sums serve dot products only."""
+    """[n, 292] -> [n, 256]; the sums are only for dot products."""
     return _times(b[:, :4].copy().view(np.float32), b[:, 4:260].view(np.int8))
 
 
@@ -120,7 +127,7 @@ def _fp16(d: F32) -> U8:
 
 
 def _join(q: NDArray[Any], width: int, shifts: U8) -> U8:
-    """The inverse of _split: small numbers [n, m * fields] -> bytes [n, m]."""
+    """Inverse of _split: small integers [n, m * fields] -> bytes [n, m]."""
     fields = q.reshape(len(q), -1, len(shifts), width) << shifts
     joined: U8 = np.bitwise_or.reduce(fields, axis=2).reshape(len(q), -1)
     return joined
@@ -161,7 +168,7 @@ def pack_q6_k(d: F32, sub: I8, q: U8) -> U8:
 
 
 def encode_q8_k(w: F32, importance: F32 | None) -> U8:
-    """[n, 256] -> [n, 292]; bytes equal to ggml's. Nothing to search: the largest magnitude falls on -127."""
+    """[n, 256] -> [n, 292]; bytes equal to ggml's. No search: the largest magnitude maps to -127."""
     with np.errstate(all="ignore"):
         magnitude = np.where(np.isnan(w), np.float32(0), np.abs(w))
         peak = np.take_along_axis(w, magnitude.argmax(axis=1)[:, None], axis=1)  # [n, 1]

@@ -1,22 +1,23 @@
-"""ggml's first types: blocks of 32 weights with fp16 scale d, some with fp16 minimum m; and two young ones of 1 and 2 bits.
+"""ggml's legacy types (blocks of 32 weights, fp16 scale d, some with an fp16 minimum m), and the new Q1_0 and Q2_0.
 
     Q4_0   18 bytes  4.5 bpw    [d][qs 16]             w = (q - 8) * d
     Q4_1   20 bytes  5.0 bpw    [d][m][qs 16]          w = q * d + m
     Q5_0   22 bytes  5.5 bpw    [d][qh u32][qs 16]     w = (q - 16) * d
     Q5_1   24 bytes  6.0 bpw    [d][m][qh u32][qs 16]  w = q * d + m
     Q8_0   34 bytes  8.5 bpw    [d][qs i8 x 32]        w = q * d
-    Q8_1   36 bytes  9.0 bpw    [d][s][qs i8 x 32]     w = q * d; s = d * sum of q (an activation type: llama.cpp never decodes it)
+    Q8_1   36 bytes  9.0 bpw    [d][s][qs i8 x 32]     w = q * d; s = d * sum of q (for activations only)
     Q1_0   18 bytes  1.125 bpw  [d][bits 16]           blocks of 128; w = +d where the bit is set, else -d
     Q2_0   18 bytes  2.25 bpw   [d][qs 16]             blocks of 64; w = (q - 1) * d; q = 3 is legal and means 2 * d
     (byte 0 at the left; fields little-endian)
 
-Low nibble of qs[j] = weight j, high nibble = weight j + 16; bit j of qh = bit 4 of weight j. Q1_0 and Q2_0: weight j from the
-lowest bits up. d is rounded to fp16 only when stored; codes come from the unrounded 1/d. Q4_0 and Q5_0 map the first weight of
-greatest magnitude to code 0, so d carries the opposite sign and a block of zeros stores d = -0.
+Low nibble of qs[j] = weight j, high nibble = weight j + 16; bit j of qh = bit 4 of weight j. Q1_0 and Q2_0: weight j
+from the lowest bits up. d is rounded to fp16 only when stored; codes come from the unrounded 1/d. Q4_0 and Q5_0 map the
+first weight of greatest magnitude to code 0, so d has the opposite sign and a block of zeros stores d = -0.
 
-With an importance vector ggml's quantizer searches Q4_0, Q4_1, Q5_0, Q5_1 (quantizers/legacy_search.py); the other types ignore it.
-Where 1/d is no finite number ggml's C code is undefined; here such a block stores codes of zero.
-Source: ggml-quants.c of llama.cpp 0c1e570. Disagreement: a fork (PrismML) writes Q2_0 with blocks of 128; that is not this codec.
+With an importance vector ggml's quantizer searches Q4_0, Q4_1, Q5_0, Q5_1 (quantizers/legacy_search.py); the other
+types ignore it. ggml's C code is undefined where 1/d is not finite; here such a block stores zero codes. Source:
+ggml-quants.c of llama.cpp 0c1e570. Disagreement: a fork (PrismML) writes Q2_0 with blocks of 128; that is not this
+codec.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _codes(b: U8, fifth: bool) -> NDArray[np.int32]:
 
 
 def fields_of(q: U8, fifth: bool) -> U8:
-    """Codes [n, 32] -> their bytes in a block, [n, (4 +) 16]; fifth: of 5 bits."""
+    """Codes [n, 32] -> bytes of a block, [n, (4 +) 16]. fifth: codes have 5 bits."""
     qs = q[:, :16] & np.uint8(15) | q[:, 16:] << np.uint8(4)
     if not fifth:
         return qs
@@ -55,7 +56,7 @@ def fields_of(q: U8, fifth: bool) -> U8:
 
 
 def first_min(w: F32) -> F32:
-    """[n, 32] -> [n, 1]: of equal zeros the first, for its sign is stored."""
+    """[n, 32] -> minimum [n, 1]; of equal zeros the first, because its sign is stored."""
     return np.take_along_axis(w, w.argmin(axis=1)[:, None], axis=1)
 
 
@@ -70,7 +71,7 @@ def _decode_affine(b: U8, *, fifth: bool) -> F32:
 
 
 def _encode_symmetric(w: F32, importance: F32 | None, *, fifth: bool) -> U8:
-    """[n, 32] -> [n, 18 or 22], importance aside."""
+    """[n, 32] -> [n, 18 or 22]; ignores importance."""
     half = 16 if fifth else 8
     extreme = np.take_along_axis(w, np.abs(w).argmax(axis=1)[:, None], axis=1)
     d = np.where(extreme == 0, np.float32(0), extreme) * np.float32(-1 / half)  # [n, 1]
@@ -79,7 +80,7 @@ def _encode_symmetric(w: F32, importance: F32 | None, *, fifth: bool) -> U8:
 
 
 def _encode_affine(w: F32, importance: F32 | None, *, fifth: bool) -> U8:
-    """[n, 32] -> [n, 20 or 24], importance aside."""
+    """[n, 32] -> [n, 20 or 24]; ignores importance."""
     levels = 31 if fifth else 15
     m = first_min(w)
     d = (w.max(axis=1, keepdims=True) - m) / np.float32(levels)

@@ -1,16 +1,17 @@
-"""ggml's three-valued types: blocks of 256 weights, w = code * d with codes -1, 0, +1 and an fp16 d at the end of the block.
+"""ggml's ternary types: blocks of 256 weights, w = code * d with codes -1, 0, +1 and an fp16 d at the end of the block.
 
     TQ1_0  54 bytes  1.6875 bpw   [qs 48][qh 4][d f16]
-           qs[m], m < 32:   weights m, m + 32, .. m + 128       five digits a byte, base 3, digit = code + 1, first the most significant
+           qs[m], m < 32:   weights m, m + 32, .. m + 128       five base-3 digits per byte, code + 1, high first
            qs[32 + m]:      weights 160 + m, 160 + m + 16, ..
            qh[m], m < 4:    weights 240 + m, .. + 4, .. + 8, .. + 12, and a fifth digit 0
-           byte = ceil(number * 256 / 243): multiplying by 3 modulo 256 brings the next digit to the top
+           byte = ceil(number * 256 / 243): multiplying by 3 modulo 256 moves the next digit to the top
     TQ2_0  66 bytes  2.0625 bpw   [qs 64][d f16]
-           qs[32 h + m]:    weights 128 h + m, + 32, + 64, + 96     two bits each, lowest first, code + 1
+           qs[32 h + m]:    weights 128 h + m, + 32, + 64, + 96     two bits each (code + 1), lowest first
 
-Form Ternary: quantize gives d = amax of the block and round(w / d), half away from zero; pack rounds d to fp16 and writes d = 0 where all
-codes are zero, as ggml does. Bits 11 of TQ2_0 are never written; ggml decodes them as +2 * d and so does dequantize, while pack
-refuses the code +2. Source: ggml-quants.c of llama.cpp 0c1e570. Disagreement: Trinity's "TQ1_0" and "TQ2_0" are another layout altogether.
+quantize gives d = amax of the block and round(w / d), half away from zero; pack rounds d to fp16 and writes d = 0 where
+all codes are zero, as ggml does. Bits 11 of TQ2_0 are never written; ggml decodes them as +2 * d and so does
+dequantize, while pack rejects the code +2. Source: ggml-quants.c of llama.cpp 0c1e570. Disagreement: Trinity's "TQ1_0"
+and "TQ2_0" are different layouts.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ def put_tq2_0(codes: I8) -> U8:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TernaryBlockCodec:
-    """A ggml type of form Ternary. take and put: bytes -> codes and back; base: the same bytes seen as blocks of floats."""
+    """A ggml type of form Ternary.
+
+    take and put convert bytes to codes and back; base decodes the same bytes as blocks.
+    """
 
     base: BlockCodec
     take: Callable[[U8], I8]
@@ -104,22 +108,22 @@ class TernaryBlockCodec:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Multi-byte numbers in a block."""
+        """Multi-byte fields of a block."""
         return self.base.fields
 
     @property
     def form(self) -> type[Ternary]:
-        """Transcodes with every other ternary."""
+        """Ternary: transcodes with every other ternary codec."""
         return Ternary
 
     @property
     def granule(self) -> tuple[int, int]:
-        """Any number of rows; whole blocks along K."""
+        """Any number of rows, whole blocks along K."""
         return self.base.granule
 
     @property
     def row_sliced(self) -> bool:
-        """Rows do not depend on each other."""
+        """True: rows are independent."""
         return True
 
     @property
@@ -128,11 +132,11 @@ class TernaryBlockCodec:
         return self.base.bpw
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """{"blocks": u8 [rows, bytes_per_row]}. Raises CodecError if K is no multiple of 256."""
+        """{"blocks": u8 [rows, bytes_per_row]}. Raises CodecError if K is not a multiple of 256."""
         return self.base.specs(shape)
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
-        """Floats [..., K] -> codes [rows, K] and scale [rows, K / 256], not yet rounded to fp16. importance changes nothing."""
+        """Quantize floats [..., K] to codes [rows, K] and float32 scales [rows, K / 256]. Ignores importance."""
         w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, _BLOCK)
         flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
@@ -148,30 +152,33 @@ class TernaryBlockCodec:
         return Ternary(codes, scale)
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[Any]]:
-        """Codes with scale [1], [rows, 1] or [rows, G], G dividing K / 256, to blocks. Raises CodecError for other scales or codes."""
+        """Pack codes to blocks. scale: [1], [rows, 1] or [rows, G], G dividing K / 256.
+
+        Raises CodecError for other scales or codes.
+        """
         rows, k = codes.codes.shape
         check_columns(self.name, (rows, k), _BLOCK)
         if k == 0:
             return {"blocks": np.empty((rows, 0), np.uint8)}
-        whole = np.ascontiguousarray(codes.codes, np.int8).reshape(-1, _BLOCK)  # [n, 256]
-        if whole.size and (whole.min() < -1 or whole.max() > 1):
-            raise CodecError(f"{self.name} packs codes -1, 0, +1", found=f"{whole.min()} to {whole.max()}")
+        blocked = np.ascontiguousarray(codes.codes, np.int8).reshape(-1, _BLOCK)  # [n, 256]
+        if blocked.size and (blocked.min() < -1 or blocked.max() > 1):
+            raise CodecError(f"{self.name} packs codes -1, 0, +1", found=f"{blocked.min()} to {blocked.max()}")
         scale = self._block_scale(codes.scale, rows, k // _BLOCK).reshape(-1, 1)  # [n, 1]
-        scale = np.where(whole.any(axis=1, keepdims=True), scale, np.float32(0))
-        out = np.empty((len(whole), self.type_size), np.uint8)
-        if not native.pack_ternary(self.name, whole, scale, out):
-            out[:, :-2], out[:, -2:] = self.put(whole), to_half(scale)
+        scale = np.where(blocked.any(axis=1, keepdims=True), scale, np.float32(0))
+        out = np.empty((len(blocked), self.type_size), np.uint8)
+        if not native.pack_ternary(self.name, blocked, scale, out):
+            out[:, :-2], out[:, -2:] = self.put(blocked), to_half(scale)
         return {"blocks": out.reshape(rows, k // _BLOCK * self.type_size)}
 
     def _block_scale(self, scale: F32, rows: int, blocks: int) -> F32:
-        """Any legal scale -> float32 [rows, blocks]."""
+        """Broadcast a valid scale to float32 [rows, blocks]."""
         scale = np.asarray(scale, np.float32)
         if scale.shape == (1,):
             return np.broadcast_to(scale, (rows, blocks))
         groups = scale.shape[1] if scale.ndim == 2 and scale.shape[0] == rows else 0
         if blocks == 0 or groups == 0 or blocks % groups:
             raise CodecError(
-                f"{self.name} has one scale for 256 columns",
+                f"{self.name} has one scale per 256 columns",
                 expected=f"[1] or [{rows}, G], G dividing {blocks}",
                 found=scale.shape,
             )
@@ -188,11 +195,11 @@ class TernaryBlockCodec:
         return Ternary(codes, scale)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """Blocks to float32, bit-exact with ggml's C code."""
+        """Dequantize blocks to float32, bit-exact with ggml's C code."""
         return self.base.dequantize(parts, shape, rows=rows, out=out)
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py). Raises CodecError if the size contradicts the shape."""
+        """Return a matmul handle (ops/matmul.py). Raises CodecError if the size does not match the shape."""
         return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])
 
 

@@ -1,13 +1,15 @@
-"""Hugging Face's packed BitNet linears: four ternary weights a byte and one scale. 2 bits per weight.
+"""Hugging Face's packed BitNet linears: four ternary weights per byte and one scale. 2 bits per weight.
 
-    weight u8 [R/4, K]        byte [p, c]: bits 1-0 row p, 3-2 row R/4 + p, 5-4 row R/2 + p, 7-6 row 3R/4 + p; code = bits - 1
+    weight u8 [R/4, K]        byte [p, c]: bits 1-0 row p, 3-2 row R/4 + p, 5-4 row R/2 + p, 7-6 row 3R/4 + p;
+                              code = bits - 1
     weight_scale bf16 [1]
 
-    hf_bitnet.autobitlinear   w = code * weight_scale     quantization_config.linear_class = "autobitlinear": microsoft/bitnet-b1.58-2B-4T
+    hf_bitnet.autobitlinear   w = code * weight_scale     quantization_config.linear_class = "autobitlinear":
+                                                          microsoft/bitnet-b1.58-2B-4T
     hf_bitnet.bitlinear       w = code / weight_scale     "bitlinear", or no linear_class: HF1BitLLM, Falcon 1.58
 
-Which of the two only config.json says; other converters read one of them wrong. Bytes are those of transformers' pack_weights (5.23).
-Published files also carry weight_scale as float16 or float32: read as stored, written as bf16.
+Only config.json tells which of the two applies; other converters misread one of them. Bytes match transformers'
+pack_weights (5.23). Published files also store weight_scale as float16 or float32: read as stored, written as bf16.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HFBitNet:
-    """inverse: weight_scale divides. lossy: ternarize any weight by its sign."""
+    """A packed BitNet layout. inverse: weight_scale divides. lossy: ternarize any weight by its sign."""
 
     name: str
     inverse: bool
@@ -49,45 +51,48 @@ class HFBitNet:
 
     @property
     def granule(self) -> tuple[int, int]:
-        """Four rows share a byte."""
+        """A multiple of four rows, which share bytes."""
         return 4, 1
 
     @property
     def row_sliced(self) -> bool:
-        """A packed row holds rows from all four quarters."""
+        """False: a packed row holds rows from all four quarters."""
         return False
 
     def configure(self, *, lossy: bool) -> HFBitNet:
-        """lossy=True: quantize takes weights that are not ternary: sign kept, scale max|w|."""
+        """Return the codec with other options. lossy=True: quantize accepts any weight (sign, scale max|w|)."""
         return replace(self, lossy=lossy)
 
     def lanes(self, shape: Shape) -> Lanes:
-        """The whole matrix is one block."""
+        """Layout of the payload: the whole matrix is one block."""
         rows, k = as_matrix(shape)
         return Lanes(max(1, rows * k // 4), high_first=False)
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """{"weight": u8 [R / 4, K], "weight_scale": bf16 [1]}. Raises CodecError if R is no multiple of 4."""
+        """{"weight": u8 [R / 4, K], "weight_scale": bf16 [1]}. Raises CodecError if R is not a multiple of 4."""
         rows, k = as_matrix(shape)
         if rows % 4:
             raise CodecError(f"{self.name} needs a multiple of 4 rows", found=f"shape {list(shape)}")
         return {"weight": ArraySpec((rows // 4, k), np.dtype(np.uint8)), "weight_scale": ArraySpec((1,), _BF16)}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
-        """Ternary floats [R, K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
+        """Quantize ternary floats [R, K]; ignores importance. Raises CodecError if w is not ternary (unless lossy)."""
         return ternarize(self.name, w, self.lossy)
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.generic]]:
-        """Codes to parts; the scale (or 1 / scale) is rounded to bf16. Raises CodecError if there are several, or none to write."""
+        """Pack codes to parts; the scale (or 1 / scale) is rounded to bf16.
+
+        Raises CodecError for several scales, or one that bf16 cannot hold.
+        """
         shape = codes.codes.shape
         parts, payload = self.frame(shape, one_scale(self.name, codes))
         self.lanes(shape).pack(codes.codes, payload)
         return parts
 
     def frame(self, shape: Shape, scale: np.float32) -> tuple[dict[str, NDArray[np.generic]], U8]:
-        """Parts with the scale in place, and the view of them that the payload is to fill. Raises CodecError.
+        """Return the parts with the scale filled in, and a view of the payload to fill. Raises CodecError.
 
-        A scale of 0 (all weights are 0) is written as 1 where it divides.
+        A scale of 0 (all weights are 0) is written as 1 if it divides.
         """
         specs = self.specs(shape)
         factor = np.float32(scale)
@@ -101,18 +106,21 @@ class HFBitNet:
         return {"weight": weight, "weight_scale": stored}, weight.reshape(-1)
 
     def payload(self, parts: Parts, shape: Shape) -> U8:
-        """The packed bytes, flat. Raises CodecError if their shape contradicts that of the weight."""
+        """Return the packed bytes, flat. Raises CodecError if their shape does not match the weight's."""
         spec = self.specs(shape)["weight"]
         weight = stored_bytes(self.name, parts, "weight", spec, same_shape=True)
         return np.ascontiguousarray(weight).reshape(-1)
 
     def scale(self, parts: Parts, shape: Shape) -> F32:
-        """float32 [1]: what the codes are multiplied with. weight_scale may be bf16 (or its bits as uint16), float16 or float32."""
+        """Return the multiplier of the codes, float32 [1].
+
+        weight_scale may be bf16 (or its bits as uint16), float16 or float32.
+        """
         stored = part(parts, "weight_scale").reshape(-1)
         if stored.dtype == np.uint16:
             stored = stored.view(_BF16)
         if stored.size != 1 or stored.dtype not in (_BF16, np.float16, np.float32):
-            raise CodecError("weight_scale must be one bf16 number", found=f"{stored.size} of {stored.dtype}")
+            raise CodecError("weight_scale must be one bf16 value", found=f"{stored.size} of {stored.dtype}")
         value = stored.astype(np.float32)
         if self.inverse:
             with np.errstate(divide="ignore", over="ignore"):
@@ -120,20 +128,20 @@ class HFBitNet:
         return value
 
     def cut(self, shape: Shape, index: int) -> tuple[HFBitNet, dict[str, Cut]]:
-        """Raises CodecError, always: a byte holds one row of each quarter of the stack."""
+        """Raises CodecError: each byte holds rows from all quarters of the stack."""
         del index
         raise CodecError(
-            f"{self.name} cannot be taken apart: each byte holds weights of all quarters of the stack",
+            f"{self.name} stacks cannot be split: each byte holds weights from all quarters of the stack",
             found=f"shape {list(shape)}",
         )
 
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
-        """Parts to codes [R, K]. Raises CodecError if a shape contradicts that of the weight."""
+        """Unpack parts to codes [R, K]. Raises CodecError if a shape does not match the weight's."""
         codes = self.lanes(shape).unpack(self.payload(parts, shape))
         return Ternary(codes.reshape(as_matrix(shape)), self.scale(parts, shape))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """codes * scale; of `rows` only these are decoded."""
+        """Return codes * scale; only `rows` are decoded if given."""
         payload, scale = self.payload(parts, shape), self.scale(parts, shape)
         count, k = as_matrix(shape)
         chosen = np.arange(count)[rows if rows is not None else slice(None)]
@@ -148,7 +156,7 @@ class HFBitNet:
         return out
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py); None where K is no multiple of 32."""
+        """Return a matmul handle (ops/matmul.py), or None if K is not a multiple of 32."""
         rows, k = as_matrix(shape)
         if k % 32:
             return None
@@ -156,11 +164,11 @@ class HFBitNet:
         return matmul.packed("hf_bitnet", payload, rows, k, scale=scale, lane_step=rows // 4)
 
     def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
-        """How often the symbols 0..3 occur: uint64 [4]."""
+        """Counts of the symbols 0..3, uint64 [4]."""
         return count_symbols(self.payload(parts, shape))
 
     def count_undefined(self, parts: Parts, shape: Shape) -> int:
-        """Symbols 3, which no quantizer writes."""
+        """Number of symbols 3, which no quantizer writes."""
         return int(self.symbol_histogram(parts, shape)[3])
 
 

@@ -1,10 +1,10 @@
-"""MXFP4 as gpt-oss is published: the numbers of ggml's mxfp4 (codecs/ggml_fp4.py), codes and scales in tensors of their own. 4.25 bits per weight.
+"""MXFP4 as published for gpt-oss: the values of ggml's mxfp4 (codecs/ggml_fp4.py) with codes and scales in two tensors.
 
     blocks u8 [rows, K / 2]     byte j of a row: low nibble weight 2j, high nibble weight 2j + 1
     scales u8 [rows, K / 32]    e: w = E2M1[q] * 2^(e - 127)
 
-A block of ggml is [e][qs 16] with weights j and j + 16 in byte j: the same codes in another order, so each becomes the other without a number computed.
-In the file the parts are [experts, rows, K / 32, 16] and [experts, rows, K / 32].
+4.25 bits per weight. A ggml block is [e][qs 16] with weights j and j + 16 in byte j: the same codes in a different
+order, so conversion only moves bits. In the file the parts are [experts, rows, K / 32, 16] and [experts, rows, K / 32].
 Source: transformers 5.23, integrations/mxfp4.py (convert_moe_packed_tensors); llama.cpp's converter.
 """
 
@@ -27,7 +27,7 @@ _BLOCK = 32
 
 
 class HFMxfp4:
-    """See the module."""
+    """The codec; see the module docstring."""
 
     name = "hf_mxfp4"
     form = Blocks
@@ -42,28 +42,28 @@ class HFMxfp4:
         return f"<codec {self.name}>"
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """{"blocks": u8 [rows, K / 2], "scales": u8 [rows, K / 32]}. Raises CodecError if K is no multiple of 32."""
+        """{"blocks": u8 [rows, K / 2], "scales": u8 [rows, K / 32]}. Raises CodecError if K is not a multiple of 32."""
         rows, k = check_columns(self.name, shape, _BLOCK)
         byte = np.dtype(np.uint8)
         return {"blocks": ArraySpec((rows, k // 2), byte), "scales": ArraySpec((rows, k // _BLOCK), byte)}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Blocks:
-        """Floats [..., K] to the blocks of ggml's mxfp4. Raises CodecError."""
+        """Quantize floats [..., K] to ggml's mxfp4 blocks. Raises CodecError."""
         return MXFP4.quantize(w, importance=importance)
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
-        """Blocks of ggml's mxfp4 [rows, K / 32 * 17] to parts; every bit stays. Raises CodecError for other blocks."""
+        """Pack ggml's mxfp4 blocks [rows, K / 32 * 17] to parts, losslessly. Raises CodecError for other blocks."""
         if codes.codec != self.holds:
-            raise CodecError("codes of another block type cannot be packed", expected=self.holds, found=codes.codec)
+            raise CodecError("cannot pack codes of a different block type", expected=self.holds, found=codes.codec)
         rows, size = codes.blocks.shape
         cells = codes.blocks.reshape(rows, size // MXFP4.type_size, MXFP4.type_size)
         halves = cells[:, :, 1:]
-        nibbles = np.concatenate([halves & 15, halves >> 4], axis=2)  # [rows, K / 32, 32] in the order of the weights
+        nibbles = np.concatenate([halves & 15, halves >> 4], axis=2)  # [rows, K / 32, 32] in weight order
         blocks = nibbles[:, :, 0::2] | nibbles[:, :, 1::2] << 4
         return {"blocks": blocks.reshape(rows, blocks.shape[1] * 16), "scales": np.ascontiguousarray(cells[:, :, 0])}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
-        """Parts to blocks of ggml's mxfp4; every bit stays. Raises CodecError if a size contradicts the shape."""
+        """Unpack parts to ggml's mxfp4 blocks, losslessly. Raises CodecError if a size does not match the shape."""
         specs = self.specs(shape)
         rows, count = specs["scales"].shape
         pairs, scales = (stored_bytes(self.name, parts, key, spec) for key, spec in specs.items())
@@ -73,11 +73,14 @@ class HFMxfp4:
         return Blocks(self.holds, blocks.reshape(rows, count * MXFP4.type_size))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """The numbers of ggml's mxfp4, bit for bit."""
+        """Dequantize to float32, bit-exact with ggml's mxfp4."""
         return MXFP4.dequantize({"blocks": self.unpack(parts, shape).blocks}, shape, rows=rows, out=out)
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py) of blocks in ggml's order, made anew in memory. Raises CodecError if a size contradicts the shape."""
+        """Return a matmul handle (ops/matmul.py) on a copy in ggml's block order.
+
+        Raises CodecError if a size does not match the shape.
+        """
         return MXFP4.packed({"blocks": self.unpack(parts, shape).blocks}, shape)
 
 

@@ -1,17 +1,17 @@
-"""I2_S: ternary weights of bitnet.cpp, four to a byte, one float32 scale for the tensor. 2 bits per weight plus 32 bytes.
+"""I2_S, bitnet.cpp's ternary weights: four per byte, one float32 scale per tensor. 2 bits per weight plus 32 bytes.
 
     [payload u8 x n/4][scale f32][28 zero bytes]                     w = (symbol - 1) * scale,   n = rows * K
-    (byte 0 at the left; four 2-bit symbols a byte as drawn in ternary.py, over the flattened matrix)
+    (byte 0 at the left; four 2-bit symbols per byte as drawn in ternary.py, over the flattened matrix)
 
     i2_s.x86       blocks of 128 weights in 32 bytes    every published file
     i2_s.arm       blocks of  64 weights in 16 bytes    written by ARM builds
-    i2_s.x4        byte r * K + c: column c of the rows 4r .. 4r + 3    written by x86 builds without ACT_PARALLEL
+    i2_s.x4        byte r * K + c: column c of rows 4r .. 4r + 3    written by x86 builds without ACT_PARALLEL
     trinity.i2_s   rows of ceil(K / 4) bytes, low bits first, other symbol order, no scale and no tail
 
-Nothing in the bytes tells the first three apart: a wrong guess decodes to legal symbols. Trinity's order shows in the symbol counts
-(`likely_zero_symbol`). The scale is max|w| of a weight that must be ternary already. Where n is no multiple of the block bitnet.cpp
-writes -1 into the remainder; we refuse.
-Source: src/ggml-bitnet-mad.cpp (quantize_i2_s) and docs of microsoft/BitNet 16da220; Trinity's GGUF documentation.
+Nothing in the bytes distinguishes the first three: a wrong guess decodes to valid symbols. Trinity's order shows in the
+symbol counts (`likely_zero_symbol`). The scale is max|w| of a weight that must already be ternary. If n is not a
+multiple of the block, bitnet.cpp writes -1 into the remainder; this codec raises an error. Source:
+src/ggml-bitnet-mad.cpp (quantize_i2_s) and docs of microsoft/BitNet 16da220; Trinity's GGUF documentation.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ _TAIL = 32
 
 
 def _padded(k: int) -> int:
-    """Weights that a row of Trinity's bytes has room for."""
+    """Return K rounded up to whole bytes, as Trinity pads its rows."""
     return -(-k // 4) * 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class I2S:
-    """An I2_S layout. width: bytes per block, 0 for K (a block is then four rows). lossy: ternarize any weight by its sign."""
+    """An I2_S layout.
+
+    width: bytes per block, 0 for K (a block is then four rows). lossy: ternarize any weight by its sign.
+    """
 
     name: str
     width: int
@@ -67,32 +70,32 @@ class I2S:
 
     @property
     def row_sliced(self) -> bool:
-        """The scale stands at the end, once."""
+        """False: one scale at the end."""
         return False
 
     def configure(self, *, lossy: bool) -> I2S:
-        """lossy=True: quantize takes weights that are not ternary, as bitnet.cpp does."""
+        """Return the codec with other options. lossy=True: quantize accepts non-ternary weights, as bitnet.cpp does."""
         return replace(self, lossy=lossy)
 
     def lanes(self, shape: Shape) -> Lanes | None:
-        """The layout of the payload; None where Trinity pads its rows, so that rows and blocks part."""
+        """Layout of the payload; None where Trinity pads its rows."""
         k = as_matrix(shape)[1]
         if self.trinity:
             return Lanes(1, high_first=False, zero_first=True) if k % 4 == 0 else None
         return Lanes(self.width or max(1, k))
 
     def payload_bytes(self, shape: Shape) -> int:
-        """Bytes of symbols. Raises CodecError if the shape does not fill whole blocks."""
+        """Size of the payload in bytes. Raises CodecError if the shape does not fill whole blocks."""
         rows, k = as_matrix(shape)
         if self.trinity:
             return rows * _padded(k) // 4
         block = 4 * (self.width or max(1, k))
         if rows * k % block:
-            whole = f"a multiple of {block} weights" if self.width else "a multiple of 4 rows"
+            unit = f"a multiple of {block} weights" if self.width else "a multiple of 4 rows"
             raise CodecError(
-                f"{self.name} needs {whole}",
+                f"{self.name} needs {unit}",
                 found=f"shape {list(shape)}",
-                hint="keep this tensor in another type, e.g. f16 or tq2_0",
+                hint="choose a different type for this tensor, e.g. f16 or tq2_0",
             )
         return rows * k // 4
 
@@ -102,11 +105,14 @@ class I2S:
         return {"blocks": ArraySpec((size,), np.dtype(np.uint8))}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
-        """Ternary floats [..., K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
+        """Quantize ternary floats [..., K]; ignores importance.
+
+        Raises CodecError if w is not ternary (unless lossy).
+        """
         codes = ternarize(self.name, w, self.lossy)
         if self.trinity and not self.lossy and codes.scale[0] not in (0, 1):
             raise CodecError(
-                f"{self.name} has no place for a scale",
+                f"{self.name} cannot store a scale",
                 expected="weights -1, 0, +1",
                 found=f"scale {codes.scale[0]:.6g}",
                 hint="choose i2_s.x86, or drop the scale: lossy=True",
@@ -114,7 +120,7 @@ class I2S:
         return codes
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
-        """Codes to bytes. Trinity drops the scale. Raises CodecError if there are several scales."""
+        """Pack codes to bytes; Trinity drops the scale. Raises CodecError if there are several scales."""
         rows, k = codes.codes.shape
         lanes = self.lanes((rows, k))
         scale = np.float32(1) if self.trinity else one_scale(self.name, codes)
@@ -128,7 +134,7 @@ class I2S:
         return parts
 
     def frame(self, shape: Shape, scale: np.float32) -> tuple[dict[str, NDArray[np.uint8]], U8]:
-        """Parts with the scale in place, and the view of them that the payload is to fill. Raises CodecError."""
+        """Return the parts with the scale filled in, and a view of the payload to fill. Raises CodecError."""
         size = self.payload_bytes(shape)
         blocks = np.empty(self.specs(shape)["blocks"].shape, np.uint8)
         if not self.trinity:
@@ -137,20 +143,20 @@ class I2S:
         return {"blocks": blocks}, blocks[:size]
 
     def payload(self, parts: Parts, shape: Shape) -> U8:
-        """The symbols, uint8 [payload_bytes]. Raises CodecError if the size contradicts the shape."""
+        """Return the symbols, uint8 [payload_bytes]. Raises CodecError if the size does not match the shape."""
         spec = self.specs(shape)["blocks"]
         blocks = stored_bytes(self.name, parts, "blocks", spec)
         return np.ascontiguousarray(blocks).reshape(-1)[: self.payload_bytes(shape)]
 
     def scale(self, parts: Parts, shape: Shape) -> F32:
-        """float32 [1]: the scale after the payload; 1 for Trinity."""
+        """Return the scale stored after the payload, float32 [1]; 1 for Trinity."""
         if self.trinity:
             return np.ones(1, np.float32)
         at = self.payload_bytes(shape)
         return part(parts, "blocks").reshape(-1)[at : at + 4].copy().view("<f4").astype(np.float32)
 
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
-        """Bytes to codes [rows, K]. Raises CodecError if the size contradicts the shape."""
+        """Unpack bytes to codes [rows, K]. Raises CodecError if the size does not match the shape."""
         rows, k = as_matrix(shape)
         payload, lanes = self.payload(parts, shape), self.lanes(shape)
         if lanes is None:
@@ -160,7 +166,7 @@ class I2S:
         return Ternary(codes, self.scale(parts, shape))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """codes * scale. `rows` decodes whole blocks around them only."""
+        """Return codes * scale. With `rows`, only the blocks that contain them are decoded."""
         payload, lanes = self.payload(parts, shape), self.lanes(shape)
         scale = float(self.scale(parts, shape)[0])
         count, k = as_matrix(shape)
@@ -169,20 +175,20 @@ class I2S:
         if rows is not None:
             first, last, step = rows.indices(count)
             if step != 1:
-                raise CodecError("rows must be a slice without step", found=rows)
+                raise CodecError("rows must be a slice with step 1", found=rows)
             last = max(first, last)
             target = (last - first, k)
         out = output(out, target)
         if lanes is None:
             stride = _padded(k)
-            whole = np.empty((last - first, stride), np.float32)
+            padded = np.empty((last - first, stride), np.float32)
             Lanes(1, False, True).dequantize(
-                payload[first * stride // 4 : last * stride // 4], scale, whole.reshape(-1)
+                payload[first * stride // 4 : last * stride // 4], scale, padded.reshape(-1)
             )
-            out.reshape(last - first, k)[:] = whole[:, :k]
+            out.reshape(last - first, k)[:] = padded[:, :k]
             return out
         block = 4 * lanes.width
-        start, stop = first * k // block, -(-last * k // block)  # blocks that touch the rows
+        start, stop = first * k // block, -(-last * k // block)  # blocks that overlap the rows
         if (start * block, stop * block) == (first * k, last * k):
             lanes.dequantize(payload[start * lanes.width : stop * lanes.width], scale, out.reshape(-1))
             return out
@@ -192,7 +198,7 @@ class I2S:
         return out
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py); None where blocks run over the ends of rows."""
+        """Return a matmul handle (ops/matmul.py), or None where blocks cross row boundaries."""
         rows, k = as_matrix(shape)
         block = 32 if self.trinity or not self.width else 4 * self.width
         if k % block:
@@ -201,13 +207,16 @@ class I2S:
         return matmul.packed(self.name, payload, rows, k, scale=scale, lane_step=0 if self.width else 1)
 
     def cut(self, shape: Shape, index: int) -> tuple[I2S, dict[str, Cut]]:
-        """Matrix `index` of a stack: its blocks, then the end with the one scale. Raises CodecError where a block holds two matrices."""
+        """Cut matrix `index` out of a stack: its blocks, then the tail with the scale.
+
+        Raises CodecError if a block spans two matrices.
+        """
         rows, k = shape[-2:]
         block = 1 if self.trinity else 4 * (self.width or max(1, k))
         if rows * k % block:
-            whole = f"{block} weights" if self.width else "4 rows"
+            unit = f"{block} weights" if self.width else "4 rows"
             raise CodecError(
-                f"{self.name} cannot be taken apart here: a block of {whole} holds weights of two matrices",
+                f"this {self.name} stack cannot be split: a block of {unit} spans two matrices",
                 found=f"matrices {[rows, k]}",
             )
         size, end = self.payload_bytes((rows, k)), self.payload_bytes(shape)
@@ -216,11 +225,11 @@ class I2S:
 
     @property
     def zero_symbol(self) -> int:
-        """Which symbol means zero: 0 in Trinity's order, else 1."""
+        """The symbol for zero: 0 in Trinity's order, else 1."""
         return 0 if self.trinity else 1
 
     def symbol_histogram(self, parts: Parts, shape: Shape) -> NDArray[np.uint64]:
-        """How often the symbols 0..3 stand in the payload, without Trinity's padding: uint64 [4]."""
+        """Counts of the symbols 0..3 in the payload without Trinity's padding, uint64 [4]."""
         payload = self.payload(parts, shape)
         counts = count_symbols(payload)
         k = as_matrix(shape)[1]
@@ -231,7 +240,7 @@ class I2S:
         return counts
 
     def count_undefined(self, parts: Parts, shape: Shape) -> int:
-        """Symbols 3, which no quantizer writes."""
+        """Number of symbols 3, which no quantizer writes."""
         return int(self.symbol_histogram(parts, shape)[3])
 
 
@@ -242,7 +251,10 @@ TRINITY_I2_S = I2S("trinity.i2_s", 1, (1, 1), trinity=True)
 
 
 def symbol_histogram(parts: Parts, shape: Shape) -> NDArray[np.uint64]:
-    """How often the symbols 0..3 occur, uint64 [4], whatever the layout: only Trinity's size differs. Raises CodecError."""
+    """Return the counts of the symbols 0..3, uint64 [4], for any layout (only Trinity's size differs).
+
+    Raises CodecError.
+    """
     bare = part(parts, "blocks").nbytes == TRINITY_I2_S.payload_bytes(shape)
     codec = TRINITY_I2_S if bare else replace(I2_S_X86, width=1)
     return codec.symbol_histogram(parts, shape)

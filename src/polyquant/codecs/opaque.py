@@ -1,6 +1,6 @@
-"""Types that we do not know: the bytes are carried, never read.
+"""Unknown GGUF types: the bytes are copied, never interpreted.
 
-    ggml.type_N   [whatever type number N means to its own program]   size from the next tensor's offset
+    ggml.type_N   [bytes defined by the program that wrote it]   size from the next tensor's offset
 
 One instance per tensor, since only the file knows the size.
 """
@@ -21,7 +21,10 @@ __all__ = ["OpaqueCodec"]
 
 @dataclass(frozen=True, slots=True)
 class OpaqueCodec:
-    """The bytes of one tensor of an unknown GGUF type. why: what is known about the type, for people. part: its name."""
+    """The bytes of one tensor of an unknown GGUF type.
+
+    why: a note on the type, for messages. part: name of the part.
+    """
 
     type_id: int
     nbytes: int
@@ -38,26 +41,26 @@ class OpaqueCodec:
 
     @property
     def form(self) -> type[Blocks]:
-        """Bytes that mean nothing outside this type."""
+        """Blocks: bytes of an unknown type."""
         return Blocks
 
     @property
     def granule(self) -> tuple[int, int]:
-        """Nothing is known, so nothing is demanded."""
+        """Any shape."""
         return 1, 1
 
     @property
     def row_sliced(self) -> bool:
-        """Rows cannot be told apart."""
+        """False: the row layout is unknown."""
         return False
 
     @property
     def finding(self) -> str | None:
-        """What a validation says of such a tensor."""
+        """Message that `validate` reports for such a tensor."""
         return f"type {self.name} is unknown"
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """{part: u8 [nbytes]}, whatever the shape."""
+        """{part: u8 [nbytes]} for any shape."""
         return {self.part: ArraySpec((self.nbytes,), np.dtype(np.uint8))}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
@@ -65,21 +68,21 @@ class OpaqueCodec:
         raise UnsupportedError(f"type number {self.type_id} cannot be written: {self.why}", hint="choose another codec")
 
     def pack(self, codes: Blocks) -> dict[str, U8]:
-        """The bytes as they came. Raises CodecError for codes of another type or size."""
+        """Return the bytes unchanged. Raises CodecError for codes of a different type or size."""
         if codes.codec != self.name or codes.blocks.nbytes != self.nbytes:
-            raise CodecError("bytes of another type cannot be packed", expected=self.name, found=codes.codec)
+            raise CodecError("cannot pack bytes of a different type", expected=self.name, found=codes.codec)
         return {self.part: codes.blocks}
 
     def unpack(self, parts: Parts, shape: Shape) -> Blocks:
-        """The bytes as they came. Raises CodecError if their number is wrong."""
-        found = part(parts, self.part)
-        if found.dtype != np.uint8 or found.nbytes != self.nbytes:
-            raise CodecError(f"bytes of {self.name} do not fit", expected=self.nbytes, found=found.nbytes)
-        return Blocks(self.name, found.reshape(self.specs(shape)[self.part].shape))
+        """Return the bytes unchanged. Raises CodecError if the size is wrong."""
+        stored = part(parts, self.part)
+        if stored.dtype != np.uint8 or stored.nbytes != self.nbytes:
+            raise CodecError(f"bytes of {self.name} do not fit", expected=self.nbytes, found=stored.nbytes)
+        return Blocks(self.name, stored.reshape(self.specs(shape)[self.part].shape))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> NoReturn:
         """Raises UnsupportedError naming the type number."""
         raise UnsupportedError(
             f"type number {self.type_id} cannot be decoded: {self.why}",
-            hint="the tensor can be copied into another GGUF file as it is",
+            hint="the tensor can be copied unchanged into another GGUF file",
         )

@@ -1,6 +1,6 @@
-"""safetensors dtypes that we do not decode (F4, F6, F8_E8M0, C64, new ones): the bytes are carried, never read.
+"""Safetensors dtypes that are not decoded (F4, F6, F8_E8M0, C64, new ones): the bytes are copied, never interpreted.
 
-safetensors.<dtype>   [whatever the dtype means to the program that wrote it]   size from the header
+safetensors.<dtype>   [bytes defined by the program that wrote it]   size from the header
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class OpaqueDtype(OpaqueCodec):
 
     @property
     def finding(self) -> str:
-        """What a validation says of such a tensor."""
-        return f"safetensors dtype {self.dtype} cannot be decoded; it can be copied into another HF folder as it is"
+        """Message that `validate` reports for such a tensor."""
+        return f"safetensors dtype {self.dtype} cannot be decoded; it can be copied unchanged into another HF folder"
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
         """Raises UnsupportedError."""
@@ -38,5 +38,6 @@ class OpaqueDtype(OpaqueCodec):
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> NoReturn:
         """Raises UnsupportedError naming the dtype."""
         raise UnsupportedError(
-            f"safetensors dtype {self.dtype} cannot be decoded", hint="it can be copied into another HF folder as it is"
+            f"safetensors dtype {self.dtype} cannot be decoded",
+            hint="it can be copied unchanged into another HF folder",
         )

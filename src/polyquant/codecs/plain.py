@@ -1,4 +1,4 @@
-"""Numbers that stand alone: no blocks, no scales, K numbers of one dtype side by side.
+"""Plain dtypes without blocks or scales: K consecutive values per row.
 
     f32 f64 f16          IEEE 754                       GGUF types 0, 28, 1
     bf16                 upper half of a float32         GGUF type 30
@@ -6,9 +6,10 @@
     u8 u16 u32 u64 bool f8_e4m3 f8_e5m2                  safetensors only: type_id None
     (f8_e4m3 is the variant with NaN but no infinity, largest 448; bool is one byte, 0 or 1)
 
-The one part is `blocks`, uint8 [rows, K * itemsize], native little-endian, as for every ggml type. Form Floats: any of these turns into any
-other by value, rounding half to even (to f16, bf16: of the value in float32). A whole-number type takes only what it can hold exactly.
-Rounding to f16 gives infinity above 65519; to bf16 a NaN stays NaN and becomes quiet, as in ggml (ggml-impl.h of llama.cpp 0c1e570).
+The only part is `blocks`, uint8 [rows, K * itemsize], little-endian, as for every ggml type. Form Floats: each of these
+converts to any other by value, rounding half to even (to f16 and bf16 from float32). Integer types accept only values
+that they represent exactly. Rounding to f16 gives infinity above 65519; to bf16 a NaN stays NaN and becomes quiet, as
+in ggml (ggml-impl.h of llama.cpp 0c1e570).
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from polyquant.ops import native
 from polyquant.types import ArraySpec, Floats, Parts, Shape, as_matrix
 
 __all__ = [
-    "BF16", "BOOL", "F8_E4M3", "F8_E5M2", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "PlainCodec",
+    "BF16", "BOOL", "F8_E4M3", "F8_E5M2", "F16", "F32", "F64", "I8", "I16", "I32", "I64",
+    "U8", "U16", "U32", "U64", "PlainCodec",
 ]  # fmt: skip
 
 Float32: TypeAlias = NDArray[np.float32]  # types.F32 elsewhere; here F32 is a codec
 _KERNELS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}  # dtype -> kernel
-_EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # the dtypes of ml_dtypes, imported when first touched
-assert sys.byteorder == "little", "polyquant keeps arrays little-endian and runs on little-endian machines"
+_EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes, imported on first use
+assert sys.byteorder == "little", "polyquant runs on little-endian machines only"
 
 
 @cache
 def _extended(name: str) -> np.dtype[Any]:
-    """A dtype that numpy itself lacks."""
+    """Return a dtype that numpy lacks."""
     import ml_dtypes
 
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
@@ -46,7 +48,7 @@ def _extended(name: str) -> np.dtype[Any]:
 
 
 def bf16_bits(w: Float32) -> NDArray[np.uint16]:
-    """float32 -> bfloat16 bits, half to even, NaN made quiet."""
+    """float32 -> bfloat16 bits, rounding half to even; NaN becomes quiet."""
     bits = w.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))) >> 16
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
@@ -55,7 +57,7 @@ def bf16_bits(w: Float32) -> NDArray[np.uint16]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainCodec:
-    """Numbers of one dtype. type_id: the type number in GGUF files, None where GGUF has none."""
+    """Values of one dtype. type_id: the type number in GGUF files, None if GGUF has none."""
 
     name: str
     type_id: int | None
@@ -77,17 +79,17 @@ class PlainCodec:
 
     @property
     def block(self) -> int:
-        """Each number stands alone."""
+        """Weights per block: 1."""
         return 1
 
     @property
     def fields(self) -> tuple[tuple[int, int, int], ...]:
-        """Big-endian files swap each number."""
+        """Multi-byte fields of a block, for big-endian files: each value."""
         return ((0, self.type_size, 1),) if self.type_size > 1 else ()
 
     @property
     def form(self) -> type[Floats]:
-        """Unquantized numbers."""
+        """Floats: unquantized values."""
         return Floats
 
     @property
@@ -97,7 +99,7 @@ class PlainCodec:
 
     @property
     def row_sliced(self) -> bool:
-        """Rows do not depend on each other."""
+        """True: rows are independent."""
         return True
 
     @property
@@ -111,12 +113,12 @@ class PlainCodec:
         return {"blocks": ArraySpec((rows, k * self.type_size), np.dtype(np.uint8))}
 
     def quantize(self, w: Float32, *, importance: Float32 | None = None) -> Floats:
-        """The values as they are, [rows, K]; pack rounds. importance changes nothing."""
+        """Return the values unchanged, [rows, K]; `pack` rounds them. Ignores importance."""
         w = real(self.name, w)
         return Floats(np.ascontiguousarray(w).reshape(as_matrix(w.shape)))
 
     def pack(self, codes: Floats) -> dict[str, NDArray[Any]]:
-        """Values [rows, K] of any dtype to this one. Raises CodecError if a whole-number type cannot hold a value exactly."""
+        """Pack values [rows, K] of any dtype. Raises CodecError if an integer type cannot represent a value exactly."""
         values = np.ascontiguousarray(codes.values)
         rows, k = values.shape
         if values.dtype == self.dtype:
@@ -141,7 +143,7 @@ class PlainCodec:
                 out[...] = w.reshape(-1)
 
     def _cast(self, values: NDArray[Any], out: NDArray[Any]) -> None:
-        """By numpy's own conversion."""
+        """Convert with numpy."""
         with np.errstate(all="ignore"):
             out[...] = values.reshape(-1)
         if self.is_integer and not np.array_equal(out, values.reshape(-1)):
@@ -150,17 +152,17 @@ class PlainCodec:
             )
 
     def unpack(self, parts: Parts, shape: Shape) -> Floats:
-        """The numbers [rows, K], viewed where they lie. Raises CodecError if their size contradicts the shape."""
+        """Return a view of the values, [rows, K]. Raises CodecError if the size does not match the shape."""
         spec = self.specs(shape)["blocks"]
         blocks = stored_bytes(self.name, parts, "blocks", spec)
         flat = np.ascontiguousarray(blocks).reshape(-1)
-        values = flat != 0 if self.name == "bool" else flat.view(self.dtype)  # any byte but 0 is true
+        values = flat != 0 if self.name == "bool" else flat.view(self.dtype)  # any nonzero byte is true
         return Floats(values.reshape(as_matrix(shape)))
 
     def dequantize(
         self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: Float32 | None = None
     ) -> Float32:
-        """By value to float32: exact for f32, f16, bf16, f8 and whole numbers up to 2^24, rounded half to even otherwise."""
+        """Convert to float32: exact for f32, f16, bf16, f8 and integers up to 2^24, otherwise rounded half to even."""
         values = self.unpack(parts, shape).values
         target = shape
         if rows is not None:
@@ -171,7 +173,10 @@ class PlainCodec:
         return out
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py), for f32, f16 and bf16. Raises CodecError if the size contradicts the shape."""
+        """Return a matmul handle (ops/matmul.py) for f32, f16 and bf16, else None.
+
+        Raises CodecError if the size does not match the shape.
+        """
         return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])
 
 

@@ -1,11 +1,11 @@
-"""What the ternary codecs share: exact ternarization, one scale a tensor, and layouts of four 2-bit symbols a byte.
+"""Shared code of the ternary codecs: exact ternarization, a single scale, and layouts of four 2-bit symbols per byte.
 
     byte p of a block of `width` bytes      bits 7-6   5-4         3-2          1-0
     high_first                              w[p]       w[width+p]  w[2width+p]  w[3width+p]      I2_S
     not high_first                          w[3width+p] ...                     w[p]             HF, Trinity
 
-Symbols 0, 1, 2 are -1, 0, +1 (bitnet.cpp, HF) or 0, +1, -1 (Trinity: `zero_first`). Symbol 3 is never written; sources disagree on
-it (ik_llama.cpp reads +2, bitnet.cpp 0): it reads as 0 here and `validate` counts it.
+Symbols 0, 1, 2 are -1, 0, +1 (bitnet.cpp, HF) or 0, +1, -1 (Trinity: `zero_first`). Symbol 3 is never written; sources
+disagree on it (ik_llama.cpp reads +2, bitnet.cpp 0): it decodes to 0 here and `validate` counts it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ __all__ = [
     "ternarize",
 ]
 
-_CHUNK = 1 << 22  # bytes or weights per step of a numpy reference: bounds its temporaries
-_FLOOR = np.float32(1e-6)  # bitnet.cpp writes 0 for anything below 1e-6 (compared in double: this float32 lies below)
+_CHUNK = 1 << 22  # bytes or weights per step of a numpy reference; bounds its temporaries
+_FLOOR = np.float32(1e-6)  # bitnet.cpp writes 0 below 1e-6 (compared in double; this float32 is below it)
 
 
 class Lanes(NamedTuple):
-    """A layout of four 2-bit symbols a byte (see above). width: bytes per block."""
+    """A layout of four 2-bit symbols per byte (see the module docstring). width: bytes per block."""
 
     width: int
     high_first: bool = True
     zero_first: bool = False
 
     def shift(self, lane: int) -> int:
-        """How far to the left lane 0..3 stands in its byte."""
+        """Left shift of lane 0..3 in its byte."""
         return 6 - 2 * lane if self.high_first else 2 * lane
 
     def unpack(self, payload: U8) -> I8:
@@ -94,15 +94,15 @@ def check_codes(codes: I8) -> None:
 
 
 def scaled(codes: I8, scale: F32, out: F32) -> F32:
-    """codes * scale into out; a scale of infinity or NaN passes through without a warning."""
+    """Write codes * scale to out; infinite or NaN scales raise no warning."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.multiply(codes, scale, out=out, dtype=np.float32)
 
 
 def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
-    """Codes and the one scale max|w| of a weight that is ternary times a scale.
+    """Return the codes and the scale max|w| of a weight whose values are -s, 0 and +s.
 
-    lossy: what bitnet.cpp does with any other weight: the sign is kept, magnitudes below 1e-6 become 0.
+    lossy: accept any weight as bitnet.cpp does: keep the sign, and set magnitudes below 1e-6 to 0.
     Raises CodecError on NaN and infinity, and on a weight that is not ternary unless lossy.
     """
     w = real(name, w)
@@ -125,9 +125,9 @@ def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
         raise CodecError(f"{name} cannot hold NaN or infinity")
     if not good:
         raise CodecError(
-            f"{name} holds ternary weights: every weight -s, 0 or +s",
+            f"{name} needs ternary weights: every value -s, 0 or +s",
             found=f"other magnitudes than max|w| = {top:.6g}",
-            hint="convert a BitNet model's master weights with their ternarization, or accept the loss: lossy=True",
+            hint="ternarize a BitNet model's master weights first, or accept the loss: lossy=True",
         )
     return Ternary(codes.reshape(rows, k), np.array([top], np.float32))
 
@@ -137,7 +137,7 @@ def _chunks(flat: NDArray[np.generic]) -> list[NDArray[np.generic]]:
 
 
 def one_scale(name: str, codes: Ternary) -> np.float32:
-    """The tensor's one scale; equal scales of groups count as one, and groups that hold only zeros have no say.
+    """Return the tensor's single scale; group scales must be equal, except those of all-zero groups.
 
     Raises CodecError if the groups differ.
     """
@@ -153,16 +153,18 @@ def one_scale(name: str, codes: Ternary) -> np.float32:
         return np.float32(0)
     if not (used == used[0]).all():
         raise CodecError(
-            f"{name} has one scale for the tensor",
+            f"{name} has one scale per tensor",
             found=f"scales from {used.min():.6g} to {used.max():.6g}",
-            hint="requantize, or choose a type with scales of blocks: tq2_0, tq1_0",
+            hint="requantize, or choose a type with block scales: tq2_0, tq1_0",
         )
     return np.float32(used[0])
 
 
 def repacked(codes: Ternary) -> Any | None:
-    """A handle for multiplication (ops/matmul.py) of any ternary weight with one scale: packed anew, rows r, r + R/4, r + R/2, r + 3R/4 of a
-    column in one byte. 2 bits a weight in memory. None if R is no multiple of 4, K no multiple of 32, or there are several scales.
+    """Return a matmul handle (ops/matmul.py) for any ternary weight with one scale, repacked to 2 bits per weight.
+
+    A byte holds rows r, r + R/4, r + R/2, r + 3R/4 of a column. None if R is not a multiple of 4, K is not a multiple
+    of 32, or there are several scales.
     """
     rows, k = codes.codes.shape
     if rows % 4 or k % 32 or codes.scale.size != 1:
@@ -173,7 +175,7 @@ def repacked(codes: Ternary) -> Any | None:
 
 
 def count_bytes(payload: U8) -> NDArray[np.int64]:
-    """How often each byte value occurs: int64 [256]."""
+    """Return the counts of byte values, int64 [256]."""
     counts = np.zeros(256, np.int64)
     for part in _chunks(payload):
         counts += np.bincount(part, minlength=256)
@@ -181,7 +183,7 @@ def count_bytes(payload: U8) -> NDArray[np.int64]:
 
 
 def count_symbols(payload: U8) -> NDArray[np.uint64]:
-    """How often each of the four 2-bit symbols occurs: uint64 [4]."""
+    """Return the counts of the four 2-bit symbols, uint64 [4]."""
     payload = np.ascontiguousarray(payload).reshape(-1)
     counts = np.zeros(4, np.uint64)
     lib = native.lib()
@@ -195,10 +197,10 @@ def count_symbols(payload: U8) -> NDArray[np.uint64]:
 
 
 def likely_zero_symbol(histogram: NDArray[np.integer]) -> int | None:
-    """Which of the symbols 0, 1, 2 means zero: 1 in bitnet.cpp's order, 0 in Trinity's; None if the counts do not tell.
+    """Guess which of the symbols 0, 1, 2 means zero: 1 in bitnet.cpp's order, 0 in Trinity's, None if unclear.
 
-    In a trained weight -1 and +1 are about equally frequent, so the symbol whose count stands apart is zero. It must stand four
-    times further apart than the other two differ, and clear of sampling noise.
+    In a trained weight -1 and +1 are about equally frequent, so zero is the symbol with the outlying count. Its
+    distance must be four times the difference of the other two, and above sampling noise.
     """
     counts = [int(c) for c in histogram[:3]]
     gaps = []

@@ -1,21 +1,22 @@
-"""TL1 and TL2: ternary weights of bitnet.cpp in the order in which its lookup-table kernels read them.
+"""TL1 and TL2, bitnet.cpp's ternary weights in the order in which its lookup-table kernels read them.
 
-    TL1   [bytes u8 x n/4]                                        [zeros to 32][scale f32][28 zero bytes]    2 bpw
-          a byte: weights k .. k+3 of a row, nibbles 3a + b + 4, first pair in the high nibble
-    TL2   [index u8 x M*K3/6][sign u8 x M*K3/24][two u8 x M*K2/4] [zeros to 32][scale f32][28 zero bytes]    1.67 bpw and up
+    TL1   [bytes u8 x n/4] [zeros to 32][scale f32][28 zero bytes]                                           2 bpw
+          byte: weights k .. k+3 of a row, nibbles 3a + b + 4, first pair in the high nibble
+    TL2   [index u8 x M*K3/6][sign u8 x M*K3/24][two u8 x M*K2/4] [zeros to 32][scale f32][28 zero bytes]    1.67 bpw up
           index byte: weights k .. k+5 of a row, nibbles |9a + 3b + c|, first triple in the high nibble
-          sign: 1 where 9a + 3b + c < 0; a little-endian u16 holds 8 triples of the rows r (bits 15, 13, .. 1) and
+          sign: 1 where 9a + 3b + c < 0; a little-endian u16 holds 8 triples of rows r (bits 15, 13, .. 1) and
                 r + 16 (bits 14, 12, .. 0) of 32 rows
           two: the last K2 = K % BK columns in TL1's nibbles;  K3 = K - K2;  w = code * scale throughout
 
-Bytes follow tiles (BM, BK, bm): blocks of BM rows, in these of BK columns (32 in `two`), in these of bm rows, in these of
-256/bm columns (TL1), 6 (index), 24 (sign), 4 (two); TL1 ends with 16 rows by four columns; TL2 with 32 rows whose middle two
-groups of eight stand swapped. TL2's payload is as long as if 256 columns were stored as pairs, whatever the tile: its end is unused.
+Bytes follow nested tiles (BM, BK, bm): blocks of BM rows; within them BK columns (32 in `two`); then bm rows; then
+256/bm columns (TL1), 6 (index), 24 (sign) or 4 (two). The innermost unit is 16 rows by four columns in TL1, and in TL2
+32 rows whose middle two groups of eight are swapped. TL2's payload always has the size of 256 columns stored as pairs;
+its end is unused.
 
-**The tile is not in the file.** `TILES` holds what bitnet.cpp's setup generates for the models that it knows, by shape; any other
-shape needs `tile=`. Its `preset_kernels` for Llama3-8B TL1 and one shape of large TL2 differ from that; they are overwritten by the
-generated ones in the same run. Undefined nibbles (TL1 9 to 15, TL2 14 and 15) read as zeros.
-Source: utils/convert-hf-to-gguf-bitnet.py, setup_env.py and docs/codegen.md of microsoft/BitNet 16da220.
+**The tile is not in the file.** `TILES` holds the tiles that bitnet.cpp's setup generates for known models, by shape;
+any other shape needs `tile=`. Its `preset_kernels` for Llama3-8B TL1 and one shape of large TL2 differ, but the same
+run overwrites them with the generated ones. Undefined nibbles (TL1 9 to 15, TL2 14 and 15) decode to zeros. Source:
+utils/convert-hf-to-gguf-bitnet.py, setup_env.py and docs/codegen.md of microsoft/BitNet 16da220.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ TILES: dict[tuple[int, int], tuple[Tile, Tile]] = {
 """(rows, K) -> tile of TL1, tile of TL2."""
 
 _TAIL = 32
-"""Bytes after the payload: the scale, zeros."""
+"""Bytes after the payload: the scale, then zeros."""
 _SWAP = np.r_[0:8, 16:24, 8:16, 24:32]  # rows of a block of 32 in the order of TL2's bytes
 _NIBBLES = np.stack([np.arange(256) >> 4, np.arange(256) & 15], axis=1)  # [256, 2]
 
 
 def _pairs() -> I8:
-    """int8 [256, 4]: the four weights of a byte of pairs."""
+    """Return the four weights of each byte of pairs, int8 [256, 4]."""
     q = np.where(_NIBBLES < 9, _NIBBLES, 4)
     return np.stack([q // 3 - 1, q % 3 - 1], axis=2).reshape(256, 4).astype(np.int8)
 
 
 def _triples() -> I8:
-    """int8 [256, 6]: the six weights of an index byte, before the signs."""
+    """Return the six weights of each index byte before signs, int8 [256, 6]."""
     q = np.where(_NIBBLES < 14, _NIBBLES, 0)
     c = (q + 1) % 3 - 1
     b = ((q - c) // 3 + 1) % 3 - 1
@@ -82,14 +83,14 @@ def _pair_bytes(codes: I8) -> U8:
 
 
 def _tl1_order(rows: int, columns: int, tile: Tile) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How bytes [rows, columns] split, and the order of these axes in the file."""
+    """Return the split of bytes [rows, columns] into axes, and the order of these axes in the file."""
     outer, bk, bm = tile[0], tile[1] // 4, tile[2]
     by = 64 // bm
     return (rows // outer, outer // bm, bm // 16, 16, columns // bk, bk // by, by), (0, 4, 1, 5, 2, 6, 3)
 
 
 def _tl2_order(rows: int, columns: int, outer: int, step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same for one section of TL2; step: bytes of a row in one BK."""
+    """Like _tl1_order, for one section of TL2; step: bytes per row in one BK."""
     return (rows // outer, outer // 32, 32, columns // step, step), (0, 3, 1, 4, 2)
 
 
@@ -103,18 +104,18 @@ def _from_file(flat: U8, order: tuple[tuple[int, ...], tuple[int, ...]], shape: 
 
 
 def _unswap(flat: U8) -> U8:
-    """Swaps the middle groups of eight in every 32 bytes, or swaps them back."""
+    """Swap the middle groups of eight in every 32 bytes; its own inverse."""
     return flat.reshape(-1, 32)[:, _SWAP].reshape(-1)
 
 
 def _sign_order(rows: int, three: int, tile: Tile) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How sign bits [rows, K3 / 3] split, and their order in the file: the last 16 are one u16, highest bit first."""
+    """Like _tl1_order, for sign bits [rows, K3 / 3]; the last 16 form one u16, highest bit first."""
     outer, bk, _ = tile
     return (rows // outer, outer // 32, 2, 16, three // bk, bk // 24, 8), (0, 4, 1, 5, 3, 6, 2)
 
 
 def _pack_tl2(codes: I8, three: int, tile: Tile) -> U8:
-    """numpy reference: int8 [rows, K] -> the three sections."""
+    """Pack int8 [rows, K] into the three sections (numpy reference)."""
     rows, k = codes.shape
     outer, bk, _ = tile
     q = codes[:, :three].reshape(rows, three // 3, 3) @ np.array([9, 3, 1], np.int8)  # [rows, K3 / 3]
@@ -127,7 +128,7 @@ def _pack_tl2(codes: I8, three: int, tile: Tile) -> U8:
 
 
 def _unpack_tl2(payload: U8, rows: int, k: int, three: int, tile: Tile) -> I8:
-    """numpy reference: the three sections -> int8 [rows, K]."""
+    """Unpack the three sections to int8 [rows, K] (numpy reference)."""
     outer, bk, _ = tile
     ends = rows * three // 6, rows * three // 24 * 5
     index = _from_file(_unswap(payload[: ends[0]]), _tl2_order(rows, three // 6, outer, bk // 6), (rows, three // 6))
@@ -145,7 +146,10 @@ def _unpack_tl2(payload: U8, rows: int, k: int, three: int, tile: Tile) -> I8:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TL:
-    """TL1 (pairs) or TL2 (triples and signs). tile: None for the known models. lossy: ternarize any weight by its sign."""
+    """TL1 (pairs) or TL2 (triples and signs).
+
+    tile: None for the known models. lossy: ternarize any weight by its sign.
+    """
 
     name: str
     tile: Tile | None = None
@@ -161,35 +165,39 @@ class TL:
 
     @property
     def granule(self) -> tuple[int, int]:
-        """The tile, or what every tile is a multiple of."""
+        """The tile, or a divisor of every tile."""
         if self.tile is None:
             return 32, 4 if self.name == "tl1" else 32
         return self.tile[0], self.tile[1] if self.name == "tl1" else 32
 
     @property
     def row_sliced(self) -> bool:
-        """The scale stands at the end, once."""
+        """False: one scale at the end."""
         return False
 
     def configure(self, *, tile: Tile | None = None, lossy: bool = False, **sizes: int) -> TL:
-        """tile=(BM, BK, bm), or BM=, BK=, bm= as kernel_config.ini names them: the kernel configuration the file was made with.
+        """Return the codec with other options.
 
-        lossy: as for I2_S. Raises CodecError for a tile that is none, TypeError for other options.
+        tile=(BM, BK, bm), or BM=, BK=, bm= as in kernel_config.ini: the kernel configuration the file was written for.
+        lossy: as for I2_S. Raises CodecError for an invalid tile, TypeError for other options.
         """
         if sizes:
             if tile is not None or set(sizes) != {"BM", "BK", "bm"}:
-                raise TypeError(f"a tile is tile=(BM, BK, bm), or all of BM=, BK=, bm=; found {sorted(sizes)}")
+                raise TypeError(f"pass tile=(BM, BK, bm), or all of BM=, BK=, bm=; got {sorted(sizes)}")
             tile = (sizes["BM"], sizes["BK"], sizes["bm"])
         if tile is not None and (len(tile) != 3 or min(tile) < 1):
-            raise CodecError("tile is (BM, BK, bm), three positive numbers", found=tile)
+            raise CodecError("tile must be (BM, BK, bm), three positive integers", found=tile)
         return replace(self, tile=None if tile is None else (int(tile[0]), int(tile[1]), int(tile[2])), lossy=lossy)
 
     def with_tile(self, tile: Tile) -> TL:
-        """The same with another tile. Raises CodecError for what is no tile."""
+        """Return the codec with another tile. Raises CodecError for an invalid tile."""
         return self.configure(tile=tile, lossy=self.lossy)
 
     def payload_bytes(self, shape: Shape) -> int:
-        """Bytes before the padding, from the shape alone: bitnet.cpp's arithmetic. Raises CodecError."""
+        """Bytes before the padding, computed from the shape as bitnet.cpp does.
+
+        Raises CodecError for an unsupported shape.
+        """
         rows, k = as_matrix(shape)
         step, least = (4, 4) if self.name == "tl1" else (32, 256)
         if rows % 32 or k % step or k < least:
@@ -199,19 +207,22 @@ class TL:
         return rows * k // 4 if self.name == "tl1" else (k - 256) * rows // 3 * 5 // 8 + 64 * rows
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """{"blocks": u8 [payload, padding to 32, 32]}; needs no tile. Raises CodecError."""
+        """{"blocks": u8 [payload, padding to 32, 32]}; does not need the tile. Raises CodecError."""
         return {"blocks": ArraySpec((-(-self.payload_bytes(shape) // 32) * 32 + 32,), np.dtype(np.uint8))}
 
     def fit(self, shape: Shape) -> tuple[Tile, int, int]:
-        """(tile, columns K3 stored as triples, bytes of all sections). Raises CodecError without a tile that divides the shape."""
+        """Return (tile, columns K3 stored as triples, bytes of all sections).
+
+        Raises CodecError without a tile that divides the shape.
+        """
         room = self.payload_bytes(shape)
         rows, k = as_matrix(shape)
         second = self.name == "tl2"
         tile = self.tile or TILES.get((rows, k), (None, None))[second]
         if tile is None:
             raise CodecError(
-                f"{self.name} of shape [{rows}, {k}] belongs to no known model, and its tile is not in the file",
-                hint="pass tile=(BM, BK, bm), on the command line --tile BM,BK,bm, as in the kernel_config.ini it was made with",
+                f"{self.name} of shape [{rows}, {k}] is not from a known model, and its tile is not in the file",
+                hint="pass tile=(BM, BK, bm) or --tile BM,BK,bm, from the kernel_config.ini it was written for",
             )
         outer, bk, bm = tile
         three = k - k % bk if second else 0
@@ -230,11 +241,14 @@ class TL:
         return tile, three, size
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
-        """Ternary floats [rows, K] to codes; importance changes nothing. Raises CodecError if w is not ternary (see lossy)."""
+        """Quantize ternary floats [rows, K]; ignores importance.
+
+        Raises CodecError if w is not ternary (unless lossy).
+        """
         return ternarize(self.name, w, self.lossy)
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
-        """Codes to bytes. Raises CodecError without a tile, or if there are several scales."""
+        """Pack codes to bytes. Raises CodecError without a tile, or if there are several scales."""
         rows, k = codes.codes.shape
         tile, three, size = self.fit((rows, k))
         check_codes(codes.codes)
@@ -250,17 +264,20 @@ class TL:
         return {"blocks": blocks}
 
     def payload(self, parts: Parts, shape: Shape) -> U8:
-        """All bytes of the part, flat. Raises CodecError if their number contradicts the shape."""
+        """Return all bytes of the part, flat. Raises CodecError if the size does not match the shape."""
         spec = self.specs(shape)["blocks"]
         blocks = stored_bytes(self.name, parts, "blocks", spec)
         return np.ascontiguousarray(blocks).reshape(-1)
 
     def scale(self, parts: Parts, shape: Shape) -> F32:
-        """float32 [1]."""
+        """Return the scale, float32 [1]."""
         return self.payload(parts, shape)[-32:-28].copy().view("<f4").astype(np.float32)
 
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
-        """Bytes to codes [rows, K]. Raises CodecError without a tile, or if the size contradicts the shape."""
+        """Unpack bytes to codes [rows, K].
+
+        Raises CodecError without a tile, or if the size does not match the shape.
+        """
         rows, k = as_matrix(shape)
         tile, three, size = self.fit(shape)
         payload = self.payload(parts, shape)[:size]
@@ -275,7 +292,7 @@ class TL:
         return Ternary(codes, self.scale(parts, shape))
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """codes * scale; `rows` saves memory, not time."""
+        """Return codes * scale; `rows` saves memory, not time."""
         codes = self.unpack(parts, shape)
         target = shape if rows is None else codes.codes[rows].shape
         out = output(out, target)
@@ -284,15 +301,15 @@ class TL:
         return out
 
     def cut(self, shape: Shape, index: int) -> tuple[TL, dict[str, Cut]]:
-        """Matrix `index` of a stack: its tiles of each section, zeros up to its size, the end with the one scale.
+        """Cut matrix `index` out of a stack: its tiles of each section, zero padding, and the tail with the scale.
 
-        Raises CodecError where a tile holds rows of two matrices, or as `fit`.
+        Raises CodecError if a tile spans two matrices, or as `fit` does.
         """
         tile, three, _ = self.fit(shape)
         rows, k = shape[-2:]
         if rows % tile[0]:
             raise CodecError(
-                f"{self.name} cannot be taken apart here: a tile of {tile[0]} rows holds rows of two matrices",
+                f"this {self.name} stack cannot be split: a tile of {tile[0]} rows spans two matrices",
                 found=f"matrices {[rows, k]}",
             )
         codec = self.with_tile(tile)
@@ -306,7 +323,7 @@ class TL:
         return codec, {"blocks": Cut((*pieces, length - _TAIL - size, slice(total - _TAIL, total)))}
 
     def count_undefined(self, parts: Parts, shape: Shape) -> int:
-        """Nibbles that no quantizer writes. Raises CodecError as unpack does."""
+        """Number of nibbles that no quantizer writes. Raises CodecError as `unpack` does."""
         _, three, size = self.fit(shape)
         payload = self.payload(parts, shape)[:size]
         index, pairs = as_matrix(shape)[0] * three // 6, as_matrix(shape)[0] * three // 24 * 5

@@ -1,11 +1,11 @@
-"""From one ternary codec to another without touching a weight: codes stay equal, and what became of the scale is said.
+"""Transcoding between ternary codecs: codes stay equal, and any change of the scale is reported.
 
-    one scale a tensor   i2_s.*, tl1, tl2 (float32), hf_bitnet.* (bf16; bitlinear stores 1 / scale)
-    scales of blocks     tq1_0, tq2_0 (256), trinity.tq2_0 (32), all fp16; 0 for a block of zeros
-    none                 trinity.i2_s
+    one scale per tensor   i2_s.*, tl1, tl2 (float32), hf_bitnet.* (bf16; bitlinear stores 1 / scale)
+    block scales           tq1_0, tq2_0 (256), trinity.tq2_0 (32), all fp16; 0 for a block of zeros
+    none                   trinity.i2_s
 
-Scales of blocks become one only if they are equal. Layouts of four symbols a byte turn into each other by bytes, everything else
-by way of int8 codes.
+Block scales merge into one only if they are equal. Layouts of four symbols per byte convert byte by byte, all others
+through int8 codes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from polyquant.types import F32, I8, Codec, Parts, Shape, Ternary
 
 __all__ = ["ScaleChange", "ScaleFate", "transcode"]
 
-_STEP = 1 << 14  # bytes per step of a change of layout: their int8 codes stay in the processor's cache
+_STEP = 1 << 14  # bytes per step of a layout change; their int8 codes fit in cache
 _LANES = (I2S, HFBitNet)
-_SCRATCH = 1 << 22  # no direct way where both layouts have whole blocks only after more bytes than this
+_SCRATCH = 1 << 22  # no byte-wise path if the common block size of both layouts exceeds this
 
 
 class ScaleFate(Enum):
-    """What became of the scale."""
+    """The change of the scale by transcoding."""
 
     KEPT = "kept exactly"
     ROUNDED = "rounded"
@@ -43,7 +43,10 @@ class ScaleFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """before, after: numbers of scales stored. relative: largest |after - before| / |before| over scales that matter."""
+    """A change of scales.
+
+    before, after: stored scales. relative: largest |after - before| / |before| over used scales.
+    """
 
     fate: ScaleFate
     before: int
@@ -57,20 +60,20 @@ class ScaleChange:
 
     def __str__(self) -> str:
         if self.fate is ScaleFate.DROPPED:
-            return "scale dropped: the target has no place for it"
+            return "scale dropped: the target cannot store one"
         if self.fate is ScaleFate.INVENTED:
             return "scale set to 1: the source has none"
         rounded = f", by at most {self.relative:.2g} of its value" if self.fate is ScaleFate.ROUNDED else ""
-        counts = f" ({self.before} equal ones merged into one)" if self.before > self.after == 1 else ""
+        counts = f" ({self.before} equal scales merged into one)" if self.before > self.after == 1 else ""
         counts = f" (repeated for {self.after} blocks)" if self.before == 1 < self.after else counts
         return f"scale {self.fate.value}{rounded}{counts}"
 
 
 def transcode(parts: Parts, shape: Shape, src: Codec, dst: Codec) -> tuple[dict[str, NDArray[Any]], ScaleChange]:
-    """Parts of `src` -> parts of `dst` with equal codes, and what became of the scale.
+    """Convert parts of `src` to parts of `dst` with equal codes; also return the change of the scale.
 
-    Raises UnsupportedError if the codecs are of different form or not ternary; CodecError if the shape does not suit one of them,
-    or if scales of blocks differ and the target has one for the tensor.
+    Raises UnsupportedError if the codecs differ in form or are not ternary; CodecError if the shape does not fit one of
+    them, or if block scales differ and the target has one per tensor.
     """
     if src.form is not Ternary or dst.form is not Ternary:
         raise UnsupportedError(f"{src} and {dst} do not share ternary codes", hint="requantize")
@@ -84,7 +87,7 @@ def transcode(parts: Parts, shape: Shape, src: Codec, dst: Codec) -> tuple[dict[
 
 
 def _by_bytes(parts: Parts, shape: Shape, src: I2S | HFBitNet, dst: I2S | HFBitNet) -> dict[str, NDArray[Any]] | None:
-    """Parts in the other layout without int8 codes of the whole weight; None where that is not to be had."""
+    """Convert the layout without int8 codes of the whole weight; None where that is not possible."""
     lib, a, b = native.lib(), src.lanes(shape), dst.lanes(shape)
     if lib is None or a is None or b is None:
         return None
@@ -102,7 +105,7 @@ def _scaleless(codec: Codec) -> bool:
 
 
 def _scale(codec: Codec, parts: Parts, shape: Shape) -> F32:
-    """float32 [1] or [rows, groups], as stored."""
+    """Return the scales as stored, float32 [1] or [rows, groups]."""
     if isinstance(codec, (I2S, HFBitNet, TL)):
         return codec.scale(parts, shape)
     codes: Ternary = codec.unpack(parts, shape)
@@ -110,13 +113,13 @@ def _scale(codec: Codec, parts: Parts, shape: Shape) -> F32:
 
 
 def _used(codes: I8, groups: int) -> NDArray[np.bool_]:
-    """bool [rows, groups]: which groups hold anything but zeros."""
+    """Return which groups have nonzero codes, bool [rows, groups]."""
     rows, k = codes.shape
     return np.asarray(codes.reshape(rows, groups, k // groups).any(axis=2))
 
 
 def _coarsest(form: Ternary) -> F32:
-    """The scale with neighbouring groups merged, two by two, for as long as they are equal or hold only zeros."""
+    """Return the scale with neighbouring groups merged pairwise while they are equal or all zero."""
     scale, codes = form.scale, form.codes
     if scale.size <= 1:
         return scale
@@ -131,13 +134,13 @@ def _coarsest(form: Ternary) -> F32:
 
 
 def _spread(scale: F32, groups: int) -> F32:
-    """float32 [1 or rows, groups]"""
+    """Expand the scale to float32 [1 or rows, groups]."""
     matrix = scale.reshape(-1, scale.shape[-1])
     return np.repeat(matrix, groups // matrix.shape[1], axis=1)
 
 
 def _compare(src: Codec, dst: Codec, before: F32, after: F32, codes: I8 | None) -> ScaleChange:
-    """codes: None where both scales are of the tensor; else they tell which groups matter."""
+    """Compare scales before and after. codes: tell which groups are used; None if both scales are per tensor."""
     if before.size == 0 or after.size == 0:
         return ScaleChange(ScaleFate.KEPT, before.size, after.size)
     groups = math.lcm(before.shape[-1], after.shape[-1])

@@ -1,17 +1,19 @@
-"""Trellis-coded weights: tiles of 16 x 16, k bits a weight, as Trellis v3 stores them.
+"""Trellis-coded weights in the Trellis v3 layout: tiles of 16 x 16, k bits per weight.
 
-    indices u8 [ceil(K / 16), ceil(N / 16), 32 k]   one tile of W^T after the other: 256 codes of k bits, a circular stream (ops/trellis.py)
-    scales  f32 [G, N]                              one row for each ceil(K / G) inputs
-    su      f32 [K]      sv f32 [N]                 signs, or signs times a scale of the channel
-    lut     f32 [2 ** L]                            the codebook "lut" alone
+    indices u8 [ceil(K / 16), ceil(N / 16), 32 k]   tiles of W^T: 256 k-bit codes, a circular stream (ops/trellis.py)
+    scales  f32 [G, N]                              one row per ceil(K / G) inputs
+    su      f32 [K]      sv f32 [N]                 signs, or signs times channel scales
+    lut     f32 [2 ** L]                            only for codebook "lut"
 
-    W^T = diag(su) . H_K . (scales * numbers) . H_N . diag(sv)          H: orthonormal, in blocks (ops/hadamard.py); the identity without rotation
+    W^T = diag(su) . H_K . (scales * values) . H_N . diag(sv)
+    H: orthonormal, block-diagonal (ops/hadamard.py); the identity without rotation
 
-Bits per weight: k + 32 (G / K + 1 / N + 1 / K). In a tile of row-major order number 16 i + o belongs to input i and output o; tiles that K or N do not
-fill end in numbers that nothing reads.
+Bits per weight: k + 32 (G / K + 1 / N + 1 / K). In a row-major tile, value 16 i + o belongs to input i and output o;
+tiles at the edges of K or N are padded.
 
-Codebook "grid" has L = k and is what files without a codebook mean. Unrotated, each weight is ((number * scale) * sv) * su in float32, rounded to
-half precision: the decoder of Metal Marlin. Sources: QTIP (arXiv 2406.11235), EXL3, Metal Marlin; where they disagree: docs/formats/trellis.md.
+Codebook "grid" has L = k and is the one of files that name no codebook. Unrotated, each weight is
+((value * scale) * sv) * su in float32, rounded to half precision, as Metal Marlin decodes it. Sources: QTIP
+(arXiv 2406.11235), EXL3, Metal Marlin; for their disagreements see docs/formats/trellis.md.
 
     trellis.3                    mul1, L = 14, rotated, one group         trellis.3.mul1.16         another window
     trellis.3.mul1.14.flat       not rotated, groups of 128 inputs        trellis.3.grid            L = 3, not rotated
@@ -36,34 +38,40 @@ from polyquant.registry import Search
 from polyquant.types import F32, ArraySpec, Parts, Rounding, Shape, TrellisCode, TrellisCodes, as_matrix
 
 __all__ = ["NAMES",
-    "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8", "Trellis", "TrellisSearch", "from_tiles", "numbers", "restore", "trellis_named",
+    "TRELLIS_2", "TRELLIS_3", "TRELLIS_4", "TRELLIS_5", "TRELLIS_6", "TRELLIS_7", "TRELLIS_8",
+    "Trellis", "TrellisSearch", "from_tiles", "restore", "tile_values", "trellis_named",
 ]  # fmt: skip
 
 GROUP = 128
-"""Inputs that share a scale where nothing is rotated."""
+"""Inputs per scale group without rotation."""
 NAMES: tuple[str, ...] = (
     *(f"trellis.{b}" for b in range(2, 9)),
     "trellis.3.mul1.16",
     "trellis.3.mul1.14.flat",
     "trellis.3.grid",
 )
-"""Usual members of the family, for errors that say which names are near."""
+"""Common names of the family, suggested by errors."""
 
 
 class TrellisSearch(Protocol):
-    """What finds the codes and scales of a weight."""
+    """A search for the codes and scales of a weight."""
 
     def __call__(
         self, codec: Trellis, w: F32, *, importance: F32 | None, hessian: F32 | None, book: F32
     ) -> TrellisCodes:
-        """w: finite, [N, K], N at least 1. importance: [K]; hessian: [K, K]; book: the codebook, float32 [2 ** window_bits]. Codes without a table."""
+        """Return codes (without a table) of w.
+
+        w: finite, [N, K], N >= 1. importance: [K]; hessian: [K, K]; book: the codebook, float32 [2 ** window_bits].
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trellis:
-    """hadamard: True for the largest blocks that fit each axis, False for none, or the two block sizes (along K, along N).
+    """A Trellis v3 codec.
 
-    groups: rows of `scales`; None for 1 where rotated, else one for each 128 inputs. search: what finds codes; the bytes mean the same for any.
+    hadamard: True for the largest blocks that fit each axis, False for none, or block sizes (along K, along N).
+    groups: rows of `scales`; None for 1 if rotated, else one per 128 inputs. search: the search for codes; it does not
+    affect the meaning of the bytes.
     """
 
     bits: int
@@ -79,7 +87,7 @@ class Trellis:
 
     @property
     def name(self) -> str:
-        """Says everything that the bytes mean."""
+        """Codec name; includes every option that affects the bytes."""
         name = f"trellis.{self.bits}"
         plain = self.codebook == "grid"
         if (
@@ -100,7 +108,7 @@ class Trellis:
 
     @property
     def form(self) -> type[TrellisCodes]:
-        """Codes of tiles."""
+        """Trellis codes, per tile."""
         return TrellisCodes
 
     @property
@@ -110,13 +118,14 @@ class Trellis:
 
     @property
     def row_sliced(self) -> bool:
-        """Tiles hold 16 outputs each, and a rotation mixes them."""
+        """False: tiles hold 16 outputs each, and a rotation mixes them."""
         return False
 
     def configure(self, **options: Any) -> Trellis:
-        """codebook, window_bits, hadamard, groups, tile_order, search. The codebook "grid" has window_bits = bits and is not rotated unless asked for.
+        """Return the codec with other codebook, window_bits, hadamard, groups, tile_order or search.
 
-        Raises TypeError for an option it does not have, CodecError for a value that makes no codec.
+        Codebook "grid" has window_bits = bits and is not rotated by default. Raises TypeError for unknown options,
+        CodecError for invalid values.
         """
         if options.get("codebook", self.codebook) == "grid":
             options.setdefault("window_bits", self.bits)
@@ -134,15 +143,17 @@ class Trellis:
             or not self.bits <= self.window_bits <= largest
         ):
             raise CodecError(
-                "no such trellis", expected=f"window_bits from {self.bits} to {largest}", found=f"{self.window_bits!r}"
+                "invalid window size",
+                expected=f"window_bits from {self.bits} to {largest}",
+                found=f"{self.window_bits!r}",
             )
         if self.tile_order not in ops.TILE_ORDERS:
             raise UnknownNameError("tile order", self.tile_order, ops.TILE_ORDERS)
         if self.groups is not None and self.groups < 1:
-            raise CodecError("a weight has at least one group of scales", found=self.groups)
+            raise CodecError("groups must be at least 1", found=self.groups)
         blocks = self.hadamard if isinstance(self.hadamard, tuple) else ()
         if any(b < 1 or b & (b - 1) or b > LARGEST_BLOCK for b in blocks):
-            raise CodecError(f"Hadamard blocks are powers of two up to {LARGEST_BLOCK}", found=blocks)
+            raise CodecError(f"Hadamard blocks must be powers of two up to {LARGEST_BLOCK}", found=blocks)
         return self
 
     def blocks(self, shape: Shape) -> tuple[int, int]:
@@ -160,7 +171,7 @@ class Trellis:
         return self
 
     def code(self, shape: Shape) -> TrellisCode:
-        """What the codes of a weight of this shape mean."""
+        """Return the parameters that define the codes of a weight of this shape."""
         return TrellisCode(self.bits, self.codebook, self.window_bits, self.tile_order, self.blocks(shape))
 
     def group_count(self, shape: Shape) -> int:
@@ -171,20 +182,20 @@ class Trellis:
         return 1 if self.hadamard is not False else -(-k // GROUP)
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """Sizes of the parts of a weight [N, K]. Raises CodecError for blocks that do not divide it."""
+        """Specs of the parts of a weight [N, K]. Raises CodecError if blocks do not divide it."""
         return dict(_specs(self, shape))
 
     def cut(self, shape: Shape, index: int) -> tuple[Trellis, dict[str, Cut]]:
-        """Matrix `index` of a stack: its columns of tiles, of scales and of sv; su is everyone's.
+        """Cut matrix `index` out of a stack: its columns of tiles, scales and sv; su is shared.
 
-        Raises CodecError where a tile of 16 outputs, or a block of the rotation along N, holds rows of two matrices.
+        Raises CodecError if a tile of 16 outputs, or a rotation block along N, spans two matrices.
         """
         n, k = shape[-2:]
         blocks = self.blocks(shape)
         if n % 16 or n % blocks[1]:
-            what = "a tile of 16 outputs holds" if n % 16 else f"the rotation of {blocks[1]} outputs mixes"
+            unit = "a tile of 16 outputs" if n % 16 else f"the rotation of {blocks[1]} outputs"
             raise CodecError(
-                f"{self.name} cannot be taken apart here: {what} rows of two matrices", found=f"matrices {[n, k]}"
+                f"this {self.name} stack cannot be split: {unit} spans two matrices", found=f"matrices {[n, k]}"
             )
         codec = self if self.blocks((n, k)) == blocks else replace(self, hadamard=blocks)
         own, tiles = slice(index * n, (index + 1) * n), slice(index * n // 16, (index + 1) * n // 16)
@@ -194,10 +205,10 @@ class Trellis:
     # ------------------------------------------------------------ layout
 
     def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
-        """Codes to parts. Raises CodecError if they mean something else than this codec's."""
+        """Pack codes to parts. Raises CodecError if they belong to another codec."""
         shape = (len(codes.sv), len(codes.su))
         if codes.code != self.code(shape) or codes.scales.shape != (self.group_count(shape), shape[0]):
-            raise CodecError(f"codes that are not {self.name}'s", expected=self.code(shape), found=codes.code)
+            raise CodecError(f"codes do not belong to {self.name}", expected=self.code(shape), found=codes.code)
         parts: dict[str, NDArray[Any]] = {
             "indices": ops.pack_bits(codes.codes, self.bits),
             "scales": np.asarray(codes.scales, np.float32),
@@ -207,7 +218,7 @@ class Trellis:
         return parts if codes.table is None else {**parts, "lut": codes.table}
 
     def unpack(self, parts: Parts, shape: Shape) -> TrellisCodes:
-        """Parts to codes. Raises CodecError if a part does not fit."""
+        """Unpack parts to codes. Raises CodecError if a part does not fit."""
         specs = self.specs(shape)
         packed = stored_bytes(self.name, parts, "indices", specs["indices"]).reshape(specs["indices"].shape)
         floats = {key: exact_part(parts, key, spec) for key, spec in specs.items() if key != "indices"}
@@ -219,7 +230,7 @@ class Trellis:
     # ------------------------------------------------------------ math
 
     def table(self, parts: Parts) -> F32:
-        """The codebook, float32 [2 ** window_bits]."""
+        """Return the codebook, float32 [2 ** window_bits]."""
         if self.codebook == "lut":
             return exact_part(parts, "lut", ArraySpec((1 << self.window_bits,), np.dtype(np.float32)))
         return ops.codebook(self.codebook, self.window_bits)
@@ -232,25 +243,26 @@ class Trellis:
         hessian: ArrayLike | None = None,
         table: F32 | None = None,
     ) -> TrellisCodes:
-        """Floats [N, K] to the codes and scales of least error: of the weight, or of what it gives for inputs of this Hessian (mean of x x^T, [K, K]).
+        """Quantize floats [N, K], minimising the weight error, or the output error for a Hessian (mean x x^T, [K, K]).
 
-        importance: float32 [K], the Hessian's diagonal where no more is known. table: float32 [2 ** window_bits], the codebook "lut".
-        Raises CodecError for what is no matrix of finite numbers, numpy.linalg.LinAlgError for a Hessian that is not positive definite.
+        importance: float32 [K], the diagonal of the Hessian if only that is known. table: float32 [2 ** window_bits],
+        for codebook "lut". Raises CodecError for a non-matrix or NaN or infinity, numpy.linalg.LinAlgError for a
+        Hessian that is not positive definite.
         """
         target = np.ascontiguousarray(real(self.name, w), np.float32)
         shape = as_matrix(target.shape)
         target = target.reshape(shape)
         specs = self.specs(shape)
         if not np.isfinite(target).all():
-            raise CodecError("the weight holds NaN or infinity")
+            raise CodecError("the weight contains NaN or infinity")
         if (table is None) != (self.codebook != "lut"):
-            raise CodecError("the codebook 'lut' needs a table, and no other does", found=self.codebook)
+            raise CodecError("a table is required for codebook 'lut' and not allowed for others", found=self.codebook)
         book = ops.codebook(self.codebook, self.window_bits) if table is None else np.asarray(table, np.float32)
         n, k = shape
         weights = column_weights(importance, k)
         h = None if hessian is None else np.asarray(hessian, np.float32)
         if h is not None and h.shape != (k, k):
-            raise CodecError("the Hessian is not this weight's", expected=[k, k], found=list(h.shape))
+            raise CodecError("the Hessian does not fit this weight", expected=[k, k], found=list(h.shape))
         if n == 0:
             empty = {key: np.zeros(spec.shape, np.float32) for key, spec in specs.items() if key != "indices"}
             codes = np.zeros((*specs["indices"].shape[:2], ops.TILE), np.uint8)
@@ -258,11 +270,11 @@ class Trellis:
         return replace(self.search(self, target, importance=weights, hessian=h, book=book), table=table)
 
     def quantize_for(self, w: ArrayLike, hessian: ArrayLike) -> TrellisCodes:
-        """Floats [N, K] to the codes of least error on inputs of this Hessian, [K, K]. Raises what `quantize` raises."""
+        """Quantize floats [N, K], minimising the output error under a Hessian [K, K]. Raises as `quantize` does."""
         return self.quantize(w, hessian=hessian)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """Parts to float32 [N, K]; of `rows` all are decoded, since the rotation mixes them."""
+        """Parts to float32 [N, K]. All rows are decoded even for `rows`, since the rotation mixes them."""
         if rows is not None:
             chosen = self.dequantize(parts, as_matrix(shape))[rows]
             result = output(out, chosen.shape)
@@ -275,11 +287,11 @@ class Trellis:
             handle.dequantize(result.reshape(matrix))
         else:
             codes = self.unpack(parts, shape)
-            result.reshape(matrix)[...] = restore(numbers(codes, self.table(parts)), codes)
+            result.reshape(matrix)[...] = restore(tile_values(codes, self.table(parts)), codes)
         return result
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py); None where groups of scales are no multiples of 128 inputs."""
+        """Return a matmul handle (ops/matmul.py), or None if scale groups are not multiples of 128 inputs."""
         groups, (_, k) = self.group_count(shape), as_matrix(shape)
         if groups > 1 and -(-k // groups) % GROUP:
             return None
@@ -306,7 +318,10 @@ class Trellis:
         )
 
     def multiply(self, parts: Parts, shape: Shape, x: F32, rounding: Rounding) -> F32:
-        """x [T, K] -> x W^T [T, N]: the reference of the packed kernel. The input is rounded after its rotation, 128 numbers with one scale."""
+        """Reference of the packed kernel: x [T, K] -> x W^T [T, N].
+
+        The input is quantized after its rotation, with one scale per 128 values.
+        """
         if rounding == "none":
             return np.asarray(x @ self.dequantize(parts, shape).T, np.float32)
         codes, blocks = self.unpack(parts, shape), self.blocks(shape)
@@ -315,17 +330,17 @@ class Trellis:
             if codes.table is not None
             else ops.whole_levels(self.codebook, self.window_bits)
         )
-        found = from_tiles(
+        values = from_tiles(
             levels[ops.states(codes.codes, self.bits, self.window_bits)], (shape[1], shape[0]), self.tile_order
         ).astype(np.float32) * np.float32(step) + np.float32(zero)
         span = -(-shape[1] // len(codes.scales))
-        inner = found * codes.scales[np.arange(shape[1]) // span]
+        inner = values * codes.scales[np.arange(shape[1]) // span]
         rounded = matmul.round_activations(hadamard(x * codes.su, blocks[0]), "wide")
         return np.asarray(hadamard(rounded @ inner, blocks[1]) * codes.sv, np.float32)
 
 
 def from_tiles(tiles: NDArray[Any], shape: tuple[int, int], tile_order: str) -> NDArray[Any]:
-    """The inverse: [tiles_k, tiles_n, 256] in stream order -> [K, N]."""
+    """Undo tiling: [tiles_k, tiles_n, 256] in stream order -> [K, N]."""
     rows, columns = tiles.shape[:2]
     if tile_order != "row_major":
         placed = np.empty_like(tiles)
@@ -335,14 +350,14 @@ def from_tiles(tiles: NDArray[Any], shape: tuple[int, int], tile_order: str) -> 
     return full[: shape[0], : shape[1]]
 
 
-def numbers(codes: TrellisCodes, table: F32) -> F32:
-    """The codebook's numbers of a weight, before scales: [K, N]."""
+def tile_values(codes: TrellisCodes, table: F32) -> F32:
+    """Return the codebook values of a weight before scaling, [K, N]."""
     values = ops.decode(codes.codes, codes.code.bits, codes.code.window_bits, table)
     return from_tiles(values, (len(codes.su), len(codes.sv)), codes.code.tile_order)
 
 
 def restore(values: F32, codes: TrellisCodes) -> F32:
-    """Numbers [K, N] -> the weight [N, K]: scales, rotations, su and sv."""
+    """Apply scales, rotations, su and sv to codebook values [K, N]; returns the weight [N, K]."""
     k = len(values)
     span = -(-k // len(codes.scales))
     scaled = values * codes.scales[np.arange(k) // span]
@@ -353,12 +368,12 @@ def restore(values: F32, codes: TrellisCodes) -> F32:
             w = w.astype(np.float16).astype(np.float32)
         return np.ascontiguousarray(w.T)
     rotated = hadamard(np.ascontiguousarray(scaled.T), block_k)  # [N, K]
-    turned = hadamard(np.ascontiguousarray(rotated.T), block_n)  # [K, N]
-    return np.ascontiguousarray(turned.T) * codes.sv[:, None] * codes.su
+    unrotated = hadamard(np.ascontiguousarray(rotated.T), block_n)  # [K, N]
+    return np.ascontiguousarray(unrotated.T) * codes.sv[:, None] * codes.su
 
 
 def trellis_named(name: str) -> Trellis:
-    """The codec of a name, the inverse of `Trellis.name`. Raises UnknownNameError."""
+    """Return the codec called `name`, the inverse of `Trellis.name`. Raises UnknownNameError."""
     words = name.split(".")[1:]
     unknown = UnknownNameError("codec", name, NAMES)
     options: dict[str, Any] = {}
@@ -393,18 +408,18 @@ TRELLIS_5, TRELLIS_6, TRELLIS_7, TRELLIS_8 = Trellis(5), Trellis(6), Trellis(7),
 
 @lru_cache(maxsize=1 << 12)
 def _specs(codec: Trellis, shape: Shape) -> dict[str, ArraySpec]:
-    """See Trellis.specs: plans ask for those of 70,000 experts of a few shapes."""
+    """See Trellis.specs; cached because plans query 70,000 experts of a few shapes."""
     n, k = as_matrix(shape)
     if k == 0:
         raise CodecError(f"{codec.name} needs at least one column", found=f"shape {list(shape)}")
     codec.blocks(shape)
     if codec.group_count(shape) > k:
-        raise CodecError("more groups of scales than inputs", expected=f"at most {k}", found=codec.group_count(shape))
+        raise CodecError("more scale groups than inputs", expected=f"at most {k}", found=codec.group_count(shape))
     f32 = np.dtype(np.float32)
-    found = {
+    parts = {
         "indices": ArraySpec((-(-k // 16), -(-n // 16), 32 * codec.bits), np.dtype(np.uint8)),
         "scales": ArraySpec((codec.group_count(shape), n), f32),
         "su": ArraySpec((k,), f32),
         "sv": ArraySpec((n,), f32),
     }
-    return found | ({"lut": ArraySpec((1 << codec.window_bits,), f32)} if codec.codebook == "lut" else {})
+    return parts | ({"lut": ArraySpec((1 << codec.window_bits,), f32)} if codec.codebook == "lut" else {})

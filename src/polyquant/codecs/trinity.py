@@ -1,11 +1,11 @@
 """Trinity's own TQ2_0: ternary blocks of 32 weights in 10 bytes, 2.5 bpw. Not ggml's TQ2_0 (256 weights in 66 bytes).
 
-    [d f16][codes u8 x 8]                 w = code * d; byte j: weights 4j .. 4j + 3 in bits 1-0, 3-2, 5-4, 7-6; 0, +1, -1, 0
+    [d f16][codes u8 x 8]        w = code * d; byte j: weights 4j .. 4j + 3 in bits 1-0, 3-2, 5-4, 7-6; 0, +1, -1, 0
     (byte 0 at the left)
 
-Trinity reads the types that it calls TQ1_0, TQ2_0 and IQ2_S this way (dequantizeIQ2_STensor); its documentation gives TQ1_0 as 8
-bytes without a scale. Files of llama.cpp with these type numbers never look like this.
-Source: gHashTag/trinity af2d6c1bb; its documentation of GGUF.
+Trinity reads its types TQ1_0, TQ2_0 and IQ2_S this way (dequantizeIQ2_STensor); its documentation describes TQ1_0 as 8
+bytes without a scale. llama.cpp files with these type numbers never use this layout. Source: gHashTag/trinity
+af2d6c1bb; its documentation of GGUF.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class TrinityTQ2:
 
     @property
     def form(self) -> type[Ternary]:
-        """Ternary codes with a scale for every 32."""
+        """Ternary codes with one scale per 32."""
         return Ternary
 
     @property
     def granule(self) -> tuple[int, int]:
-        """Any number of rows; whole blocks along K."""
+        """Any number of rows, whole blocks along K."""
         return 1, 32
 
     @property
     def row_sliced(self) -> bool:
-        """Rows do not depend on each other."""
+        """True: rows are independent."""
         return True
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
@@ -57,7 +57,10 @@ class TrinityTQ2:
         return {"blocks": ArraySpec((rows, k // 32 * 10), np.dtype(np.uint8))}
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> Ternary:
-        """Floats [..., K] to codes as ggml's TQ2_0: d = max|w| of a block, codes round(w / d). Raises CodecError on NaN and infinity."""
+        """Quantize floats [..., K] like ggml's TQ2_0: d = max|w| of a block, codes round(w / d).
+
+        Raises CodecError on NaN and infinity.
+        """
         w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, 32)
         blocks = np.ascontiguousarray(w, np.float32).reshape(rows, k // 32, 32)
@@ -69,7 +72,10 @@ class TrinityTQ2:
         return Ternary(codes.reshape(rows, k), d)
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
-        """Codes to blocks; scales are rounded to fp16, d = 0 where all codes are 0. Raises CodecError if scales part inside a block."""
+        """Pack codes to blocks; scales are rounded to fp16, d = 0 where all codes are 0.
+
+        Raises CodecError if a block would need several scales.
+        """
         rows, k = codes.codes.shape
         groups = check_columns(self.name, (rows, k), 32)[1] // 32
         if groups == 0:
@@ -77,14 +83,14 @@ class TrinityTQ2:
         scale = np.broadcast_to(codes.scale, (rows, max(1, codes.scale.shape[-1])))
         if groups % scale.shape[1]:
             raise CodecError(
-                f"{self.name} has one scale for every 32 weights", found=f"{scale.shape[1]} scales a row of {k}"
+                f"{self.name} has one scale per 32 weights", found=f"{scale.shape[1]} scales in a row of {k}"
             )
         used = codes.codes.reshape(rows, groups, 32).any(axis=2)
         with np.errstate(over="ignore"):
             d = np.where(used, np.repeat(scale, groups // scale.shape[1], axis=1), 0).astype(np.float16)
         if not np.isfinite(d).all():
             raise CodecError(
-                f"{self.name} holds scales as fp16, at most 65504", found=f"{np.abs(codes.scale).max():.6g}"
+                f"{self.name} stores scales as fp16, at most 65504", found=f"{np.abs(codes.scale).max():.6g}"
             )
         blocks = np.empty((rows, groups, 10), np.uint8)
         blocks[:, :, :2] = d.astype("<f2").reshape(rows, groups, 1).view(np.uint8)
@@ -94,7 +100,10 @@ class TrinityTQ2:
         return {"blocks": blocks.reshape(rows, groups * 10)}
 
     def unpack(self, parts: Parts, shape: Shape) -> Ternary:
-        """Blocks to codes [rows, K] and scale [rows, K / 32]. Raises CodecError if the size contradicts the shape."""
+        """Unpack blocks to codes [rows, K] and scales [rows, K / 32].
+
+        Raises CodecError if the size does not match the shape.
+        """
         spec = self.specs(shape)["blocks"]
         blocks = stored_bytes(self.name, parts, "blocks", spec)
         return self._codes(blocks.reshape(spec.shape), as_matrix(shape)[1])
@@ -105,7 +114,7 @@ class TrinityTQ2:
         return Ternary(_LANES.unpack(split[:, :, 2:].reshape(-1)).reshape(len(blocks), k), d)
 
     def dequantize(self, parts: Parts, shape: Shape, *, rows: slice | None = None, out: F32 | None = None) -> F32:
-        """codes * d."""
+        """Return codes * d."""
         k = as_matrix(shape)[1]
         blocks = part(parts, "blocks").reshape(-1)
         spec = self.specs(shape)["blocks"]
@@ -121,7 +130,7 @@ class TrinityTQ2:
         return out
 
     def packed(self, parts: Parts, shape: Shape) -> Any | None:
-        """A handle for multiplication (ops/matmul.py). Raises CodecError if the size contradicts the shape."""
+        """Return a matmul handle (ops/matmul.py). Raises CodecError if the size does not match the shape."""
         return packed_rows(self.name, parts, shape, self.specs(shape)["blocks"])
 
 

@@ -1,6 +1,6 @@
-"""Tensors of a Hugging Face folder that hold codes of a quantization scheme that is not decoded: shown as they are stored, never as numbers.
+"""Tensors of Hugging Face folders in an unsupported quantization scheme: shown as stored, never dequantized.
 
-undecoded.<dtype>   [as the header says it]   e.g. undecoded.u32: words of packed codes, undecoded.f8_e4m3: values without their scales
+undecoded.<dtype>   dtype of the header, e.g. undecoded.u32: words of packed codes; undecoded.f8_e4m3: unscaled values
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["UndecodedDtype"]
 
 @dataclass(frozen=True, slots=True)
 class UndecodedDtype(OpaqueCodec):
-    """One such tensor. dtype: its name in the safetensors header, one of PLAIN; why: the scheme."""
+    """A tensor in an unsupported scheme. dtype: its safetensors dtype, one of PLAIN. why: the scheme."""
 
     dtype: str = "U8"
     part: ClassVar[str] = "blocks"
@@ -31,11 +31,11 @@ class UndecodedDtype(OpaqueCodec):
 
     @property
     def finding(self) -> None:
-        """None: one finding of the format says it for all."""
+        """None: the format reports one finding for all such tensors."""
         return None
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
-        """The array as it is stored."""
+        """Specs of the stored array."""
         return codec(PLAIN[self.dtype]).specs(shape)
 
     def quantize(self, w: F32, *, importance: F32 | None = None) -> NoReturn:
@@ -48,5 +48,5 @@ class UndecodedDtype(OpaqueCodec):
             f"unsupported quantization scheme: {self.why}",
             expected="float weights",
             found=f"{self.dtype} {list(shape)}",
-            hint="`parts` has the stored array",
+            hint="use `parts` for the stored array",
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 from polyquant.calibration.importance import unreached, unreached_notice
 from polyquant.capabilities import Fitted, MaybeIntegers, MayOnlyRead, claims
+from polyquant.codecs.ternary import ternarize
 from polyquant.conversion.notices import mixed_stacks, rule_notices
 from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
@@ -26,7 +27,7 @@ from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
-from polyquant.types import F32, Action, Checkpoint, Codec, TensorMap, TensorSpec, Translation, Weight
+from polyquant.types import F32, Action, Checkpoint, Codec, TensorMap, TensorSpec, Ternary, Translation, Weight
 
 __all__ = ["make_plan"]
 
@@ -117,6 +118,8 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
         action = action_of(weights, target, tensor)
         _refuse_unwritable(weights, target, action)
+        if action is Action.QUANTIZE and not tensor.ternarize:
+            _refuse_other_than_ternary(weights[0], target)
     except CodecError as problem:
         raise PlanError(
             str(problem),
@@ -135,6 +138,13 @@ def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action)
         raise CodecError(f"{target} can be read, not written", hint="choose another codec, e.g. q4_k")
     if _is_integer(target) and action is not Action.COPY and not all(_is_integer(w.codec) for w in weights):
         raise CodecError(f"{target} holds integers, and the weights are floats", hint="choose a float codec, e.g. bf16")
+
+
+def _refuse_other_than_ternary(weight: Weight, target: Codec) -> None:
+    """Raise CodecError if a codec with one scale per tensor gets weights that are not ternary. The first row shows it."""
+    strict = target.form is Ternary and not target.row_sliced and not getattr(target, "lossy", False)
+    if strict and len(weight.shape) > 1 and weight.codec.row_sliced:
+        ternarize(target.name, weight.dequantize(rows=slice(0, 1)), lossy=False)
 
 
 def _is_integer(codec: Codec) -> bool:

@@ -1,8 +1,8 @@
-"""The Python face of msModelSlim, with the names of the format's own document.
+"""Python API of msModelSlim, with the names of the format's specification.
 
     from polyquant.msmodelslim import MSModelSlimWeightProcessor
 
-A whole folder needs none of this: `polyquant.convert(src, dst, to="msmodelslim")` opens, converts and streams.
+For whole folders use `polyquant.convert(src, dst, to="msmodelslim")`.
 """
 
 from polyquant.msmodelslim.processor import MSModelSlimWeightProcessor

@@ -1,4 +1,4 @@
-"""The two files of msModelSlim's document: weights, and the description of their types."""
+"""The two files of msModelSlim: weights, and the description of their types."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ __all__ = ["write_pair"]
 
 
 def write_pair(target: Path, weights: Mapping[str, NDArray[Any]], description: Mapping[str, str], word: str) -> None:
-    """quant_model_weight_WORD.safetensors and quant_model_description_WORD.json in a new folder. Raises PlanError, InputError, OSError."""
+    """Write quant_model_weight_WORD.safetensors and quant_model_description_WORD.json to a new folder.
+
+    Raises PlanError, InputError, OSError.
+    """
     if os.path.lexists(target):
         raise PlanError("target exists", file=target, hint="choose another name")
     if strange := [n for n, a in weights.items() if a.dtype not in BY_NUMPY]:
-        raise InputError("safetensors has no such type", tensor=strange[0], found=str(weights[strange[0]].dtype))
+        raise InputError("dtype not supported by safetensors", tensor=strange[0], found=str(weights[strange[0]].dtype))
     file = f"quant_model_weight_{word}.safetensors"
     header, entries = header_bytes([(n, BY_NUMPY[a.dtype], a.shape) for n, a in weights.items()], {})
     slots = {(e.name, "blocks"): Slot(file, e.offset, ArraySpec(e.shape, weights[e.name].dtype)) for e in entries}

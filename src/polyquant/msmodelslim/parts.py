@@ -1,4 +1,4 @@
-"""Parts of one quantized layer, taken from a state dict in the shapes and dtypes that msModelSlim's document gives them."""
+"""Parts of one quantized layer from a state dict, in the shapes and dtypes of msModelSlim's specification."""
 
 from __future__ import annotations
 
@@ -20,81 +20,95 @@ _FUSED = ("query_key_value", "qkv_proj", "kv_proj")
 
 
 def needed(weights: Mapping[str, NDArray[Any]], module: str, part: str) -> NDArray[Any]:
-    """A tensor of a module. Raises InputError if it is not there."""
+    """Return a tensor of a module. Raises InputError if it is missing."""
     name = f"{module}.{part}"
     if name not in weights:
         raise InputError(
-            "the state dict lacks a tensor", tensor=name, hint="name the modules: linears=[...], norms=[...]"
+            "the state dict lacks a tensor", tensor=name, hint="list the modules: linears=[...], norms=[...]"
         )
     return weights[name]
 
 
 def table(module: str, part: str, values: NDArray[Any], n: int) -> NDArray[Any]:
-    """Scales [n] or [n, g] -> [n, g]. Raises InputError."""
-    found = values[:, None] if values.ndim == 1 else values
-    if found.ndim != 2 or len(found) != n or not found.shape[1] or found.dtype not in _FLOATS:
+    """Return scales [n] or [n, g] as [n, g]. Raises InputError."""
+    scales = values[:, None] if values.ndim == 1 else values
+    if scales.ndim != 2 or len(scales) != n or not scales.shape[1] or scales.dtype not in _FLOATS:
         raise InputError(
             f"{part} does not fit the weight",
             tensor=module,
             expected=f"floats [{n}] or [{n}, groups]",
             found=f"{values.dtype} {list(values.shape)}",
         )
-    return found
+    return scales
 
 
 def sized(weights: Mapping[str, NDArray[Any]], module: str, part: str, size: int) -> NDArray[Any]:
-    """A part of so many numbers, flat. Raises InputError."""
-    found = needed(weights, module, part)
-    if found.size != size:
-        raise InputError(f"{part} does not fit", tensor=module, expected=[size], found=list(found.shape))
-    return found.reshape(-1)
+    """Return a part of `size` values, flat. Raises InputError."""
+    array = needed(weights, module, part)
+    if array.size != size:
+        raise InputError(f"{part} does not fit", tensor=module, expected=[size], found=list(array.shape))
+    return array.reshape(-1)
 
 
 def deq_scale(weights: Mapping[str, NDArray[Any]], module: str, input_scale: NDArray[Any], n: int) -> F32:
-    """float32 [n], or [1] where the matrix has one scale: as stored, else input_scale * weight_scale. Raises InputError."""
-    found = weights.get(f"{module}.deq_scale")
-    if found is None:
+    """Return deq_scale as stored, else input_scale * weight_scale: float32 [n], or [1] for one scale per tensor.
+
+    Raises InputError.
+    """
+    stored = weights.get(f"{module}.deq_scale")
+    if stored is None:
         scale = needed(weights, module, "weight_scale").reshape(-1)
         if scale.size not in (1, n):
             raise InputError("weight_scale does not fit", tensor=module, expected=[n], found=list(scale.shape))
         return np.asarray(input_scale.astype(np.float32) * scale.astype(np.float32))
-    found = found.reshape(-1)
-    if found.size not in (1, n) or found.dtype not in (np.int64, np.float32):
+    stored = stored.reshape(-1)
+    if stored.size not in (1, n) or stored.dtype not in (np.int64, np.float32):
         raise InputError(
-            "deq_scale does not fit", tensor=module, expected=f"float32 or int64 [{n}]", found=f"{found.dtype} {list(found.shape)}"
-        )  # fmt: skip
-    if found.dtype == np.float32:
-        return np.ascontiguousarray(found)
-    if found.min() < 0 or found.max() >= 1 << 32:
-        raise InputError(
-            "deq_scale holds more than the bits of a float32", tensor=module, found=f"{found.min()} to {found.max()}"
+            "deq_scale does not fit",
+            tensor=module,
+            expected=f"float32 or int64 [{n}]",
+            found=f"{stored.dtype} {list(stored.shape)}",
         )
-    return found.astype(np.uint32).view(np.float32)
+    if stored.dtype == np.float32:
+        return np.ascontiguousarray(stored)
+    if stored.min() < 0 or stored.max() >= 1 << 32:
+        raise InputError(
+            "deq_scale contains more than the bits of a float32",
+            tensor=module,
+            found=f"{stored.min()} to {stored.max()}",
+        )
+    return stored.astype(np.uint32).view(np.float32)
 
 
 def quant_bias(
     weights: Mapping[str, NDArray[Any]], module: str, codes: I8, offset: NDArray[Any], deq: F32
 ) -> NDArray[np.int32]:
-    """int32 [n]: as stored, else round(bias / deq_scale - input_offset * sum of a row of codes). Raises InputError."""
+    """Return quant_bias, int32 [n], as stored, else round(bias / deq_scale - input_offset * row sum of codes).
+
+    Raises InputError.
+    """
     n = len(codes)
-    found = weights.get(f"{module}.quant_bias")
-    if found is not None:
-        if found.size != n or found.dtype.kind not in "iu":
+    stored = weights.get(f"{module}.quant_bias")
+    if stored is not None:
+        if stored.size != n or stored.dtype.kind not in "iu":
             raise InputError(
                 "quant_bias does not fit",
                 tensor=module,
                 expected=f"int32 [{n}]",
-                found=f"{found.dtype} {list(found.shape)}",
+                found=f"{stored.dtype} {list(stored.shape)}",
             )
-        return np.asarray(found.reshape(-1), np.int32)
+        return np.asarray(stored.reshape(-1), np.int32)
     moved = int8.quant_bias(weights.get(f"{module}.bias"), deq, offset, affine.row_sums(codes))
     if not (np.abs(moved) < 1 << 31).all():
-        raise InputError("quant_bias does not fit 32 bits", tensor=module, hint="look at bias and deq_scale")
+        raise InputError("quant_bias does not fit 32 bits", tensor=module, hint="check bias and deq_scale")
     return np.asarray(moved, np.int32)
 
 
 def projections(module: str, size: int) -> list[tuple[str, slice]]:
-    """Where so many scales of the cache belong: the module itself, or k and v of a fused one. Raises InputError."""
+    """Return the modules that `size` cache scales belong to: the module itself, or k and v of a fused one.
+
+    Raises InputError.
+    """
     if module.rpartition(".")[2] not in _FUSED:
         return [(module, slice(None))]
     if size % 2:

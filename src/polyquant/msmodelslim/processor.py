@@ -1,11 +1,13 @@
-"""Quantized weights of another tool, as a state dict, into what msModelSlim's document describes: tensors by name, and the description of their types.
+"""Conversion of another tool's quantized state dict to msModelSlim: tensors, and the description of their types.
 
     q [n, k] int8    s, z [n, 1] or [n, k / g]         weight_process             w = (q - z) s
-    x [t, k]         input_scale, input_offset [1]     weight_activation_process  y = ((round(x / s_x + z_x) q^T) + quant_bias) deq_scale
-    norm             module.weight, module.bias [k]    anti_outlier_process       norm(x) = x / rms(x) * module.weight + module.bias
+    x [t, k]         input_scale, input_offset [1]     weight_activation_process
+                                                       y = ((round(x / s_x + z_x) q^T) + quant_bias) deq_scale
+    norm             module.weight, module.bias [k]    anti_outlier_process
+                                                       norm(x) = x / rms(x) * module.weight + module.bias
     k, v             kv_cache_scale, _offset [n_kv]    kv_cache_process           k = (round(k / s + z) - z) s
 
-Four steps, each called for what the source has; they are independent of each other. No tensor is lost, and nothing is written before `save`.
+Four independent steps; call those that apply to the source. No tensor is lost, and nothing is written before `save`.
 
     processor = MSModelSlimWeightProcessor(state_dict)
     processor.weight_process()
@@ -39,7 +41,7 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class MSModelSlimWeightProcessor:
-    """modelslim_weight_dict: name -> array; modelslim_description_json: name -> type. Both are ready to save after the steps."""
+    """Converter of a state dict. modelslim_weight_dict: name -> array; modelslim_description_json: name -> type."""
 
     def __init__(
         self,
@@ -51,16 +53,17 @@ class MSModelSlimWeightProcessor:
         norms: Sequence[str] | None = None,
         bits: int | None = None,
     ) -> None:
-        """weight: numpy arrays, or tensors of torch; it is not changed. quant_type: what the description calls the quantized layers.
+        """Set the state dict and options. Raises InputError.
 
-        linears, norms: names of the modules that the steps change. Else those of ChatGLM's first `num_layers` layers; without a number the
-        linear layers whose weights are integers, and the norms named ...norm that are vectors. bits: of ChatGLM's own weights, 4 or 8; by default what the columns
-        say beside the norm in front. Raises InputError.
+        weight: numpy arrays or torch tensors; not modified. quant_type: type of quantized layers in the description.
+        linears, norms: names of the modules to convert. Default: those of ChatGLM's first `num_layers` layers, or
+        without a number all linear layers with integer weights and all vectors named ...norm. bits: of ChatGLM's own
+        weights, 4 or 8; by default derived from their columns and the norm before them.
         """
         if quant_type not in _TYPES:
-            raise InputError("no such type", expected=", ".join(_TYPES), found=quant_type)
+            raise InputError("unknown quant_type", expected=", ".join(_TYPES), found=quant_type)
         if bits not in (None, 4, 8):
-            raise InputError("no such width", expected="4 or 8 bits", found=bits)
+            raise InputError("unsupported number of bits", expected="4 or 8", found=bits)
         self.modelslim_weight_dict = arrays_of(weight)
         self.quant_type = quant_type
         self.modelslim_description_json: dict[str, str] = {
@@ -69,21 +72,21 @@ class MSModelSlimWeightProcessor:
         }
         self._bits = bits
         self.linears = list(
-            linears if linears is not None else self._modules(num_layers, _LINEARS, self._found_linears)
+            linears if linears is not None else self._modules(num_layers, _LINEARS, self._integer_linears)
         )
-        self.norms = list(norms if norms is not None else self._modules(num_layers, _NORMS, self._found_norms))
+        self.norms = list(norms if norms is not None else self._modules(num_layers, _NORMS, self._norm_modules))
 
-    def _modules(self, num_layers: int | None, stems: Iterable[str], found: Any) -> list[str]:
+    def _modules(self, num_layers: int | None, stems: Iterable[str], detect: Any) -> list[str]:
         if num_layers is None:
-            return list(found())
+            return list(detect())
         return [f"transformer.encoder.layers.{i}.{stem}" for i in range(num_layers) for stem in stems]
 
-    def _found_linears(self) -> Iterable[str]:
+    def _integer_linears(self) -> Iterable[str]:
         for name, array in self.modelslim_weight_dict.items():
             if name.endswith(".weight") and array.ndim == 2 and array.dtype in (np.int8, np.uint8):
                 yield name.removesuffix(".weight")
 
-    def _found_norms(self) -> Iterable[str]:
+    def _norm_modules(self) -> Iterable[str]:
         for name, array in self.modelslim_weight_dict.items():
             module = name.removesuffix(".weight")
             if name != module and array.ndim == 1 and "norm" in module.rpartition(".")[2] and "layers." in module:
@@ -92,17 +95,18 @@ class MSModelSlimWeightProcessor:
     # ------------------------------------------------------------ the four steps
 
     def weight_process(self) -> None:
-        """Weights of integers, one scale a row or a group: q int8 [n, k], scale and offset [n, 1] or [n, k / g], w = (q - offset) * scale.
+        """Convert integer weights: q int8 [n, k], scale and offset [n, 1] or [n, k / g], w = (q - offset) * scale.
 
-        ChatGLM's int4 (two codes a byte, the first in the high nibble) is spread to a code a byte; unsigned codes and their offsets are lowered by 128; an
-        offset that is not there is zero. Raises InputError for a layer without weight or weight_scale, and for shapes that do not fit.
+        ChatGLM's int4 (two codes per byte, the first in the high nibble) is unpacked to one code per byte; 128 is
+        subtracted from unsigned codes and their offsets; a missing offset is zero. Raises InputError for a layer
+        without weight or weight_scale, and for shapes that do not fit.
         """
         for module in self.linears:
             codes, scale = self._needed(module, "weight"), self._needed(module, "weight_scale")
             offset = self.modelslim_weight_dict.get(f"{module}.weight_offset")
             if codes.ndim != 2 or codes.dtype not in (np.int8, np.uint8):
                 raise InputError(
-                    "weight is no matrix of 8-bit integers",
+                    "weight is not a matrix of 8-bit integers",
                     tensor=module,
                     expected="int8 [n, k]",
                     found=f"{codes.dtype} {list(codes.shape)}",
@@ -125,17 +129,20 @@ class MSModelSlimWeightProcessor:
             self._put(module, {"weight": codes, "weight_scale": scale, "weight_offset": offset}, self.quant_type)
 
     def weight_activation_process(self) -> None:
-        """Weights and inputs of integers: weight int8 [n, k], input_scale and input_offset [1], deq_scale [n], quant_bias int32 [n].
+        """Convert integer weights with static input quantization.
 
-            deq_scale = input_scale * weight_scale           quant_bias = round(bias / deq_scale - input_offset * sum over k of q)
+            weight int8 [n, k], input_scale and input_offset [1], deq_scale [n], quant_bias int32 [n]
+            deq_scale = input_scale * weight_scale
+            quant_bias = round(bias / deq_scale - input_offset * sum over k of q)
 
-        The two are computed where they are not there. A float32 deq_scale becomes int64, its bits zero-extended, unless the model computes in bfloat16 (the
-        dtype of input_scale). The float bias stays: who computes with quant_bias must not add it. Raises InputError for a type that is neither W8A8 nor
-        W8A8S, and for what is missing or does not fit.
+        The last two are computed if missing. A float32 deq_scale becomes int64 with zero-extended bits, unless the
+        model computes in bfloat16 (the dtype of input_scale). The float bias is kept, but must not be added to results
+        that use quant_bias. Raises InputError for types other than W8A8 and W8A8S, and for missing or mismatched
+        tensors.
         """
         if self.quant_type not in _STATIC:
             raise InputError(
-                "inputs of this type have no fixed scale",
+                "this type has no static input scale",
                 expected='quant_type "W8A8" or "W8A8S"',
                 found=self.quant_type,
             )
@@ -143,7 +150,7 @@ class MSModelSlimWeightProcessor:
             codes = self._needed(module, "weight")
             if codes.ndim != 2 or codes.dtype != np.int8:
                 raise InputError(
-                    "weight is no matrix of int8",
+                    "weight is not an int8 matrix",
                     tensor=module,
                     expected="int8 [n, k]",
                     found=f"{codes.dtype} {list(codes.shape)}",
@@ -153,17 +160,17 @@ class MSModelSlimWeightProcessor:
             deq = deq_scale(weights, module, grid["input_scale"], n)
             stored = deq if grid["input_scale"].dtype == _BF16 else deq.view(np.uint32).astype(np.int64)
             bias = quant_bias(weights, module, codes, grid["input_offset"], deq)
-            kept = {
+            inputs = {
                 p: weights[f"{module}.{p}"] for p in ("weight_scale", "weight_offset") if f"{module}.{p}" in weights
             }
-            parts = {"weight": codes, **grid, "deq_scale": stored, "quant_bias": bias, **kept}
+            parts = {"weight": codes, **grid, "deq_scale": stored, "quant_bias": bias, **inputs}
             self._put(module, parts, self.quant_type)
 
     def anti_outlier_process(self, original: Mapping[str, Any] | None = None) -> None:
-        """Norms after smoothing: module.weight and module.bias are the smoothed norm.weight and norm.bias (zeros where there is none).
+        """Convert smoothed norms: module.weight and module.bias hold the smoothed norm.weight and norm.bias (or 0).
 
-        original: norm.weight, by full name, as it was before: layers that stay float need it. Without it the smoothed one stays under that name too, as
-        the tool itself writes it. Raises InputError for a norm that is not there.
+        original: the unsmoothed norm.weight by full name, needed by layers that stay in float. Without it the smoothed
+        one is kept under that name too, as the tool itself does. Raises InputError for a missing norm.
         """
         before = arrays_of(original or {})
         for module in self.norms:
@@ -181,23 +188,24 @@ class MSModelSlimWeightProcessor:
             self._put(module, {"weight": before.get(f"{module}.weight", weight), "bias": bias}, "FLOAT")
 
     def kv_cache_process(self) -> None:
-        """Scales and offsets of an int8 cache, one for each channel of k and of v: X.k_proj.kv_cache_scale, ..., of a fused layer X, or of the projection itself.
+        """Convert scales and offsets of an int8 KV cache, one per channel of k and v: X.k_proj.kv_cache_scale, ...
 
             q = clamp(round(x / scale + offset), -128, 127)           x = (q - offset) * scale
 
-        A fused layer's one kv_cache_scale is split into that of k and that of v; an offset that is not there is zero; the misspelt kv_cacahe_scale is read.
-        Raises InputError if there is no scale at all, and for an offset that does not fit its scale.
+        The kv_cache_scale of a fused layer X is split into those of k and v; a missing offset is zero; the misspelt
+        kv_cacahe_scale is accepted. Raises InputError if there is no scale, and for an offset that does not fit its
+        scale.
         """
-        found = {
+        scales = {
             n.removesuffix(end): n
             for end in (".kv_cacahe_scale", ".kv_cache_scale")
             for n in self.modelslim_weight_dict
             if n.endswith(end)
         }
-        if not found:
-            raise InputError("the state dict has no scale of a cache", expected="...kv_cache_scale")
+        if not scales:
+            raise InputError("the state dict has no cache scale", expected="...kv_cache_scale")
         self.modelslim_description_json["kv_cache_type"] = "C8"
-        for module, name in found.items():
+        for module, name in scales.items():
             scale = self._take(name).reshape(-1)
             offset = (
                 self._take(f"{module}.kv_cache_offset")
@@ -206,7 +214,7 @@ class MSModelSlimWeightProcessor:
             )
             if offset.size != scale.size:
                 raise InputError(
-                    "offset of the cache does not fit its scale", tensor=module, expected=scale.size, found=offset.size
+                    "cache offset does not fit its scale", tensor=module, expected=scale.size, found=offset.size
                 )
             for place, half in projections(module, scale.size):
                 self._put(
@@ -230,7 +238,10 @@ class MSModelSlimWeightProcessor:
         return self.modelslim_weight_dict.pop(name)
 
     def _halved(self) -> bool:
-        """True if two codes lie in a byte: as said, or as ChatGLM's first matrix shows beside the norm in front. Raises InputError."""
+        """Return True if a byte holds two codes: from `bits`, or from the shape of ChatGLM's first matrix.
+
+        Raises InputError.
+        """
         if self._bits is None:
             self._bits = self._seen_bits()
         return self._bits == 4
@@ -245,16 +256,16 @@ class MSModelSlimWeightProcessor:
         columns = self._needed(fused, "weight").shape[-1]
         if norm is None or norm.size not in (columns, 2 * columns):
             raise InputError(
-                "nothing says whether a byte holds one code or two", tensor=fused, hint="say it: bits=4 or bits=8"
+                "cannot tell whether a byte holds one code or two", tensor=fused, hint="pass bits=4 or bits=8"
             )
         return 4 if norm.size == 2 * columns else 8
 
     # ------------------------------------------------------------ the files
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """quant_model_weight_TYPE.safetensors and quant_model_description_TYPE.json in a new folder, which appears only when whole.
+        """Write quant_model_weight_TYPE.safetensors and quant_model_description_TYPE.json to a new folder, atomically.
 
-        Raises PlanError if it exists, InputError for a dtype that safetensors does not have, OSError.
+        Raises PlanError if it exists, InputError for a dtype not supported by safetensors, OSError.
         """
         weights = arrays_of(self.modelslim_weight_dict)
         write_pair(Path(path), weights, self.modelslim_description_json, self.quant_type.lower())

@@ -1,1 +1,1 @@
-"""Algorithms that choose codes over whole tensors."""
+"""Searches for the codes of whole tensors."""

@@ -1,7 +1,7 @@
-"""BitNet b1.58's own quantizer: codes = round(w / s) clipped to -1..1 with s = mean|w| over the whole tensor, at least 1e-5.
+"""BitNet b1.58's quantizer: codes = round(w / s) clipped to -1..1, s = mean|w| of the tensor, at least 1e-5.
 
-Source: "The Era of 1-bit LLMs" (2402.17764), eq. 1-3; arithmetic in float32 as the reference trainer has it, the mean in float64.
-A master weight is read twice by row blocks, once for the mean and once for the codes.
+Source: "The Era of 1-bit LLMs" (2402.17764), eq. 1-3; arithmetic in float32 as in the reference trainer, the mean in
+float64. A master weight is read twice in row blocks: once for the mean, once for the codes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BLOCK = 1 << 20
 
 
 def _inverse_scale(weight: Weight) -> np.float32:
-    """1 / mean|w|."""
+    """Return 1 / mean|w|."""
     rows, k = as_matrix(weight.shape)
     total = 0.0
     for part in _row_blocks(rows, k):
@@ -34,7 +34,7 @@ def _block(weight: Weight, part: slice, k: int) -> F32:
 
 
 def absmean_codes(weight: Weight) -> Ternary:
-    """Codes int8 [rows, K] and one scale of a float master weight."""
+    """Return codes int8 [rows, K] and one scale for a float master weight."""
     rows, k = as_matrix(weight.shape)
     inverse = _inverse_scale(weight)
     codes = np.empty((rows, k), np.int8)
@@ -44,6 +44,6 @@ def absmean_codes(weight: Weight) -> Ternary:
 
 
 def absmean_floats(weight: Weight) -> F32:
-    """The ternarized weight as float32 [rows, K]: codes times scale."""
-    found = absmean_codes(weight)
-    return found.codes.astype(np.float32) * found.scale
+    """Return the ternarized weight, codes * scale, float32 [rows, K]."""
+    form = absmean_codes(weight)
+    return form.codes.astype(np.float32) * form.scale

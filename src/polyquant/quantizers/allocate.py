@@ -1,7 +1,8 @@
-"""Bits for each tensor: the least sum of damages within a number of bytes.
+"""Bit allocation: choose the bits of each tensor so that the total damage is minimal within a byte budget.
 
-minimize sum_i damage_i(bits_i) subject to sum_i bytes_i(bits_i) <= budget: the multiple-choice knapsack, solved exactly by dynamic programming over
-the budget in steps of 1 / 16384 of it (bytes rounded up, so the result never passes the budget).
+minimize sum_i damage_i(bits_i) subject to sum_i bytes_i(bits_i) <= budget: the multiple-choice knapsack, solved exactly
+by dynamic programming over the budget in steps of 1 / 16384 (bytes are rounded up, so the result never exceeds the
+budget).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _GRID = (0.36, 0.119, 0.0371, 0.0119, 0.00354, 0.00106, 0.00027, 0.000095)
 
 
 def distortion(bits: int, codebook: str) -> float:
-    """Mean square error of unit Gaussian numbers: measured, window 14 for codes of a trellis."""
+    """Return the measured mean squared error for unit Gaussian values; window 14 for trellis codes."""
     return (_GRID if codebook == "grid" else _CODED)[bits - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A tensor: for each number of bits that it may have the bytes that it takes and the damage that it does."""
+    """A tensor with its size in bytes and its damage for each allowed number of bits."""
 
     name: str
     nbytes: Mapping[int, int]
@@ -35,15 +36,20 @@ class Choice:
 
 
 def allocate(choices: Sequence[Choice], budget: int) -> dict[str, int]:
-    """Tensor -> bits, of least damage in all within `budget` bytes. Raises PlanError if the fewest bits do not fit."""
+    """Return tensor -> bits with the least total damage within `budget` bytes.
+
+    Raises PlanError if even the fewest bits do not fit.
+    """
     least = sum(min(c.nbytes.values()) for c in choices)
     if least > budget:
         raise PlanError(
-            "the fewest bits take more than that", expected=f"at least {least:,} bytes", found=f"{budget:,}"
+            "the size budget is too small even for the fewest bits",
+            expected=f"at least {least:,} bytes",
+            found=f"{budget:,}",
         )
     unit = max(1.0, (budget - least) / _STEPS)
     room = int((budget - least) / unit)
-    best = np.zeros(room + 1)  # least damage with at most so many steps above the least bytes
+    best = np.zeros(room + 1)  # least damage by number of budget steps above the minimum
     taken = []
     for c in choices:
         options = sorted(c.nbytes)

@@ -1,9 +1,11 @@
-"""A weight to int8 or int4 codes of least error on the inputs that it was seen with: a searched clip, then rounding that later columns make good.
+"""GPTQ to int8 or int4 codes: a clip search, then rounding with error compensation on calibration data.
 
-H = mean of x x^T + damping * mean(diag) * I = R R^T with R upper triangular, so that errors d = W - W' of a row cost the sum over columns j of
-(R_jj d_j + sum of d_i R_ij over i < j)^2: columns are rounded from left to right, each where what those before it were off by is made good. The grid of a group is set when the work comes to it, from the
-weights as they then stand: the best of several tightenings of the min-max grid, by the error that the diagonal of H weighs.
-Source: Frantar et al. 2023 (arXiv 2210.17323). A Hessian that no damping makes positive definite is left aside; its diagonal still weighs the clip.
+H = mean of x x^T + damping * mean(diag) * I = R R^T with R upper triangular, so errors d = W - W' of a row cost the sum
+over columns j of (R_jj d_j + sum of d_i R_ij over i < j)^2. Columns are rounded from left to right, each compensating
+the errors of those before it. The scale of a group is set when its first column is reached, from the weights updated so
+far: the best of several clips of the min-max range by the error weighted with the diagonal of H. Source: Frantar et al.
+2023 (arXiv 2210.17323). A Hessian that no damping makes positive definite is ignored; its diagonal still weights the
+clip search.
 """
 
 from __future__ import annotations
@@ -21,16 +23,19 @@ from polyquant.types import F32, I8, Affine
 __all__ = ["CLIPS", "quantize_gptq", "searched_grid"]
 
 CLIPS = {8: (1.0, 0.997, 0.994, 0.991, 0.988, 0.985, 0.98, 0.97, 0.95, 0.92), 4: tuple(1 - 0.03 * i for i in range(11))}
-"""Shares of the min-max range that are tried, by bits: where a code is small, a little is gained by where it lies, nothing by cutting off."""
+"""Clip ratios to try, by bits: with few bits clipping pays; with many only the exact position of the scale matters."""
 _DAMPING = (0.01, 0.05, 0.2, 1.0)
-_CHUNK = 1 << 22  # weights whose clip is searched at a time
+_CHUNK = 1 << 22  # weights per step of the clip search
 _BLOCK = 128
-"""Columns that are made good one by one; those behind them all at once."""
+"""Columns per block: compensated one by one inside it, all at once beyond it."""
 
 
 def quantize_gptq(codec: MsModelSlim, w: F32, hessian: F32 | None, grid: tuple[F32, F32] | None = None) -> Affine:
-    """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; None: only the clip is searched. grid: scale and offset [N, 1] that stand,
-    in place of a search. Raises CodecError."""
+    """Quantize a weight [N, K]. Raises CodecError.
+
+    hessian: mean of x x^T over inputs, [K, K]; None: only the clip search. grid: fixed scale and offset [N, 1] instead
+    of a search.
+    """
     n, k = w.shape
     if hessian is not None and hessian.shape != (k, k):
         raise CodecError("the Hessian does not fit the weight", expected=f"[{k}, {k}]", found=list(hessian.shape))
@@ -45,18 +50,21 @@ def quantize_gptq(codec: MsModelSlim, w: F32, hessian: F32 | None, grid: tuple[F
 
 
 def _usable(h: F32) -> bool:
-    """True if it holds numbers that say something."""
+    """Return True if the Hessian is finite and not zero."""
     return bool(np.isfinite(h).all() and np.trace(h, dtype=np.float64) > 0)
 
 
 def _factor(h: F32) -> F32 | None:
-    """N [K, K], strictly upper: column j makes good d_i N_ij, N_ij = R_ij / R_jj; None where no damping makes H definite."""
+    """Return N [K, K], strictly upper: column j compensates d_i N_ij, N_ij = R_ij / R_jj.
+
+    None if no damping makes H definite.
+    """
     mean = float(np.trace(h, dtype=np.float64)) / len(h)
     for damping in _DAMPING:
         damped = h[::-1, ::-1].astype(np.float64)
         damped[np.diag_indices(len(h))] += damping * mean
         try:
-            lower = np.linalg.cholesky(damped)  # of H turned round: R is this factor turned round
+            lower = np.linalg.cholesky(damped)  # of H with rows and columns reversed; R is this factor reversed
         except np.linalg.LinAlgError:
             continue
         lower /= np.diag(lower).copy()
@@ -67,7 +75,7 @@ def _factor(h: F32) -> F32 | None:
 
 
 def _compensated(codec: MsModelSlim, w: F32, diagonal: F32, factor: F32, grid: tuple[F32, F32] | None) -> Affine:
-    """The codes of w [N, K], columns from left to right."""
+    """Return the codes of w [N, K], rounding columns from left to right."""
     n, k = w.shape
     group = codec.group or k
     work, codes = w.copy(), np.empty((n, k), np.int8)
@@ -75,8 +83,8 @@ def _compensated(codec: MsModelSlim, w: F32, diagonal: F32, factor: F32, grid: t
     of_group = replace(codec, group=0, packing="", sums=0, second=False)
     for g in range(k // group):
         part = slice(g * group, (g + 1) * group)
-        found = grid or _grid(of_group, work[:, part], diagonal[part])
-        scale[:, g], offset[:, g] = found[0][:, 0], found[1][:, 0]
+        scales = grid or _grid(of_group, work[:, part], diagonal[part])
+        scale[:, g], offset[:, g] = scales[0][:, 0], scales[1][:, 0]
         for a in range(part.start, part.stop, _BLOCK):
             b = min(a + _BLOCK, part.stop)
             own = (scale[:, g], offset[:, g])
@@ -86,11 +94,11 @@ def _compensated(codec: MsModelSlim, w: F32, diagonal: F32, factor: F32, grid: t
 
 
 def _block(codec: MsModelSlim, w: F32, work: F32, factor: F32, grid: tuple[F32, F32], codes: I8) -> F32:
-    """Round columns of work [N, B], weights w with what is to be made good, into codes -> their errors w - w' [N, B]."""
+    """Round columns of work [N, B] (weights w plus compensation) into codes; return their errors w - w' [N, B]."""
     scale, offset = grid  # [N] each
     high = 2 ** (codec.bits - 1) - 1
     low = -high - 1 if codec.asymmetric else -high
-    columns, error = np.ascontiguousarray(work.T), np.ascontiguousarray(w.T)  # rows of memory, for speed
+    columns, error = np.ascontiguousarray(work.T), np.ascontiguousarray(w.T)  # contiguous columns, for speed
     for i, column in enumerate(columns):
         q = np.clip(np.rint(column / scale + offset), low, high)
         codes[:, i] = q
@@ -100,7 +108,7 @@ def _block(codec: MsModelSlim, w: F32, work: F32, factor: F32, grid: tuple[F32, 
 
 
 def _grid(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
-    """Searched scale and offset [N, G]; of one scale for the matrix all alike."""
+    """Return searched scale and offset, [N, G]; equal rows for a codec with one scale per tensor."""
     if not codec.tensor:
         return searched_grid(codec, w, diagonal)
     one = searched_grid(replace(codec, tensor=False), w.reshape(1, -1), np.tile(diagonal, len(w)))
@@ -108,7 +116,10 @@ def _grid(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
 
 
 def searched_grid(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
-    """Scale and offset float32 [N, G], of the CLIPS of the min-max grid those of least error; diagonal [K] weighs the columns."""
+    """Return scale and offset, float32 [N, G], of the best of CLIPS of the min-max range.
+
+    diagonal: [K], weights of the columns.
+    """
     step = max(1, _CHUNK // w.shape[1])
     found = [_searched_rows(codec, w[a : a + step], diagonal) for a in range(0, len(w), step)]
     return np.concatenate([s for s, _ in found]), np.concatenate([z for _, z in found])

@@ -1,10 +1,11 @@
-"""The search behind IQ4_NL and IQ4_XS: scales of least squared error, weighted by importance.
+"""Search for IQ4_NL and IQ4_XS: scales of least squared error, weighted by importance.
 
-The scale of 32 weights starts where the largest magnitude meets one of a dozen places beside the outer levels, of both signs; each start is
-followed by the least-squares scale of its codes, and the best of them once more. IQ4_XS then tries five ways to share one d among 8 scales. ggml
-weights the squares by w^2 and tries one sign only: its plain error is 2 to 4 % larger.
+Starting scales map the largest magnitude of 32 weights to a dozen points near the outer levels, with both signs. Each
+start is refined by the least-squares scale of its codes, and the best one is refined again. IQ4_XS then tries five ways
+to share one d among 8 scales. ggml weights the squares by w^2 and tries only one sign: its unweighted error is 2 to 4 %
+larger.
 
-What the codes are packed into: codecs/ggml_iq.py. The native twin does the same operations in the same order: bytes are equal.
+Byte layout: codecs/ggml_iq.py. The native version does the same operations in the same order, so bytes are equal.
 """
 
 from __future__ import annotations
@@ -21,30 +22,33 @@ __all__ = ["iq4_nl", "iq4_xs"]
 
 _BETWEEN = (LEVELS[1:].astype(np.float32) + LEVELS[:-1]) / 2  # [15] a value above the k-th takes a code above k
 _STARTS = np.array([-142, -134, -126, -118, -110, -102, 92, 100, 108, 116, 124, 132], np.float32)
-_SHARES = np.array([-32, -31, -30, -29, -28], np.float32)  # what the largest of 8 scales becomes
+_SHARES = np.array([-32, -31, -30, -29, -28], np.float32)  # integers for the largest of 8 scales
 _HALF_MAX = np.float32(65504)
 
 
 def _tree(x: NDArray[Any]) -> NDArray[Any]:
-    """[..., 2^k] -> [..., 1]; halves added to halves, the order in which the native twin adds."""
+    """Sum [..., 2^k] -> [..., 1] pairwise by halves, in the order of the native version."""
     while (half := x.shape[-1] // 2) > 0:
         x = x[..., :half] + x[..., half:]
     return x
 
 
 def _inverse(x: F32) -> F32:
-    """1 / x, and 0 for 0."""
+    """Return 1 / x, and 0 for 0."""
     return np.where(x != 0, np.float32(1) / np.where(x != 0, x, np.float32(1)), np.float32(0))
 
 
 def _largest(x: F32) -> F32:
-    """[n, m] -> [n, 1] the first of largest magnitude, with its sign"""
+    """Return the first value of largest magnitude with its sign, [n, m] -> [n, 1]."""
     out: F32 = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     return out
 
 
 def _fit(y: F32, weight: F32, inverse: F32 | np.float32) -> tuple[F32, F32]:
-    """The least-squares scale of the codes that `inverse` gives, and how much of the square sum it explains. [n, 32] -> [n, 1] each"""
+    """Return the least-squares scale for the codes at `inverse`, and the part of the square sum that it explains.
+
+    [n, 32] -> [n, 1] each
+    """
     v = LEVELS.astype(np.float32)[np.searchsorted(_BETWEEN, y * inverse)]
     wv = weight * v
     a, b = _tree(wv * y), _tree(wv * v)
@@ -53,7 +57,7 @@ def _fit(y: F32, weight: F32, inverse: F32 | np.float32) -> tuple[F32, F32]:
 
 
 def _best_scales(x: F32, weight: F32) -> F32:
-    """[n, 32] -> [n, 1] float32, 0 for a block of zeros"""
+    """Return the best scales, [n, 32] -> [n, 1] float32; 0 for a block of zeros."""
     top = _largest(x)
     y = (x / np.where(top != 0, top, np.float32(1))).astype(np.float32)
     best, most = np.zeros_like(top), np.zeros_like(top)  # [n, 1]
@@ -65,7 +69,7 @@ def _best_scales(x: F32, weight: F32) -> F32:
 
 
 def _to_half(d: F32) -> NDArray[np.float16]:
-    """Rounded to what is stored; the largest half instead of infinity."""
+    """Round to half precision; the largest half instead of infinity."""
     return np.clip(d, -_HALF_MAX, _HALF_MAX).astype(np.float16)
 
 

@@ -1,17 +1,19 @@
-"""The search behind ggml's K types: super-scales, integer sub-scales and codes of least weighted squared error.
+"""Search for ggml's K types: super-scales, integer sub-scales and codes of least weighted squared error.
 
-A tile holds super-blocks as x [W, n, S]: weight i of each of S sub-blocks of n super-blocks. The objective is the true one, the sum of
-importance * (w - decoded w)^2, importance 1 where none is given. Two steps, both by measured error and never by a model of it:
+A tile holds super-blocks as x [W, n, S]: weight i of each of S sub-blocks of n super-blocks. The objective is the
+actual error, the sum of importance * (w - decoded w)^2, with importance 1 by default. Two steps, both by measured
+error:
 
 1. real-valued: per sub-block, least squares for the scale (and minimum) on the codes of a few starting scales;
-2. stored: super-scales in fp16 such that the largest sub-scale becomes the integer `anchor`; then for every sub-block the best
-   integers in a window around the wish; then super-scales by least squares on the codes found, and a smaller window once more.
+2. stored: super-scales in fp16 such that the largest sub-scale becomes the integer `anchor`; then the sub-block's best
+   integers in a window around the target; then super-scales by least squares on these codes, and a smaller window.
 
-Blocks that are exact but for the rounding of their super-scales (one-hot, constant, ternary rows) try more anchors. Affine blocks that
-lie mostly above zero are encoded negated, both super-scales negative, since a minimum can only reach below zero.
+Blocks that are exact except for the rounding of their super-scales (one-hot, constant, ternary rows) try more anchors.
+Affine blocks mostly above zero are encoded negated, with both super-scales negative, since a minimum can only reach
+below zero.
 
-What the integers are packed into: codecs/ggml_k.py. native/ggml_k_quantize.cpp does the same operations in the same order, in float32 without fused multiply-add: bytes are equal.
-Sums therefore run in index order, and a comparison that NaN would fail has the same outcome in both.
+Byte layout: codecs/ggml_k.py. native/ggml_k_quantize.cpp does the same operations in the same order, in float32 without
+fused multiply-add, so bytes are equal. Sums therefore run in index order, and comparisons treat NaN the same way.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ _f = np.float32
 _MAGIC = _f(12582912)  # 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
 _HUGE = _f(1e9)  # beyond what fp16 scales can express; keeps every sum finite
 _TINY_HALF, _MAX_HALF = _f(2.0**-24), _f(65504)
-_SINGULAR = _f(1e-4)  # a determinant below this share of its terms is rounding noise
-_MARGIN = _f(1.000001)  # so that rounding noise does not displace the natural start
-_EXACT = _f(2.0**-20)  # share of the energy below which only the rounding of super-scales is left as error
-_LEAST = _f(2.0**-20)  # importance relative to the block's largest never counts less
+_SINGULAR = _f(1e-4)  # a determinant below this fraction of its terms is rounding noise
+_MARGIN = _f(1.000001)  # keeps rounding noise from replacing the natural start
+_EXACT = _f(2.0**-20)  # fraction of the energy; a smaller error is only the rounding of super-scales
+_LEAST = _f(2.0**-20)  # lower bound of importance, relative to the block's largest
 _AFFINE_STARTS = [_f(t) for t in (0, -0.3, 0.3, -0.6, 0.6, -0.9, 0.9)]
 _SYMMETRIC_STARTS = [_f(t) for t in (0, -0.4, 0.4, -0.8, 0.8)]
 
@@ -43,11 +45,11 @@ _ZERO = np.zeros((1, 1), np.float32)  # the minimum of symmetric types
 
 _Pair: TypeAlias = tuple[F32, F32]
 _State: TypeAlias = tuple[F32, ...]
-"""Super-scales [n, 1], integers [n, S] as floats, and last the error [n, S]."""
+"""Super-scales [n, 1], integers [n, S] as floats, and finally the error [n, S]."""
 
 
 def _total(a: F32) -> F32:
-    """Sum over the first axis, in order."""
+    """Sum over the first axis, in index order."""
     out = np.zeros(a.shape[1:], np.float32)
     for part in a:
         out += part
@@ -55,12 +57,12 @@ def _total(a: F32) -> F32:
 
 
 def _over_block(a: F32) -> F32:
-    """[n, S] -> [n, 1], in order."""
+    """Sum [n, S] -> [n, 1], in index order."""
     return _total(a.T)[:, None]
 
 
 def _clamp(v: F32, lo: Any, hi: Any) -> F32:
-    """NaN becomes lo."""
+    """Clamp to [lo, hi]; NaN becomes lo."""
     return np.where(v > _f(lo), np.minimum(v, _f(hi)), _f(lo))
 
 
@@ -73,16 +75,16 @@ def _inverse(v: F32) -> F32:
 
 
 def _super_scale(v: F32) -> F32:
-    """Positive and rounded to fp16, never to zero: that would erase weights that the smallest fp16 can express."""
+    """Round a positive super-scale to fp16, never to zero, which would erase weights."""
     return np.where(v > 0, _clamp(v, _TINY_HALF, _MAX_HALF), _f(0)).astype(np.float16).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a type can store: sub-blocks of `width` weights, codes in [lo, hi], integer sub-scales up to `subs`.
+    """Parameters of a type: sub-blocks of `width` weights, codes in [lo, hi], integer sub-scales up to `subs`.
 
-    lo = 0: affine, sub-scales and minima in [0, subs]; else symmetric, sub-scales in [-subs, subs). second: the other anchor that every
-    block tries; window: how far the first search of sub-scales reaches to either side.
+    lo = 0: affine, sub-scales and minima in [0, subs]; else symmetric, sub-scales in [-subs, subs). second: the second
+    anchor to try for every block. window: radius of the first search for sub-scales.
     """
 
     width: int
@@ -94,7 +96,7 @@ class Grid:
 
     @property
     def anchors(self) -> list[int]:
-        """Two for every block, then a power of two and others near the largest integer."""
+        """Anchors to try: two for every block, then a power of two and others near the largest integer."""
         return [self.subs, self.second, (self.subs + 1) // 2, *range(self.subs - 1, self.subs - 9, -1)]
 
 
@@ -106,7 +108,7 @@ class _Tile:
 
     @classmethod
     def load(cls, w: F32, importance: F32 | None, grid: Grid) -> _Tile:
-        """From super-blocks [n, 256]; importance is scaled to at most 1 and kept above 2^-20 in each."""
+        """Load super-blocks [n, 256]; importance is scaled per block to at most 1 and at least 2^-20."""
         x = np.where(np.isnan(w), _f(0), _clamp(w, -_HUGE, _HUGE))
         if importance is None:
             weight = np.ones_like(x)
@@ -124,12 +126,12 @@ class _Tile:
         return _nearest((self.x + minimum) * inverse, self.grid.lo, self.grid.hi)
 
     def error(self, scale: F32, minimum: F32) -> F32:
-        """Weighted squared error of each sub-block, its codes being the nearest ones."""
+        """Return the weighted squared error of each sub-block with nearest codes."""
         e = (self.x + minimum) - scale * self.code(_inverse(scale), minimum)
         return _total(self.w * (e * e))
 
     def sums(self, inverse: F32, minimum: F32) -> tuple[F32, F32, F32]:
-        """Weighted sums of q, q^2 and x*q of each sub-block."""
+        """Return the weighted sums of q, q^2 and x*q of each sub-block."""
         q = self.code(inverse, minimum)
         wq = self.w * q
         return _total(wq), _total(wq * q), _total(wq * self.x)
@@ -140,7 +142,7 @@ class _Tile:
 
 
 def _keep(best: _State | None, at: _State) -> _State:
-    """Block by block the one of lower total error; the earlier one where equal."""
+    """Keep the state of lower total error, block by block; the earlier one if equal."""
     if best is None:
         return at
     better = _over_block(at[-1]) < _over_block(best[-1])
@@ -151,14 +153,17 @@ def _keep(best: _State | None, at: _State) -> _State:
 
 
 def _orient(x: F32) -> F32:
-    """-1 for blocks that span less when negated, else 1: [n, 1]."""
+    """Return -1 for blocks that span less when negated, else 1, [n, 1]."""
     down, up = x.min(axis=0), x.max(axis=0)
     plain, negated = up - np.minimum(down, _f(0)), np.maximum(up, _f(0)) - down
     return np.where(_over_block(negated * negated) < _over_block(plain * plain), _f(-1), _f(1))
 
 
 def _affine_start(t: _Tile) -> _Pair:
-    """Best real-valued scale and minimum of each sub-block [n, S]: least squares on the codes of seven starting scales."""
+    """Return the best real scale and minimum per sub-block [n, S].
+
+    Least squares on the codes of seven starting scales.
+    """
     sw, sx = _total(t.w), _total(t.w * t.x)
     lo = np.minimum(t.x.min(axis=0), _f(0))
     extent = t.x.max(axis=0) - lo
@@ -175,12 +180,12 @@ def _affine_start(t: _Tile) -> _Pair:
     return scale, minimum
 
 
-def _affine_refine(t: _Tile, supers: _Pair, wish: _Pair, window: int) -> _State:
-    """Integers for given super-scales: nearest to the wish, then the best of a window by true error.
+def _affine_refine(t: _Tile, supers: _Pair, target: _Pair, window: int) -> _State:
+    """Choose integers for given super-scales: nearest to the target, then the best in a window by actual error.
 
-    The minimum's window centres on the least-squares minimum of each scale, for the codes at hand.
+    The window of the minimum is centred on the least-squares minimum of each scale, for the current codes.
     """
-    (d, dmin), (scale, minimum), subs = supers, wish, t.grid.subs
+    (d, dmin), (scale, minimum), subs = supers, target, t.grid.subs
     base = sub = _nearest(scale * _inverse(d), 0, subs)
     submin = _nearest(minimum * _inverse(dmin), 0, subs)
     error = t.error(d * sub, dmin * submin)
@@ -197,7 +202,7 @@ def _affine_refine(t: _Tile, supers: _Pair, wish: _Pair, window: int) -> _State:
 
 
 def _affine_refit(t: _Tile, at: _State) -> _Pair:
-    """Least-squares super-scales [n, 1] for the integers and their codes, rounded to fp16."""
+    """Return least-squares super-scales [n, 1] for the integers and their codes, rounded to fp16."""
     d, dmin, sub, submin, _ = at
     q, qq, xq = t.sums(_inverse(d * sub), dmin * submin)
     A, B, C = (
@@ -212,11 +217,11 @@ def _affine_refit(t: _Tile, at: _State) -> _Pair:
     return _super_scale(new_d), _super_scale(np.where(regular, (B * X - A * Y) / det, dmin))
 
 
-def _affine_attempts(t: _Tile, wish: _Pair, anchors: Sequence[int], best: _State | None) -> _State:
-    """The best state over the anchors: super-scales, integers, super-scales refitted, integers again."""
+def _affine_attempts(t: _Tile, target: _Pair, anchors: Sequence[int], best: _State | None) -> _State:
+    """Return the best state over the anchors: super-scales, integers, refitted super-scales, integers again."""
     for anchor in anchors:
-        d, dmin = (_super_scale(v.max(axis=1, keepdims=True) / _f(anchor)) for v in wish)
-        at = _affine_refine(t, (d, dmin), wish, t.grid.window)
+        d, dmin = (_super_scale(v.max(axis=1, keepdims=True) / _f(anchor)) for v in target)
+        at = _affine_refine(t, (d, dmin), target, t.grid.window)
         best = _keep(best, at)
         best = _keep(best, _affine_refine(t, _affine_refit(t, at), (d * at[2], dmin * at[3]), 1))
     assert best is not None
@@ -229,12 +234,12 @@ def affine(w: F32, importance: F32 | None, grid: Grid) -> tuple[F32, F32, U8, U8
     t = _Tile.load(w, importance, grid)
     sign = _orient(t.x)
     t.x[...] *= sign
-    wish = _affine_start(t)
-    best = _affine_attempts(t, wish, grid.anchors[:2], None)
+    target = _affine_start(t)
+    best = _affine_attempts(t, target, grid.anchors[:2], None)
     more = t.nearly_exact(best[-1])
     if more.any():
         some = tuple(a[more] for a in best)
-        some = _affine_attempts(t.take(more), (wish[0][more], wish[1][more]), grid.anchors[2:], some)
+        some = _affine_attempts(t.take(more), (target[0][more], target[1][more]), grid.anchors[2:], some)
         for a, b in zip(best, some, strict=True):
             a[more] = b
     d, dmin, sub, submin, _ = best
@@ -246,9 +251,9 @@ def affine(w: F32, importance: F32 | None, grid: Grid) -> tuple[F32, F32, U8, U8
 
 
 def _symmetric_start(t: _Tile) -> F32:
-    """Best real-valued scale of each sub-block [n, S]: least squares on the codes of five starting scales of either sign.
+    """Return the best real scale per sub-block [n, S]: least squares on the codes of five signed starting scales.
 
-    First of all the weight of largest magnitude on the lowest code.
+    The first maps the weight of largest magnitude to the lowest code.
     """
     hi, lo = t.x.max(axis=0), t.x.min(axis=0)
     inverse = _inverse(np.where(hi > -lo, hi, lo))
@@ -277,7 +282,7 @@ def _symmetric_refine(t: _Tile, d: F32, scale: F32, window: int) -> _State:
 
 
 def _symmetric_attempts(t: _Tile, scale: F32, anchors: Sequence[int], best: _State | None) -> _State:
-    """As _affine_attempts."""
+    """Return the best state over the anchors, like _affine_attempts."""
     peak: F32 = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)
     for anchor in anchors:
         d = _super_scale(abs(peak) / _f(anchor))

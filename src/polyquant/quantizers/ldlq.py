@@ -1,7 +1,8 @@
-"""A weight to codes of least error on the inputs it was seen with: damping of the Hessian, and what to do where it is no use.
+"""Quantization with a calibration Hessian: damping, and fallbacks for unusable Hessians.
 
-H = mean of x x^T + damping * mean(diag) * I. The damping makes a Hessian of few inputs definite, and stands for those not seen.
-Source: Frantar et al. 2023 (arXiv 2210.17323), Chee et al. 2023 (arXiv 2307.13304); the figures are QTIP's.
+H = mean of x x^T + damping * mean(diag) * I. Damping makes a Hessian from few inputs positive definite and accounts for
+unseen inputs. Source: Frantar et al. 2023 (arXiv 2210.17323), Chee et al. 2023 (arXiv 2307.13304); the damping values
+are QTIP's.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from polyquant.types import F32
 __all__ = ["DAMPING", "Quantized", "quantize_trellis"]
 
 DAMPING = (0.025, 0.1, 0.4)
-"""Tried one after the other until the Hessian is positive definite."""
+"""Damping values, tried in order until the Hessian is positive definite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Codes of the codec's form, and what to say about them: empty where all went as planned."""
+    """Codes of the codec's form, and a note on them; empty if all went as planned."""
 
     codes: Any
     note: str = ""
 
 
 def quantize_trellis(codec: FitsInputs, w: F32, hessian: F32 | None) -> Quantized:
-    """A weight [N, K] -> codes. hessian: mean of x x^T over inputs, [K, K]; its diagonal [K]; or None: least error of the weight itself.
+    """Quantize a weight [N, K]. Raises CodecError.
 
-    A Hessian that holds no numbers or that no damping makes positive definite is left aside, and the note says so. Raises CodecError.
+    hessian: mean of x x^T over inputs, [K, K]; or its diagonal [K]; None: minimise the weight error. A Hessian that is
+    zero, not finite, or that no damping makes positive definite is ignored, and the note tells so.
     """
     if hessian is None:
         return Quantized(codec.quantize(w))

@@ -1,7 +1,7 @@
-"""ggml's search behind Q4_0, Q4_1, Q5_0 and Q5_1 under an importance vector: bytes equal to its C code.
+"""ggml's search for Q4_0, Q4_1, Q5_0 and Q5_1 with an importance vector, bit-exact with its C code.
 
-Blocks of 32 weights; an error counts importance * sqrt(mean square of the row + w^2). Twin: native/weighted_search.hpp. What the codes are
-packed into: codecs/ggml_legacy.py. Source: ggml-quants.c of llama.cpp 0c1e570.
+Blocks of 32 weights; errors are weighted by importance * sqrt(mean square of the row + w^2). Native version:
+native/weighted_search.hpp. Byte layout: codecs/ggml_legacy.py. Source: ggml-quants.c of llama.cpp 0c1e570.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ __all__ = ["affine", "symmetric"]
 
 
 def _blocks_of_rows(w: F32, importance: F32) -> tuple[F32, F32]:
-    """Rows [rows, K], importance [K] -> blocks [n, 32] and their weights importance * sqrt(mean square of the row + x^2)."""
+    """Return blocks [n, 32] of rows [rows, K] and their error weights, importance * sqrt(row mean square + x^2)."""
     square = sequential_sum(w * w) / np.float32(w.shape[1])  # [rows, 1]
     return w.reshape(-1, 32), (importance * np.sqrt(square + w * w)).reshape(-1, 32)
 
 
 def symmetric(rows: F32, importance: F32, *, fifth: bool) -> U8:
-    """Rows [rows, K], importance [K] -> blocks [n, 18 or 22]: among 19 scales around extreme / -n the one whose best fit leaves the least weighted error."""
+    """Quantize rows [rows, K] to blocks [n, 18 or 22].
+
+    importance: [K]. Tries 19 scales around extreme / -n and keeps the fit of least weighted error.
+    """
     n = 16 if fifth else 8
     x, w = _blocks_of_rows(rows, importance)
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
@@ -41,7 +44,10 @@ def symmetric(rows: F32, importance: F32, *, fifth: bool) -> U8:
 
 
 def affine(rows: F32, importance: F32, *, fifth: bool) -> U8:
-    """Rows [rows, K], importance [K] -> blocks [n, 20 or 24]: among 38 steps the one whose least-squares scale and minimum (at most 0) leave the least weighted error."""
+    """Quantize rows [rows, K] to blocks [n, 20 or 24].
+
+    importance: [K]. Tries 38 steps and keeps the least-squares scale and minimum (at most 0) of least weighted error.
+    """
     n = 31 if fifth else 15
     x, w = _blocks_of_rows(rows, importance)
     low, high = first_min(x), x.max(axis=1, keepdims=True)

@@ -1,10 +1,12 @@
-"""How much of what is hard to round moves from the inputs of linear layers into their weights, channel by channel.
+"""Smoothing scales: move activation outliers from the inputs of linear layers into their weights, per channel.
 
-    s = max|x| ^ a / max|w| ^ (1 - a), at least 1e-5         x / s, and columns of W times s: the product is what it was
-    shift = (max x + min x) / 2                              x - shift, and W @ shift goes to the bias; max|x| is then that of x - shift
+    s = max|x| ^ a / max|w| ^ (1 - a), at least 1e-5      x / s, and columns of W times s: the product is unchanged
+    shift = (max x + min x) / 2                           x - shift, and W @ shift is added to the bias; max|x| is then
+                                                          that of x - shift
 
-a = 0.5 in SmoothQuant (m1, shift), 0.9 in iterative smoothing (m4). Heads of queries that share a head of values share its mean s.
-Source: Xiao et al. 2023 (arXiv 2211.10438); shifts after Wei et al. 2023 (arXiv 2304.09145); the figures are msModelSlim's.
+a = 0.5 in SmoothQuant (m1, shift), 0.9 in iterative smoothing (m4). Query heads that share a value head share its mean
+s. Source: Xiao et al. 2023 (arXiv 2211.10438); shifts from Wei et al. 2023 (arXiv 2304.09145); the constants are
+msModelSlim's.
 """
 
 from __future__ import annotations
@@ -20,18 +22,21 @@ LEAST = np.float32(1e-5)
 
 
 def smoothing_scale(inputs: F32, weights: F32, alpha: float) -> F32:
-    """s [K], positive, from max|x| [K] of the inputs and max|w| [K] of the columns of all weights that read them."""
-    found = np.power(inputs, np.float32(alpha)) / np.power(np.maximum(weights, LEAST), np.float32(1 - alpha))
-    return np.maximum(found, LEAST).astype(np.float32)
+    """Return s [K] > 0. inputs: max|x| [K]; weights: max|w| [K] over the columns of all weights that read them."""
+    scale = np.power(inputs, np.float32(alpha)) / np.power(np.maximum(weights, LEAST), np.float32(1 - alpha))
+    return np.maximum(scale, LEAST).astype(np.float32)
 
 
 def power_of_two(scale: F32) -> F32:
-    """The nearest powers of two of a scale [K], by ratio: at most a factor of sqrt(2) away."""
+    """Round a scale [K] to powers of two, by ratio: at most a factor of sqrt(2) away."""
     return np.exp2(np.rint(np.log2(scale))).astype(np.float32)
 
 
 def shared_by_heads(scale: F32, kv_heads: int, size: int) -> tuple[F32, F32]:
-    """Scale [H * size] of the inputs of o -> (the same for all heads that share values [H * size], the values' [kv_heads * size])."""
+    """Average the scale of o's inputs [H * size] over heads that share values.
+
+    Returns (per head [H * size], per value head [kv_heads * size]).
+    """
     grouped = scale.reshape(kv_heads, -1, size)  # [kv_heads, heads of each, size]
     mean = grouped.mean(1, dtype=np.float32)
     return np.repeat(mean, grouped.shape[1], 0).reshape(-1), mean.reshape(-1)

@@ -1,11 +1,13 @@
-"""Codes and scales of a trellis-coded weight, for the least error that a Hessian counts.
+"""Search for the codes and scales of a trellis-coded weight that minimise the error under a Hessian.
 
-The layer's error on its inputs is tr(E^T H E) with E = W^T - What^T [K, N] and H = mean of x x^T [K, K]; without inputs H is the identity. Two steps:
+The error of a layer's output is tr(E^T H E) with E = W^T - U^T [K, N] and H = mean of x x^T [K, K]; without inputs H
+is the identity. Two steps:
 
-codes   H = L blockdiag(D) L^T in blocks of 16 inputs. From the last 16 inputs to the first, the tiles of 16 inputs are encoded with what the error
-        of the inputs behind them has done to their optimum added: W_i + sum_{j > i} L_ji^T E_j. The error left is sum_i tr(R_i^T D_i R_i), R_i the
-        plain error of the encoder. (LDLQ, Chee et al. 2023, arXiv 2307.13304; in blocks: QTIP, Tseng et al. 2024, arXiv 2406.11235.)
-fit     for codes that stand, the scales, sv and su of least error one after the other, each in closed form.
+codes   H = L blockdiag(D) L^T in blocks of 16 inputs. Blocks are encoded from the last to the first, with feedback from
+        the errors of later inputs: W_i + sum_{j > i} L_ji^T E_j. The remaining error is sum_i tr(R_i^T D_i R_i), R_i
+        the encoder's own error (LDLQ: Chee et al. 2023, arXiv 2307.13304; blocked: QTIP, Tseng et al. 2024, arXiv
+        2406.11235).
+fit     for fixed codes, the scales, sv and su of least error in turn, each in closed form.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from polyquant.ops.linalg import block_ldl
 from polyquant.types import F32, U8, TrellisCodes
 
 __all__ = [
-    "Coder", "Found", "Rotation", "best_inputs", "best_outputs", "best_scales", "first_scales", "quantize", "search", "with_feedback",
+    "Coder", "Components", "Rotation", "best_inputs", "best_outputs", "best_scales", "first_scales", "quantize",
+    "search", "with_feedback",
 ]  # fmt: skip
 
 F64: TypeAlias = NDArray[np.float64]
 
-_DAMPING = 0.025  # share of the mean that is added to each input's importance
+_DAMPING = 0.025  # fraction of the mean added to each input's importance
 _SIDE = 16
 _SPAN = 128
-"""Inputs whose feedback from all that stand behind them is one matrix product."""
+"""Inputs per span; feedback from all later inputs is one matrix product per span."""
 
 _STRETCH = {
     15: (1.00, 1.00, 1.05, 1.10, 1.15, 1.28, 1.29, 1.30),
@@ -39,16 +42,21 @@ _STRETCH = {
     1: (1.00, 1.03, 1.10, 1.15, 1.20, 1.40, 1.50, 1.60),
     0: (1.00, 1.10, 1.35, 1.55, 1.75, 1.95, 2.05, 2.25),
 }
-"""Root mean square of the codebook over that of the numbers, for 1 to 8 bits, from this window on (0: no trellis): what encoded Gaussian numbers with
-the least error."""
+"""Smallest window (0: no trellis) -> RMS of the codebook over RMS of the values, for 1 to 8 bits.
+
+Measured: the ratio with the least error on Gaussian values.
+"""
 
 _REACH = (0, 0, 0, 0, 1, 1.05, 1.12, 1.12)
-"""Share of the largest number that the largest of the codebook must reach: with many bits a number that is cut costs more than a wider scale."""
+"""Fraction of the largest value that the largest codebook value must reach, for 1 to 8 bits.
+
+With many bits, clipping a value costs more than a wider scale.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Coder:
-    """Numbers <-> codes of one code. book: float32 [2 ** window_bits]."""
+    """Encoder and decoder of one trellis code. book: the codebook, float32 [2 ** window_bits]."""
 
     bits: int
     window_bits: int
@@ -57,11 +65,11 @@ class Coder:
 
     @property
     def distortion(self) -> float:
-        """About the mean square error of unit Gaussian numbers."""
+        """Approximate mean squared error on unit Gaussian values."""
         return float(1.2 * 0.25**self.bits)
 
     def scale(self, w: F32) -> F32:
-        """The scale [N] that serves columns of Gaussian numbers [K, N] best: by their root mean square, with many bits by the largest of them."""
+        """Return the best scale [N] for Gaussian columns [K, N]: from their RMS, or with many bits the largest."""
         spread, top = np.sqrt(np.square(self.book, dtype=np.float64).mean()), np.abs(self.book).max()
         stretch = next(s for least, s in _STRETCH.items() if self._slack >= least)[self.bits - 1]
         by_mean = np.sqrt(np.square(w, dtype=np.float64).mean(0)) * (stretch / spread)
@@ -72,7 +80,7 @@ class Coder:
         return self.window_bits if self.window_bits > self.bits else 0
 
     def __call__(self, w: F32) -> tuple[U8, F32]:
-        """[K, N] -> codes [ceil(K / 16), ceil(N / 16), 256] and the numbers [K, N] that they mean."""
+        """Encode [K, N]; returns codes [ceil(K / 16), ceil(N / 16), 256] and the decoded values [K, N]."""
         k, n = w.shape
         rows, columns = -(-k // _SIDE), -(-n // _SIDE)
         padded = w
@@ -82,39 +90,39 @@ class Coder:
         order = ops.TILE_ORDERS[self.tile_order]
         tiles = padded.reshape(rows, _SIDE, columns, _SIDE).transpose(0, 2, 1, 3).reshape(-1, ops.TILE)
         codes = ops.encode(tiles[:, order], self.bits, self.window_bits, self.book)
-        found = np.empty(tiles.shape, np.float32)
-        found[:, order] = ops.decode(codes, self.bits, self.window_bits, self.book)
-        back = found.reshape(rows, columns, _SIDE, _SIDE).transpose(0, 2, 1, 3).reshape(padded.shape)
+        decoded = np.empty(tiles.shape, np.float32)
+        decoded[:, order] = ops.decode(codes, self.bits, self.window_bits, self.book)
+        back = decoded.reshape(rows, columns, _SIDE, _SIDE).transpose(0, 2, 1, 3).reshape(padded.shape)
         return codes.reshape(rows, columns, ops.TILE), np.ascontiguousarray(back[:k, :n])
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Signs (or any factors) su [K], sv [N] and the blocks along K and N: W^T = diag(su) H_K What H_N diag(sv)."""
+    """Signs (or other factors) su [K], sv [N], and block sizes along K and N: W^T = diag(su) H_K U H_N diag(sv)."""
 
     su: F32
     sv: F32
     blocks: tuple[int, int]
 
     def weight(self, w: F32) -> F32:
-        """[N, K] -> What [K, N], for su and sv of signs."""
-        turned = hadamard(w * self.su * self.sv[:, None], self.blocks[0])
-        return hadamard(np.ascontiguousarray(turned.T), self.blocks[1])
+        """Rotate a weight [N, K] to U [K, N]; su and sv must be signs."""
+        rotated = hadamard(w * self.su * self.sv[:, None], self.blocks[0])
+        return hadamard(np.ascontiguousarray(rotated.T), self.blocks[1])
 
     def hessian(self, h: F32) -> F32:
-        """[K, K] -> H_K diag(su) H diag(su) H_K, what an error of What costs."""
+        """Rotate a Hessian [K, K] to H_K diag(su) H diag(su) H_K, which weights errors of U."""
         half = hadamard(h * self.su * self.su[:, None], self.blocks[0])
         return hadamard(np.ascontiguousarray(half.T), self.blocks[0])
 
-    def back(self, what: F32) -> F32:
-        """[K, N] -> H_K What H_N, before su and sv."""
-        half = hadamard(what, self.blocks[1])
+    def back(self, rotated: F32) -> F32:
+        """Return H_K U H_N, without su and sv, [K, N]."""
+        half = hadamard(rotated, self.blocks[1])
         return np.ascontiguousarray(hadamard(np.ascontiguousarray(half.T), self.blocks[0]).T)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The parts of a weight: codes [ceil(K / 16), ceil(N / 16), 256], scales [G, N], su [K], sv [N]."""
+class Components:
+    """The components of a weight: codes [ceil(K / 16), ceil(N / 16), 256], scales [G, N], su [K], sv [N]."""
 
     codes: U8
     scales: F32
@@ -123,10 +131,11 @@ class Found:
 
 
 def quantize(codec: Trellis, w: F32, *, importance: F32 | None, hessian: F32 | None, book: F32) -> TrellisCodes:
-    """A finite weight [N, K] -> codes and scales of least error: what a codec calls (codecs.trellis.TrellisSearch).
+    """Quantize a finite weight [N, K] with the least error; the search of a codec (codecs.trellis.TrellisSearch).
 
-    importance: float32 [K], the Hessian's diagonal where no more is known; 2.5 % of its mean are added. hessian: mean of x x^T, [K, K]. book: float32
-    [2 ** window_bits]. Raises numpy.linalg.LinAlgError for a Hessian that is not positive definite.
+    importance: float32 [K], the Hessian's diagonal if only that is known; 2.5 % of its mean is added. hessian: mean of
+    x x^T, [K, K]. book: float32 [2 ** window_bits]. Raises numpy.linalg.LinAlgError for a Hessian that is not positive
+    definite.
     """
     n, k = w.shape
     blocks = codec.blocks((n, k))
@@ -134,61 +143,65 @@ def quantize(codec: Trellis, w: F32, *, importance: F32 | None, hessian: F32 | N
         hessian = np.diag(
             importance + np.float32(_DAMPING) * importance.mean()
         )  # an input that was never active still counts
-    turn = Rotation(_signs(k, blocks[0], 0), _signs(n, blocks[1], 1), blocks)
+    rotation = Rotation(_signs(k, blocks[0], 0), _signs(n, blocks[1], 1), blocks)
     coder = Coder(codec.bits, codec.window_bits, codec.tile_order, book)
-    found = search(w, hessian, turn, coder, codec.group_count((n, k)))
-    return TrellisCodes(codec.code((n, k)), found.codes, found.scales, found.su, found.sv)
+    result = search(w, hessian, rotation, coder, codec.group_count((n, k)))
+    return TrellisCodes(codec.code((n, k)), result.codes, result.scales, result.su, result.sv)
 
 
 def _signs(length: int, block: int, axis: int) -> F32:
-    """Random signs of an axis that is rotated, always the same for a length; ones for an axis that is not."""
+    """Return random signs for a rotated axis, the same for equal lengths; ones for an axis without rotation."""
     if block == 1:
         return np.ones(length, np.float32)
     bits = np.random.Generator(np.random.PCG64([length, axis])).integers(0, 2, length, np.int8)
     return (1 - 2 * bits).astype(np.float32)
 
 
-def search(w: F32, h: F32 | None, turn: Rotation, coder: Coder, groups: int) -> Found:
-    """The weight [N, K] and its Hessian [K, K] -> codes and scales. Raises numpy.linalg.LinAlgError where H is not positive definite."""
-    what = turn.weight(w)
-    scales = first_scales(what, groups, coder)
+def search(w: F32, h: F32 | None, rotation: Rotation, coder: Coder, groups: int) -> Components:
+    """Search the codes and scales of a weight [N, K] with Hessian [K, K].
+
+    Raises numpy.linalg.LinAlgError if H is not positive definite.
+    """
+    rotated = rotation.weight(w)
+    scales = first_scales(rotated, groups, coder)
     if h is None:
-        codes, numbers = coder(scaled(what, scales))
-        turned = None
+        codes, numbers = coder(scaled(rotated, scales))
+        rotated_hessian = None
     else:
-        turned = turn.hessian(h)
-        codes, numbers, scales = with_feedback(what, turned, scales, coder)
-    scales = best_scales(what, numbers, scales, turned)
-    target, plain = np.ascontiguousarray(w.T), turn.back(wide(scales, len(what)) * numbers)
-    sv = turn.sv if turn.blocks[1] == 1 else best_outputs(target, plain * turn.su[:, None], h)
-    # Readers that know nothing but plain grids take su for sv in square weights: there both stay ones.
-    simple = turn.blocks == (1, 1) and coder.window_bits == coder.bits
-    su = turn.su if simple else best_inputs(target, plain * sv, h)
-    return Found(codes, scales, su, sv)
+        rotated_hessian = rotation.hessian(h)
+        codes, numbers, scales = with_feedback(rotated, rotated_hessian, scales, coder)
+    scales = best_scales(rotated, numbers, scales, rotated_hessian)
+    target, plain = np.ascontiguousarray(w.T), rotation.back(wide(scales, len(rotated)) * numbers)
+    sv = rotation.sv if rotation.blocks[1] == 1 else best_outputs(target, plain * rotation.su[:, None], h)
+    # Readers of plain grids swap su and sv in square weights, so both stay ones there.
+    simple = rotation.blocks == (1, 1) and coder.window_bits == coder.bits
+    su = rotation.su if simple else best_inputs(target, plain * sv, h)
+    return Components(codes, scales, su, sv)
 
 
 def wide(scales: F32, k: int) -> F32:
-    """Scales [G, N] written out for each input: [K, N]."""
+    """Expand scales [G, N] to every input, [K, N]."""
     return np.repeat(scales, -(-k // len(scales)), 0)[:k]
 
 
 def first_scales(w: F32, groups: int, coder: Coder) -> F32:
-    """[G, N] for [K, N], before any code is known."""
+    """Return initial scales [G, N] for values [K, N]."""
     span = -(-len(w) // groups)
     parts = [w[a : a + span] for a in range(0, groups * span, span)]
     return np.stack([coder.scale(part) if len(part) else np.zeros(w.shape[1], np.float32) for part in parts])
 
 
 def scaled(w: F32, scales: F32) -> F32:
-    """[K, N] over its scales [G, N]; zero where the scale is."""
+    """Divide [K, N] by its scales [G, N]; zero where the scale is zero."""
     full = wide(scales, len(w))
     return np.divide(w, full, out=np.zeros_like(w), where=full != 0)
 
 
 def with_feedback(w: F32, h: F32, scales: F32, coder: Coder) -> tuple[U8, F32, F32]:
-    """What [K, N], its Hessian [K, K] and scales [G, N] -> codes [ceil(K / 16), ceil(N / 16), 256], numbers [K, N], and the scales used [G, N].
+    """Encode a weight [K, N] with error feedback under its Hessian [K, K] and scales [G, N].
 
-    Raises numpy.linalg.LinAlgError where H is not positive definite.
+    Returns codes [ceil(K / 16), ceil(N / 16), 256], decoded values [K, N], and the scales used [G, N]. Raises
+    numpy.linalg.LinAlgError if H is not positive definite.
     """
     k, n = w.shape
     full = -(-k // _SIDE) * _SIDE
@@ -213,7 +226,7 @@ def with_feedback(w: F32, h: F32, scales: F32, coder: Coder) -> tuple[U8, F32, F
 
 
 def _padded(h: F32, size: int) -> F64:
-    """[K, K] in float64, filled up to [size, size] by inputs that are like the mean and independent of all."""
+    """Pad [K, K] to float64 [size, size] with independent inputs of mean energy."""
     k = len(h)
     out = np.zeros((size, size))
     out[:k, :k] = h
@@ -222,9 +235,10 @@ def _padded(h: F32, size: int) -> F64:
 
 
 def _growth(lower: F32, middle: F64, distortion: float) -> float:
-    """How much wider than the weight the numbers are that get encoded: the errors fed back add to them.
+    """Return the ratio by which error feedback widens the values to encode.
 
-    Root of the mean of v_i = 1 + distortion * sum_{j > i} |L_ji|^2 v_j over blocks i, weighted with the errors' cost tr D_i.
+    The root of the mean of v_i = 1 + distortion * sum_{j > i} |L_ji|^2 v_j over blocks i, weighted with the cost tr
+    D_i.
     """
     blocks = len(middle) // _SIDE
     power = np.square(lower.reshape(blocks, _SIDE, blocks, _SIDE)).sum((1, 3), dtype=np.float64) / _SIDE
@@ -239,7 +253,7 @@ def _growth(lower: F32, middle: F64, distortion: float) -> float:
 
 
 def best_scales(w: F32, numbers: F32, scales: F32, h: F32 | None) -> F32:
-    """Scales [G, N] of less error than the given ones, and of the least where G = 1 or there is no Hessian. w, numbers [K, N]."""
+    """Improve scales [G, N]; optimal if G = 1 or without a Hessian. w, numbers: [K, N]."""
     groups, span = len(scales), -(-len(w) // len(scales))
     out = np.zeros(scales.shape, np.float32)
     if h is not None:
@@ -248,8 +262,8 @@ def best_scales(w: F32, numbers: F32, scales: F32, h: F32 | None) -> F32:
     for g in range(groups):
         rows = slice(g * span, (g + 1) * span)
         u = numbers[rows]
-        bent, left = (u, w[rows]) if h is None else (h[rows, rows] @ u, slope[rows])
-        step = _ratio(_dots(u, left), _dots(u, bent))
+        weighted, remaining = (u, w[rows]) if h is None else (h[rows, rows] @ u, slope[rows])
+        step = _ratio(_dots(u, remaining), _dots(u, weighted))
         out[g] += step
         if h is not None and groups > 1:
             slope -= h[:, rows] @ (u * step)
@@ -257,13 +271,13 @@ def best_scales(w: F32, numbers: F32, scales: F32, h: F32 | None) -> F32:
 
 
 def best_outputs(w: F32, u: F32, h: F32 | None) -> F32:
-    """sv [N] of least error of u sv against w, both [K, N]."""
-    bent = u if h is None else h @ u
-    return _ratio(_dots(bent, w), _dots(bent, u))
+    """Return sv [N] of least error between u sv and w, both [K, N]."""
+    weighted = u if h is None else h @ u
+    return _ratio(_dots(weighted, w), _dots(weighted, u))
 
 
 def best_inputs(w: F32, u: F32, h: F32 | None) -> F32:
-    """su [K] of least error of su u against w, both [K, N]: the solution of (H o u u^T) su = diag(H w u^T)."""
+    """Return su [K] of least error between su u and w, both [K, N]: the solution of (H o u u^T) su = diag(H w u^T)."""
     if h is None:
         return _ratio(_dots(u.T, w.T), _dots(u.T, u.T))
     matrix = h * (u @ u.T).astype(np.float64)
@@ -271,7 +285,7 @@ def best_inputs(w: F32, u: F32, h: F32 | None) -> F32:
 
 
 def _dots(a: F32, b: F32) -> F64:
-    """Of the columns of two arrays."""
+    """Return the dot products of the columns of two arrays."""
     return np.asarray(np.einsum("kn,kn->n", a, b, dtype=np.float64), np.float64)
 
 

@@ -1,1 +1,1 @@
-"""Bytes and files: positioned reads, maps, safetensors, staging of output. Knows no names and no codecs."""
+"""Bytes and files: positioned reads, memory maps, safetensors, staged output. Independent of names and codecs."""

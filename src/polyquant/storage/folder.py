@@ -1,12 +1,12 @@
-"""Folders of strangers: which of their files may be opened, and the JSON that all model folders share.
+"""Untrusted model folders: which of their files may be opened, and the JSON files that all of them share.
 
-A file is a plain name inside the folder. A link is followed if its target stays inside the folder, or lies in `blobs` of the
+A file is a plain name inside the folder. A link is followed if its target is inside the folder, or in `blobs` of the
 hub cache repository that the folder is a snapshot of:
 
     models--org--name/blobs/0f3a...                                       the file
     models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/0f3a...
 
-Anything else that leaves the folder is refused: a downloaded folder must not be able to name files of the machine it lies on.
+Anything else that leaves the folder is refused: a downloaded folder must not reach other files of the machine.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ __all__ = [
 
 SIDE_FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "tekken.json",
     "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
     "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
 MODULES = "modules.json"
-"""Of an embedding model: the steps that sentence-transformers takes, each with the folder of its settings."""
+"""In an embedding model: the modules of sentence-transformers, each with the folder of its settings."""
 
 
 class LeavesFolderError(InputError):
@@ -48,7 +49,7 @@ class LeavesFolderError(InputError):
 
 
 def base_name(name: object) -> bool:
-    """True for a plain file name: nothing that can leave the folder."""
+    """Return True for a plain file name, which cannot leave the folder."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= 255
@@ -58,12 +59,12 @@ def base_name(name: object) -> bool:
 
 
 def inner_name(name: object) -> bool:
-    """True for a plain file name, or one in a folder with a plain name."""
+    """Return True for a plain file name, or one inside a subfolder with a plain name."""
     return isinstance(name, str) and 0 < len(parts := name.split("/")) <= 2 and all(map(base_name, parts))
 
 
 def entries(folder: Path) -> list[str]:
-    """Names in the folder, sorted. Raises InputError."""
+    """Return the sorted names in the folder. Raises InputError."""
     try:
         return sorted(p.name for p in folder.iterdir())
     except OSError as e:
@@ -71,7 +72,10 @@ def entries(folder: Path) -> list[str]:
 
 
 def member(folder: Path, name: str) -> Path | None:
-    """The regular file of that name, links followed; None if there is none. Raises InputError if it leaves the folder."""
+    """Return the path of a regular file, following links; None if it does not exist.
+
+    Raises InputError if it leaves the folder.
+    """
     if not base_name(name):
         raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain file name", found=name)
     path = folder / name
@@ -89,7 +93,7 @@ def member(folder: Path, name: str) -> Path | None:
 
 
 def subfolder(folder: Path, name: str) -> Path:
-    """The folder of that name inside `folder`, links followed. Raises InputError if it leaves the folder or is none."""
+    """Return the path of a subfolder, following links. Raises InputError if it leaves `folder` or is not a folder."""
     if not base_name(name):
         raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain folder name", found=name)
     path = folder / name
@@ -107,17 +111,20 @@ def subfolder(folder: Path, name: str) -> Path:
 
 
 def pooling_folder(modules: Path) -> str | None:
-    """The folder with the settings of the pooling, as modules.json names it; None if no step pools. Raises InputError."""
+    """Return the folder with the pooling settings, from modules.json; None if no module pools. Raises InputError."""
     for step in strict_json.typed(strict_json.read(modules), list, MODULES, file=modules):
-        said = step if isinstance(step, dict) else {}
-        if str(said.get("type")).endswith("Pooling"):
-            name: str = strict_json.typed(said.get("path"), str, "the folder of the pooling", file=modules)
+        module = step if isinstance(step, dict) else {}
+        if str(module.get("type")).endswith("Pooling"):
+            name: str = strict_json.typed(module.get("path"), str, "the pooling folder", file=modules)
             return name
     return None
 
 
 def pooling_files(folder: Path) -> dict[str, Path]:
-    """modules.json and the settings of the pooling, by their names in the folder; {} for what is no embedding model. Raises InputError."""
+    """Return modules.json and the pooling settings by relative name; {} for a non-embedding model.
+
+    Raises InputError.
+    """
     modules = member(folder, MODULES)
     name = pooling_folder(modules) if modules is not None else None
     if modules is None or not name:
@@ -136,7 +143,7 @@ def _allowed(folder: Path, target: Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """config.json, None if there is none. Raises InputError."""
+    """Return the content of config.json, or None if there is none. Raises InputError."""
     path = member(folder, "config.json")
     if path is None:
         return None
@@ -144,7 +151,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 
 
 def read_index(folder: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """(weight_map, metadata) of an index. Raises InputError, also if an entry is no plain file name."""
+    """Return (weight_map, metadata) of an index. Raises InputError, also if an entry is not a plain file name."""
     path = member(folder, name)
     if path is None:
         raise InputError("is missing", file=folder / name)

@@ -1,8 +1,8 @@
-"""The journal of a run: what its work folder holds, which tensors are complete, and what is being moved to the target.
+"""The journal of a run: the content of its work folder, the complete tensors, and pending moves to the target.
 
-One line an entry: a checksum, then JSON. The first names the job and its files. A kill may tear the last line: nothing from the first line
-whose checksum fails on is believed. A complete tensor comes with a checksum of each block that was written, so that bytes that were
-damaged or lost since are found before they are used.
+One line per entry: a checksum, then JSON. The first line names the job and its files. A kill may tear the last line:
+everything from the first failing checksum on is ignored. A complete tensor has a checksum for each block written, so
+that damaged or lost bytes are detected before they are used.
 
     {"job": FINGERPRINT, "target": NAME, "files": [NAME, ...]}
     {"tensor": NAME, "report": ..., "blocks": [[PART, OFFSET, BYTES, CRC32], ...]}
@@ -21,14 +21,14 @@ from typing import Any
 __all__ = ["NAME", "Block", "Done", "Journal", "Move", "Publication", "append", "read"]
 
 NAME = "journal"
-"""Its name in the work folder."""
+"""File name of the journal in the work folder."""
 
-_READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
+_READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes that were written: `nbytes` at `offset` of a part's slot, and their CRC-32."""
+    """Bytes written: `nbytes` at `offset` of a part's slot, and their CRC-32."""
 
     part: str
     offset: int
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A complete tensor: what its step reported, and the blocks that it consists of."""
+    """A complete tensor: the report of its step, and its blocks."""
 
     report: Any
     blocks: tuple[Block, ...]
@@ -46,7 +46,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One rename of a publication: `file` (relative to the work folder) becomes `target` (beside it); inode: that of the file or folder."""
+    """One rename of a publication: `file` (in the work folder) becomes `target` (next to it).
+
+    inode: of the file or folder.
+    """
 
     file: str
     target: str
@@ -55,7 +58,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What was about to appear at the target. old: what each target held that may be removed, as names inside it; [] for a file."""
+    """Pending renames to the target. old: names inside each replaced target that may be removed; [] for a file."""
 
     moves: tuple[Move, ...]
     old: Mapping[str, tuple[str, ...]]
@@ -63,7 +66,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What a journal says, as far as it can be believed. nbytes: length of that part."""
+    """The valid content of a journal. nbytes: its length in bytes."""
 
     job: str
     files: tuple[str, ...]
@@ -73,7 +76,7 @@ class Journal:
 
 
 def append(journal: int, **values: Any) -> None:
-    """Write one line to the descriptor of a journal."""
+    """Append one line to the journal with this descriptor."""
     text = json.dumps(values).encode()
     view = memoryview(b"%08x %s\n" % (zlib.crc32(text), text))
     while view:
@@ -81,7 +84,7 @@ def append(journal: int, **values: Any) -> None:
 
 
 def read(journal: int) -> Journal | None:
-    """What the journal with that descriptor says; None if not even its first line is whole."""
+    """Read the journal with this descriptor; None if its first line is incomplete."""
     raw = b""
     while piece := os.pread(journal, _READ_AT_ONCE, len(raw)):
         raw += piece

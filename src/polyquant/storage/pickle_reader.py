@@ -1,14 +1,14 @@
-"""The pickle inside a torch file, walked opcode by opcode. Nothing is ever imported or called.
+"""A restricted reader for the pickle inside a torch file. It interprets opcodes and never imports or calls anything.
 
-A state dict needs few of pickle's opcodes: containers, strings, small integers, a memo, and four names. Everything else is
-refused by name. Names (GLOBAL, STACK_GLOBAL) become inert tokens, REDUCE knows what to make of four of them, and persistent
-ids must be storages:
+A state dict needs few of pickle's opcodes: containers, strings, small integers, a memo, and four names. Everything else
+is rejected by name. Names (GLOBAL, STACK_GLOBAL) become inert tokens, REDUCE accepts four of them, and persistent ids
+must be storages:
 
     ('storage', torch.HalfStorage, '7', 'cpu', 8192)                  -> Storage key 7, f16, 8192 elements
     torch._utils._rebuild_tensor_v2(storage, offset, size, stride, ...)  -> TensorRef
 
-Values are only compared, keyed or printed if they are strings or integers, so that a value that contains itself a billion
-times costs nothing. Work is bounded by the bytes: at most 16 MB, 1,000,000 opcodes. Source: Python's pickletools.
+Only strings and integers are compared, used as keys or printed, so a value nested in itself a billion times costs
+nothing. Work is bounded by the size: at most 16 MB and 1,000,000 opcodes. Source: Python's pickletools.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _MAX_OPCODES = 1_000_000  # a tensor takes about 45
 _MAX_DIMENSIONS = 32
 
 _STORAGES = {
-    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "LongStorage": "I64",
+    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
     "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL",
     "UntypedStorage": "",
 }  # fmt: skip
@@ -50,7 +51,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A run of elements, an entry of the archive: count elements of dtype ("" = bytes, the tensor says of what)."""
+    """One storage of the archive: `count` elements of dtype ("" = raw bytes, typed by the tensor)."""
 
     key: str
     dtype: str
@@ -59,7 +60,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRef:
-    """A tensor as the pickle describes it; offset and strides count elements."""
+    """A tensor as described by the pickle; offset and strides in elements."""
 
     storage: Storage
     dtype: str
@@ -82,25 +83,28 @@ _MARK = _Mark()
 
 
 def state_dict(data: bytes, file: object = None) -> Mapping[str, TensorRef]:
-    """Name -> tensor of a pickled state dict.
+    """Return name -> tensor of a pickled state dict.
 
-    Raises InputError for anything that a plain state dict does not need, UnsupportedError if it holds more than tensors.
+    Raises InputError for anything that a plain state dict does not need, UnsupportedError if it contains non-tensors.
     """
     if len(data) > MAX_PICKLE:
         raise InputError("pickle is too large", file=file, expected=f"at most {MAX_PICKLE} bytes", found=len(data))
     top = _Walker(data, file).run()
     if not isinstance(top, dict):
-        raise UnsupportedError("torch file does not hold a state dict", file=file)
+        raise UnsupportedError("torch file does not contain a state dict", file=file)
     for name, value in top.items():
         if not isinstance(value, TensorRef):
             raise UnsupportedError(
-                "torch file holds more than tensors", file=file, tensor=name, hint="save the model's state_dict alone"
+                "torch file contains objects other than tensors",
+                file=file,
+                tensor=name,
+                hint="save only the model's state_dict",
             )
     return top
 
 
 class _Walker:
-    """pickle's stack machine with the dangerous half left out."""
+    """pickle's stack machine without the opcodes that run code."""
 
     def __init__(self, data: bytes, file: object) -> None:
         self.data, self.file, self.at = data, file, 0
@@ -108,7 +112,7 @@ class _Walker:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """The object that STOP leaves."""
+        """Run until STOP and return its object."""
         data, size = self.data, len(self.data)
         for _ in range(_MAX_OPCODES):
             if self.at >= size:
@@ -118,11 +122,11 @@ class _Walker:
             if code == 0x2E:  # STOP
                 value = self.pop()
                 if self.stack or self.at != len(self.data):
-                    self.refuse("pickle goes on after its end")
+                    self.refuse("pickle has data after its end")
                 return value
             action = _OPCODES.get(code)
             if action is None:
-                self.refuse(f"pickle opcode 0x{code:02x} has no place in a state dict; nothing was executed")
+                self.refuse(f"pickle opcode 0x{code:02x} is not allowed in a state dict; nothing was executed")
             action(self)
         self.refuse(f"pickle has more than {_MAX_OPCODES} opcodes")
 
@@ -143,7 +147,7 @@ class _Walker:
     def line(self) -> str:
         end = self.data.find(b"\n", self.at, self.at + 256)
         if end < 0:
-            self.refuse("pickle has a name without end")
+            self.refuse("pickle has an unterminated name")
         raw = self.take(end - self.at + 1)[:-1]
         return raw.decode("utf-8", "backslashreplace")
 
@@ -163,7 +167,7 @@ class _Walker:
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _MARK:
-            self.refuse("pickle takes from an empty stack")
+            self.refuse("pickle pops from an empty stack")
         return self.stack.pop()
 
     def since_mark(self) -> list[Any]:
@@ -172,38 +176,38 @@ class _Walker:
                 items = self.stack[i + 1 :]
                 del self.stack[i:]
                 return items
-        self.refuse("pickle lacks a mark")
+        self.refuse("pickle has no mark on the stack")
 
     def tuple_of(self, n: int) -> None:
         items = tuple(self.stack[-n:])
         if len(items) < n or _MARK in items:
-            self.refuse("pickle takes from an empty stack")
+            self.refuse("pickle pops from an empty stack")
         self.stack[-n:] = [items]
 
     def put(self, key: int) -> None:
         if not self.stack or self.stack[-1] is _MARK:
-            self.refuse("pickle remembers nothing")
+            self.refuse("pickle memoizes from an empty stack")
         self.memo[key] = self.stack[-1]
 
     def get(self, key: int) -> None:
         if key not in self.memo:
-            self.refuse("pickle recalls what it never remembered")
+            self.refuse("pickle reads a memo entry that was never stored")
         self.stack.append(self.memo[key])
 
     # ---- containers
 
     def top(self, kind: type) -> Any:
         if not self.stack or not isinstance(self.stack[-1], kind):
-            self.refuse("pickle fills something that is no container")
+            self.refuse("pickle appends to a non-container")
         return self.stack[-1]
 
     def set_items(self, items: list[Any]) -> None:
         target = self.top(dict)
         if len(items) % 2:
-            self.refuse("pickle has a key without value")
+            self.refuse("pickle has a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str):
-                self.refuse("pickle has a key that is no string")
+                self.refuse("pickle has a non-string key")
             if key in target:
                 self.refuse(f"pickle has the key '{printable(key)}' twice")
             target[key] = value
@@ -213,16 +217,16 @@ class _Walker:
     def name(self, module: Any, name: Any) -> None:
         known = isinstance(module, str) and isinstance(name, str) and (module, name) in _NAMES
         if not known:
-            shown = (
-                f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "a name that is no text"
+            shown = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "a non-string name"
+            self.refuse(
+                f"pickle refers to {printable(shown)}, which is not allowed in a state dict; nothing was executed"
             )
-            self.refuse(f"pickle asks for {printable(shown)}, which no state dict needs; nothing was executed")
         self.stack.append(_Name(module, name))
 
     def reduce(self) -> None:
         arguments, callee = self.pop(), self.pop()
         if not isinstance(callee, _Name) or not isinstance(arguments, tuple):
-            self.refuse("pickle calls what is no name; nothing was executed")
+            self.refuse("pickle calls an object that is not a name; nothing was executed")
         if callee.name == "OrderedDict" and not arguments:
             self.stack.append({})
         elif callee.name == "_rebuild_tensor_v2" and len(arguments) in (6, 7):
@@ -232,7 +236,7 @@ class _Walker:
         elif callee.name == "_rebuild_parameter" and len(arguments) == 3 and isinstance(arguments[0], TensorRef):
             self.stack.append(arguments[0])
         else:
-            self.refuse(f"pickle calls {callee.module}.{callee.name} with strange arguments; nothing was executed")
+            self.refuse(f"pickle calls {callee.module}.{callee.name} with unexpected arguments; nothing was executed")
 
     def tensor(self, arguments: tuple[Any, ...], dtype: Any) -> TensorRef:
         storage, offset, shape, stride = arguments
@@ -251,14 +255,14 @@ class _Walker:
     def persistent(self) -> None:
         pid = self.pop()
         if not isinstance(pid, tuple) or len(pid) != 5 or not isinstance(pid[0], str) or pid[0] != "storage":
-            self.refuse("pickle has a persistent id that is no storage")
+            self.refuse("pickle has a persistent id that is not a storage")
         kind, key, count = pid[1], pid[2], pid[4]
         if not isinstance(kind, _Name) or kind.name not in _STORAGES or not isinstance(key, str) or not _natural(count):
             self.refuse("pickle describes a storage with wrong types")
         self.stack.append(Storage(key, _STORAGES[kind.name], count))
 
     def build(self) -> None:
-        """State of an OrderedDict: state dicts carry `_metadata` (module versions), which weights do not need."""
+        """Ignore the state of an OrderedDict: `_metadata` (module versions), which weights do not need."""
         state = self.pop()
         self.top(dict)
         if not isinstance(state, dict) or set(state) - {"_metadata"}:

@@ -1,7 +1,7 @@
-"""The renames that `os` lacks: exchange two names in one step, and rename without replacing.
+"""Renames that `os` lacks: an atomic exchange of two names, and a rename that never replaces.
 
-Linux has renameat2 (man 2 renameat2), macOS renamex_np. Where a system or a file system has neither, `exchange` says so and
-`rename_new` falls back to a hard link, which also fails if the name is taken.
+Linux has renameat2 (man 2 renameat2), macOS renamex_np. On other systems and file systems `exchange` returns False and
+`rename_new` falls back to a hard link, which also fails if the name exists.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FLAGS = {"renameat2": {_NEW: 1, _EXCHANGE: 2}, "renamex_np": {_NEW: 4, _EXCHANG
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Swap what two names mean, in one step. False if this system cannot. Raises OSError."""
+    """Swap two names atomically. Returns False if the system cannot. Raises OSError."""
     return _rename(a, b, _EXCHANGE)
 
 
@@ -66,7 +66,7 @@ def _rename(old: Path, new: Path, how: str) -> bool:
 
 @cache
 def _libc() -> tuple[Any, str | None]:
-    """The C library, and the name of its call; None if it has none."""
+    """Return the C library, and the name of its rename function or None."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

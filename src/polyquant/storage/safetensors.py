@@ -1,14 +1,15 @@
-"""safetensors: the header, read strictly and written.
+"""The safetensors header: strict reader, and writer.
 
     0         8                8 + n            8 + n + size of all tensors = size of the file
     | u64 n   | JSON, n bytes  | tensor | tensor | ... |
 
     {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "BF16", "shape": [N, K], "data_offsets": [begin, end]}, ...}
 
-Offsets count from 8 + n, row-major, little-endian. The tensors cover the data without a hole or an overlap, and shape x dtype
-equals the byte range: both in unbounded integers, so that no claim costs memory. The JSON is padded with spaces to 8 bytes.
-Source: github.com/huggingface/safetensors (tensor.rs). We write what it writes, byte for byte: tensors by falling dtype rank,
-then by name. We read more: dtypes that we do not know pass as bytes, where the physical bound of 8 weights a byte must hold.
+Offsets are relative to 8 + n; data is row-major and little-endian. Tensors cover the data without holes or overlaps,
+and shape x dtype equals the byte range; both are checked in unbounded integers before allocating. The JSON is padded
+with spaces to 8 bytes. Source: github.com/huggingface/safetensors (tensor.rs). Files written are byte-identical to its
+own: tensors by descending dtype rank, then by name. The reader accepts more: tensors of unknown dtypes are read as
+bytes, up to 8 weights per byte.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from polyquant.types import ArraySpec, Shape, StoredArray
 
 __all__ = ["DTYPE_BITS", "Breach", "Entry", "Header", "header_bytes", "plausible", "read_header", "survey"]
 
-# Rank in a file rises with the position here; bits per element.
+# Bits per element, in ascending order of rank in a file.
 DTYPE_BITS: dict[str, int] = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
@@ -35,13 +36,13 @@ DTYPE_BITS: dict[str, int] = {
 _RANK = {name: i for i, name in enumerate(DTYPE_BITS)}
 _MAX_DIMENSIONS = 32
 _MAX_NAME = 65_535
-_MAX_EXTENT = 1 << 48  # of the non-zero dimensions: an empty tensor must not claim the address space
+_MAX_EXTENT = 1 << 48  # product of the non-zero dimensions: an empty tensor must not claim the address space
 _METADATA = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor: where its bytes lie in the file."""
+    """One tensor and its byte range in the file."""
 
     name: str
     dtype: str
@@ -50,13 +51,13 @@ class Entry:
     nbytes: int
 
     def array(self, source: Source, spec: ArraySpec) -> StoredArray:
-        """The tensor's bytes as an array of `spec`, which has the same number of bytes."""
+        """Return the tensor's bytes as an array of `spec`, which has the same size."""
         return FileArray(source, self.offset, spec)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A sound header: tensors in file order, and `__metadata__`."""
+    """A valid header: tensors in file order, and `__metadata__`."""
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
@@ -64,7 +65,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A rule that a file breaks. rule: size, json, entry, bytes, order, truncated, trailing, metadata."""
+    """A violation of a rule. rule: size, json, entry, bytes, order, truncated, trailing, metadata."""
 
     rule: str
     message: str
@@ -73,18 +74,18 @@ class Breach:
     found: object = None
 
     def error(self, file: object) -> InputError:
-        """The same as an exception."""
+        """Return the violation as an exception."""
         return InputError(self.message, file=file, tensor=self.tensor, expected=self.expected, found=self.found)
 
 
 def plausible(source: Source) -> bool:
-    """True if the first bytes look like a safetensors header, be it truncated or too large: reading says what is wrong."""
+    """Return True if the first bytes look like a safetensors header, even a truncated or oversized one."""
     first = source.pread(0, min(source.size, 10)).tobytes()
     return first[8:] in (b'{"', b"{}", b"{ ", b"{\n") and int.from_bytes(first[:8], "little") >= 2
 
 
 def read_header(source: Source) -> Header:
-    """The header of a sound file; no tensor is read. Raises InputError at the first breach."""
+    """Read the header, but no tensors. Raises InputError at the first violation."""
     header, breaches = survey(source, most=1)
     for breach in breaches:
         raise breach.error(source.path)
@@ -92,7 +93,7 @@ def read_header(source: Source) -> Header:
 
 
 def survey(source: Source, most: int = 1000) -> tuple[Header, list[Breach]]:
-    """All that can be read of a header, and every breach; behind `most` descriptions that cannot be read no more are."""
+    """Read as much of a header as possible, and collect all violations. Stops after `most` invalid descriptions."""
     try:
         length, raw = _raw_header(source)
     except InputError as e:
@@ -117,7 +118,7 @@ def survey(source: Source, most: int = 1000) -> tuple[Header, list[Breach]]:
                 break
     entries.sort(key=lambda e: (e.offset, e.offset + e.nbytes))
     breaches.extend(filter(None, map(_size_breach, entries)))
-    # A tensor that could not be understood leaves a hole that is not worth a second line.
+    # An invalid description leaves a hole, which is not reported again.
     if not any(b.rule == "entry" for b in breaches):
         breaches.extend(_chain(entries, 8 + length, source.size))
     return Header({e.name: e for e in entries}, metadata), breaches
@@ -135,7 +136,7 @@ def _raw_header(source: Source) -> tuple[int, Any]:
         raise InputError("safetensors header runs past the end", expected=f"{8 + length} bytes", found=source.size)
     raw = source.pread(8, length)
     if length < 2 or raw[0] != 0x7B:
-        raise InputError("safetensors header does not begin with {")
+        raise InputError("safetensors header does not start with {")
     return length, raw
 
 
@@ -155,7 +156,7 @@ def _entry(name: str, fields: Any, start: int) -> Entry:
     if math.prod(filter(None, shape)) > _MAX_EXTENT:
         raise InputError("shape is larger than any file", found=list(shape))
     if len(strict_json.typed(span, list, "data_offsets")) != 2:
-        raise InputError("data_offsets must be [begin, end]", found=f"{len(span)} numbers")
+        raise InputError("data_offsets must be [begin, end]", found=f"{len(span)} values")
     begin, end = strict_json.integers(span, "data_offsets")
     if begin > end:
         raise InputError("data_offsets must be [begin, end]", found=[begin, end])
@@ -180,12 +181,12 @@ def _size_breach(e: Entry) -> Breach | None:
 
 
 def _chain(entries: list[Entry], start: int, size: int) -> Iterator[Breach]:
-    """Tensors must cover [start, size) without a hole or an overlap."""
+    """Yield violations of the rule that tensors cover [start, size) without holes or overlaps."""
     at = start
     for e in entries:
         if e.offset != at:
-            what = "leaves a hole before its data" if e.offset > at else "overlaps the tensor before it"
-            yield Breach("order", what, e.name, expected=f"offset {at - start}", found=e.offset - start)
+            problem = "leaves a hole before its data" if e.offset > at else "overlaps the tensor before it"
+            yield Breach("order", problem, e.name, expected=f"offset {at - start}", found=e.offset - start)
         if e.offset + e.nbytes > size:
             yield Breach("truncated", "data ends after the file does", e.name, f"{e.offset + e.nbytes} bytes", size)
         at = max(at, e.offset + e.nbytes)
@@ -194,9 +195,9 @@ def _chain(entries: list[Entry], start: int, size: int) -> Iterator[Breach]:
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, Shape]], metadata: Mapping[str, str]) -> tuple[bytes, list[Entry]]:
-    """The start of a file that holds these (name, dtype, shape), and where each goes; the file ends where the last one does.
+    """Return the header for tensors of (name, dtype, shape), and the position of each; the file ends with the last one.
 
-    Raises InputError if a tensor has no whole number of bytes, KeyError for a dtype without a known size.
+    Raises InputError if a tensor does not fill whole bytes, KeyError for a dtype without a known size.
     """
     ordered = sorted(tensors, key=lambda t: (-_RANK[t[1]], t[0]))
     content: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
@@ -204,7 +205,7 @@ def header_bytes(tensors: Iterable[tuple[str, str, Shape]], metadata: Mapping[st
     for name, dtype, shape in ordered:
         bits = math.prod(shape) * DTYPE_BITS[dtype]
         if bits % 8:
-            raise InputError(f"{dtype} {list(shape)} fills no whole number of bytes", tensor=name)
+            raise InputError(f"{dtype} {list(shape)} does not fill whole bytes", tensor=name)
         content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + bits // 8]}
         spans.append((name, dtype, shape, at, bits // 8))
         at += bits // 8

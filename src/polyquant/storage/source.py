@@ -1,7 +1,7 @@
-"""Files as byte sources: positioned reads, and one lazy map per file.
+"""Files as byte sources: positioned reads, and one lazy memory map per file.
 
-Converting reads (`Source.read_into`): a file that shrinks underneath gives an error. Looking at a few weights maps (`Source.map`):
-nothing is copied, but a file that shrinks under a map kills the process, so long jobs do not use it.
+Conversions read (`Source.read_into`): a file that shrinks raises an error. Inspecting a few weights maps
+(`Source.map`): nothing is copied, but a file that shrinks under a map kills the process, so long jobs do not use it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from polyquant.types import U8, ArraySpec
 
 __all__ = ["FileArray", "FileState", "Source", "Swap", "contents", "opened_files", "refuse_changed", "state_of"]
 
-_READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
+_READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
 _LFS = b"version https://git-lfs.github.com/spec/"
-_LFS_LONGEST = 1024
-"""Bytes: the specification of Git LFS has pointer files be shorter."""
+_LFS_LIMIT = 1024
+"""Pointer files of Git LFS are shorter, in bytes."""
 
 
 class FileState(NamedTuple):
-    """What changes when a file's content does: a write moves mtime and ctime, a file of the same name has another inode."""
+    """Stat fields that change with the content: a write changes mtime and ctime, a replaced file has another inode."""
 
     inode: int
     size: int
@@ -46,7 +46,7 @@ _opened: ContextVar[dict[Path, FileState] | None] = ContextVar("opened files", d
 
 @contextmanager
 def opened_files() -> Iterator[dict[Path, FileState]]:
-    """Within the block: every file that is opened for reading, as it was then."""
+    """Record every file opened for reading within the block, with its state at that time."""
     files: dict[Path, FileState] = {}
     token = _opened.set(files)
     try:
@@ -56,33 +56,36 @@ def opened_files() -> Iterator[dict[Path, FileState]]:
 
 
 def state_of(status: os.stat_result) -> FileState:
-    """The part of a stat that tells whether the content is still the same."""
+    """Return the stat fields that change with the content."""
     return FileState(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def refuse_changed(files: Mapping[Path, tuple[int, ...]]) -> None:
-    """InputError if one of `opened_files` was written to or replaced since: what was read may be a mixture of old and new."""
+    """Raise InputError if one of `opened_files` has changed since: the data read may mix old and new content."""
     for path, state in files.items():
         try:
             same = state_of(path.stat()) == state
         except OSError:
             same = False
         if not same:
-            raise InputError("changed while it was read", file=path, hint="run it again when no program writes to it")
+            raise InputError("changed while it was read", file=path, hint="run again when no program is writing to it")
 
 
 class Source:
-    """A regular file opened for reading. Opening never blocks (FIFOs, devices and folders are refused); links are followed."""
+    """A regular file opened for reading.
+
+    Opening never blocks (FIFOs, devices and folders are refused); links are followed.
+    """
 
     __slots__ = ("__weakref__", "_close", "_fd", "_map", "path", "size")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises InputError if there is no readable regular file, or a Git LFS pointer in its place."""
+        """Open the file. Raises InputError if it is not a readable regular file, or is a Git LFS pointer."""
         self.path = Path(path)
         self._map: U8 | None = None
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, ValueError) as e:  # ValueError: a NUL inside the name
+        except (OSError, ValueError) as e:  # ValueError: a NUL byte in the name
             why = e.strerror if isinstance(e, OSError) else str(e)
             raise InputError(f"cannot be opened: {why}", file=self.path) from e
         self._close = weakref.finalize(self, os.close, fd)
@@ -92,22 +95,22 @@ class Source:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
             raise InputError("is not a regular file", file=self.path, found=kind)
         self.size = status.st_size
-        if self.size < _LFS_LONGEST and os.pread(fd, len(_LFS), 0) == _LFS:
+        if self.size < _LFS_LIMIT and os.pread(fd, len(_LFS), 0) == _LFS:
             raise InputError(
-                "is a Git LFS pointer, not the file that it stands for",
+                "is a Git LFS pointer, not the file itself",
                 file=self.path,
                 found=f"{self.size} bytes",
-                hint="run `git lfs pull` in that repository, or download the file itself",
+                hint="run `git lfs pull` in that repository, or download the file",
             )
         if (opened := _opened.get()) is not None:
             opened.setdefault(self.path.absolute(), state_of(status))
 
     def fileno(self) -> int:
-        """The descriptor, for copies inside the kernel."""
+        """Return the file descriptor, for copies inside the kernel."""
         return self._fd
 
     def map(self) -> U8:
-        """The whole file as read-only uint8 [size]; made when first asked for, once."""
+        """Return the file as a read-only map, uint8 [size]; created once, on first use."""
         if self._map is None:
             if self.size:
                 mapped = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
@@ -117,7 +120,7 @@ class Source:
         return self._map
 
     def read_into(self, offset: int, out: NDArray[Any]) -> None:
-        """Fill a C-contiguous array from `offset` by positioned reads. Raises InputError if the file ends before."""
+        """Fill a C-contiguous array from `offset` by positioned reads. Raises InputError if the file is too short."""
         view = out.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
@@ -127,7 +130,7 @@ class Source:
                 raise InputError(f"cannot be read: {e.strerror}", file=self.path) from e
             if n == 0:
                 raise InputError(
-                    "ends before its data does",
+                    "is too short for its data",
                     file=self.path,
                     expected=f"{len(view)} bytes at {offset}",
                     found=done,
@@ -136,15 +139,15 @@ class Source:
             done += n
 
     def pread(self, offset: int, n: int) -> U8:
-        """n bytes at offset in fresh memory. Raises InputError if the file is too short; nothing is allocated then."""
+        """Read n bytes at `offset` into a new array. Raises InputError, before allocating, if the file is too short."""
         if offset < 0 or n < 0 or offset + n > self.size:
-            raise InputError("ends too early", file=self.path, expected=f"{offset + n} bytes", found=self.size)
+            raise InputError("is too short", file=self.path, expected=f"{offset + n} bytes", found=self.size)
         out = np.empty(n, np.uint8)
         self.read_into(offset, out)
         return out
 
     def close(self) -> None:
-        """Give the file back; maps that are in use stay valid. Done by itself when the last user is gone."""
+        """Close the file; maps in use stay valid. Also happens when the last reference is dropped."""
         self._close()
 
 
@@ -159,7 +162,7 @@ def contents(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Multi-byte numbers inside blocks of `block` bytes: (offset, item size, count), to be turned around."""
+    """Multi-byte fields to byte-swap inside blocks of `block` bytes: (offset, item size, count)."""
 
     block: int
     fields: tuple[tuple[int, int, int], ...]
@@ -174,7 +177,10 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class FileArray:
-    """One part of one weight in a file: a types.StoredArray. swap: given where the file's byte order is not the machine's."""
+    """One part of one weight in a file: a types.StoredArray.
+
+    swap: set if the file's byte order is not the machine's.
+    """
 
     source: Source
     offset: int
@@ -182,7 +188,7 @@ class FileArray:
     swap: Swap | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError if the array does not lie inside the file."""
+        """Raise InputError if the array extends beyond the file."""
         if self.offset < 0 or self.offset + self.spec.nbytes > self.source.size:
             raise InputError(
                 "data lies outside the file",
@@ -193,19 +199,22 @@ class FileArray:
             )
 
     def view(self) -> NDArray[Any]:
-        """The whole array as a read-only map; a copy where bytes must be swapped or the offset is not aligned to the dtype."""
+        """Return the array as a read-only map.
+
+        A copy if bytes must be swapped or the offset is not aligned to the dtype.
+        """
         raw = self.source.map()[self.offset : self.offset + self.spec.nbytes]
         if self.swap is None:
             array = np.require(raw.view(self.spec.dtype), requirements="A").reshape(self.spec.shape)
         else:
             raw = raw.copy()
-            self._turn(raw)
+            self._swap_bytes(raw)
             array = raw.view(self.spec.dtype).reshape(self.spec.shape)
         array.flags.writeable = False
         return array
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Entries [start, stop) of the first axis into fresh memory. Raises InputError if the file ends before."""
+        """Read entries [start, stop) of the first axis into a new array. Raises InputError if the file is too short."""
         if not self.spec.shape:
             out = np.empty((), self.spec.dtype)
             self.source.read_into(self.offset, out)
@@ -216,14 +225,14 @@ class FileArray:
         row = self.spec.nbytes // length if length else 0
         self.source.read_into(self.offset + start * row, out)
         if self.swap is not None:
-            self._turn(out.reshape(-1).view(np.uint8))
+            self._swap_bytes(out.reshape(-1).view(np.uint8))
         return out
 
-    def _turn(self, raw: U8) -> None:
+    def _swap_bytes(self, raw: U8) -> None:
         if self.swap is not None:
             self.swap.apply(raw)
 
 
 def foreign(order: str) -> bool:
-    """True if numbers of that order ("<" or ">") must be swapped on this machine."""
+    """Return True if values of this byte order ("<" or ">") must be swapped on this machine."""
     return (order == ">") == (sys.byteorder == "little")

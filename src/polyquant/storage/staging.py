@@ -1,9 +1,9 @@
-"""Output that appears only when whole.
+"""Atomic output: files appear at the target only when complete.
 
-Files are written in a work folder beside the target (storage/work_folder.py), on the same file system: with every size, header and offset known
-beforehand, row blocks go to their places in any order from any thread. At the end every file is synced and renamed to its name. A killed
-run leaves the work folder; the same job takes it up again, checks the bytes of the tensors that its journal calls complete, and its result is
-byte-identical because offsets and bytes follow from the plan alone.
+Files are written in a work folder next to the target (storage/work_folder.py), on the same file system. All sizes,
+headers and offsets are known in advance, so threads write row blocks in any order. At the end every file is synced and
+renamed. A killed run leaves the work folder; the same job resumes it and checks the bytes of the tensors that the
+journal lists as complete. The result is byte-identical because offsets and bytes depend only on the plan.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from polyquant.types import FilePlan, Layout
 __all__ = ["Replaceable", "Resume", "Staging", "staged"]
 
 Replaceable = Callable[[Path], Sequence[str]]
-"""An existing target -> the files inside it that may be removed ([] for a file). Raises PlanError if it may not be replaced."""
+"""Existing target -> the files inside it that may be removed ([] for a file).
+
+Raises PlanError if it must not be replaced.
+"""
 
 _CHECK_AT_ONCE = 1 << 24
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Adds the file's name to an OSError: descriptors have none."""
+    """Add the file name to an OSError from a descriptor."""
     try:
         yield
     except OSError as e:
@@ -44,11 +47,14 @@ def _named(path: Path) -> Iterator[None]:
 
 
 class _ForeignFileError(Exception):
-    """A file in the work folder is not the one that was written there."""
+    """A file in the work folder is not the one written by this program."""
 
 
 class Staging:
-    """Files being written. `done`: tensor -> what its step reported, of an earlier run too. `folder`: where the files are."""
+    """Files being written.
+
+    `done`: tensor -> report of its step, including earlier runs. `folder`: the folder of the files.
+    """
 
     def __init__(self, work: WorkFolder, layout: Layout) -> None:
         self.folder, self.layout = work.files, layout
@@ -69,7 +75,7 @@ class Staging:
             raise
 
     def _open(self, name: str) -> int:
-        """A file that is ours: made now, or a regular file that has no other name. Raises _ForeignFileError, OSError."""
+        """Open our file: a new one, or a regular file without other hard links. Raises _ForeignFileError, OSError."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
         inside, plain = self._place(name)
         with _named(self.folder / name):
@@ -88,7 +94,10 @@ class Staging:
         return fd
 
     def _place(self, name: str) -> tuple[int, str]:
-        """(folder, name in it) of a file: the output's own folder, or one inside, made where it is missing. Raises _ForeignFileError, OSError."""
+        """Return (folder descriptor, name) of a file, creating a missing subfolder of the output.
+
+        Raises _ForeignFileError, OSError.
+        """
         folder, _, plain = name.rpartition("/")
         if not folder:
             return self._inside, plain
@@ -103,9 +112,9 @@ class Staging:
         return self._folders[folder], plain
 
     def prepare(self, done: Mapping[str, Done] | None = None) -> None:
-        """Give every file its exact size and the bytes that the plan already knows. Raises OSError if the disk is full.
+        """Give every file its exact size and write the bytes already known. Raises OSError if the disk is full.
 
-        done: the tensors that an earlier run completed. Those whose bytes are no longer what it wrote are left out of `self.done`.
+        done: tensors completed by an earlier run. Those whose bytes have changed since are left out of `self.done`.
         """
         for f in self.layout.files:
             with _named(self.folder / f.name):
@@ -118,7 +127,7 @@ class Staging:
         self.done = {tensor: d.report for tensor, d in (done or {}).items() if self._intact(tensor, d.blocks)}
 
     def _gaps(self, file: FilePlan) -> Iterator[tuple[int, int]]:
-        """Bytes [start, stop) of a file that belong to no part and no header: padding."""
+        """Yield the ranges [start, stop) of padding: bytes of neither a part nor a header."""
         spans = [(offset, offset + len(data)) for offset, data in file.pieces]
         spans += [(s.offset, s.offset + s.spec.nbytes) for s in self.layout.slots.values() if s.file == file.name]
         at = 0
@@ -130,7 +139,7 @@ class Staging:
             yield at, file.size
 
     def _intact(self, tensor: str, blocks: Sequence[Block]) -> bool:
-        """True if the parts of a tensor hold the bytes that were written."""
+        """Return True if the parts of a tensor still hold the bytes that were written."""
         sizes = {part: slot.spec.nbytes for (name, part), slot in self.layout.slots.items() if name == tensor}
         written = dict.fromkeys(sizes, 0)
         for block in blocks:
@@ -154,9 +163,9 @@ class Staging:
                 view, offset = view[n:], offset + n
 
     def write(self, tensor: str, part: str, offset: int, data: NDArray[Any]) -> None:
-        """Bytes of one part (a C-contiguous array of any dtype) at `offset` inside its slot. Safe from several threads."""
+        """Write bytes of one part (a C-contiguous array of any dtype) at `offset` in its slot. Thread-safe."""
         slot = self.layout.slots[tensor, part]
-        assert offset + data.nbytes <= slot.spec.nbytes, f"{tensor}.{part}: the writer was given more than was planned"
+        assert offset + data.nbytes <= slot.spec.nbytes, f"{tensor}.{part}: more bytes than planned"
         if data.nbytes:
             raw = data.reshape(-1).view(np.uint8).data
             self._pwrite(slot.file, raw, slot.offset + offset)
@@ -169,7 +178,7 @@ class Staging:
         journals.append(self._journal, tensor=tensor, report=report, blocks=blocks)
 
     def sync(self) -> None:
-        """Force every file to the disk. Raises PlanError if one was exchanged for another or cut since it was opened."""
+        """Sync every file to disk. Raises PlanError if one was replaced or truncated since it was opened."""
         for f in self.layout.files:
             with _named(self.folder / f.name):
                 os.fsync(self._fds[f.name])
@@ -177,17 +186,17 @@ class Staging:
                 inside, plain = self._place(f.name)
                 there = os.stat(plain, dir_fd=inside, follow_symlinks=False)
             if not os.path.samestat(ours, there) or ours.st_size != f.size:
-                raise PlanError("another program changed it while it was written", file=self.folder / f.name)
+                raise PlanError("another program changed it during writing", file=self.folder / f.name)
         ours_by_name = {f.name for f in self.layout.files} | set(self._folders)
         for prefix, inside in (*((f"{folder}/", fd) for folder, fd in self._folders.items()), ("", self._inside)):
             with os.scandir(inside) as found:
                 foreign = sorted({prefix + entry.name for entry in found} - ours_by_name)
             if foreign:
-                raise PlanError("another program put a file among the output", file=self.folder / foreign[0])
+                raise PlanError("another program added a file to the output", file=self.folder / foreign[0])
             os.fsync(inside)
 
     def close(self) -> None:
-        """Let go of the files; what was written stays in the work folder."""
+        """Close the files; they stay in the work folder."""
         for fd in (*self._fds.values(), *self._folders.values(), self._inside):
             os.close(fd)
         self._fds, self._folders = {}, {}
@@ -203,12 +212,13 @@ def staged(
     replaceable: Replaceable | None = None,
     check: Callable[[], None] | None = None,
 ) -> Iterator[Staging]:
-    """Stage `layout` for `dst`; on leaving the block without an error the output appears at `dst`, whole.
+    """Stage `layout` for `dst`; the complete output appears at `dst` when the block ends without an error.
 
-    replaceable: says of an existing target what may be removed (--overwrite); None: an existing target is refused. check: called when every byte is written
-    and nothing is published yet; may raise.
-    Raises PlanError if another run holds the target, or resume="required" and there is nothing to resume.
-    An error after which the same job may succeed (an interrupt, a full disk) keeps the work folder and adds a note that says so; otherwise it is removed.
+    replaceable: returns the files of an existing target that may be removed (--overwrite); None: an existing target is
+    refused. check: called when all bytes are written and nothing is published yet; may raise. Raises PlanError if
+    another run uses the target, or resume="required" and there is nothing to resume. After an error that a retry may
+    overcome (an interrupt, a full disk) the work folder is kept and the error gets a note that tells so; otherwise it
+    is removed.
     """
     dst = dst.absolute()
     if not layout.folder and dst.is_dir() and not dst.is_symlink():
@@ -226,7 +236,7 @@ def staged(
         except BaseException as error:
             if not work.settle():
                 if staging.done and _resumable(error):
-                    _tell_how_to_resume(error, work.path)
+                    _add_resume_note(error, work.path)
                 else:
                     work.discard()
             raise
@@ -234,7 +244,7 @@ def staged(
 
 @contextmanager
 def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iterator[tuple[WorkFolder, Staging]]:
-    """The work folder with its files open; an earlier run's if all its files are still ours, else a new one."""
+    """Open the work folder and its files: an earlier run's if all its files are still ours, else a new one."""
     names = [f.name for f in layout.files]
     try:
         with claimed(dst, fingerprint, names, resume=resume) as (work, found):
@@ -249,7 +259,7 @@ def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iter
                 raise
             except BaseException as error:
                 if found is not None and found.done:
-                    _tell_how_to_resume(error, work.path)
+                    _add_resume_note(error, work.path)
                 else:
                     work.discard()
                 raise
@@ -258,18 +268,18 @@ def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iter
     except _ForeignFileError as problem:
         if resume != "auto":
             raise PlanError(
-                "cannot resume: the work folder holds a file that polyquant did not write", file=dst, found=problem
+                "cannot resume: the work folder contains a file that polyquant did not write", file=dst, found=problem
             ) from None
     with _opened(dst, layout, fingerprint, "never") as opened:
         yield opened
 
 
 def _resumable(error: BaseException) -> bool:
-    """False if the same job would end the same way: what was asked, or the source, is wrong. The machine may do better next time."""
+    """Return False if a retry would fail the same way, because the request or the source is wrong."""
     return not isinstance(error, PolyquantError) or isinstance(error.__cause__, OSError)
 
 
-def _tell_how_to_resume(error: BaseException, folder: Path) -> None:
+def _add_resume_note(error: BaseException, folder: Path) -> None:
     shown = printable(folder)
     error.add_note(f"the same command resumes; to discard the unfinished output: rm -r '{shown}'")
 

@@ -1,9 +1,9 @@
-"""The part of zip that torch files use: entries stored as they are, so that a tensor is a byte range of the file.
+"""The subset of zip that torch files use: uncompressed entries, so that a tensor is a byte range of the file.
 
     | local header 30 + name + extra | data | ... | central directory | (zip64 end, locator) | end, 22 + comment |
 
-The central directory is the truth; a local header is read only to learn where its data begins. Refused: compression,
-encryption, two entries of one name, data outside the file or over other data, bytes before the first entry.
+The central directory is authoritative; a local header is read only for the start of its data. Rejected: compression,
+encryption, duplicate names, data outside the file or overlapping other data, bytes before the first entry.
 Source: PKWARE APPNOTE 4.3.
 """
 
@@ -27,7 +27,7 @@ _MAX_ENTRIES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """One file of the archive: header is the offset of its local header."""
+    """One file of the archive. header: offset of its local header."""
 
     name: str
     header: int
@@ -35,7 +35,7 @@ class StoredEntry:
 
 
 def read_directory(source: Source) -> Mapping[str, StoredEntry]:
-    """Name -> entry. Raises InputError."""
+    """Return name -> entry. Raises InputError."""
     count, size, offset = _end(source)
     if size > _MAX_DIRECTORY or count > _MAX_ENTRIES:
         _refuse(source, f"zip directory is too large ({count} entries, {size} bytes)")
@@ -44,7 +44,7 @@ def read_directory(source: Source) -> Mapping[str, StoredEntry]:
     out: dict[str, StoredEntry] = {}
     for entry in _entries(source, source.pread(offset, size).tobytes(), count):
         if entry.name in out:
-            _refuse(source, f"zip holds '{entry.name}' twice")
+            _refuse(source, f"zip contains '{entry.name}' twice")
         out[entry.name] = entry
     at = 0
     for entry in sorted(out.values(), key=lambda e: e.header):
@@ -57,7 +57,7 @@ def read_directory(source: Source) -> Mapping[str, StoredEntry]:
 
 
 def data_offset(source: Source, entry: StoredEntry) -> int:
-    """Where an entry's data begins. Raises InputError if the local header contradicts the directory."""
+    """Return the offset of an entry's data. Raises InputError if the local header contradicts the directory."""
     head = source.pread(entry.header, 30).tobytes()
     name_length, extra_length = struct.unpack_from("<HH", head, 26)
     name = source.pread(entry.header + 30, name_length).tobytes()
@@ -70,24 +70,24 @@ def data_offset(source: Source, entry: StoredEntry) -> int:
 
 
 def _end(source: Source) -> tuple[int, int, int]:
-    """(entries, size, offset) of the central directory."""
+    """Return (entries, size, offset) of the central directory."""
     start = max(0, source.size - 22 - 65535)
     tail = source.pread(start, source.size - start).tobytes()
     at = tail.rfind(_END)
     if at < 0 or at + 22 > len(tail):
-        _refuse(source, "zip has no end record: the file is truncated or no torch file")
+        _refuse(source, "zip has no end record: the file is truncated or not a torch file")
     disk, _, _, count, size, offset, comment = struct.unpack_from("<HHHHIIH", tail, at + 4)
     if disk not in (0, 0xFFFF) or at + 22 + comment != len(tail):
         _refuse(source, "zip end record is broken")
     end = start + at
     if end >= 20 and source.pread(end - 20, 4).tobytes() == _LOCATOR:
         wide = _end64(source, end)
-        # Both records are often there; a reader of either must see the same archive.
+        # Often both records exist; readers of either must see the same archive.
         if any(a not in (b, limit) for a, b, limit in zip((count, size, offset), wide, _SENTINELS, strict=False)):
             _refuse(source, "zip end records contradict each other")
         count, size, offset, end = wide
     if offset + size != end:
-        _refuse(source, "zip directory is not where the end record says")
+        _refuse(source, "zip directory is not at the offset in the end record")
     return count, size, offset
 
 
@@ -114,7 +114,7 @@ def _entries(source: Source, directory: bytes, count: int) -> Iterator[StoredEnt
         extra = directory[at + 46 + name_length : at + 46 + name_length + extra_length]
         name = raw.decode("utf-8", "replace")
         if method or flags & 1:
-            _refuse(source, f"zip entry '{name}' is compressed or encrypted", "torch stores entries as they are")
+            _refuse(source, f"zip entry '{name}' is compressed or encrypted", "torch stores entries uncompressed")
         size, packed, header = _zip64(source, extra, [size, packed, header])
         if packed != size:
             _refuse(source, f"zip entry '{name}' has two sizes", f"{size} and {packed}")
@@ -125,7 +125,7 @@ def _entries(source: Source, directory: bytes, count: int) -> Iterator[StoredEnt
 
 
 def _zip64(source: Source, extra: bytes, fields: list[int]) -> list[int]:
-    """Fields of 0xFFFFFFFF are replaced, in order, by the 64-bit numbers of extra field 1."""
+    """Replace fields of 0xFFFFFFFF, in order, by the 64-bit values of extra field 1."""
     if 0xFFFFFFFF not in fields:
         return fields
     at = 0

@@ -1,14 +1,14 @@
-"""JSON from strangers: every limit is checked on the bytes, before a parser builds anything from them.
+"""Untrusted JSON: limits are checked on the bytes before they are parsed.
 
 | refused | why |
 |---|---|
-| more bytes than the limit of its kind | memory |
+| more bytes than the limit for its kind | memory |
 | nesting deeper than 64 | recursion |
-| more values than the limit of its kind | one byte of JSON can cost a hundred of memory |
-| integers of more than 20 digits (40 in files that are not about bytes) | quadratic time; no 64-bit number has more |
-| NaN, Infinity, 1e999 | no JSON numbers |
-| the same key twice | two readers see two files |
-| lone surrogates, invalid UTF-8 | no text; cannot be written back |
+| more values than the limit for its kind | one byte of JSON can take a hundred bytes of memory |
+| integers of more than 20 digits (40 in files without byte counts) | quadratic time; 64-bit integers have at most 20 |
+| NaN, Infinity, 1e999 | not JSON numbers |
+| duplicate keys | readers disagree on which one counts |
+| lone surrogates, invalid UTF-8 | not valid text; cannot be written back |
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Most bytes, values (members, elements) and digits of an integer that one kind of JSON file may have."""
+    """Limits for one kind of JSON file: bytes, values (members, elements), and digits of an integer."""
 
     nbytes: int
     values: int
@@ -51,7 +51,7 @@ OTHER = Limit(16_000_000, 1_000_000, digits=40)
 
 
 def read(path: Path, limit: Limit = OTHER) -> Any:
-    """The parsed content of a JSON file. Raises InputError."""
+    """Read and parse a JSON file. Raises InputError."""
     source = Source(path)
     try:
         if source.size > limit.nbytes:
@@ -62,7 +62,7 @@ def read(path: Path, limit: Limit = OTHER) -> Any:
 
 
 def parse(data: Any, limit: Limit = OTHER, *, file: object = None) -> Any:
-    """The value that `data` (bytes-like) holds. Raises InputError, always one line."""
+    """Parse `data` (bytes-like). Raises InputError with a one-line message."""
     raw = np.frombuffer(data, np.uint8)
     if len(raw) > limit.nbytes:
         raise InputError("JSON is too large", file=file, expected=f"at most {limit.nbytes} bytes", found=len(raw))
@@ -89,7 +89,7 @@ def parse(data: Any, limit: Limit = OTHER, *, file: object = None) -> Any:
 
 
 def _measure(raw: np.ndarray[Any, np.dtype[np.uint8]], limit: Limit, file: object) -> None:
-    """Depth and number of values, by counting brackets and commas outside strings, a chunk at a time."""
+    """Check nesting and number of values by counting brackets and commas outside strings, in chunks."""
     depth = values = 0
     in_string = odd_backslashes = False
     for a in range(0, len(raw), _CHUNK):
@@ -98,7 +98,7 @@ def _measure(raw: np.ndarray[Any, np.dtype[np.uint8]], limit: Limit, file: objec
         if odd_backslashes or backslash.any():
             at = np.arange(len(chunk))
             last_other = np.maximum.accumulate(np.where(backslash, -1, at))  # [chunk]: last non-backslash up to here
-            run = at - last_other  # length of the run of backslashes that ends here
+            run = at - last_other  # length of the run of backslashes ending here
             run[last_other == -1] += odd_backslashes
             before = np.concatenate(([odd_backslashes], run[:-1] & 1))
             quote &= before == 0
@@ -114,7 +114,7 @@ def _measure(raw: np.ndarray[Any, np.dtype[np.uint8]], limit: Limit, file: objec
         depth += int(level[-1])
         values += int(np.count_nonzero(opens)) + int(np.count_nonzero((chunk == 0x2C) & outside))
         if values > limit.values:
-            raise InputError("JSON holds too many values", file=file, expected=f"at most {limit.values}")
+            raise InputError("JSON has too many values", file=file, expected=f"at most {limit.values}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +159,14 @@ def _refuse_surrogates(value: Any, file: object) -> None:
 
 
 def typed(value: Any, kind: type[T], what: str, *, file: object = None) -> T:
-    """`value` if it is a `kind` (a bool is no int). Raises InputError that names `what`."""
+    """Return `value` if it is a `kind` (a bool is not an int). Raises InputError that names `what`."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InputError(f"{what} has the wrong type", file=file, expected=_word(kind), found=_word(type(value)))
     return value
 
 
 def integer(value: Any, what: str, *, low: int = 0, file: object = None) -> int:
-    """`value` if it is an int of at least `low`. Raises InputError."""
+    """Return `value` if it is an int of at least `low`. Raises InputError."""
     number = typed(value, int, what, file=file)
     if number < low:
         raise InputError(f"{what} is too small", file=file, expected=f"at least {low}", found=number)
@@ -174,12 +174,12 @@ def integer(value: Any, what: str, *, low: int = 0, file: object = None) -> int:
 
 
 def integers(value: Any, what: str, *, file: object = None) -> tuple[int, ...]:
-    """A list of non-negative ints as a tuple. Raises InputError."""
-    found = typed(value, list, what, file=file)
-    for v in found:
+    """Return a list of non-negative ints as a tuple. Raises InputError."""
+    items = typed(value, list, what, file=file)
+    for v in items:
         if type(v) is not int or v < 0:
             integer(v, what, file=file)
-    return tuple(found)
+    return tuple(items)
 
 
 def _word(kind: type) -> str:

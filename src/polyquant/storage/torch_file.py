@@ -1,12 +1,12 @@
-"""torch.save files (`pytorch_model.bin`): a zip of stored entries, one pickle that names tensors, one entry per storage.
+"""Files of torch.save (`pytorch_model.bin`): a zip of uncompressed entries, one pickle, one entry per storage.
 
     ARCHIVE/data.pkl     the state dict (see pickle_reader)
     ARCHIVE/byteorder    "little" (absent in files from before torch 2.0: little too)
     ARCHIVE/data/KEY     the elements of storage KEY, aligned to 64 bytes
 
-Opening reads the directory and the pickle. Every claim is checked before anything is allocated: a storage's entry holds exactly
-the elements that the pickle says, and a tensor's strides stay inside it. Tensors that are views (transposed, sliced) are gathered
-row by row when read. An expanded tensor (stride 0) would hold more elements than its bytes: refused.
+Opening reads the directory and the pickle. Everything is checked before anything is allocated: the entry of a storage
+has exactly the elements that the pickle declares, and a tensor's strides stay inside it. Views (transposed, sliced) are
+gathered row by row on reading. Expanded tensors (stride 0) are rejected, since they have more elements than bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from polyquant.types import ArraySpec, Shape, StoredArray, as_matrix
 
 __all__ = ["StridedArray", "TorchTensor", "plausible", "read_torch"]
 
-_GATHER = 1 << 20  # elements gathered at once: each needs an index of 8 bytes
+_GATHER = 1 << 20  # elements gathered at once; each needs an 8-byte index
 
 
 @dataclass(frozen=True, slots=True)
 class TorchTensor:
-    """A tensor in a torch file: safetensors' dtype name, offset of its first element in bytes, strides in elements."""
+    """A tensor in a torch file: safetensors dtype name, byte offset of its first element, strides in elements."""
 
     dtype: str
     shape: Shape
@@ -47,11 +47,11 @@ class TorchTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements when laid side by side."""
+        """Bytes of the elements when contiguous."""
         return math.prod(self.shape) * self.itemsize
 
     def array(self, source: Source, spec: ArraySpec) -> StoredArray:
-        """The elements as an array of `spec`, which has the same number of bytes."""
+        """Return the elements as an array of `spec`, which has the same size."""
         if self.stride == _row_major(self.shape):
             return FileArray(source, self.offset, spec)
         return StridedArray(source, self, spec)
@@ -59,14 +59,14 @@ class TorchTensor:
 
 @dataclass(frozen=True, slots=True)
 class StridedArray:
-    """A view whose elements do not lie side by side. spec: the same bytes as [rows, K] elements, row by row."""
+    """A non-contiguous view. spec: the same bytes as [rows, K] elements, row by row."""
 
     source: Source
     tensor: TorchTensor
     spec: ArraySpec
 
     def view(self) -> NDArray[Any]:
-        """The whole array, gathered into fresh memory."""
+        """Return the whole array, gathered into a new one."""
         rows, k = as_matrix(self.tensor.shape)
         step = max(1, _GATHER // max(1, k))
         pieces = [self._gather(a, min(rows, a + step)) for a in range(0, rows, step)]
@@ -74,7 +74,7 @@ class StridedArray:
         return raw.view(self.spec.dtype).reshape(self.spec.shape)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Entries [start, stop) of the first axis of `spec`."""
+        """Return entries [start, stop) of the first axis of `spec`."""
         rows, _ = as_matrix(self.tensor.shape)
         if self.spec.shape[:1] != (rows,):
             return self.view()[start:stop]
@@ -83,7 +83,7 @@ class StridedArray:
         return self._gather(start, stop).view(self.spec.dtype).reshape(stop - start, *self.spec.shape[1:])
 
     def _gather(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Rows [start, stop) as bytes; reads the span of the file in which they lie."""
+        """Return rows [start, stop) as bytes; reads the span of the file that contains them."""
         shape, stride, size = self.tensor.shape, self.tensor.stride, self.tensor.itemsize
         k = shape[-1] if shape else 1
         index = np.unravel_index(np.arange(start, stop), shape[:-1] or (1,))
@@ -97,31 +97,33 @@ class StridedArray:
 
 
 _OLD = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")
-"""Files from before torch 1.6 begin with this number, pickled: 0x1950a86a20f9469cfc6c."""
+"""Files from before torch 1.6 begin with this magic number, pickled: 0x1950a86a20f9469cfc6c."""
 
 
 def plausible(source: Source) -> bool:
-    """True if the file begins like one that torch wrote: a zip with its pickle in front, or the old format, which reading refuses."""
+    """Return True if the file starts like a torch file: a zip with a pickle first, or the old format."""
     head = source.pread(0, min(source.size, 300)).tobytes()
     return head.startswith(_OLD) or (head[:4] == b"PK\3\4" and b"/data.pkl" in head)
 
 
 def read_torch(source: Source) -> Mapping[str, TorchTensor]:
-    """Name -> tensor, in the order of the state dict. Raises InputError, UnsupportedError (old or big-endian files)."""
+    """Return name -> tensor in state-dict order. Raises InputError, UnsupportedError (old or big-endian files)."""
     if source.size < 4 or source.pread(0, 4).tobytes() != b"PK\3\4":
         raise UnsupportedError(
             "not a zip torch file",
             file=source.path,
-            hint="files from before torch 1.6 must be saved again with a newer torch, best as safetensors",
+            hint="save files from before torch 1.6 again with a newer torch, preferably as safetensors",
         )
     directory = stored_zip.read_directory(source)
     pickles = [n for n in directory if n.count("/") == 1 and n.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise InputError("torch file must hold one data.pkl", file=source.path, found=len(pickles))
+        raise InputError("torch file must contain one data.pkl", file=source.path, found=len(pickles))
     prefix = pickles[0].removesuffix("data.pkl")
     order = directory.get(f"{prefix}byteorder")
     if order is not None and _content(source, order, 16) != b"little":
-        raise UnsupportedError("torch file is big-endian", file=source.path, hint="save it again on a usual machine")
+        raise UnsupportedError(
+            "torch file is big-endian", file=source.path, hint="save it again on a little-endian machine"
+        )
     tensors = pickle_reader.state_dict(
         _content(source, directory[pickles[0]], pickle_reader.MAX_PICKLE), file=source.path
     )
@@ -149,7 +151,7 @@ def _content(source: Source, entry: stored_zip.StoredEntry, limit: int) -> bytes
 
 
 def _misfit(ref: TensorRef, nbytes: int) -> str | None:
-    """Why a tensor does not fit a storage of nbytes; None if it does. Unbounded integers throughout."""
+    """Return why a tensor does not fit a storage of `nbytes`, or None if it does. Uses unbounded integers."""
     size = DTYPE_BITS[ref.dtype] // 8
     stored = ref.storage.count * (DTYPE_BITS[ref.storage.dtype] // 8 if ref.storage.dtype else 1)
     if nbytes != stored:
@@ -158,8 +160,8 @@ def _misfit(ref: TensorRef, nbytes: int) -> str | None:
         return "shape is larger than any file"
     count = math.prod(ref.shape)
     if count * size > stored:
-        return f"{count} elements cannot lie in {stored} bytes"
-    # Every stride is at least 0, so this element is the furthest one.
+        return f"{count} elements do not fit in {stored} bytes"
+    # Strides are non-negative, so this is the last element.
     last = ref.offset + sum((d - 1) * s for d, s in zip(ref.shape, ref.stride, strict=True))
     if count and (last + 1) * size > stored:
         return f"reaches byte {(last + 1) * size} of a storage of {stored}"
@@ -170,7 +172,7 @@ def _placed(ref: TensorRef, start: int) -> TorchTensor:
     usual = _row_major(ref.shape)
     if not math.prod(ref.shape):
         return TorchTensor(ref.dtype, ref.shape, start, usual)
-    # Strides of dimensions of size 1 say nothing; normalised, so that contiguous tensors are recognised.
+    # Strides of size-1 dimensions are arbitrary; normalise them to recognise contiguous tensors.
     stride = tuple(u if d == 1 else s for d, s, u in zip(ref.shape, ref.stride, usual, strict=True))
     return TorchTensor(ref.dtype, ref.shape, start + ref.offset * (DTYPE_BITS[ref.dtype] // 8), stride)
 

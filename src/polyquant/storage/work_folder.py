@@ -1,16 +1,17 @@
-"""A folder beside the target in which work goes on, unmistakably ours, and the way from it to the target.
+"""The work folder next to the target, recognisable as ours, and the publication of its files.
 
-    .NAME.polyquant-RRRRRRRRCCCCCCCC/   made by mkdir with mode 0700; R: random, C: a checksum of NAME and R, so that nobody else makes such a name
-        journal                         locked while a run uses the folder; says what else is in it (storage/journal.py)
-        files/                          what will appear at the target
-        replaced/                       what stood there before
+    .NAME.polyquant-RRRRRRRRCCCCCCCC/   created with mode 0700; R: random, C: a checksum of NAME and R, so that no other
+                                        program creates such a name
+        journal                         locked while a run uses the folder; lists its content (storage/journal.py)
+        files/                          the future output
+        replaced/                       the previous content of the target
 
-Nothing in it is opened through a link, and only names that the journal lists are removed. What this program did not write stays, and
-with it the folder.
+Nothing in it is opened through a link, and only names listed in the journal are removed. Files that this program did
+not write are kept, and so is the folder then.
 
-A publication that is one rename is atomic: a new name (`rename_new`), a file over a file, or two folders exchanged. Where a system
-cannot exchange folders, and for the files of a split model, what is at the target moves to `replaced` first. The journal says so before the first
-rename, and `settle` finishes or undoes what a kill interrupted.
+A publication by one rename is atomic: a new name (`rename_new`), a file over a file, or two folders exchanged. If the
+system cannot exchange folders, and for the files of a split model, the old content moves to `replaced` first. The
+journal records this before the first rename, and `settle` finishes or undoes an interrupted publication.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ Resume = Literal["auto", "required", "never"]
 FILES, REPLACED = "files", "replaced"
 _MARK = re.compile(rb"\.(.*)\.polyquant-([0-9a-f]{8})([0-9a-f]{8})", re.DOTALL)
 _NAME_BYTES = 200
-"""Of the target's name that the folder's name repeats: a file name has at most 255 bytes."""
+"""Bytes of the target's name used in the folder's name: a file name has at most 255 bytes."""
 _PATIENCE = 10.0
-"""Seconds to wait for another run that is just starting in the same folder."""
+"""Seconds to wait for another run that is starting in the same folder."""
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames inside a folder last."""
+    """Sync a folder, so that renames inside it are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -64,19 +65,19 @@ def _new_name(target: str) -> str:
 
 
 def _belongs_to(name: str, target: str) -> bool:
-    found = _MARK.fullmatch(os.fsencode(name))
+    match = _MARK.fullmatch(os.fsencode(name))
     return (
-        found is not None and found[1] == os.fsencode(target)[:_NAME_BYTES] and found[3] == _checksum(target, found[2])
+        match is not None and match[1] == os.fsencode(target)[:_NAME_BYTES] and match[3] == _checksum(target, match[2])
     )
 
 
 def inside_work_folder(path: Path) -> bool:
-    """True if a component of the path is called like a work folder."""
+    """Return True if a component of the path has the name of a work folder."""
     return any(_MARK.fullmatch(os.fsencode(part)) for part in path.parts)
 
 
 def _inode(path: Path) -> int | None:
-    """Of the name itself, links not followed; None if it does not exist."""
+    """Return the inode of a path without following links; None if it does not exist."""
     try:
         return path.lstat().st_ino
     except (FileNotFoundError, NotADirectoryError):
@@ -84,7 +85,7 @@ def _inode(path: Path) -> int | None:
 
 
 class WorkFolder:
-    """One work folder, open and locked. Made by `claimed`."""
+    """One work folder, open and locked. Created by `claimed`."""
 
     def __init__(self, path: Path, target: Path, journal: int) -> None:
         self.path, self.target, self.journal = path, target, journal
@@ -92,20 +93,20 @@ class WorkFolder:
 
     @classmethod
     def create(cls, target: Path, job: str, files: Sequence[str]) -> WorkFolder:
-        """A new one. Raises OSError."""
+        """Create a new work folder. Raises OSError."""
         path = target.parent / _new_name(target.name)
         path.mkdir(mode=0o700)
         journal = os.open(path / journals.NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        made = cls(path, target, journal)
+        folder = cls(path, target, journal)
         fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         journals.append(journal, job=job, target=target.name, files=list(files))
-        os.fsync(journal)  # without it nobody knows what in here is ours
-        made.files.mkdir()
-        return made
+        os.fsync(journal)  # without it the content cannot be recognised as ours
+        folder.files.mkdir()
+        return folder
 
     @classmethod
     def take(cls, path: Path, target: Path) -> WorkFolder | None:
-        """The folder of a run that ended. None if it is not ours after all. Raises PlanError if a run has it now."""
+        """Take over the folder of an ended run. None if it is not ours. Raises PlanError if a run is using it."""
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return None
@@ -125,19 +126,19 @@ class WorkFolder:
         return cls(path, target, journal)
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         os.close(self.journal)
 
     def read_journal(self) -> Journal | None:
-        """What earlier runs wrote down; None if nothing can be believed."""
+        """Return the journal of earlier runs; None if nothing in it is valid."""
         return journals.read(self.journal)
 
     def discard(self) -> None:
-        """Remove what is ours in it, then the folder itself if nothing else is left."""
-        found = self.read_journal()
-        old = dict(found.publication.old) if found is not None and found.publication is not None else {}
-        if found is not None:
-            _remove(self.files, found.files)
+        """Remove our files, then the folder itself if it is empty."""
+        journal = self.read_journal()
+        old = dict(journal.publication.old) if journal is not None and journal.publication is not None else {}
+        if journal is not None:
+            _remove(self.files, journal.files)
         for name, inside in old.items():
             _remove(self.path / REPLACED / name, inside)
         with suppress(OSError):
@@ -150,10 +151,10 @@ class WorkFolder:
     # ---------------------------------------------------------------- publication
 
     def publish(self, moves: Sequence[tuple[str, Path]], old: Mapping[str, Sequence[str]]) -> None:
-        """Rename each (file in this folder -> target) and remove what was there, then this folder.
+        """Rename each (file in this folder -> target), remove the replaced targets, then this folder.
 
-        The first move comes last: readers start from the first file of a split model. old: names of the targets that exist and may be replaced ->
-        files inside that may be removed. Raises PlanError if another target exists, OSError.
+        The first move is done last, because readers start from the first file of a split model. old: existing target
+        that may be replaced -> files inside it that may be removed. Raises PlanError if another target exists, OSError.
         """
         planned = tuple(Move(file, target.name, _known(self.path / file)) for file, target in moves)
         publication = Publication(planned, {name: tuple(inside) for name, inside in old.items()})
@@ -165,20 +166,20 @@ class WorkFolder:
                 if target.name in old:
                     self._set_aside(target)
             for file, target in reversed(moves):
-                _appear(self.path / file, target)
+                _rename_to_free(self.path / file, target)
         sync_folder(self.target.parent)
         self._finish(publication)
 
-    def _publish_one(self, made: Path, target: Path, *, replace: bool) -> None:
+    def _publish_one(self, source: Path, target: Path, *, replace: bool) -> None:
         if not replace:
-            _appear(made, target)
-        elif not made.is_dir():
-            made.replace(target)
-        elif exchange(made, target):
-            self._put_aside(made, target.name)
+            _rename_to_free(source, target)
+        elif not source.is_dir():
+            source.replace(target)
+        elif exchange(source, target):
+            self._put_aside(source, target.name)
         else:
             self._set_aside(target)
-            _appear(made, target)
+            _rename_to_free(source, target)
 
     def _set_aside(self, target: Path) -> None:
         self._put_aside(target, target.name)
@@ -188,9 +189,9 @@ class WorkFolder:
         rename_new(path, self.path / REPLACED / name)
 
     def settle(self) -> bool:
-        """After a kill during a publication: finish it (True), or put everything back where it was (False)."""
-        found = self.read_journal()
-        publication = found.publication if found is not None else None
+        """After a kill during a publication: finish it (True) or undo it (False)."""
+        journal = self.read_journal()
+        publication = journal.publication if journal is not None else None
         if publication is None or not publication.moves:
             return False
         parent = self.target.parent
@@ -203,16 +204,16 @@ class WorkFolder:
         for name in publication.old:
             aside = self.path / REPLACED / name
             if os.path.lexists(aside):
-                _appear(aside, parent / name)
+                _rename_to_free(aside, parent / name)
         sync_folder(parent)
         self._record(Publication((), {}))
         return False
 
     def _finish(self, publication: Publication) -> None:
-        """All targets are published: what they replaced goes, and this folder."""
+        """Remove the replaced content and this folder, after all targets are published."""
         first = publication.moves[0]
         if _inode(self.path / first.file) is not None and first.target in publication.old:
-            self._put_aside(self.path / first.file, first.target)  # exchanged: the old folder stands where ours was
+            self._put_aside(self.path / first.file, first.target)  # exchanged: the old folder is at our path
         self.discard()
 
     def _record(self, publication: Publication) -> None:
@@ -224,21 +225,21 @@ class WorkFolder:
 
 def _known(path: Path) -> int:
     inode = _inode(path)
-    assert inode is not None, f"{path} was not made"
+    assert inode is not None, f"{path} does not exist"
     return inode
 
 
-def _appear(made: Path, target: Path) -> None:
-    """Rename to a name that must be free."""
+def _rename_to_free(source: Path, target: Path) -> None:
+    """Rename to a name that must not exist. Raises PlanError if it does."""
     try:
-        rename_new(made, target)
+        rename_new(source, target)
     except FileExistsError:
         raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite") from None
 
 
 def _remove(path: Path, names: Iterable[str]) -> None:
-    """Remove a regular file, or a folder's files of these names and then the folder if it is empty. Never follows a link."""
-    with suppress(OSError):  # whatever cannot be removed stays, and so does the work folder
+    """Remove a regular file, or the named files of a folder and then the folder if it is empty. Never follows links."""
+    with suppress(OSError):  # files that cannot be removed are kept, and so is the work folder
         mode = path.lstat().st_mode
         if stat.S_ISREG(mode):
             path.unlink()
@@ -253,17 +254,17 @@ def _remove(path: Path, names: Iterable[str]) -> None:
 
 
 def _busy(target: Path) -> PlanError:
-    return PlanError("another run is writing this target", file=target, hint="wait for it, or end it")
+    return PlanError("another run is writing this target", file=target, hint="wait for it, or stop it")
 
 
 def _candidates(target: Path) -> list[Path]:
-    with os.scandir(target.parent) as found:
-        return sorted(Path(e.path) for e in found if _belongs_to(e.name, target.name))
+    with os.scandir(target.parent) as entries:
+        return sorted(Path(e.path) for e in entries if _belongs_to(e.name, target.name))
 
 
 @contextmanager
 def _parent_locked(folder: Path) -> Iterator[None]:
-    """Runs that start in one folder look for each other one after the other. Where folders cannot be locked, without."""
+    """Lock the parent folder, so that starting runs look for each other one at a time. No lock where unsupported."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         until = time.monotonic() + _PATIENCE
@@ -286,34 +287,35 @@ def _parent_locked(folder: Path) -> Iterator[None]:
 def claimed(
     target: Path, job: str, files: Sequence[str], *, resume: Resume
 ) -> Iterator[tuple[WorkFolder, Journal | None]]:
-    """The work folder of this job on `target`, and the journal of an earlier run of it if there was one (resume). Folders of other jobs go.
+    """Claim the work folder of this job on `target`; also return the journal of an earlier run to resume, or None.
 
-    Raises PlanError if another run is at work on the target, or resume="required" and there is nothing to resume.
+    Removes the folders of other jobs. Raises PlanError if another run uses the target, or resume="required" and there
+    is nothing to resume.
     """
     with ExitStack() as stack:
-        mine: tuple[WorkFolder, Journal | None] | None = None
+        work: tuple[WorkFolder, Journal | None] | None = None
         with _parent_locked(target.parent):
             for folder in _taken(target, stack):
-                found = None if folder.settle() else folder.read_journal()
+                earlier = None if folder.settle() else folder.read_journal()
                 if (
                     resume != "never"
-                    and mine is None
-                    and found is not None
-                    and (found.job, found.files) == (job, tuple(files))
+                    and work is None
+                    and earlier is not None
+                    and (earlier.job, earlier.files) == (job, tuple(files))
                 ):
-                    mine = folder, found
-                    with suppress(FileExistsError):  # killed before it was made
+                    work = folder, earlier
+                    with suppress(FileExistsError):  # killed before it was created
                         folder.files.mkdir()
                 else:
                     folder.discard()
-            if mine is None:
+            if work is None:
                 if resume == "required":
                     raise PlanError(
                         "nothing to resume: no unfinished run of this job", file=target, hint="leave out --resume"
                     )
-                mine = WorkFolder.create(target, job, files), None
-                stack.callback(mine[0].close)
-        yield mine
+                work = WorkFolder.create(target, job, files), None
+                stack.callback(work[0].close)
+        yield work
 
 
 def _taken(target: Path, stack: ExitStack) -> list[WorkFolder]:
@@ -326,17 +328,17 @@ def _taken(target: Path, stack: ExitStack) -> list[WorkFolder]:
 
 
 def settle_all(target: Path) -> None:
-    """Finish or undo publications at `target` that a kill interrupted. Raises PlanError if a run is at work there."""
+    """Finish or undo interrupted publications at `target`. Raises PlanError if a run is using it."""
     if not target.parent.is_dir() or not _candidates(target):
         return
     with ExitStack() as stack, _parent_locked(target.parent):
         for folder in _taken(target, stack):
-            if not folder.settle() and folder.read_journal() is None:  # killed when it was empty: nothing to resume
+            if not folder.settle() and folder.read_journal() is None:  # killed while empty: nothing to resume
                 folder.discard()
 
 
 def held_bytes(target: Path) -> int:
-    """Bytes on the disk that unfinished runs on this target hold, which the next run uses again or frees."""
+    """Return the disk space of unfinished runs on this target, which the next run reuses or frees."""
     out = 0
     for path in _candidates(target):
         files = path / FILES

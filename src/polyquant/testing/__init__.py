@@ -1,6 +1,6 @@
-"""What polyquant's parts promise, as plain functions that raise AssertionError: for the tests of this package and of packages that add to it.
+"""Contract checks that raise AssertionError, for the tests of this package and of plugins.
 
-codecs          check_codec: sizes, round trips, slices, errors, claimed capabilities
-architectures   a record: names both ways, hyper-parameters, a tiny model that converts and runs
-formats         check_format: sniffing, opening, findings; check_target: a model written, read back, validated
+codecs          check_codec: sizes, round trips, slices, errors, declared capabilities
+architectures   check_record, check_model: names, hyper-parameters, a tiny model that converts and runs
+formats         check_format: sniffing, opening, findings; check_target: write, read back, validate
 """

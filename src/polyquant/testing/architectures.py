@@ -1,6 +1,6 @@
-"""What every architecture's record must keep: `check_record` of its tables, `check_model` of a tiny model with random weights.
+"""Contract checks of architecture records: `check_record` for the tables, `check_model` for a tiny random model.
 
-A package that brings a record calls both from its own tests, with the record and an empty folder.
+A package that adds a record calls both in its own tests, with the record and an empty folder.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ __all__ = [
     "tiny_model",
 ]
 
-_STEP = 1 / 8  # of ternary weights: without zeros their mean absolute value is this, exactly
+_STEP = 1 / 8  # of ternary weights without zeros: exactly their mean absolute value
 _SAMPLES: dict[str, Value] = {
-    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "expert_latent": 16, "window": 5, "rope_theta_swa": 5000.0,
-    "layer_kv_heads": (0, 2, 0), "layer_feed_forward": (32, 0, 0), "recurrent": (1, 0, 0), "sliding": (1, 0, 0), "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
+    "experts": 4, "experts_used": 2, "expert_feed_forward": 32, "shared_feed_forward": 32, "expert_latent": 16,
+    "window": 5, "rope_theta_swa": 5000.0,
+    "layer_kv_heads": (0, 2, 0), "layer_feed_forward": (32, 0, 0), "recurrent": (1, 0, 0), "sliding": (1, 0, 0),
+    "ssm_conv": 4, "ssm_inner": 128, "ssm_state": 16, "ssm_heads": 8, "ssm_groups": 2,
 }  # fmt: skip
-"""Of tiny models, where the default would leave the part out."""
+"""Hyper-parameters of tiny models whose defaults would omit a part."""
 _FIELDS = frozenset(f.name for f in fields(Hyper))
 _DECAY = "ssm_a"
-"""The tensor inside a layer that is negative, and stored as its logarithm in a folder."""
+"""The layer tensor that is negative, and stored as its logarithm in Hugging Face folders."""
 _TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def check_record(record: Architecture) -> None:
-    """All that a record says by itself."""
+    """Check the tables of a record."""
     check_names(record)
     check_wiring(record)
     check_hyper(record)
@@ -60,12 +62,12 @@ def check_record(record: Architecture) -> None:
 
 
 def check_names(record: Architecture) -> None:
-    """Every tensor has a name on both sides, and gets from each to the other and back."""
+    """Check that every tensor has a name in both schemes, and that translation round-trips."""
     names, prefix = record.names, record.names.prefix
     moved = {target for move in record.moves for target in move.targets}
     if record.runs:
-        told = set(names.layer.values()) | {_stem(name) for name in (*names.exact.values(), *moved)}
-        assert set(_shapes(record)) | _parameters(record) <= told, "stems without a Hugging Face name"
+        stems = set(names.layer.values()) | {_stem(name) for name in (*names.exact.values(), *moved)}
+        assert set(_shapes(record)) | _parameters(record) <= stems, "stems without a Hugging Face name"
     ends = {"token_embd", *(stem for stem, there in _optional_ends(record).items() if there)}
     assert ends <= set(names.top.values()), "the embedding"
     for inside, gguf in names.exact.items():
@@ -73,38 +75,42 @@ def check_names(record: Architecture) -> None:
             names.to_gguf(f"{prefix}7.{inside}") == f"blk.7.{gguf}"
             and names.to_hf(f"blk.7.{gguf}") == f"{prefix}7.{inside}"
         )
-    assert set(names.also_read.values()) <= set(names.layer.values()), "another name of nothing"
-    for table, theirs, ours in ((names.top, "", ""), (names.layer, f"{prefix}7.", "blk.7.")):
-        assert len(set(table.values())) == len(table), "two names for one tensor: the second belongs to also_read"
+    assert set(names.also_read.values()) <= set(names.layer.values()), "also_read maps to an unknown tensor"
+    for table, hf_prefix, gguf_prefix in ((names.top, "", ""), (names.layer, f"{prefix}7.", "blk.7.")):
+        assert len(set(table.values())) == len(table), "two names for one tensor: move the second to also_read"
         for hf, gguf in table.items():
             for suffix in ("weight", "bias"):
-                assert names.to_gguf(f"{theirs}{hf}.{suffix}") == f"{ours}{gguf}.{suffix}"
-                assert names.to_hf(f"{ours}{gguf}.{suffix}") == f"{theirs}{hf}.{suffix}"
+                assert names.to_gguf(f"{hf_prefix}{hf}.{suffix}") == f"{gguf_prefix}{gguf}.{suffix}"
+                assert names.to_hf(f"{gguf_prefix}{gguf}.{suffix}") == f"{hf_prefix}{hf}.{suffix}"
     for hf, gguf in names.also_read.items():
         assert names.to_gguf(f"{prefix}0.{hf}.weight") == f"blk.0.{gguf}.weight"
     assert names.to_gguf(f"{prefix}0.no.such.weight") is None and names.to_hf("blk.0.no_such.weight") is None
 
 
 def check_wiring(record: Architecture) -> None:
-    """Feeds, transforms and biases speak of tensors that the layer has; every matrix reads from one place, as wide as it gives."""
+    """Check that feeds, changes and biases refer to existing tensors, and each matrix has one source of its width."""
     if not record.runs:
         return
     shapes = _shapes(record)
     readers = [stem for feed in record.layer.feeds for stem in feed.readers]
     matrices = {stem for stem, shape in shapes.items() if len(shape) > 1}
-    assert len(set(readers)) == len(readers) and matrices <= set(readers), "who reads what"
-    assert not set(readers) & (set(shapes) - matrices), "a vector that reads"
+    assert len(set(readers)) == len(readers) and matrices <= set(readers), (
+        "each matrix must be the reader of exactly one feed"
+    )
+    assert not set(readers) & (set(shapes) - matrices), "a vector is listed as a reader"
     for feed in record.layer.feeds:
         if not set(feed.readers) & matrices:
-            continue  # of layers of another kind than those of a tiny model
-        assert feed.readers and (feed.source in shapes or feed.kind == "stream"), f"a feed from {feed.source}"
-        assert (len(shapes.get(feed.source, "")) == 1) == (feed.kind == "norm"), f"{feed.source} is no {feed.kind}"
+            continue  # belongs to a kind of layer that the tiny model lacks
+        assert feed.readers and (feed.source in shapes or feed.kind == "stream"), (
+            f"a feed from an unknown source {feed.source}"
+        )
+        assert (len(shapes.get(feed.source, "")) == 1) == (feed.kind == "norm"), f"{feed.source} is not a {feed.kind}"
         if feed.kind == "norm":
             assert record.behind(feed.source) == feed.readers
             for index in range(tiny_hyper(record).layers):
                 here = record.layer.shapes(tiny_hyper(record), index)
                 widths = {here[r][-1] for r in feed.readers if r in here}
-                assert widths <= set(here.get(feed.source, ())), f"widths behind {feed.source}"
+                assert widths <= set(here.get(feed.source, ())), f"widths of the readers of {feed.source}"
     assert record.linears == set(readers)
     kernels = _parameters(record)
     known = (
@@ -114,41 +120,43 @@ def check_wiring(record: Architecture) -> None:
         | set(record.names.exact.values())
         | set(record.names.top.values())
     )
-    assert set(record.changes) <= known, "a change of a tensor that is not there"
+    assert set(record.changes) <= known, "a change of an unknown tensor"
     assert {stem for bias in record.biases for stem in bias.stems} <= record.linears | kernels, (
         "a bias without a linear layer"
     )
 
 
 def check_hyper(record: Architecture) -> None:
-    """The hyper-parameters come back from config.json and from GGUF metadata."""
+    """Check that hyper-parameters round-trip through config.json and GGUF metadata."""
     hyper, table = tiny_hyper(record), record.hyper
     assert len({key.name for key in table.keys}) == len(table.keys), "two rows for one hyper-parameter"
     assert replace(table.read_config(table.to_config(hyper)), windows=()) == hyper
     metadata, warnings = table.to_metadata(hyper)
-    said = {f"{record.name}.{key}": meta.value for key, meta in metadata.items()}
-    assert replace(table.read_metadata(said, record.name, vocab=hyper.vocab, tied=False), windows=()) == hyper
+    stored = {f"{record.name}.{key}": meta.value for key, meta in metadata.items()}
+    assert replace(table.read_metadata(stored, record.name, vocab=hyper.vocab, tied=False), windows=()) == hyper
     assert not warnings
 
 
 def check_found(record: Architecture) -> None:
-    """Files of this architecture lead to its record."""
-    found = by_name(record.name)
-    assert found is not None and found.name == record.name, "no entry point, and not in registry.ARCHITECTURES"
+    """Check that files of this architecture are matched to its record."""
+    match = by_name(record.name)
+    assert match is not None and match.name == record.name, "no entry point, and not in registry.ARCHITECTURES"
     for said in _ways_to_say(record):
         assert of_config({**record.hyper.to_config(tiny_hyper(record)), **said}) is record, said
 
 
 def check_model(record: Architecture, folder: Path, *, seed: int = 0) -> None:
-    """A tiny model goes to GGUF and back with equal tensors, computes the same finite logits everywhere (an encoder: states), passes `validate`, and its
-    layers can be calibrated (but an encoder's). folder: an empty one to work in."""
+    """Check a tiny model: GGUF round trip, equal finite logits (or states), `validate`, and calibration of decoders.
+
+    folder: an empty folder to work in.
+    """
     source = tiny_model(record, folder / "hf", seed=seed)
     gguf, back = folder / "model.gguf", folder / "back"
     convert(source, gguf, to="gguf", codec="f32", architecture=record.name)
     convert(gguf, back, to="hf", codec="f32")
     _same_tensors(open_checkpoint(source), open_checkpoint(back))
-    found = of_metadata(open_checkpoint(gguf).metadata)
-    assert found is not None and open_checkpoint(back).config["architectures"] == [found.class_name]
+    record_read = of_metadata(open_checkpoint(gguf).metadata)
+    assert record_read is not None and open_checkpoint(back).config["architectures"] == [record_read.class_name]
     outputs = [_output(load(path, activations="float")) for path in (source, gguf, back)]
     assert all(np.isfinite(x).all() and np.ptp(x) > 0 for x in outputs)
     for other in outputs[1:]:
@@ -161,14 +169,18 @@ def check_model(record: Architecture, folder: Path, *, seed: int = 0) -> None:
 
 
 def _output(model: Model) -> F32:
-    """What the model is there for: logits, or the states of which an encoder's embeddings are made."""
+    """Return the model's output: logits, or the states of an encoder."""
     return model.states(_TOKENS) if model.architecture.encoder else model.logits(_TOKENS)
 
 
 def tiny_hyper(record: Architecture) -> Hyper:
-    """Two layers of 64, or three where they are of three kinds, four heads of 32, two of keys and values, 40 tokens; defaults for what its config.json cannot say."""
+    """Return tiny hyper-parameters: two layers of 64 (or three), four heads of 32, two KV heads, 40 tokens.
+
+    Defaults for keys that its config.json lacks.
+    """
     usual: dict[str, Any] = {
-        "layers": 2, "context": 128, "hidden": 64, "feed_forward": 96, "heads": 4, "kv_heads": 2, "head_dim": 32, "norm_eps": 1e-5,
+        "layers": 2, "context": 128, "hidden": 64, "feed_forward": 96, "heads": 4, "kv_heads": 2, "head_dim": 32,
+        "norm_eps": 1e-5,
         "rope_theta": 20000.0, "vocab": 40,
     }  # fmt: skip
     rows = {key.name: key for key in record.hyper.keys}
@@ -193,14 +205,17 @@ def _sample(key: Key, layers: int) -> Value:
     if sample is not None and (key.default is None or not isinstance(sample, tuple)):
         return sample[:layers] if isinstance(sample, tuple) else sample
     if key.gguf is None and key.default is not None:
-        return key.default  # readers of GGUF know no other
+        return key.default  # GGUF readers support no other value
     if key.kind == "real":
         return 0.375
     return max(2, key.low) if key.default is None else key.default
 
 
 def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
-    """A Hugging Face folder of the architecture with random float32 weights; linear layers of ternary architectures hold two values."""
+    """Write a Hugging Face folder with random float32 weights.
+
+    Linear layers of ternary architectures have two values.
+    """
     rng, hyper = np.random.default_rng(seed), tiny_hyper(record)
     arrays: dict[str, F32] = {}
     numbers: dict[str, F32] = {}
@@ -236,7 +251,7 @@ def tiny_model(record: Architecture, folder: Path, *, seed: int = 0) -> Path:
 
 
 def _ways_to_say(record: Architecture) -> Iterator[dict[str, Any]]:
-    """What config.json may say to mean this architecture."""
+    """Yield the entries of config.json that select this architecture."""
     for name in record.claims:
         yield {"model_type": record.model_type, "architectures": [name]}
     for kind in record.reads:
@@ -248,19 +263,19 @@ def _stem(name: str) -> str:
 
 
 def _shapes(record: Architecture) -> dict[str, Shape]:
-    """Stem -> shape in the last layer that has it."""
+    """Return stem -> shape in the last layer that has it."""
     hyper = tiny_hyper(record)
     return {k: v for index in range(hyper.layers) for k, v in record.layer.shapes(hyper, index).items()}
 
 
 def _parameters(record: Architecture) -> set[str]:
-    """Stems of what is no linear and no norm, in any layer."""
+    """Return the stems of tensors that are neither linears nor norms, in any layer."""
     hyper = tiny_hyper(record)
     return {_stem(name) for index in range(hyper.layers) for name in record.layer.parameters(hyper, index)}
 
 
 def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
-    """GGUF name, shape of the tensor."""
+    """Yield (GGUF name, shape) of each tensor."""
     yield "token_embd.weight", (hyper.vocab, hyper.hidden)
     shapes = {"position_embd": (hyper.context, hyper.hidden), "token_types": (hyper.count("token_types"), hyper.hidden)}
     for stem, there in _optional_ends(record).items():
@@ -268,7 +283,7 @@ def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
             yield f"{stem}.weight", shapes.get(stem, (hyper.hidden,))
     for index in range(hyper.layers):
         for stem, shape in record.layer.shapes(hyper, index).items():
-            bare = stem in record.names.exact.values()  # GGUF calls it so, without a suffix
+            bare = stem in record.names.exact.values()  # GGUF uses this name without a suffix
             yield f"blk.{index}.{stem}{'' if bare else '.weight'}", shape
         for inside, shape in record.layer.parameters(hyper, index).items():
             yield f"blk.{index}.{inside}", shape
@@ -279,7 +294,7 @@ def _tensors(record: Architecture, hyper: Hyper) -> Iterator[tuple[str, Shape]]:
 
 
 def _optional_ends(record: Architecture) -> dict[str, bool]:
-    """Stems before the layers beside the table of tokens, and whether the architecture has them."""
+    """Return the stems before the layers other than the token embedding, and whether the architecture has them."""
     ends = record.ends
     return {"position_embd": ends.positions, "token_types": ends.types, "token_embd_norm": ends.norm}
 
@@ -287,12 +302,12 @@ def _optional_ends(record: Architecture) -> dict[str, bool]:
 def _same_tensors(a: Checkpoint, b: Checkpoint) -> None:
     assert set(a) == set(b), set(a) ^ set(b)
     for name in a:
-        rounded = 1e-6 if name.endswith("A_log") else 0.0  # the logarithm of what GGUF has
+        rounded = 1e-6 if name.endswith("A_log") else 0.0  # the logarithm of GGUF's value
         np.testing.assert_allclose(b[name].dequantize(), a[name].dequantize(), rtol=rounded, atol=rounded, err_msg=name)
 
 
 def _calibrates(record: Architecture, source: Path, samples: Path) -> None:
-    """Every linear of every layer sees inputs."""
+    """Check that every linear of every layer receives inputs."""
     rng, hyper = np.random.default_rng(1), tiny_hyper(record)
     samples.write_text(json.dumps(rng.integers(0, hyper.vocab, (4, 32)).tolist()), encoding="utf-8")
     stages = calibration_stages(source, samples)

@@ -1,4 +1,4 @@
-"""Whether a codec can do what it claims (polyquant.capabilities): each claim held against what the codec decodes."""
+"""Checks of the capabilities that a codec declares (polyquant.capabilities), against its dequantized values."""
 
 from __future__ import annotations
 
@@ -48,25 +48,27 @@ __all__ = ["check_capabilities"]
 
 _TOKENS = 3
 _BOUND = 2e-4
-"""Of a product in float32, over the largest of its numbers."""
+"""Error bound of a float32 product, relative to its largest value."""
 
 
 def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None = None) -> None:
-    """Every claim on a weight: `parts` of `shape`. w: the weight in floats, for codecs that search. Raises AssertionError.
+    """Check every declared capability on a weight, `parts` of `shape`. Raises AssertionError.
 
-    packed, product  equal to x W^T but for the rounding of float32, and to each other however inputs are rounded
-    bias             never held where inputs are floats
-    tile, fit        a tile that is given stays; what decodes fits
-    fields           lie in their block side by side
-    whole            what is unpacked has such a dtype
-    opaque           says why
+    w: the float weight, for codecs with a search.
+
+    packed, product  equal x W^T within float32 rounding, and each other for every rounding of inputs
+    bias             not included when inputs are floats
+    tile, fit        a given tile is kept; a tile that decodes fits
+    fields           do not overlap and stay inside the block
+    integers         unpacked values have an integer dtype
+    opaque           gives a reason
     symbols          as many as weights
-    rows             those of the whole
-    blocks           are of the codec that is named, and come back
-    bits, groups, offsets   those of the unpacked codes
-    stacks           one matrix of a stack, taken out, decodes as it does inside; row_sliced codecs have it for nothing
-    trellis          the codec that is named has the same numbers
-    writable         what says that it is not, refuses to quantize
+    rows             equal those of the whole weight
+    blocks           belong to the named codec, and round-trip
+    bits, groups, offsets   match the unpacked codes
+    stacks           a matrix cut out of a stack decodes as it does inside; implied by row_sliced
+    trellis          the named codec decodes to the same values
+    writable         if False, `quantize` raises UnsupportedError
     inputs           codes for a Hessian have the codec's form and sizes
     """
     if isinstance(codec, Opaque):
@@ -77,11 +79,11 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     if isinstance(codec, HoldsBias):
         for tokens in (1, 1000):
             assert isinstance(codec.holds_bias(tokens, "block"), bool)
-            assert codec.holds_bias(tokens, "none") is False, "inputs that stay floats meet no bias"
+            assert codec.holds_bias(tokens, "none") is False, "the bias must not be included when inputs are floats"
     if isinstance(codec, Tiled):
         assert codec.tile is None or codec.with_tile(codec.tile).name == codec.name
-        found = codec.with_tile((256, 128, 32))
-        assert isinstance(found, Tiled) and found.tile == (256, 128, 32)
+        tiled = codec.with_tile((256, 128, 32))
+        assert isinstance(tiled, Tiled) and tiled.tile == (256, 128, 32)
         refused(lambda: codec.with_tile((0, 0, 0)), CodecError)
     if isinstance(codec, Fitted):
         codec.fit(shape)
@@ -109,7 +111,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
 
 def _check_products(codec: Codec, parts: Parts, shape: Shape) -> None:
     weight = codec.dequantize(parts, shape)
-    if not np.isfinite(weight).all():  # random bytes of a type that only reads
+    if not np.isfinite(weight).all():  # random bytes of a read-only type
         return
     x = np.random.default_rng(3).standard_normal((_TOKENS, shape[1])).astype(np.float32)
     handle = codec.packed(parts, shape) if isinstance(codec, Packed) and native.lib() is not None else None
@@ -119,20 +121,23 @@ def _check_products(codec: Codec, parts: Parts, shape: Shape) -> None:
         _near(codec.multiply(parts, shape, x, "none"), expected)
     if group is not None:
         _near(group(x, "none")[0], expected)
-        rounding: Rounding = "wide" if codec.form is Ternary else "block"  # as runtime.linear chooses
+        rounding: Rounding = "wide" if codec.form is Ternary else "block"  # as in runtime.linear
         rounded = x if codec.form is Floats else round_activations(x, rounding)
         own = codec.multiply(parts, shape, x, rounding) if isinstance(codec, OwnProduct) else rounded @ weight.T
         _near(group(x, rounding)[0], own)
 
 
-def _near(found: F32, expected: F32) -> None:
-    assert found.dtype == np.float32 and found.shape == expected.shape, (found.dtype, found.shape, expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=_BOUND * float(np.abs(expected).max(initial=0)))
+def _near(actual: F32, expected: F32) -> None:
+    assert actual.dtype == np.float32 and actual.shape == expected.shape, (actual.dtype, actual.shape, expected.shape)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=_BOUND * float(np.abs(expected).max(initial=0)))
 
 
 def _check_stack(codec: Codec, parts: Parts, shape: Shape) -> None:
-    """The same parts as a stack of two matrices. Codecs may refuse stacks; one that is read by rows or is `Stackable` gives each matrix bit for bit,
-    and only the latter may say that two matrices share bytes."""
+    """Check the same parts as a stack of two matrices.
+
+    Codecs may reject stacks. A row_sliced or `Stackable` codec must return each matrix bit-exactly; only a `Stackable`
+    one may report that matrices share bytes.
+    """
     rows, k = as_matrix(shape)
     stack = (2, rows // 2, k)
     if rows % 2 or not (codec.row_sliced or isinstance(codec, Stackable)):
@@ -175,7 +180,7 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
     if isinstance(codec, WithBits):
         assert isinstance(codec.bits, int) and 1 <= codec.bits <= 8, codec.bits
     if isinstance(codes, Affine):
-        apart = isinstance(codec, Ordered) and codec.ordered  # a scale for each column
+        apart = isinstance(codec, Ordered) and codec.ordered  # one scale per column
         if isinstance(codec, Grouped) and not apart:
             groups = shape[1] // codec.group if codec.group else 1
             assert codes.scale.shape[1] == groups, (codes.scale.shape, codec.group)
@@ -191,7 +196,7 @@ def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
 
 
 def _check_inputs(codec: FitsInputs, w: F32) -> None:
-    """On 256 columns, if the codec takes so few."""
+    """Check quantization for a Hessian on 256 columns, if the codec accepts them."""
     step = codec.granule[1]
     small = np.ascontiguousarray(w[:, : -(-256 // step) * step])
     x = np.random.default_rng(4).standard_normal((4 * small.shape[1], small.shape[1])).astype(np.float32)

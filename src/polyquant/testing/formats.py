@@ -1,4 +1,4 @@
-"""What every format promises. A package that brings one calls both from its own tests, with the object and a small model:
+"""Contract checks of formats. A package that adds one calls both in its own tests, with the object and a small model:
 
     def test_format():
         check_format(MY_FORMAT, sample, foreign=[a_gguf_file, a_folder_of_another_format])
@@ -6,18 +6,22 @@
     def test_target():
         check_target(MY_FORMAT, a_float_model, codec="my_codec")
 
-check_format: what it says of itself, and on a sound sample
-    names      a name, a title, a priority; options are a frozen dataclass whose fields carry help; findings have a code and an explanation
-    sniff      knows the sample by content, under another name too; None for foreign, empty, cut and missing paths, without raising
-    open       states format and naming; sizes are those of the codecs; every weight decodes
-    check      no error on the sample, only findings that are explained
-    broken     copies that are cut or changed: `open` raises PolyquantError or nothing else, `check` raises nothing and finds what `open` refuses
-    own_files  never a model card, never what is not there
+check_format: its declarations, and a valid sample
+    names      a name, a title, a priority; options are a frozen dataclass with help; findings have a code and an
+               explanation
+    sniff      recognises the sample by content, also under a different name; None for foreign, empty, truncated and
+               missing paths, without raising
+    open       sets format and naming; sizes match the codecs; every weight decodes
+    check      no errors on the sample, and only findings with an explanation
+    broken     truncated or changed copies: `open` raises PolyquantError or succeeds; `check` does not raise, and
+               reports every copy that `open` rejects
+    own_files  never a model card, only existing files
 
-check_target: a conversion into it
-    options    as above; `smaller` and `claims` speak of options that exist; sizes, places and bytes are the plan's, twice the same
-    values     what is written opens again; each tensor is as far from its source as the report says; `validate` finds no error
-    target     exists: refused, or overwritten; back in a Hugging Face folder the numbers are equal
+check_target: a conversion to the format
+    options    as above; `smaller` and `claims` refer to existing options; sizes, offsets and bytes match the plan and
+               are reproducible
+    values     the output opens again; each tensor's error matches the report; `validate` finds no error
+    target     an existing one is refused or overwritten; converting back to a Hugging Face folder gives equal values
 """
 
 from __future__ import annotations
@@ -53,11 +57,14 @@ __all__ = ["check_format", "check_target"]
 _CODE = re.compile(r"[A-Z]{2,6}\d{3}")
 _FOREIGN_FILES = ("README.md", "LICENSE", "notes.txt", ".gitattributes", "results.csv")
 _ROUNDS = 12
-"""Broken copies of each kind."""
+"""Number of broken copies of each kind."""
 
 
 def check_format(form: Format, sample: Path, foreign: Sequence[Path] = (), *, seed: int = 0) -> None:
-    """Everything above. sample: a sound checkpoint of a few megabytes at most; foreign: checkpoints of other formats. Raises AssertionError."""
+    """Run the checks above.
+
+    Raises AssertionError. sample: a valid checkpoint of a few megabytes at most; foreign: checkpoints of other formats.
+    """
     _check_names(form)
     _check_sniff(form, sample, foreign)
     _check_opening(form, sample)
@@ -67,17 +74,21 @@ def check_format(form: Format, sample: Path, foreign: Sequence[Path] = (), *, se
 
 
 def check_target(form: Format, source: Path, **options: Any) -> None:
-    """Everything above. form: of the registry. source: a small float model in a Hugging Face folder; options: as for polyquant.convert. Raises AssertionError."""
+    """Run the checks above.
+
+    Raises AssertionError. form: a registered format. source: a small float model in a Hugging Face folder; options: as
+    for polyquant.convert.
+    """
     target = form.target
-    assert target is not None, f"{form.title} are only read"
+    assert target is not None, f"{form.title} are read-only"
     assert any(f.name == form.name for f in registry.formats()), (
         f"no entry point or line in the registry for '{form.name}'"
     )
     _check_options(target.options)
-    assert not target.claims({}), "no option asked for this target"
+    assert not target.claims({}), "claims a job without any option"
     known = {"codec", "recipe", *options_of(target.options)}
     assert set(target.smaller) <= known, f"`smaller` has unknown options: {set(target.smaller) - known}"
-    assert target.naming, "a naming scheme"
+    assert target.naming, "the target needs a naming scheme"
     with tempfile.TemporaryDirectory() as folder:
         _check_conversion(form, source, Path(folder), target.suffix, options)
 
@@ -86,23 +97,23 @@ def check_target(form: Format, source: Path, **options: Any) -> None:
 
 
 def _check_names(form: Format) -> None:
-    assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", form.name), f"a name for --to: {form.name!r}"
-    assert form.title.isprintable() and form.title.strip(), "a title for messages"
+    assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", form.name), f"not a valid name for --to: {form.name!r}"
+    assert form.title.isprintable() and form.title.strip(), "the title is empty or not printable"
     assert isinstance(form.priority, int) and not isinstance(form.priority, bool)
     _check_options(form.open_options)
     if isinstance(form, DeclaresTargetOptions):
-        said = None if form.target is None else form.target.options
-        assert form.target_options is said, f"target_options are {form.target_options}, those of the target {said}"
+        options = None if form.target is None else form.target.options
+        assert form.target_options is options, f"target_options are {form.target_options}, the target's are {options}"
     for code, text in form.findings.items():
-        assert _CODE.fullmatch(code), f"letters and three digits: {code!r}"
-        assert len(text) > 20 and text.isprintable(), f"{code}: say what it means, what breaks, what to do"
+        assert _CODE.fullmatch(code), f"not letters and three digits: {code!r}"
+        assert len(text) > 20 and text.isprintable(), f"{code}: explain its meaning, its consequences and the remedy"
     others = [f for f in registry.formats() if f.name != form.name]
     for other in others:
-        assert not set(other.findings) & set(form.findings), f"codes of {other.name}"
+        assert not set(other.findings) & set(form.findings), f"codes already used by {other.name}"
 
 
 def _check_options(cls: type) -> None:
-    assert is_dataclass(cls), f"{cls.__name__} is no dataclass"
+    assert is_dataclass(cls), f"{cls.__name__} is not a dataclass"
     assert cls.__dataclass_params__.frozen, f"{cls.__name__} is not frozen"  # type: ignore[attr-defined]
     for field in fields(cls):
         given = field.default is not MISSING or field.default_factory is not MISSING
@@ -116,12 +127,12 @@ def _check_options(cls: type) -> None:
 
 
 def _check_sniff(form: Format, sample: Path, foreign: Sequence[Path]) -> None:
-    found = form.sniff(sample)
-    assert isinstance(found, Evidence) and found.why.strip(), f"{sample} is not recognised, or nothing says why"
+    evidence = form.sniff(sample)
+    assert isinstance(evidence, Evidence) and evidence.why.strip(), f"{sample} is not recognised, or without a reason"
     if any(f.name == form.name for f in registry.formats()):
-        assert detect(sample)[0].name == form.name, f"{detect(sample)[0].name} takes it first: a higher priority"
+        assert detect(sample)[0].name == form.name, f"{detect(sample)[0].name} claims it first: raise the priority"
     for path in foreign:
-        assert form.sniff(path) is None, f"takes {path} for its own"
+        assert form.sniff(path) is None, f"claims {path}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         empty, text, inside = folder / "empty", folder / "text.txt", folder / "folder"
@@ -129,14 +140,14 @@ def _check_sniff(form: Format, sample: Path, foreign: Sequence[Path]) -> None:
         text.write_text("no weights here\n", encoding="utf-8")
         inside.mkdir()
         for path in (empty, text, inside, folder / "missing", folder / "missing" / "deeper", text / "below"):
-            assert form.sniff(path) is None, f"takes {path.name} for its own"
+            assert form.sniff(path) is None, f"claims {path.name}"
         if sample.is_file():
             other = folder / "other.name"
             shutil.copyfile(sample, other)
-            assert form.sniff(other) is not None, "recognised by its name, not by its content"
+            assert form.sniff(other) is not None, "recognised by name instead of content"
             lying = folder / f"text{sample.suffix}"
             lying.write_text("no weights here\n", encoding="utf-8")
-            assert form.sniff(lying) is None, "recognised by its name, not by its content"
+            assert form.sniff(lying) is None, "recognised by name instead of content"
 
 
 # ---------------------------------------------------------------- opening
@@ -150,7 +161,7 @@ def _check_opening(form: Format, sample: Path) -> None:
     opened = _open(form, sample)
     assert opened.format == form.name, (opened.format, form.name)
     assert opened.naming and opened.path == sample, (opened.naming, opened.path)
-    assert all(path.is_file() for path in opened.files.values()), "files that travel along must be there"
+    assert all(path.is_file() for path in opened.files.values()), "side files must exist"
     for name, weight in opened.items():
         assert weight.name == name, (weight.name, name)
         if isinstance(weight.codec, Opaque):
@@ -164,18 +175,18 @@ def _check_opening(form: Format, sample: Path) -> None:
             read = weight.codec.dequantize(weight.read(), weight.shape)
             np.testing.assert_array_equal(read, numbers, err_msg=f"{name}: `read` and `view` differ")
     carried = form.carry(opened)
-    assert {s for t in carried.tensors for s in t.sources} <= set(opened), "carries tensors that it has not"
-    assert form.plain(opened).naming, "the checkpoint for other formats"
+    assert {s for t in carried.tensors for s in t.sources} <= set(opened), "translates tensors that do not exist"
+    assert form.plain(opened).naming, "plain() must set the naming scheme"
 
 
 def _check_findings(form: Format, sample: Path) -> None:
-    found = list(form.check(sample))
-    _explained(form, found)
-    assert not [f for f in found if f.severity is Severity.ERROR], f"errors in a sound sample: {found}"
+    findings = list(form.check(sample))
+    _explained(form, findings)
+    assert not [f for f in findings if f.severity is Severity.ERROR], f"errors in a valid sample: {findings}"
 
 
-def _explained(form: Format, found: Sequence[Finding]) -> None:
-    for finding in found:
+def _explained(form: Format, findings: Sequence[Finding]) -> None:
+    for finding in findings:
         assert finding.code in form.findings, f"{finding.code} is not explained"
         assert "\n" not in str(finding) and finding.message, finding
 
@@ -184,7 +195,7 @@ def _explained(form: Format, found: Sequence[Finding]) -> None:
 
 
 def _check_broken(form: Format, sample: Path, seed: int) -> None:
-    """Each file of the sample cut, and changed near its start, where headers are."""
+    """Check copies of the sample, each file truncated or changed near its start, where headers are."""
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name) / sample.name
@@ -233,20 +244,20 @@ def _survives(form: Format, path: Path, what: str) -> None:
                 weight.dequantize()
     except PolyquantError as problem:
         refusal = problem
-        assert "\n" not in str(problem), f"{what}: an error of several lines"
-    found = list(form.check(path))
-    _explained(form, found)
+        assert "\n" not in str(problem), f"{what}: the error has several lines"
+    findings = list(form.check(path))
+    _explained(form, findings)
     if refusal is not None:
-        assert found, f"{what}: `open` refuses it ({refusal}), `check` finds nothing"
+        assert findings, f"{what}: `open` rejects it ({refusal}), `check` reports nothing"
 
 
 def _check_own_files(form: Format, sample: Path) -> None:
     folder = sample if sample.is_dir() else sample.parent
     there = sorted(p.name for p in folder.iterdir()) if sample.is_dir() else []
     own = form.own_files(folder, [*there, *_FOREIGN_FILES])
-    assert not own & set(_FOREIGN_FILES), f"claims what is no part of a model: {own & set(_FOREIGN_FILES)}"
-    assert own <= set(there), f"claims what was not asked: {own - set(there)}"
-    assert not sample.is_dir() or own, "nothing of the sample is its own, so it can never be overwritten"
+    assert not own & set(_FOREIGN_FILES), f"claims files that are not part of a model: {own & set(_FOREIGN_FILES)}"
+    assert own <= set(there), f"claims files that were not offered: {own - set(there)}"
+    assert not sample.is_dir() or own, "claims no file of the sample, so it can never be overwritten"
 
 
 # ---------------------------------------------------------------- writing
@@ -254,28 +265,30 @@ def _check_own_files(form: Format, sample: Path) -> None:
 
 def _check_conversion(form: Format, source: Path, folder: Path, suffix: str, options: dict[str, Any]) -> None:
     first, second = folder / f"first{suffix}", folder / f"second{suffix}"
-    made, again = (plan(source, form.name, **options) for _ in range(2))
-    assert made.layout == again.layout and made.fingerprint == again.fingerprint, "two plans of one job differ"
-    _check_layout(with_name(made, first))
-    report = convert(made, first)
+    first_plan, again = (plan(source, form.name, **options) for _ in range(2))
+    assert first_plan.layout == again.layout and first_plan.fingerprint == again.fingerprint, (
+        "two plans of the same job differ"
+    )
+    _check_layout(with_name(first_plan, first))
+    report = convert(first_plan, first)
     convert(source, second, to=form.name, threads=1, **options)
-    assert _images(first) == _images(second), "two runs, two results"
-    sizes = {f.name if first.is_dir() else "": f.size for f in made.layout.files}
-    assert {name: len(data) for name, data in _images(first).items()} == sizes, "sizes are not the plan's"
-    assert made.nbytes == report.nbytes == sum(sizes.values())
-    assert detect(first)[0].name == form.name, "what was written is recognised as something else"
+    assert _images(first) == _images(second), "two runs give different results"
+    sizes = {f.name if first.is_dir() else "": f.size for f in first_plan.layout.files}
+    assert {name: len(data) for name, data in _images(first).items()} == sizes, "sizes differ from the plan"
+    assert first_plan.nbytes == report.nbytes == sum(sizes.values())
+    assert detect(first)[0].name == form.name, "the output is recognised as a different format"
     opened = open_checkpoint(first)
-    assert {s.map.target: s.target.name for s in made.steps} == {n: w.codec.name for n, w in opened.items()}
+    assert {s.map.target: s.target.name for s in first_plan.steps} == {n: w.codec.name for n, w in opened.items()}
     assert not [f for f in validate(first) if f.severity is Severity.ERROR], [str(f) for f in validate(first)]
     _check_errors(source, first, {s.tensor: s.error.dd if s.error else 0.0 for s in report.steps})
     refused(partial(convert, source, first, to=form.name, **options), PlanError, says="exists")
     convert(source, first, to=form.name, overwrite=True, **options)
-    assert _images(first) == _images(second), "overwritten with something else"
+    assert _images(first) == _images(second), "overwriting gives a different result"
     _check_back(first, folder / "back")
 
 
 def _check_layout(made: Plan) -> None:
-    """Slots of the codec's sizes, each inside its file, none over another or over the header."""
+    """Check that slots have the codec's sizes, stay inside their files and do not overlap."""
     sizes = {f.name: f.size for f in made.layout.files}
     taken: dict[str, list[tuple[int, int]]] = {
         f.name: [(at, at + len(data)) for at, data in f.pieces] for f in made.layout.files
@@ -287,29 +300,31 @@ def _check_layout(made: Plan) -> None:
             taken[slot.file].append((slot.offset, slot.offset + spec.nbytes))
     for name, places in taken.items():
         for (_, end), (begin, _) in pairwise(sorted(p for p in places if p[0] < p[1])):
-            assert end <= begin, f"{name}: two things at {begin}"
-        assert max((end for _, end in places), default=0) <= sizes[name], f"{name}: something lies behind its end"
+            assert end <= begin, f"{name}: overlap at {begin}"
+        assert max((end for _, end in places), default=0) <= sizes[name], f"{name}: a slot extends beyond the end"
 
 
 def _images(path: Path) -> dict[str, bytes]:
-    """File -> bytes; the name of a single file does not matter."""
+    """Return file name -> bytes; a single file has a fixed key."""
     if path.is_dir():
         return {p.relative_to(path).as_posix(): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
     return {"": path.read_bytes()}
 
 
-def _check_errors(source: Path, written: Path, said: dict[str, float]) -> None:
-    """The sum of all squared errors is what the report says."""
-    found = compare(source, written).error
-    assert found.finite, "numbers that are not finite"
-    total = sum(said.values())
-    bound = 1e-4 * total + 1e-9 * found.aa
-    assert math.isclose(found.dd, total, abs_tol=bound), f"squared error {found.dd:.6g}, the report says {total:.6g}"
+def _check_errors(source: Path, written: Path, errors: dict[str, float]) -> None:
+    """Check that the sum of squared errors matches the report."""
+    comparison = compare(source, written).error
+    assert comparison.finite, "values that are not finite"
+    total = sum(errors.values())
+    bound = 1e-4 * total + 1e-9 * comparison.aa
+    assert math.isclose(comparison.dd, total, abs_tol=bound), (
+        f"squared error {comparison.dd:.6g}, the report has {total:.6g}"
+    )
 
 
 def _check_back(written: Path, back: Path) -> None:
-    """In a Hugging Face folder of float32 the same numbers."""
+    """Check that converting back to a float32 Hugging Face folder gives the same values."""
     convert(written, back, to="hf", codec="f32")
-    found = compare(written, back)
-    assert found.error.dd == 0 and found.tensors, f"changed on the way back: {found.error}"
-    assert all(w.codec.form is Floats for w in open_checkpoint(back).values()), "the way back gives floats"
+    comparison = compare(written, back)
+    assert comparison.error.dd == 0 and comparison.tensors, f"changed by converting back: {comparison.error}"
+    assert all(w.codec.form is Floats for w in open_checkpoint(back).values()), "converting back must give floats"

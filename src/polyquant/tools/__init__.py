@@ -1,1 +1,4 @@
-"""Commands with the names that the Trellis v3 document gives them: python -m polyquant.tools.NAME. Exit codes as of `polyquant`."""
+"""Commands with the names of the Trellis v3 specification: python -m polyquant.tools.NAME.
+
+Exit codes as for `polyquant`.
+"""

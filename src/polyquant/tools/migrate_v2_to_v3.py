@@ -1,6 +1,9 @@
-"""python -m polyquant.tools.migrate_v2_to_v3 --input models/Model-Trellis-v2 --output models/Model-Trellis-v3 --shard-size 2GB
+"""Migration of Trellis models to v3.
 
-Takes every Trellis dialect and EXL3; codes are moved, not chosen anew. Exit 0: done, 2: refused or failed, with one line that says why.
+    python -m polyquant.tools.migrate_v2_to_v3 --input models/Model-Trellis-v2 --output models/Model-Trellis-v3 \\
+        --shard-size 2GB
+
+Accepts every Trellis dialect and EXL3, and keeps all codes. Exit 0: done, 2: refused or failed, with a one-line error.
 """
 
 from __future__ import annotations
@@ -19,24 +22,26 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, migrate, print; the exit code."""
+    """Parse arguments, migrate, print; return the exit code."""
     parser = argparse.ArgumentParser(prog="migrate_v2_to_v3", description="Write a Trellis model as Trellis v3.")
     parser.add_argument("--input", required=True, metavar="DIR", help="Trellis v2 or v3 folder of any dialect")
     parser.add_argument("--output", required=True, metavar="DIR", help="new folder")
     parser.add_argument("--shard-size", default=DEFAULT_SHARD_SIZE, metavar="SIZE", help="default: %(default)s")
-    parser.add_argument("--repair", action="store_true", help="write what Metal Marlin's quantizer meant")
-    parser.add_argument("--axes", choices=("kn", "nk"), help="how tiles lie, where the input does not show it")
+    parser.add_argument("--repair", action="store_true", help="decode Metal Marlin files as its quantizer intended")
+    parser.add_argument("--axes", choices=("kn", "nk"), help="orientation of tiles, if the input does not tell")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        loader = TrellisModelLoader(asked.input, repair=asked.repair, axes=asked.axes)
+        loader = TrellisModelLoader(options.input, repair=options.repair, axes=options.axes)
         watch = _show if sys.stderr.isatty() else None
-        report = convert_to_v3(loader, asked.output, asked.shard_size, overwrite=asked.overwrite, on_progress=watch)
+        report = convert_to_v3(
+            loader, options.output, options.shard_size, overwrite=options.overwrite, on_progress=watch
+        )
     except (PolyquantError, OSError) as problem:
         print(f"migrate_v2_to_v3: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("migrate_v2_to_v3: interrupted; nothing was left at the output", file=sys.stderr)
+        print("migrate_v2_to_v3: interrupted; no output was written", file=sys.stderr)
         return 130
     for warning in report.warnings:
         print(f"migrate_v2_to_v3: {printable(warning, 400)}", file=sys.stderr)
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(progress: Progress) -> None:
-    """One line on a terminal, written over."""
+    """Show progress on one terminal line, overwriting it."""
     end = "\n" if progress.done >= progress.total else ""
     share = progress.done / max(1, progress.total)
     print(f"\r{share:4.0%} {printable(progress.tensor, 60):<60}", end=end, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""python -m polyquant.tools.validate_trellis_v3 models/Model-Trellis-v3
+"""Validation of a Trellis folder: python -m polyquant.tools.validate_trellis_v3 models/Model-Trellis-v3
 
-All that `polyquant validate` checks of a Trellis folder. Exit 0: sound (notes allowed), 1: findings, 2: cannot be read.
+Runs all checks of `polyquant validate`. Exit 0: valid (notes allowed), 1: findings, 2: cannot be read.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from polyquant.types import Finding, Severity
 __all__ = ["main"]
 
 _SHOWN = 20
-"""Findings of one code that are printed; the rest are counted."""
+"""Findings to print per code; the rest are counted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, validate, print; the exit code."""
-    parser = argparse.ArgumentParser(prog="validate_trellis_v3", description="Is this Trellis folder sound?")
+    """Parse arguments, validate, print; return the exit code."""
+    parser = argparse.ArgumentParser(prog="validate_trellis_v3", description="Validate a Trellis folder.")
     parser.add_argument("path", metavar="DIR")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        _, evidence = detect(asked.path)
+        _, evidence = detect(options.path)
         if not evidence.name.startswith("trellis"):
             raise UnsupportedError(
-                "not a Trellis folder", file=asked.path, found=f"{evidence.name}: {evidence.why}", hint="polyquant validate reads other formats"
-            )  # fmt: skip
-        found = validate(asked.path)
+                "not a Trellis folder",
+                file=options.path,
+                found=f"{evidence.name}: {evidence.why}",
+                hint="use polyquant validate for other formats",
+            )
+        findings = validate(options.path)
     except (PolyquantError, OSError) as problem:
         print(f"validate_trellis_v3: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    _print(found)
-    serious = [f for f in found if f.severity is not Severity.NOTE]
+    _print(findings)
+    serious = [f for f in findings if f.severity is not Severity.NOTE]
     if serious:
         print(f"{len(serious)} findings; polyquant explain {serious[0].code}")
     else:
-        print(f"{printable(asked.path)}: sound ({evidence.name})")
+        print(f"{printable(options.path)}: sound ({evidence.name})")
     return 1 if serious else 0
 
 

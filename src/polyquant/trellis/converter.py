@@ -1,4 +1,4 @@
-"""Any Trellis folder, EXL3 model included, into Trellis v3: codes are moved, never chosen anew."""
+"""Conversion of any Trellis folder or EXL3 model to Trellis v3, without requantizing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def convert_to_v3(
     overwrite: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Write the model of `loader` (or of a path) to the folder `output_path`, which appears only when whole.
+    """Write the model of `loader` (or of a path) to the folder `output_path`, which appears only when complete.
 
-    shard_size: the most bytes of a shard, a number or "2GB"; a larger tensor has a shard of its own. One tensor is in memory at a time.
-    Raises InputError, PlanError, OSError.
+    shard_size: maximum bytes per shard, a number or "2GB"; a larger tensor gets its own shard. One tensor is in memory
+    at a time. Raises InputError, PlanError, OSError.
     """
     limit = shard_bytes(shard_size)
     opened = loader if isinstance(loader, TrellisModelLoader) else TrellisModelLoader(loader)
     return convert(
-        opened.path, output_path, to="trellis-v3", shard_bytes=limit, repair=opened.repair, axes=opened.axes, overwrite=overwrite,
+        opened.path, output_path, to="trellis-v3", shard_bytes=limit, repair=opened.repair, axes=opened.axes,
+        overwrite=overwrite,
         on_progress=on_progress,
     )  # fmt: skip

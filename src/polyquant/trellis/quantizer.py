@@ -1,4 +1,4 @@
-"""A float model -> Trellis v3.
+"""Quantization of a float model to Trellis v3.
 
 quantizer = TrellisQuantizer("models/MyModel", bits=3)
 quantizer.save(output_path="models/MyModel-Trellis-3bpw", shard_size="2GB")
@@ -26,12 +26,14 @@ _SAYS_HOW_SMALL = ("bits", "codec", "recipe", "target_bpw")
 
 
 class TrellisQuantizer:
-    """What to quantize and how; `save` does it, and can be called again for another shard size."""
+    """A model and its quantization options. `save` runs it, and can be called again with another shard size."""
 
     def __init__(self, model_path: str | os.PathLike[str], **options: Any) -> None:
-        """model_path: a Hugging Face folder or whatever else `polyquant.open` opens. options: those of `polyquant.plan`, e.g. bits (3 where
-        nothing says how small) or target_bpw, effort "fast", "default" or "max", method "trellis_viterbi" or "trellis_ldlq", calibration (a text
-        file), rules=["lm_head=trellis.6"].
+        """Set the model and options.
+
+        model_path: a Hugging Face folder or anything else that `polyquant.open` opens. options: those of
+        `polyquant.plan`, e.g. bits (default 3) or target_bpw, effort "fast", "default" or "max", method
+        "trellis_viterbi" or "trellis_ldlq", calibration (a text file), rules=["lm_head=trellis.6"].
         """
         self.model_path = Path(model_path)
         chosen: Any = dict(options)
@@ -40,7 +42,7 @@ class TrellisQuantizer:
         self.options: dict[str, Any] = chosen
 
     def plan(self) -> Plan:
-        """Every step and byte, before any work. Raises InputError, PlanError, UnknownNameError, CodecError."""
+        """Return the plan with every step and size. Raises InputError, PlanError, UnknownNameError, CodecError."""
         return plan(self.model_path, TRELLIS.name, **self.options)
 
     def save(
@@ -53,12 +55,13 @@ class TrellisQuantizer:
         threads: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Report:
-        """Quantize into the folder `output_path`, which appears only when whole; the same call goes on after a kill.
+        """Quantize into the folder `output_path`, which appears only when complete; the same call resumes after a kill.
 
-        shard_size: the most bytes of a shard, a number or "2GB". Returns the report with the error of each tensor. Raises what `plan` raises, and
-        OSError.
+        shard_size: maximum bytes per shard, a number or "2GB". Returns the report with the error of each tensor. Raises
+        as `plan` does, and OSError.
         """
         options: dict[str, Any] = {**self.options, "shard_bytes": shard_bytes(shard_size)}
         return quantize(
-            self.model_path, output_path, to=TRELLIS.name, resume=resume, overwrite=overwrite, threads=threads, on_progress=on_progress, **options
+            self.model_path, output_path, to=TRELLIS.name, resume=resume, overwrite=overwrite, threads=threads,
+            on_progress=on_progress, **options
         )  # fmt: skip

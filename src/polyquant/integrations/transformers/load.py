@@ -92,7 +92,7 @@ def _names_plugin(said: Any) -> bool:
 def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activations, options: dict[str, Any]) -> Any:
     """All tensors turned into what transformers would have found in a v3 folder."""
     if not any(w.codec.form is TrellisCodes for w in checkpoint.values()):
-        raise UnsupportedError("no trellis weights here", file=checkpoint.path, found=checkpoint.format)
+        raise UnsupportedError("no trellis weights in this folder", file=checkpoint.path, found=checkpoint.format)
     if not checkpoint.config:
         raise InputError("transformers needs a config.json", file=checkpoint.path)
     config = transformers.AutoConfig.from_pretrained(checkpoint.path)

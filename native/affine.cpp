@@ -9,7 +9,7 @@
 namespace polyquant {
 namespace {
 
-// Largest magnitude; NaN where there is one. Whole numbers compare as the floats do, and a NaN is larger than infinity.
+// Largest magnitude; NaN if there is one. Integers order like the floats, with NaN above infinity.
 PQ_SIMD float top_of(const float* w, size_t size) {
   uint32_t top = 0;
   const uint32_t* bits = reinterpret_cast<const uint32_t*>(w);
@@ -20,7 +20,7 @@ PQ_SIMD float top_of(const float* w, size_t size) {
   return out;
 }
 
-// Floats as whole numbers in the same order, so that the compiler may take minima in any order. No NaN.
+// Maps floats to integers of the same order, so that the compiler may compute minima in any order. No NaN.
 PQ_SIMD void span_of(const float* w, size_t size, float& low, float& high) {
   const int32_t* bits = reinterpret_cast<const int32_t*>(w);
   int32_t a = 0, b = 0;
@@ -85,7 +85,7 @@ void affine_decode(const int8_t* codes, size_t groups, size_t size, const float*
 }
 
 void row_sums(const int8_t* codes, size_t rows, size_t cols, int64_t* sums) {
-  constexpr size_t step = size_t(1) << 20;  // whose sum an int32 holds
+  constexpr size_t step = size_t(1) << 20;  // small enough for an int32 sum
   for (size_t r = 0; r < rows; ++r) {
     sums[r] = 0;
     for (size_t i = 0; i < cols; i += step) sums[r] += sum_of(codes + r * cols + i, std::min(step, cols - i));

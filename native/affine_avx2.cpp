@@ -4,14 +4,14 @@
 namespace polyquant {
 namespace {
 
-// Both sides as int16: products of two neighbours are added in 32 bits, which no input can overflow.
+// Both operands as int16: pairs of products are added in 32 bits, which cannot overflow.
 struct Words {
   using Cell = int16_t;
   using Sum = int32_t;
   using Register = __m256i;
   static constexpr size_t cells = 16, rows = 8;
   static constexpr int chains = 2;
-  static constexpr size_t tokens = 2;  // 8 sums, 4 rows, an input and a product in 16 registers
+  static constexpr size_t tokens = 2;  // 8 sums, 4 rows, an input and a product fit 16 registers
 
   static PQ_INLINE __m256i load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static PQ_INLINE const int16_t* cells_of(const WideInput& x) { return x.words; }
@@ -24,7 +24,7 @@ struct Words {
   static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) { return load(x.words + t * x.padded + i + 16 * part); }
   static PQ_INLINE int32_t total(__m256i a, __m256i b) { return add_lanes(_mm256_add_epi32(a, b)); }
 
-  // In place: left to itself GCC adds into the product and moves it back, eight times a turn of the inner loop.
+  // In place: otherwise GCC adds into the product and moves it back, eight times per iteration of the inner loop.
   static PQ_INLINE __m256i add(__m256i sums, __m256i w, __m256i x) {
     const __m256i product = _mm256_madd_epi16(w, x);
     asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(product));

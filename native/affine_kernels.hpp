@@ -1,11 +1,13 @@
-// The kernels of affine matrices for 256-bit registers. Included by affine_avx2.cpp and affine_vnni.cpp, which say how whole numbers are multiplied:
+// The kernels of affine matrices for 256-bit registers. Included by affine_avx2.cpp and affine_vnni.cpp, which define
+// the
+// integer products:
 //
-//   Cell, Register, Sum    a number of a panel, a register of `cells` of them, and of what their products add up to
-//   load, add, cells_of    one register; sums += products; the panels of an input
-//   widen                  columns of a row of codes to cells, zeros behind them up to a multiple of 32
-//   rows, tokens           of a panel; of a tile: four rows times so many tokens fill the registers with sums
-//   correct                takes off what the sums of many tokens have too much
-//   codes, input, total    32 codes as they lie in two parts, the inputs that meet a part, the sum of both chains
+//   Cell, Register, Sum    an element of a panel, a register of `cells` elements, and the type of their sums
+//   load, add, cells_of    load a register; sums += products; the panels of an input
+//   widen                  columns of a row of codes to cells, zero-padded to a multiple of 32
+//   rows, tokens           of a panel; of a tile: four rows times this many tokens fill the registers with sums
+//   correct                corrects the sums of many tokens
+//   codes, input, total    32 codes in two parts, the inputs of a part, the sum of both chains
 #pragma once
 
 #include <immintrin.h>
@@ -42,14 +44,14 @@ PQ_INLINE float add_lanes(__m256 v) {
 
 PQ_INLINE __m256i load_codes(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-// The n < 32 codes that are left, with zeros behind.
+// The remaining n < 32 codes, zero-padded.
 PQ_INLINE __m256i load_codes(const int8_t* p, size_t n) {
   alignas(32) int8_t room[32] = {};
   std::memcpy(room, p, n);
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(room));
 }
 
-// ---------------------------------------------------------------- whole numbers, few tokens: weights go from memory to registers once
+// ---------------------------------------------------------------- integers, few tokens: weights are loaded once
 
 template <class Dot, int rows, int tokens>
 void few(const int8_t* w, size_t cols, const WideInput& x, int32_t* sums, size_t stride) {
@@ -82,11 +84,12 @@ void few_rows(const AffineMatrix& m, size_t first, size_t last, const WideInput&
   for (; r < last; ++r) few<Dot, 1, tokens>(m.codes + r * m.cols, m.cols, x, sums + (r - first), stride);
 }
 
-// ---------------------------------------------------------------- many tokens: panels of a few rows and 1024 columns in the first cache
+// ---------------------------------------------------------------- many tokens: panels of a few rows and 1024 columns
+// in L1
 
 constexpr size_t kTokens = 64;
 
-// Sums of four registers, side by side, added to four numbers.
+// Adds the sums of four registers to four values.
 PQ_INLINE void add_four(int32_t* out, __m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i s = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
   auto* to = reinterpret_cast<__m128i*>(out);
@@ -97,7 +100,7 @@ PQ_INLINE void add_four(float* out, __m256 a, __m256 b, __m256 c, __m256 d) {
   _mm_storeu_ps(out, _mm_add_ps(_mm_loadu_ps(out), _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1))));
 }
 
-// A register that is loaded once, not with each of its products, as GCC would have it.
+// Keeps a register loaded, instead of reloading it for each product as GCC would.
 template <class Dot>
 PQ_INLINE typename Dot::Register kept(const typename Dot::Cell* p) {
   typename Dot::Register v = Dot::load(p);
@@ -124,13 +127,15 @@ PQ_INLINE void tile(const typename Dot::Cell* w, const typename Dot::Cell* x, si
   PQ_UNROLL for (size_t t = 0; t < tokens; ++t) add_four(sums + t * stride, s[0][t], s[1][t], s[2][t], s[3][t]);
 }
 
-// sums[t * stride ...] of Dot::rows rows from `row` on, some of them for nothing, += columns [column, column + kPanel) of `tokens` tokens.
+// sums[t * stride ...] of Dot::rows rows from `row` on (possibly unused) += columns [column, column + kPanel) of
+// `tokens`
+// tokens.
 template <class Dot>
 void panel_rows(const AffineMatrix& m, size_t row, size_t last, size_t column, const typename Dot::Cell* x, size_t tokens, typename Dot::Sum* sums, size_t stride) {
   alignas(64) typename Dot::Cell panel[Dot::rows * kPanel];
   const size_t width = std::min(kPanel, m.cols - column), whole = (width + 31) / 32 * 32;
   for (size_t r = 0; r < Dot::rows; ++r) Dot::widen(m, std::min(row + r, last - 1), column, width, panel + r * kPanel);
-  for (size_t r = row + Dot::rows; r < std::min(row + 2 * Dot::rows, last); ++r)  // the next rows come while these are multiplied
+  for (size_t r = row + Dot::rows; r < std::min(row + 2 * Dot::rows, last); ++r)  // prefetches the next rows
     for (size_t i = 0; i < width; i += 64) __builtin_prefetch(m.codes + r * m.cols + column + i);
   size_t t = 0;
   for (; t + Dot::tokens <= tokens; t += Dot::tokens)
@@ -139,7 +144,7 @@ void panel_rows(const AffineMatrix& m, size_t row, size_t last, size_t column, c
     for (size_t r = 0; r < Dot::rows; r += 4) tile<Dot, 1>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);
 }
 
-// out[t * stride + r - first]. A panel of the input [T, kPanel] stays in the second cache while all rows pass.
+// out[t * stride + r - first]. A panel of the input [T, kPanel] stays in L2 during all rows.
 template <class Dot>
 void many(const AffineMatrix& m, size_t first, size_t last, const typename Dot::Cell* x, size_t tokens, typename Dot::Sum* out, size_t stride) {
   thread_local std::vector<typename Dot::Sum> room;
@@ -171,7 +176,7 @@ PQ_INLINE __m256 eight_floats(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
-// One row of one to four tokens: sums of a group in eight lanes and two chains, scaled lane by lane, added across only at the end.
+// One row times one to four tokens: group sums in eight lanes and two chains, scaled per lane, reduced at the end.
 template <int tokens>
 void floats_row(const AffineMatrix& m, size_t r, const float* x, float* y, size_t stride) {
   const size_t size = m.group();
@@ -201,7 +206,7 @@ void floats_row(const AffineMatrix& m, size_t r, const float* x, float* y, size_
   for (int t = 0; t < tokens; ++t) y[size_t(t) * stride + r] = add_lanes(total[t]) + rest[t];
 }
 
-// Weights of a panel as floats, multiplied like whole numbers.
+// The weights of a panel as floats, multiplied like integers.
 struct FloatDot {
   using Cell = float;
   using Sum = float;

@@ -59,7 +59,7 @@ void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float*
     }
 }
 
-// The set that belongs to the packed kernels in use (packed.cpp chooses, tests switch).
+// The set matching the selected packed kernels (packed.cpp selects, tests switch).
 const AffineSet& affine_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   const PackedSet& packed = packed_set();
@@ -98,21 +98,21 @@ PQ_SIMD int32_t sum_of(const int16_t* q, size_t n) {
   return sum;
 }
 
-// An input as whole numbers on one grid, or on one a token.
+// An input as integers on a common grid, or on one grid per token.
 struct Rounded {
   Inputs how = Inputs::floats;
   float scale = 0, offset = 0;
   bool panels = false;
   std::vector<int16_t> words;
   std::vector<uint8_t> bytes;
-  std::vector<float> scales;   // [T] where each token has its own
-  std::vector<int32_t> total;  // [T] sum of the codes
-  std::vector<float> floats;   // [T, K] codes times scale, where groups of weights have scales
+  std::vector<float> scales;  // [T] if each token has its own
+  std::vector<int32_t> total;  // [T] sums of the codes
+  std::vector<float> floats;  // [T, K] codes times scale, if groups of weights have scales
   WideInput wide{};
 
   bool is(Inputs h, const AffineMatrix& m) const { return how == h && (h != Inputs::fixed || (scale == m.input_scale && offset == m.input_offset)); }
 
-  // Where the code of a token's column lies.
+  // Index of the code of a token's column.
   size_t place(size_t t, size_t i) const { return panels ? (i / kPanel * wide.tokens + t) * kPanel + i % kPanel : t * wide.padded + i; }
 
   void make(Inputs h, const AffineMatrix& m, const float* x, size_t tokens, const AffineSet& set) {
@@ -123,7 +123,7 @@ struct Rounded {
     if (h == Inputs::floats) return;
     panels = set.panels && tokens > kFew;
     const size_t cols = m.cols, step = panels ? kPanel : cols;
-    // Rows not a power of two apart: the four of a tile would meet on one line of the first cache.
+    // Row stride not a power of two: the four rows of a tile would map to the same cache line.
     const size_t padded = panels ? (cols + kPanel - 1) / kPanel * kPanel : (cols + 63) / 64 * 64 + 64;
     words.resize(tokens * padded);
     bytes.resize(set.bytes ? tokens * padded : 0);
@@ -153,9 +153,9 @@ struct Rounded {
     });
   }
 
-  // The inputs as floats, codes times scale where they were rounded, laid out as the set wants them.
+  // The inputs as floats (codes times scale if rounded), in the layout of the set.
   const float* as_floats(const float* x, size_t cols, size_t tokens, const AffineSet& set) {
-    if (!floats.empty()) return floats.data();  // another matrix asked before
+    if (!floats.empty()) return floats.data();  // already computed for another matrix
     if (how == Inputs::floats) {
       panels = set.panels && tokens > kFew;
       if (!panels) return x;
@@ -190,7 +190,7 @@ void whole_rows(const AffineMatrix& m, const Rounded& in, size_t first, size_t l
   }
 }
 
-// What offsets take away: sum over groups of scale * offset * (sum of the inputs of the group).
+// The offsets' contribution: sum over groups of scale * offset * (sum of the inputs of the group).
 void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size_t first, size_t last, float* y, size_t stride) {
   thread_local std::vector<float> room;
   const size_t size = m.group();
@@ -214,11 +214,11 @@ void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x
   if (m.offset && tokens <= kFew) subtract_offsets(m, x, tokens, first, last, y, stride);
 }
 
-// Eight chunks a thread, and at least so many bytes in each; of many tokens no more rows than have a panel in the second cache.
+// Eight chunks per thread, each with a minimum number of bytes; for many tokens, at most the rows whose panel fits L2.
 size_t rows_of_a_chunk(const AffineMatrix& m, size_t tokens, size_t bytes) {
   if (tokens > kFew) return 48;
   const size_t share = std::max<size_t>(16 << 10, bytes / (8 * size_t(get_threads())));
-  return std::max<size_t>(1, share / m.cols / 12) * 12;  // the kernels take 2, 3 or 4 rows at once
+  return std::max<size_t>(1, share / m.cols / 12) * 12;  // the kernels process 2, 3 or 4 rows at once
 }
 
 }  // namespace
@@ -233,12 +233,12 @@ void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tok
   struct Piece {
     size_t job, first, last;
     const float* x;         // float path
-    const Rounded* input;   // whole-number path
+    const Rounded* input;  // integer path
   };
   thread_local std::vector<Piece> pieces;
   thread_local std::vector<Rounded> inputs;
   pieces.clear();
-  if (inputs.size() < jobs.size()) inputs.resize(jobs.size());  // one for each at most
+  if (inputs.size() < jobs.size()) inputs.resize(jobs.size());  // at most one each
   size_t used = 0, bytes = 0;
   for (const AffineJob& job : jobs) bytes += job.matrix->rows * job.matrix->cols;
   for (size_t j = 0; j < jobs.size(); ++j) {

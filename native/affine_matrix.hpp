@@ -1,7 +1,9 @@
-// A matrix of int8 codes on affine grids, as it lies in a file, times activations: y [T, N] = x [T, K] * W^T, w = (q - z) * s.
+// A matrix of int8 codes on affine grids, in its stored layout, times activations: y [T, N] = x [T, K] * W^T,
+// w = (q - z) * s.
 //
-// Whole-number path: the input is int8 too, with one scale a token or with a fixed grid; sums are exact in int32, so every instruction set and the
-// numpy reference (src/polyquant/ops/int8.py) give the same bits. Float path: codes are widened and multiplied in float32, group by group.
+// Integer path: the input is int8 too, with one scale per token or a fixed grid; sums are exact in int32, so all
+// instruction sets and the numpy reference (src/polyquant/ops/int8.py) agree bit for bit. Float path: codes are widened
+// and multiplied in float32, group by group.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +14,14 @@
 
 namespace polyquant {
 
-enum class Inputs { floats, token, fixed, mixed };  // mixed: one token as fixed, more as token
+enum class Inputs { floats, token, fixed, mixed };  // mixed: fixed for one token, otherwise token
 
-constexpr size_t kMostColumns = size_t(1) << 17;  // of a whole-number sum: 2^17 * 128 * 128 < 2^31 holds below it
+constexpr size_t kMostColumns = size_t(1) << 17;  // of an integer sum: 2^17 * 128 * 128 < 2^31 holds below it
 
 struct AffineMatrix {
   const int8_t* codes;  // [rows, cols], any alignment
   size_t rows, cols, groups;
-  const float *scale, *offset;  // [rows, groups]; offset null where all are 0
+  const float *scale, *offset;  // [rows, groups]; offset null if all are 0
   Inputs inputs;
   float input_scale, input_offset;  // of a fixed grid
   const float* deq_scale;           // [rows]
@@ -29,8 +31,10 @@ struct AffineMatrix {
   Inputs of(size_t tokens) const { return inputs != Inputs::mixed ? inputs : tokens == 1 ? Inputs::fixed : Inputs::token; }
 };
 
-// T rows of int8 codes, zero beyond K: as int16, and as int8 + 128 for instructions that want them unsigned. Rows are `padded` apart, more than K rounded
-// up to 32; of more than four tokens, for sets that say so, each stretch of kPanel columns lies together, [ceil(K / kPanel), T, kPanel].
+// T rows of int8 codes, zero beyond K: as int16, and as int8 + 128 for instructions with unsigned operands. The row
+// stride `padded` exceeds K rounded up to 32. For more than four tokens, sets with `panels` group each stretch of
+// kPanel
+// columns: [ceil(K / kPanel), T, kPanel].
 struct WideInput {
   size_t tokens, padded;
   const int16_t* words;
@@ -41,10 +45,10 @@ constexpr size_t kPanel = 1024, kFew = 4;
 struct AffineSet {
   const char* name;
   bool bytes;   // reads WideInput::bytes
-  bool panels;  // of many tokens, whole numbers and floats
-  // sums[t * stride + r], rows [first, last); scratch for a panel of them is the set's own
+  bool panels;  // for many tokens, integers and floats
+  // sums[t * stride + r], rows [first, last); the set has its own scratch for a panel of them
   void (*sums)(const AffineMatrix&, size_t first, size_t last, const WideInput&, int32_t* sums, size_t stride);
-  // y[t * stride + r], offsets left out for at most four tokens; x in panels for more
+  // y[t * stride + r], without offsets for at most four tokens; x in panels for more
   void (*floats)(const AffineMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride);
 };
 
@@ -54,7 +58,7 @@ const AffineSet& affine_avx2();
 const AffineSet& affine_vnni();
 #endif
 
-// Several matrices with one input [T, K], their outputs side by side: y[t * stride + ...].
+// Several matrices with a common input [T, K], their outputs side by side: y[t * stride + ...].
 struct AffineJob {
   const AffineMatrix* matrix;
   float* y;

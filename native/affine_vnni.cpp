@@ -4,7 +4,8 @@
 namespace polyquant {
 namespace {
 
-// vpdpbusd multiplies unsigned by signed bytes: the input comes as q + 128, and 128 times the sum of the weights goes off again.
+// vpdpbusd multiplies unsigned by signed bytes: the input is q + 128, and 128 times the sum of the weights is
+// subtracted.
 struct Bytes {
   using Cell = uint8_t;  // of panels: the bits of an int8
   using Sum = int32_t;
@@ -27,7 +28,7 @@ struct Bytes {
   static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) {
     return part ? _mm256_set1_epi8(1) : load(x.bytes + t * x.padded + i);
   }
-  static PQ_INLINE int32_t total(__m256i products, __m256i weights) {  // sums may wrap around, their difference is right
+  static PQ_INLINE int32_t total(__m256i products, __m256i weights) {  // sums may wrap around, their difference is exact
     return int32_t(uint32_t(add_lanes(products)) - 128u * uint32_t(add_lanes(weights)));
   }
 

@@ -1,9 +1,14 @@
-// Causal attention over a cache of blocks of 32 positions, with the softmax on the way (Milakov & Gimelshein 2018; Dao et al. 2022).
+// Causal attention over a cache of blocks of 32 positions, with online softmax (Milakov & Gimelshein 2018; Dao et al.
+// 2022).
 //
-// A piece is a kv head, some queries and some blocks. Its rows are the queries' heads that read this kv head: [R, size], and for each block
-//   scores[R, 32] = rows[R, size] keys[size, 32]       largest, sum: of each row so far
-//   weights = exp(scores - largest)                    out[R, size] = out * exp(earlier largest - largest) + weights[R, 32] values[32, size]
-// Keys lie channel by channel, so both products are the same small matrix product with contiguous right sides.
+// A piece is a kv head, some queries and some blocks. Its rows are the query heads that read this kv head: [R, size].
+// For
+// each block
+//   scores[R, 32] = rows[R, size] keys[size, 32]       largest, sum: running values of each row
+//   weights = exp(scores - largest)
+//   out[R, size] = out * exp(previous largest - largest) + weights[R, 32] values[32, size]
+// Keys are stored channel by channel, so both products are the same small matrix product with contiguous right
+// operands.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -15,10 +20,10 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t rows_at_once = 64;    // as many as keep rows, scores and sums near the core
-constexpr size_t blocks_at_once = 16;  // of a long text, for one query
+constexpr size_t rows_at_once = 64;  // rows, scores and sums fit the inner caches
+constexpr size_t blocks_at_once = 16;  // of a long sequence, for one query
 
-// Joins the sums of all pieces over the same queries (part after part in memory), divides, and writes to the queries' place.
+// Combines the sums of all pieces of the same queries (contiguous in memory), divides, and writes the result.
 void finish(const Tokens& t, const Piece& p, const Sums& sums, size_t parts, size_t stride, size_t shared, size_t size) {
   const size_t rows = p.count * shared;
   for (size_t r = 0; r < rows; ++r) {
@@ -53,7 +58,7 @@ void attend_stored(const Cache& c, const Tokens& t) {
     return Piece{group, token, count, begin + part * blocks_at_once, std::min(end, begin + (part + 1) * blocks_at_once)};
   };
   parallel_for(c.groups * runs * parts, [&](size_t chunk) {
-    // The last queries see most: they go first, so that no thread is left with a long one.
+    // The last queries attend to most positions: they go first, to balance the threads.
     const Piece p = piece_at(chunk % c.groups, runs - 1 - chunk / c.groups / parts, chunk / c.groups % parts);
     thread_local std::vector<float> scratch;
     const size_t own = rows * (size + blocks_together * cache_block) + cache_block * size;
@@ -66,7 +71,7 @@ void attend_stored(const Cache& c, const Tokens& t) {
     finish(t, piece_at(g, 0, 0), sums_at(shares.data() + g * parts * need), parts, need, shared, size);
 }
 
-// k, v of one token into the blocks of kv head g, as floats or halves.
+// Stores k, v of one token in the blocks of kv head g, as floats or halves.
 template <class T, T (*narrow)(float)>
 void store_token(const Cache& c, const float* k, const float* v, size_t g, size_t position) {
   const size_t at = (g * c.blocks + position / cache_block) * cache_block * c.size, s = position % cache_block;
@@ -78,7 +83,7 @@ void store_token(const Cache& c, const float* k, const float* v, size_t g, size_
 float same(float x) { return x; }
 uint16_t half(float x) { return float_to_half(x); }
 
-// One channel of a full block [32], `stride` floats apart -> codes, step and offset; a channel that holds NaN or infinity becomes NaN.
+// Quantizes one channel of a full block [32], with a stride; a channel that holds NaN or infinity becomes NaN.
 void quantize_channel(const float* x, size_t stride, int8_t* codes, float& step, float& offset) {
   float low = x[0], high = x[0];
   bool finite = true;
@@ -95,7 +100,7 @@ void quantize_channel(const float* x, size_t stride, int8_t* codes, float& step,
     codes[s * stride] = flat ? int8_t(-128) : int8_t(std::min(std::nearbyint((x[s * stride] - low) / step), 255.0f) - 128.0f);
 }
 
-// The codes of a channel that lies on given levels.
+// Computes the codes of a channel that is on a given grid.
 void take_codes(const float* x, size_t stride, int8_t* codes, float given, float level, float& step, float& offset) {
   step = given;
   offset = -level * given;
@@ -124,7 +129,7 @@ void quantize_recent(const Cache& c, size_t g, size_t block) {
   }
 }
 
-// The queries of one block of positions after the other: each sees its own block in float and the earlier ones in int8.
+// Processes the queries block by block: each attends to its own block in float and to earlier ones in int8.
 void attend_int8(const Cache& c, const Tokens& t) {
   const Cache recent{Kept::f32, c.groups, 1, c.size, nullptr, nullptr, nullptr, nullptr};
   std::vector<float> level(c.grid ? 2 * c.size : 0);

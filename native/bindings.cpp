@@ -1,4 +1,4 @@
-// The files that know Python are called bindings*: they check sizes, release the GIL, call. Here: codecs.
+// Only files called bindings* use Python: they check sizes, release the GIL, and call. This one: codecs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -45,7 +45,7 @@ bool dequantize(const std::string& codec, Bytes src, FloatsOut dst) {
   if (!k || !k->dequantize) return false;
   const size_t blocks = src.shape(0) / size_t(k->bytes);
   if (blocks * size_t(k->bytes) != src.shape(0) || blocks * size_t(k->weights) != dst.shape(0))
-    throw nb::value_error("whole blocks needed, and room for their weights");
+    throw nb::value_error("the input must be whole blocks, with room for their weights");
   nb::gil_scoped_release release;
   k->dequantize(src.data(), dst.data(), blocks);
   return true;
@@ -57,15 +57,15 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   const size_t rows = src.shape(0), cols = src.shape(1);
   if (cols % size_t(k->weights) || dst.shape(0) != rows || dst.shape(1) != cols / size_t(k->weights) * size_t(k->bytes) ||
       (importance && importance->shape(0) != cols))
-    throw nb::value_error("shapes of weights, blocks and importance do not fit");
-  if (src.size() == 0) return true;  // however many rows of nothing
+    throw nb::value_error("shapes of weights, blocks and importance do not match");
+  if (src.size() == 0) return true;  // any number of empty rows
   nb::gil_scoped_release release;
   k->quantize(src.data(), dst.data(), rows, cols, importance ? importance->data() : nullptr);
   return true;
 }
 
 std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
-  if (a.shape(0) != b.shape(0)) throw nb::value_error("arrays of equal length needed");
+  if (a.shape(0) != b.shape(0)) throw nb::value_error("the arrays must have equal lengths");
   nb::gil_scoped_release release;
   const ErrorSums s = error_sums(a.data(), b.data(), a.shape(0));
   return {s.aa, s.bb, s.ab, s.dd, s.worst};
@@ -74,7 +74,7 @@ std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
 using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide, std::optional<Starts> starts) {
-  if (starts && starts->shape(0) != count) throw nb::value_error("starts needs one entry per string");
+  if (starts && starts->shape(0) != count) throw nb::value_error("starts must have one entry per string");
   nb::gil_scoped_release release;
   return gguf_skip_strings(buffer.data(), buffer.shape(0), offset, count, big_endian, wide, starts ? starts->data() : nullptr);
 }
@@ -87,7 +87,7 @@ using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device:
 using CountsOut = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Lanes lanes_of(size_t bytes, size_t weights, size_t width, bool high_first, bool zero_first) {
-  if (width == 0 || bytes % width || weights != 4 * bytes) throw nb::value_error("four weights a byte, whole blocks");
+  if (width == 0 || bytes % width || weights != 4 * bytes) throw nb::value_error("requires four weights per byte and whole blocks");
   return {width, high_first, zero_first};
 }
 
@@ -114,7 +114,7 @@ void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, 
   const size_t bytes = src.shape(0);
   if (dst.shape(0) != bytes || chunk == 0 || width == 0 || to_width == 0 || chunk % width || chunk % to_width ||
       bytes % width || bytes % to_width)
-    throw nb::value_error("chunks of whole blocks of both layouts needed");
+    throw nb::value_error("chunks must be whole blocks of both layouts");
   nb::gil_scoped_release release;
   chunk = std::min(chunk, bytes);
   std::vector<int8_t> scratch(4 * chunk);
@@ -123,20 +123,21 @@ void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, 
 }
 
 void count_symbols_py(Bytes src, CountsOut counts) {
-  if (counts.shape(0) != 4) throw nb::value_error("four counters needed");
+  if (counts.shape(0) != 4) throw nb::value_error("counts must have four entries");
   nb::gil_scoped_release release;
   count_symbols(src.data(), src.shape(0), counts.data());
 }
 
 std::pair<bool, uint32_t> ternarize_tensor_py(Vector w, CodesOut codes, bool exact, float floor) {
-  if (w.shape(0) != codes.shape(0)) throw nb::value_error("one code a weight");
+  if (w.shape(0) != codes.shape(0)) throw nb::value_error("requires one code per weight");
   nb::gil_scoped_release release;
   uint32_t largest = 0;
   const bool good = ternarize_tensor(w.data(), codes.data(), w.shape(0), exact, floor, &largest);
   return {good, largest};
 }
 
-// TL1 with three = 0, TL2 else; payload as long as its sections. bm_outer, bk, bm: BM, BK, bm of bitnet.cpp's kernel configuration.
+// TL1 if three = 0, else TL2; the payload has the size of its sections. bm_outer, bk, bm: BM, BK, bm of bitnet.cpp's
+// kernels.
 Tile tile_of(size_t bytes, size_t weights, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
   const size_t groups = three ? 32 : 16;
   if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || cols == 0 || rows != weights / cols ||
@@ -173,7 +174,7 @@ const TernaryKernel* find_ternary(std::string_view name) {
 
 void check_ternary(const TernaryKernel& k, size_t blocks, size_t codes, size_t bytes) {
   if (codes != blocks * size_t(k.weights) || bytes != blocks * size_t(k.bytes))
-    throw nb::value_error("codes, scales and blocks do not fit");
+    throw nb::value_error("sizes of codes, scales and blocks do not match");
 }
 
 bool pack_ternary(const std::string& codec, Codes codes, Vector scale, FlatBytesOut dst) {
@@ -198,7 +199,7 @@ bool unpack_ternary(const std::string& codec, Bytes src, CodesOut codes, FloatsO
 
 void ternarize_blocks(Vector w, CodesOut codes, FloatsOut scale) {
   const size_t blocks = scale.shape(0);
-  if (w.shape(0) != 256 * blocks || codes.shape(0) != w.shape(0)) throw nb::value_error("blocks of 256 weights needed");
+  if (w.shape(0) != 256 * blocks || codes.shape(0) != w.shape(0)) throw nb::value_error("requires blocks of 256 weights");
   nb::gil_scoped_release release;
   ternarize(w.data(), codes.data(), scale.data(), blocks);
 }
@@ -221,7 +222,7 @@ const char* instruction_set() {
 
 NB_MODULE(_native, m) {
   using namespace polyquant;
-  m.doc() = "Native twins of polyquant's numpy references. Private: use polyquant.ops.native.";
+  m.doc() = "Native counterparts of polyquant's numpy references. Private: use polyquant.ops.native.";
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a.noconvert());
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);

@@ -1,4 +1,4 @@
-// What the files that know Python share. NB_MODULE stands in bindings.cpp; each other file adds its functions to it.
+// Shared by the bindings* files. NB_MODULE is in bindings.cpp; each other file adds its functions to it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,20 +14,20 @@
 
 namespace polyquant {
 
-// Arrays of another type or order are refused where a function writes: nanobind would convert them, and the result would go into the copy.
-// `"out"_a.noconvert()` says so at each of them.
+// Output arrays of another type or order are rejected: nanobind would convert them, and results would go to the copy.
+// Hence `"out"_a.noconvert()` for each of them.
 
-// A member of a list as the handle that it should be. Raises TypeError for None, for another type, and for an object that no function here made.
+// Returns a list member as the expected handle. Raises TypeError for None, other types, and foreign objects.
 template <class Handle>
 const Handle& handle_of(nanobind::handle member) {
   const Handle* found = nullptr;
-  if (!nanobind::try_cast(member, found, false) || !found) throw nanobind::type_error("a group takes handles of its own kind of matrix");
+  if (!nanobind::try_cast(member, found, false) || !found) throw nanobind::type_error("a group requires handles of its own kind of matrix");
   return *found;
 }
 
-constexpr size_t kMostMatrices = 64;  // of a group
+constexpr size_t kMostMatrices = 64;  // per group
 
-// A packed matrix and the bytes that it keeps alive.
+// A packed matrix and the bytes it keeps alive.
 using PackedBytes = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 struct Packed {
   PackedBytes bytes;
@@ -36,14 +36,15 @@ struct Packed {
   const BlockKernel* dequantizer = nullptr;
 };
 
-// x [T, K] times a group of matrices -> y [T, sum of N], recorded if a tape runs. A group has cols, rows and run(x, tokens, rounding, y).
+// x [T, K] times a group of matrices -> y [T, sum of N], recorded by an active tape. A group has cols, rows and
+// run(x, tokens, rounding, y).
 template <class G>
 void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> x, int how,
                     nanobind::ndarray<float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> y) {
   const G* group = self.p;
   const size_t tokens = x.shape(0);
   if (x.shape(1) != group->cols || y.shape(0) != tokens || y.shape(1) != group->rows || how < 0 || how > 3)
-    throw nanobind::value_error("shapes of weights, activations and output do not fit");
+    throw nanobind::value_error("shapes of weights, activations and output do not match");
   const float* in = x.data();
   float* out = y.data();
   const Rounding rounding = Rounding(how);
@@ -55,8 +56,9 @@ void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<cons
   if (recording) record({in, out}, [=, alive = nanobind::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
 }
 
-// Matrices of one kind that share an input, bound together so that a call carries nothing but arrays. Their outputs lie side by side. A Handle has a
-// `matrix`; outputs_of and inputs_of know its size, and may refuse it. A Job is a matrix and where its outputs go.
+// Matrices of one kind with a common input, bound together so that a call passes only arrays. Their outputs are side by
+// side. A Handle has a `matrix`; outputs_of and inputs_of return its size, and may reject it. A Job is a matrix and the
+// location of its outputs.
 template <class Handle, class Matrix, class Job, void (*multiply)(std::span<const Job>, const float*, size_t, size_t, Rounding)>
 struct MatrixGroup {
   std::vector<nanobind::object> owners;
@@ -66,14 +68,14 @@ struct MatrixGroup {
   explicit MatrixGroup(nanobind::sequence items) {
     for (nanobind::handle h : items) {
       const Matrix& m = handle_of<Handle>(h).matrix;
-      if (matrices.size() == kMostMatrices) throw nanobind::value_error("1 to 64 matrices");
+      if (matrices.size() == kMostMatrices) throw nanobind::value_error("a group has 1 to 64 matrices");
       owners.push_back(nanobind::borrow(h));
       matrices.push_back(&m);
       cols = inputs_of(m);
       rows += outputs_of(m);
-      if (cols != inputs_of(*matrices[0])) throw nanobind::value_error("matrices of one group have one input");
+      if (cols != inputs_of(*matrices[0])) throw nanobind::value_error("matrices of a group must have the same inputs");
     }
-    if (matrices.empty()) throw nanobind::value_error("1 to 64 matrices");
+    if (matrices.empty()) throw nanobind::value_error("a group has 1 to 64 matrices");
   }
 
   void run(const float* x, size_t tokens, Rounding rounding, float* y) const {

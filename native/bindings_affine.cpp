@@ -1,4 +1,4 @@
-// Affine grids as Python functions, and matrices on such grids as Python objects.
+// Python functions for affine grids, and Python objects for matrices on such grids.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -24,7 +24,7 @@ namespace polyquant {
 
 const BlockKernel* find_block_kernel(std::string_view name);  // bindings.cpp
 
-// Found by MatrixGroup through their argument.
+// Found by MatrixGroup through argument-dependent lookup.
 static size_t inputs_of(const AffineMatrix& m) { return m.cols; }
 static size_t outputs_of(const AffineMatrix& m) { return m.rows; }
 
@@ -35,17 +35,17 @@ using MatrixOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 using Codes = nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using CodesOut = nb::ndarray<int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Columns of a group of a matrix [rows, cols] with grids [rows, G].
+// Returns the columns per group of a matrix [rows, cols] with grids [rows, G].
 template <class W, class S, class Z>
 size_t group_size(const W& w, const S& scale, const Z& offset) {
   const size_t groups = scale.shape(1);
   if (scale.shape(0) != w.shape(0) || offset.shape(0) != w.shape(0) || offset.shape(1) != groups || groups == 0 || w.shape(1) % groups)
-    throw nb::value_error("a scale and an offset for each group of columns needed");
+    throw nb::value_error("requires a scale and an offset per group of columns");
   return w.shape(1) / groups;
 }
 
 Levels checked_levels(int bits, bool symmetric) {
-  if (bits < 2 || bits > 8) throw nb::value_error("2 to 8 bits");
+  if (bits < 2 || bits > 8) throw nb::value_error("bits must be 2 to 8");
   return levels_of(bits, symmetric);
 }
 
@@ -58,7 +58,7 @@ void grid_py(Matrix w, MatrixOut scale, MatrixOut offset, int bits, bool symmetr
 
 void encode_py(Matrix w, Matrix scale, Matrix offset, CodesOut codes, int bits, bool symmetric) {
   const size_t size = group_size(w, scale, offset);
-  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1)) throw nb::value_error("one code a weight");
+  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1)) throw nb::value_error("requires one code per weight");
   const Levels levels = checked_levels(bits, symmetric);
   nb::gil_scoped_release release;
   affine_encode(w.data(), scale.size(), size, levels, scale.data(), offset.data(), codes.data());
@@ -66,7 +66,7 @@ void encode_py(Matrix w, Matrix scale, Matrix offset, CodesOut codes, int bits, 
 
 void decode_py(Codes codes, Matrix scale, Matrix offset, MatrixOut w) {
   const size_t size = group_size(codes, scale, offset);
-  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1)) throw nb::value_error("one weight a code");
+  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1)) throw nb::value_error("requires one weight per code");
   nb::gil_scoped_release release;
   affine_decode(codes.data(), scale.size(), size, scale.data(), offset.data(), w.data());
 }
@@ -75,18 +75,18 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using SumsOut = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void row_sums_py(Codes codes, SumsOut sums) {
-  if (sums.shape(0) != codes.shape(0)) throw nb::value_error("one sum a row");
+  if (sums.shape(0) != codes.shape(0)) throw nb::value_error("requires one sum per row");
   nb::gil_scoped_release release;
   row_sums(codes.data(), codes.shape(0), codes.shape(1), sums.data());
 }
 
-// None if a weight is not finite; else the sums of errors, zeros where they are not measured.
+// None if a weight is not finite; otherwise the error sums, zero if not measured.
 std::optional<std::tuple<double, double, double, double, double>> quantize_py(const std::string& source, Bytes data, CodesOut codes, MatrixOut scale,
                                                                               MatrixOut offset, int bits, bool symmetric, bool measure) {
   const BlockKernel* kernel = find_block_kernel(source);
   const size_t rows = codes.shape(0), cols = codes.shape(1);
   group_size(codes, scale, offset);
-  if (!kernel || kernel->weights != 1 || data.shape(0) != codes.size() * size_t(kernel->bytes)) throw nb::value_error("floats of each code needed");
+  if (!kernel || kernel->weights != 1 || data.shape(0) != codes.size() * size_t(kernel->bytes)) throw nb::value_error("requires one float per code");
   const Levels levels = checked_levels(bits, symmetric);
   ErrorSums e{};
   {
@@ -102,7 +102,7 @@ std::optional<std::tuple<double, double, double, double, double>> quantize_py(co
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Whole = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A matrix and the arrays that it keeps alive.
+// A matrix and the arrays it keeps alive.
 struct Affine {
   Codes codes;
   Matrix scale;
@@ -115,7 +115,7 @@ struct Affine {
 Inputs inputs_of(const std::string& name) {
   for (const auto& [known, value] : {std::pair{"floats", Inputs::floats}, {"token", Inputs::token}, {"fixed", Inputs::fixed}, {"mixed", Inputs::mixed}})
     if (name == known) return value;
-  throw nb::value_error("inputs are floats, token, fixed or mixed");
+  throw nb::value_error("inputs must be floats, token, fixed or mixed");
 }
 
 Affine make(Codes codes, Matrix scale, std::optional<Matrix> offset, const std::string& inputs, float input_scale, float input_offset,
@@ -126,7 +126,7 @@ Affine make(Codes codes, Matrix scale, std::optional<Matrix> offset, const std::
   if (rows == 0 || cols == 0 || groups == 0 || cols % groups || scale.shape(0) != rows || (offset && (offset->shape(0) != rows || offset->shape(1) != groups)) ||
       (how != Inputs::floats && cols >= kMostColumns) ||
       (fixed && (groups != 1 || !deq_scale || deq_scale->shape(0) != rows || !quant_bias || quant_bias->shape(0) != rows)))
-    throw nb::value_error("codes, scales and biases do not fit");
+    throw nb::value_error("shapes of codes, scales and biases do not match");
   Affine a{codes, scale, offset, deq_scale, quant_bias, {}};
   a.matrix = {codes.data(), rows, cols, groups, scale.data(), offset ? offset->data() : nullptr, how, input_scale, input_offset,
               deq_scale ? deq_scale->data() : nullptr, quant_bias ? quant_bias->data() : nullptr};

@@ -1,5 +1,6 @@
-// What Python sees of the decoder's kernels. They are called a few hundred times a token, so nothing is converted and little is built here:
-// arrays of another type or order are refused, and the GIL is kept by calls too short for another thread to gain from.
+// Python bindings of the decoder's kernels. They are called a few hundred times per token, so nothing is converted and
+// few
+// objects are created: arrays of another type or order are rejected, and short calls keep the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -32,10 +33,10 @@ void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
   same_shape(x, out);
   require(x.ndim() >= 1, "rows needed");
   const size_t n = x.shape(x.ndim() - 1);
-  require(weight.shape(0) == n, "one weight a number of a row");
+  require(weight.shape(0) == n, "requires one weight per column");
   if (x.size() == 0) return;
   const size_t stride = stride_of(x);
-  const size_t outer = x.ndim() == 1 ? 1 : x.shape(0), inner = x.size() / outer / n;  // inner: rows that lie contiguously
+  const size_t outer = x.ndim() == 1 ? 1 : x.shape(0), inner = x.size() / outer / n;  // inner: contiguous rows
   const float* from = x.data();
   float* to = out.data();
   perform(x.size(), 0, {from, to}, [=](size_t) {
@@ -44,14 +45,14 @@ void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
   });
 }
 
-// weight [n], or of x [tokens, heads, n] one for each head; bias: none for zeros.
+// weight [n], or per head for x [tokens, heads, n]; bias: none for zeros.
 void layer_norm_py(Rows x, Vector weight, std::optional<Vector> bias, Out out, double eps) {
   same_shape(x, out);
   require(x.ndim() >= 1, "rows needed");
   const size_t n = x.shape(x.ndim() - 1);
-  const size_t outer = x.size() == 0 || x.ndim() == 1 ? 1 : x.shape(0), inner = n ? x.size() / outer / n : 0;  // inner: rows that lie contiguously
+  const size_t outer = x.size() == 0 || x.ndim() == 1 ? 1 : x.shape(0), inner = n ? x.size() / outer / n : 0;  // inner: contiguous rows
   const bool each = inner > 1 && !bias && weight.shape(0) == inner * n;
-  require(each || (weight.shape(0) == n && (!bias || bias->shape(0) == n)), "one weight and one bias a number of a row, or weights for all rows");
+  require(each || (weight.shape(0) == n && (!bias || bias->shape(0) == n)), "requires one weight and bias per column, or weights per head");
   if (x.size() == 0) return;
   const size_t stride = stride_of(x);
   const float* from = x.data();
@@ -82,7 +83,7 @@ void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
 void gate_py(Rows gates, std::optional<Rows> up, Out out, int how) {
   same_shape(gates, out);
   if (up) same_shape(*up, out);
-  require(how >= 0 && how < activations, "no such activation");
+  require(how >= 0 && how < activations, "unknown activation");
   if (out.size() == 0) return;
   const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates), also = up ? stride_of(*up) : width;
   const Activation which{how};
@@ -119,7 +120,7 @@ void add_py(Rows x, Rows y, Out out, float scale) {
 
 // y [T, n] += bias [n]
 void add_bias_py(Output y, Vector bias) {
-  require(y.shape(1) == bias.shape(0), "one bias for each number of a row");
+  require(y.shape(1) == bias.shape(0), "requires one bias per column");
   if (y.size() == 0) return;
   require(y.shape(1) == 1 || y.stride(1) == 1, "rows must be contiguous");
   const size_t rows = y.shape(0), n = y.shape(1), stride = rows == 1 ? n : size_t(y.stride(0));
@@ -128,9 +129,9 @@ void add_bias_py(Output y, Vector bias) {
   perform(y.size(), 0, {to}, [=](size_t) { add(to, stride, bias.data(), 0, to, stride, rows, n); });
 }
 
-// y [T, n] = x [T, n], the rows of both anywhere
+// y [T, n] = x [T, n], with any row strides
 void copy_py(Rows x, Output y) {
-  require(x.ndim() == 2 && x.shape(0) == y.shape(0) && x.shape(1) == y.shape(1), "y must have the shape of x, rows of numbers");
+  require(x.ndim() == 2 && x.shape(0) == y.shape(0) && x.shape(1) == y.shape(1), "y must have the shape of x, [T, n]");
   if (y.size() == 0) return;
   require(y.shape(1) == 1 || y.stride(1) == 1, "rows must be contiguous");
   const size_t rows = y.shape(0), n = y.shape(1), from = stride_of(x), stride = rows == 1 ? n : size_t(y.stride(0));
@@ -145,23 +146,23 @@ void copy_py(Rows x, Output y) {
 Kept kept_of(const Blocks& blocks) {
   if (blocks.dtype() == nb::dtype<float>()) return Kept::f32;
   if (blocks.dtype() == nb::dtype<int8_t>()) return Kept::i8;
-  require(blocks.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && blocks.dtype().bits == 16, "a cache is float32, float16 or int8");
+  require(blocks.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && blocks.dtype().bits == 16, "the cache must be float32, float16 or int8");
   return Kept::f16;
 }
 
-// x [T, ...] of n numbers a row; step, offset [n]
+// x [T, ...] with n elements per row; step, offset [n]
 void on_grid_py(Rows x, Vector step, Vector offset, Out out) {
   same_shape(x, out);
   require(x.ndim() >= 1, "rows needed");
   if (x.size() == 0) return;
   const size_t rows = x.ndim() == 1 ? 1 : x.shape(0), n = x.size() / rows, stride = stride_of(x);
-  require(step.shape(0) == n && offset.shape(0) == n, "a step and an offset for each number of a row");
+  require(step.shape(0) == n && offset.shape(0) == n, "requires a step and an offset per column");
   const float* from = x.data();
   float* to = out.data();
   perform(x.size(), 0, {from, to}, [=](size_t) { on_grid(from, stride, step.data(), offset.data(), to, rows, n); });
 }
 
-// steps, recent: with int8 only; grid: with some of it. softcap, slopes, sinks, chunk: see Tokens.
+// steps, recent: only for int8; grid: optional for int8. softcap, slopes, sinks, chunk: see Tokens.
 void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size_t start, float scale, size_t window,
                std::optional<Steps> steps, std::optional<Recent> recent, std::optional<Grid> grid, float softcap,
                std::optional<Vector> slopes, std::optional<Vector> sinks, size_t chunk) {
@@ -172,21 +173,21 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
   const size_t count = q.shape(0), heads = q.shape(1), groups = cache.groups, blocks = cache.blocks, size = cache.size;
   for (const Rows* x : {&k, &v})
     require(x->shape(0) == count && x->shape(1) == groups && x->shape(2) == size, "k and v must be [tokens, groups, size] of the cache");
-  require(q.shape(2) == size && groups > 0 && heads % groups == 0, "heads must be a multiple of groups, of the cache's size");
+  require(q.shape(2) == size && groups > 0 && heads % groups == 0, "heads must be a multiple of groups, with the cache's head size");
   require(keys.shape(3) == cache_block && kept_of(values) == cache.kept && values.shape(0) == groups && values.shape(1) == blocks &&
               values.shape(2) == cache_block && values.shape(3) == size,
           "keys must be [groups, blocks, size, 32], values [groups, blocks, 32, size]");
-  require(start <= blocks * cache_block && count <= blocks * cache_block - start, "no room in the cache for these positions");
+  require(start <= blocks * cache_block && count <= blocks * cache_block - start, "the cache has no room for these positions");
   if (cache.kept == Kept::i8) {
-    require(steps && recent, "int8 needs its steps and recent positions");
+    require(steps && recent, "int8 requires steps and recent positions");
     require(steps->shape(0) == groups && steps->shape(1) == blocks && steps->shape(2) == 4 && steps->shape(3) == size &&
                 recent->shape(0) == groups && recent->shape(1) == 2 && recent->shape(2) == cache_block * size,
             "steps must be [groups, blocks, 4, size], recent [groups, 2, 32 * size]");
   }
   require(!grid || (cache.kept == Kept::i8 && grid->shape(0) == groups && grid->shape(1) == 4 && grid->shape(2) == size),
-          "a grid is [groups, 4, size], of an int8 cache");
-  require((!slopes || slopes->shape(0) == heads) && (!sinks || sinks->shape(0) == heads), "one slope and one sink for each head");
-  require(softcap >= 0 && std::isfinite(softcap), "a soft cap is positive, 0 for none");
+          "a grid must be [groups, 4, size], for an int8 cache");
+  require((!slopes || slopes->shape(0) == heads) && (!sinks || sinks->shape(0) == heads), "requires one slope and one sink per head");
+  require(softcap >= 0 && std::isfinite(softcap), "softcap must be positive, or 0 for none");
   if (out.size() == 0) return;
   const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data(), softcap,
                       slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, chunk};

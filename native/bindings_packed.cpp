@@ -1,4 +1,4 @@
-// Packed matrices as Python objects: made once at load, checked then; a multiplication only checks its activations.
+// Packed matrices as Python objects: created and checked at load; a multiplication only checks its activations.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -30,22 +30,22 @@ const PackedKernel* find_packed(std::string_view name) {
 
 bool has_packed(const std::string& name) { return find_packed(name) || find_block_kernel(name); }
 
-// lane_step: 0 where lines hold one row; 1 if four neighbouring rows share a line, rows / 4 if the quarters of the matrix do.
+// lane_step: 0 if lines hold one row; 1 if four adjacent rows share a line, rows / 4 if four quarters of the matrix do.
 Packed make_packed(const std::string& name, PackedBytes bytes, size_t rows, size_t cols, float scale, size_t lane_step) {
   Packed p{bytes, {}, find_packed(name), find_block_kernel(name)};
-  if (!p.kernel && !p.dequantizer) throw nb::value_error("no packed kernel of that name");
+  if (!p.kernel && !p.dequantizer) throw nb::value_error("unknown packed kernel");
   const size_t block = size_t(p.kernel ? p.kernel->block : p.dequantizer->weights);
   const size_t size = size_t(p.kernel ? p.kernel->bytes : p.dequantizer->bytes), lanes = p.kernel ? size_t(p.kernel->lanes) : 1;
   if (rows == 0 || cols == 0 || cols % block || rows % lanes || rows > (size_t(1) << 40) / cols || (lanes == 1) != (lane_step == 0) ||
       (lane_step != 0 && lane_step != 1 && lane_step != rows / lanes))
     throw nb::value_error("the layout does not divide the matrix");
   const size_t line = cols / block * size;
-  if (bytes.shape(0) < rows / lanes * line) throw nb::value_error("fewer bytes than the matrix needs");
+  if (bytes.shape(0) < rows / lanes * line) throw nb::value_error("too few bytes for the matrix");
   p.matrix = {bytes.data(), rows, cols, line, lanes, lane_step == 1 ? lanes : 1, lane_step, scale};
   return p;
 }
 
-// Matrices that share an input, bound together so that a call carries nothing but arrays. Their outputs lie side by side.
+// Matrices with a common input, bound together so that a call passes only arrays. Their outputs are side by side.
 struct Group {
   std::vector<nb::object> owners;
   std::vector<PackedJob> jobs;
@@ -54,14 +54,14 @@ struct Group {
   explicit Group(nb::sequence items) {
     for (nb::handle h : items) {
       const Packed& p = handle_of<Packed>(h);
-      if (jobs.size() == kMostMatrices) throw nb::value_error("1 to 64 matrices");
+      if (jobs.size() == kMostMatrices) throw nb::value_error("a group has 1 to 64 matrices");
       owners.push_back(nb::borrow(h));
       jobs.push_back({&p.matrix, p.kernel, p.dequantizer, nullptr});
       cols = p.matrix.cols;
       rows += p.matrix.rows;
-      if (cols != jobs[0].matrix->cols) throw nb::value_error("matrices of one group have one input");
+      if (cols != jobs[0].matrix->cols) throw nb::value_error("matrices of a group must have the same inputs");
     }
-    if (jobs.empty()) throw nb::value_error("1 to 64 matrices");
+    if (jobs.empty()) throw nb::value_error("a group has 1 to 64 matrices");
   }
 
   void run(const float* x, size_t tokens, Rounding rounding, float* y) const {

@@ -1,4 +1,4 @@
-// What the bindings of a layer's steps share: they are called a few hundred times a token, and a tape records them.
+// Shared by the bindings of a layer's steps, which are called a few hundred times per token and recorded by a tape.
 #pragma once
 
 #include <initializer_list>
@@ -8,14 +8,15 @@
 
 namespace polyquant {
 
-using Rows = nanobind::ndarray<const float, nanobind::device::cpu>;  // any step from row to row, rows contiguous
+using Rows = nanobind::ndarray<const float, nanobind::device::cpu>;  // any row stride, rows contiguous
 using Vector = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using Matrix = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 using Output = nanobind::ndarray<float, nanobind::ndim<2>, nanobind::device::cpu>;
 
-inline constexpr size_t long_work = size_t(1) << 17;  // floats to go through; below that another thread would wait longer for the GIL than for us
+// Floats to process; for less, another thread would wait longer for the GIL than for this call.
+inline constexpr size_t long_work = size_t(1) << 17;
 
-// Counts as kernel time, and lets other Python threads run meanwhile if it is long enough to be worth it.
+// Measures kernel time, and releases the GIL for long enough work.
 class Kernel {
  public:
   explicit Kernel(size_t work) {
@@ -27,8 +28,8 @@ class Kernel {
   std::optional<nanobind::gil_scoped_release> release_;
 };
 
-// Runs a step of a layer at `position`, and records it: `touched` are the activations that it reads and writes, which it holds by pointer. It
-// holds whatever else it needs as arrays, which keeps them alive.
+// Runs a step of a layer at `position`, and records it. `touched`: the activations that it reads and writes, held by
+// pointer; it holds its other inputs as arrays, which keeps them alive.
 template <class F>
 void perform(size_t work, size_t position, std::initializer_list<const float*> touched, const F& step) {
   {
@@ -42,7 +43,7 @@ inline void require(bool good, const char* what) {
   if (!good) throw nanobind::value_error(what);
 }
 
-// Floats from one entry of the first axis to the next; the other axes must lie contiguously.
+// Stride of the first axis in floats; the other axes must be contiguous.
 inline size_t stride_of(const Rows& x) {
   int64_t width = 1;
   for (size_t axis = x.ndim(); axis-- > 1;) {

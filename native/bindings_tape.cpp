@@ -1,4 +1,5 @@
-// Tapes as Python sees them: `with Tape() as tape:` records what this thread runs in between, `tape.run(position)` runs it again.
+// Python bindings of tapes: `with Tape() as tape:` records the operations of this thread, `tape.run(position)` replays
+// them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
@@ -25,7 +26,7 @@ struct Lent {
 
 constexpr size_t kMostFloats = size_t(1) << 40;
 
-// float32 of that shape in the memory of the tape being recorded; None if there is none.
+// Returns a float32 array in the memory of the active tape; None without one.
 nb::object lent(const std::vector<size_t>& shape) {
   if (!recording) return nb::none();
   size_t floats = 1;
@@ -33,7 +34,7 @@ nb::object lent(const std::vector<size_t>& shape) {
     if (n == 0 || floats <= kMostFloats / n)
       floats *= n;
     else
-      throw nb::value_error("no activations are that large");
+      throw nb::value_error("the shape of the activations is too large");
   auto loan = std::make_unique<Lent>(Lent{recording->memory, recording->memory->lend(floats), floats});
   float* data = loan->data;
   nb::capsule owner(loan.release(), [](void* p) noexcept {
@@ -43,9 +44,9 @@ nb::object lent(const std::vector<size_t>& shape) {
   return nb::cast(nb::ndarray<nb::numpy, float>(data, shape.size(), shape.data(), owner));
 }
 
-// The thread holds the tape that it records: whoever else lets go of it, `recording` does not dangle.
+// The thread holds a reference to the tape that it records, so `recording` cannot dangle.
 nb::object begin(nb::pointer_and_handle<Tape> tape) {
-  if (recording || tape.p->busy) throw std::runtime_error("a tape is recording already");
+  if (recording || tape.p->busy) throw std::runtime_error("a tape is already recording");
   recording = tape.p;
   recording->busy = true;
   tape.h.inc_ref();
@@ -60,7 +61,7 @@ void end(nb::pointer_and_handle<Tape> tape) {
 }
 
 void run(Tape& tape, size_t position) {
-  if (recording || tape.busy || !tape.complete || position >= tape.room) throw nb::value_error("this tape cannot run here");
+  if (recording || tape.busy || !tape.complete || position >= tape.room) throw nb::value_error("this tape cannot run at this position");
   struct Busy {
     bool& flag;
     explicit Busy(bool& f) : flag(f) { flag = true; }

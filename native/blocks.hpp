@@ -12,7 +12,7 @@ struct BlockKernel {
   int weights;  // per block
   int bytes;    // per block
   void (*dequantize)(const uint8_t* src, float* dst, size_t blocks);
-  // importance: cols floats or null. May be null where a type is read only or encoded by numpy.
+  // importance: cols floats or null. May be null if a type is read only or encoded by numpy.
   void (*quantize)(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* importance);
 };
 
@@ -26,7 +26,7 @@ KernelTable iq_kernels();
 KernelTable fp4_kernels();
 KernelTable ternary_kernels();
 
-// Block types whose codes are -1, 0, +1: codes int8 [blocks * weights], scale float32 [blocks].
+// Block types with codes -1, 0, +1: codes int8 [blocks * weights], scale float32 [blocks].
 struct TernaryKernel {
   const char* name;
   int weights;
@@ -37,7 +37,7 @@ struct TernaryKernel {
 
 std::span<const TernaryKernel> ternary_layouts();
 
-// Blocks of 256: scale = greatest magnitude, codes = round(weight / scale), halves away from zero.
+// Blocks of 256: scale = largest magnitude, codes = round(weight / scale), half away from zero.
 void ternarize(const float* src, int8_t* codes, float* scale, size_t blocks);
 
 }  // namespace polyquant

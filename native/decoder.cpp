@@ -1,4 +1,4 @@
-// Norm, rotary positions and gates of a decoder layer: the loops over rows. Attention is in attention.cpp.
+// Row loops of a decoder layer's norms, rotary positions and gates. Attention is in attention.cpp.
 #include "decoder.hpp"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t piece = size_t(1) << 15;  // floats that are worth waking a thread for
+constexpr size_t piece = size_t(1) << 15;  // minimum number of floats to wake a thread for
 
 PQ_SIMD void row_on_grid(const float* x, const float* step, const float* offset, float* out, size_t n) {
   for (size_t i = 0; i < n; ++i) {
@@ -28,7 +28,8 @@ const DecoderSet& decoder_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const DecoderSet& best = []() -> const DecoderSet& {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return decoder_avx512();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return decoder_avx2();  // all of them have F16C, which clang 14 cannot ask for
+    // Any processor with AVX2 has F16C, which clang 14 cannot query.
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return decoder_avx2();
     return decoder_plain();
   }();
   return best;

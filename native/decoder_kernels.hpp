@@ -1,5 +1,6 @@
-// The decoder's kernels of one instruction set: included by decoder_plain.cpp, decoder_avx2.cpp and decoder_avx512.cpp, which are compiled with
-// the flags of theirs. Everything is in an unnamed namespace: no two sets share a function.
+// The decoder's kernels for one instruction set: included by decoder_plain.cpp, decoder_avx2.cpp and
+// decoder_avx512.cpp,
+// each compiled with its own flags. Everything is in an unnamed namespace: no two sets share a function.
 #include <algorithm>
 #include <cmath>
 
@@ -14,7 +15,7 @@
 namespace polyquant {
 namespace {
 
-// Sum of f(x) in double, which may take whole vectors.
+// Sum of f(x) in double; f may process whole vectors.
 template <class F>
 PQ_INLINE double sum_wide(const float* x, size_t n, const F& f) {
   using Half = float __attribute__((vector_size(2 * kWide)));
@@ -51,7 +52,7 @@ void layer_norm_row(const float* x, const float* weight, const float* bias, floa
   for (size_t i = 0; bias && i < n; ++i) out[i] += bias[i];
 }
 
-// One head.
+// Rotates one head.
 void turn_halves(const float* x, const float* cos, const float* sin, float* out, size_t turned) {
   for (size_t i = 0; i < turned; ++i) {
     const float a = x[i], b = x[i + turned];
@@ -72,7 +73,7 @@ struct Silu {
   PQ_INLINE Wide operator()(Wide g) const { return g / (1.0f + exponential(-g)); }
 };
 
-// NaN stays NaN.
+// Preserves NaN.
 struct Relu {
   PQ_INLINE Wide operator()(Wide g) const { return g < 0 ? Wide{} : g; }
 };
@@ -107,7 +108,7 @@ struct GeluTanh {
   PQ_INLINE Wide operator()(Wide g) const { return g / (1.0f + exponential(-1.5957691216f * (g + 0.044715f * g * g * g))); }
 };
 
-// expm1(x) - x by its series where the difference would cancel.
+// expm1(x) - x, by its series where the difference would cancel.
 struct XieluAt {
   Xielu how;
   PQ_INLINE Wide operator()(Wide x) const {
@@ -118,7 +119,7 @@ struct XieluAt {
   }
 };
 
-// out = f(g) * up, f(g) where up is null.
+// out = f(g) * up, f(g) if up is null.
 template <class F>
 PQ_INLINE void each(const float* g, const float* up, float* out, size_t n, const F& f) {
   size_t i = 0;
@@ -144,7 +145,7 @@ void xielu_row(const float* x, float* out, size_t n, const Xielu& how) { each(x,
 
 // ---------------------------------------------------------------- attention: see attention.cpp
 
-// c[R, kWide V] = a[R, k] b[k, kWide V], or added to it.
+// c[R, kWide V] = a[R, k] b[k, kWide V], or accumulated.
 template <int R, int V>
 PQ_INLINE void tile(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t k, bool add) {
   Wide sum[R][V];
@@ -174,7 +175,7 @@ PQ_INLINE void columns(const float* a, size_t lda, const float* b, size_t ldb, f
   for (; r < rows; ++r) tile<1, V>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
-// c[rows, n] = a[rows, k] b[k, n], or added to it; lda, ldb, ldc: floats from row to row.
+// c[rows, n] = a[rows, k] b[k, n], or accumulated; lda, ldb, ldc: row strides in floats.
 PQ_INLINE void multiply(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t rows, size_t k, size_t n, bool add) {
   size_t j = 0;
   for (; j + 2 * kWide <= n; j += 2 * kWide) columns<2>(a, lda, b + j, ldb, c + j, ldc, rows, k, add);
@@ -205,7 +206,7 @@ void widen_values(const int8_t* codes, const float* step, const float* offset, f
     for (size_t d = 0; d < size; ++d) out[s * size + d] = float(codes[s * size + d]) * step[d] + offset[d];
 }
 
-// A block of one kv head as floats: where it lies if it is stored so, else widened into scratch.
+// Returns a block of one kv head as floats: in place if stored so, otherwise widened into scratch.
 const float* floats_of(const Cache& c, size_t group, size_t block, bool values, size_t recent, float* scratch) {
   const size_t n = cache_block * c.size, at = (group * c.blocks + block) * n;
   const void* stored = values ? c.values : c.keys;
@@ -220,7 +221,7 @@ const float* floats_of(const Cache& c, size_t group, size_t block, bool values, 
   return scratch;
 }
 
-// Scores of one row -> weights; of its `count` positions those below `low` and from `high` on are not seen.
+// Turns the scores of one row into weights; of its `count` positions, only [low, high) are attended to.
 PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float& largest, float& total, float* out, size_t size) {
   for (size_t s = 0; s < low; ++s) scores[s] = -INFINITY;
   for (size_t s = high; s < count; ++s) scores[s] = -INFINITY;
@@ -236,7 +237,7 @@ PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float
     largest = now;
     for (size_t d = 0; d < size; ++d) out[d] *= fade;
   }
-  const float base = now == -INFINITY ? 0.0f : now;  // nothing seen yet: all weights are zero
+  const float base = now == -INFINITY ? 0.0f : now;  // no position yet: all weights are zero
   Wide sum{};
   for (size_t s = 0; s < count; s += kWide) {
     const Wide weight = exponential(take(scores + s) - base);
@@ -246,7 +247,7 @@ PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float
   total += sum_of(sum);
 }
 
-// cap tanh(x / cap), by tanh's series near 0 and 1 - 2 / (e^2x + 1) elsewhere.
+// cap tanh(x / cap), by the series of tanh near 0 and 1 - 2 / (e^2x + 1) elsewhere.
 PQ_INLINE Wide capped(Wide score, float cap) {
   const Wide x = score / cap, s = x * x;
   const Wide series = x * (1.0f + s * (-0x1.555556p-2f + s * (0x1.111112p-3f + s * -0x1.ba1ba2p-5f)));
@@ -254,7 +255,7 @@ PQ_INLINE Wide capped(Wide score, float cap) {
   return cap * (s < 0.03f ? series : whole);
 }
 
-// What is done to the scores of one query's head before they are weighed; position: of the first key, seen from the query.
+// Transforms the scores of one query head; position: of the first key, relative to the query.
 PQ_INLINE void bend(const Tokens& t, size_t head, float position, float* scores, size_t count) {
   for (size_t s = 0; t.softcap && s < count; s += kWide) put(scores + s, capped(take(scores + s), t.softcap));
   for (size_t s = 0; t.slopes && s < count; ++s) scores[s] += t.slopes[head] * (position + float(s));
@@ -272,7 +273,7 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
   std::fill_n(sums.largest, rows, -INFINITY);
   std::fill_n(sums.total, rows, 0.0f);
   std::fill_n(sums.out, rows * size, 0.0f);
-  const size_t first = t.start + p.token, last = first + p.count - 1, recent = last / cache_block;  // positions of the queries, their block
+  const size_t first = t.start + p.token, last = first + p.count - 1, recent = last / cache_block;  // positions of the queries, and their block
   const auto seen = [=](size_t b) { return std::min(cache_block, last + 1 - b * cache_block); };
   for (size_t b = p.begin; b < p.end; b += blocks_together) {
     const size_t at = b * cache_block, blocks = std::min(blocks_together, p.end - b);

@@ -1,18 +1,18 @@
-// The inner loops of the decoder's kernels, once for each instruction set.
+// The inner loops of the decoder's kernels, per instruction set.
 #pragma once
 
 #include "decoder.hpp"
 
 namespace polyquant {
 
-constexpr size_t blocks_together = 4;  // whose scores are weighed at once
+constexpr size_t blocks_together = 4;  // blocks whose scores are processed at once
 
-// `count` queries from `token` on, of a kv head, over the blocks [begin, end).
+// `count` queries from `token` on, of one kv head, over the blocks [begin, end).
 struct Piece {
   size_t group, token, count, begin, end;
 };
 
-// Of each row: the largest score, the sum of weights, and the weighted sum of values [size].
+// Per row: the largest score, the sum of weights, and the weighted sum of values [size].
 struct Sums {
   float *largest, *total, *out;
 };
@@ -34,7 +34,7 @@ const DecoderSet& decoder_avx2();
 const DecoderSet& decoder_avx512();
 #endif
 
-// The best that this processor runs.
+// The best set that this processor supports.
 const DecoderSet& decoder_set();
 
 }  // namespace polyquant

@@ -12,13 +12,13 @@ namespace polyquant {
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr size_t piece = size_t(1) << 15;  // floats that are worth waking a thread for
+constexpr size_t piece = size_t(1) << 15;  // minimum number of floats to wake a thread for
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 float ordered(float x) { return std::isnan(x) ? kNone : x; }
 
-// The `count` best of n, the best first; -infinity is chosen last, the lowest index first among equals.
+// The `count` largest of n, largest first; -infinity comes last, the lowest index first among equals.
 void best(const float* values, size_t n, size_t count, int32_t* out) {
   for (size_t j = 0; j < count; ++j) {
     size_t found = n;
@@ -30,7 +30,7 @@ void best(const float* values, size_t n, size_t count, int32_t* out) {
   }
 }
 
-// Work space of one token.
+// Scratch memory of one token.
 struct Room {
   std::vector<float> scores, choice, groups;
   std::vector<int32_t> used;
@@ -52,7 +52,7 @@ void route_token(const float* logits, size_t n, const float* bias, const Routing
     for (size_t i = 0; i < n; ++i) scores[i] = float(sigmoid(logits[i]));
   if (how.scores == Scores::softmax_of_chosen) std::copy_n(logits, n, scores.data());
 
-  // Scores rise with logits: without anything added to them, logits tell apart what rounding makes equal.
+  // Scores increase with logits: without a bias, logits distinguish scores that rounding makes equal.
   const bool plain = !bias && !how.pairs;
   if (!plain)
     for (size_t i = 0; i < n; ++i) choice[i] = ordered(bias ? scores[i] + bias[i] : scores[i]);

@@ -1,4 +1,4 @@
-// A mixture of experts beside its matrices: who computes a token, and what becomes of their outputs. Drawn in src/polyquant/ops/experts.py.
+// Mixture of experts, except its matrices: routing and combination. The reference is src/polyquant/ops/experts.py.
 #pragma once
 
 #include <cstddef>
@@ -14,24 +14,27 @@ struct Routing {
   bool norm;             // weights are divided by max(their sum, least) + eps
   double eps, least, scale;
   size_t groups, groups_used;
-  bool pairs;            // a group's score is the sum of its two best, else its best
+  bool pairs;  // a group's score is the sum of its two best, otherwise its best
 };
 
-// logits [tokens, experts], bias [experts] or null -> ids, weights [tokens, used]: the best first, of equals the one with the lower index.
-// used <= experts; groups divide experts; the groups that are used hold `used` experts or more.
+// logits [tokens, experts], bias [experts] or null -> ids, weights [tokens, used]: best first, lower index first among
+// equals.
+// used <= experts; groups divide experts; the selected groups hold at least `used` experts.
 void route(const float* logits, size_t tokens, size_t experts, const float* bias, const Routing& how, int32_t* ids, float* weights);
 
-// Of A = tokens * used assignments. combine: out[t] = sum over j of weights[t, j] * y[t * used + j], weights null for ones; spread: out[t * used + j] = weights[t, j] * x[t].
+// A = tokens * used assignments. combine: out[t] = sum over j of weights[t, j] * y[t * used + j], weights null for
+// ones;
+// spread: out[t * used + j] = weights[t, j] * x[t].
 void combine(const float* y, const float* weights, float* out, size_t tokens, size_t used, size_t n);
 void spread(const float* x, const float* weights, float* out, size_t tokens, size_t used, size_t n);
 
-// y[a] += bias[ids[a]], y [A, n] `stride` floats from row to row, bias [experts, n]; nothing where ids[a] is no expert.
+// y[a] += bias[ids[a]], y [A, n] with a row stride in floats, bias [experts, n]; unchanged if ids[a] is out of range.
 void add_expert_bias(float* y, size_t stride, const float* bias, size_t experts, const int32_t* ids, size_t assignments, size_t n);
 
 // out[t] = y[t] + sigmoid(gate[t]) * x[t]
 void add_gated(const float* y, const float* x, const float* gate, float* out, size_t rows, size_t n);
 
-// Numbers of an array of two dimensions, any steps.
+// A two-dimensional array with any strides.
 struct Grid2 {
   const float* data;
   int64_t row, column;

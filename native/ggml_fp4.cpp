@@ -1,4 +1,4 @@
-// 4-bit floats (E2M1) under E8M0 or UE4M3 scales. The bytes are drawn in src/polyquant/codecs/ggml_fp4.py.
+// 4-bit floats (E2M1) with E8M0 or UE4M3 scales. src/polyquant/codecs/ggml_fp4.py has the byte diagrams.
 #include <array>
 
 #include "blocks.hpp"
@@ -25,7 +25,7 @@ PQ_INLINE void unpack_nibbles(const uint8_t* src, int8_t* low, int8_t* high) {
   twice_e2m1(nibbles >> 4, high);
 }
 
-// The nearest of twice-E2M1 times d; of two equally near the one nearer to zero. d = 0 gives 0. The midpoints are exact.
+// The nearest of twice-E2M1 times d; ties go towards zero. d = 0 gives 0. The midpoints are exact.
 PQ_INLINE uint8_t nearest_e2m1(float x, float d) {
   const float a = std::fabs(x);
   const int m = int(a > 0.5f * d) + int(a > 1.5f * d) + int(a > 2.5f * d) + int(a > 3.5f * d) + int(a > 5 * d) +
@@ -43,7 +43,7 @@ PQ_INLINE void encode(const float* src, float d, uint8_t* nibbles) {
   for (int j = 0; j < half; ++j) nibbles[j] = uint8_t(q[j] | (q[j + half] << 4));
 }
 
-// Half of 2^(e - 127), because the codes count halves; 255 is one more power, not NaN, as in ggml.
+// Half of 2^(e - 127), because the codes count halves; 255 is the next power, not NaN, as in ggml.
 PQ_INLINE float half_e8m0(uint8_t e) {
   return std::bit_cast<float>(e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23);
 }
@@ -58,7 +58,7 @@ PQ_INLINE uint8_t e8m0_for(float amax) {
 
 PQ_SIMD void dequantize_mxfp4(const uint8_t* __restrict src, float* __restrict dst, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i, src += 17, dst += 32) {
-    int8_t low[16], high[16];  // apart: a load across two fresh stores would wait for both
+    int8_t low[16], high[16];  // separate: a load across two fresh stores would wait for both
     const float d = half_e8m0(src[0]);
     unpack_nibbles(src + 1, low, high);
     PQ_LOOP
@@ -89,11 +89,11 @@ constexpr std::array<float, 256> half_ue4m3 = [] {
   return table;
 }();
 
-// Half up on the fourth mantissa bit; from 248 on 0x7e, for ggml writes no other byte of the top exponent.
+// Half up on the fourth mantissa bit; from 248 on 0x7e, the only byte of the top exponent that ggml writes.
 PQ_INLINE uint8_t ue4m3_for(float x) {
   if (!(x > 0)) return 0;
   const uint32_t bits = std::bit_cast<uint32_t>(x < 448 ? x : 448.0f);
-  if (bits >> 23 < 121) {  // below 2^-6: counts of 2^-9
+  if (bits >> 23 < 121) {  // below 2^-6: multiples of 2^-9
     const int m = int(x * 512 + 0.5f);
     return uint8_t(m < 7 ? m : 7);
   }

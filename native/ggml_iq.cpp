@@ -1,5 +1,5 @@
-// Codebook types. The bytes are drawn in src/polyquant/codecs/ggml_iq.py.
-// Each kernel makes 256 signed bytes from the codebook and the signs, then multiplies them in one loop that the compiler vectorizes.
+// Codebook types. src/polyquant/codecs/ggml_iq.py has the byte diagrams. Each kernel makes 256 signed bytes from the
+// codebook and the signs, then multiplies them in one loop that the compiler vectorizes.
 #include <array>
 #include <cmath>
 #include <utility>
@@ -13,8 +13,8 @@ namespace {
 
 using namespace iq;
 
-// 256 values as signed bytes, a scale for each 16. Filled first and multiplied after: 8 weights at a time, the compiler would
-// move bytes to floats one by one.
+// 256 values as signed bytes, with a scale per 16. Filled first, multiplied afterwards: for 8 weights at a time, the
+// compiler would convert bytes to floats one by one.
 struct alignas(64) Values {
   int8_t q[256];
   float scale[16];
@@ -29,20 +29,20 @@ struct alignas(64) Values {
   PQ_INLINE void write(float* dst, int groups = 8) const {
     for (int k = 0; k < 2 * groups; ++k) {
       const float s = scale[k];
-#pragma GCC unroll 1  // GCC would unroll first and then find nothing to vectorize
+#pragma GCC unroll 1  // otherwise GCC unrolls first and fails to vectorize
       for (int j = 0; j < 16; ++j) dst[16 * k + j] = s * float(q[16 * k + j]);
     }
   }
 };
 
-// Bytewise negation where the mask has ones. Magnitudes are never 0, so the +1 carries into no neighbour.
+// Bytewise negation where the mask has ones. Magnitudes are never 0, so the +1 does not carry into the next byte.
 PQ_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t mask) {
   return (magnitudes ^ mask) + (mask & 0x0101010101010101u);
 }
 
 PQ_INLINE uint64_t pair(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
-// iq1: 8 * (grid +- 1/8); minus is 0 or 1, and no branch, which would be guessed wrong every other time.
+// iq1: 8 * (grid +- 1/8); minus is 0 or 1, without a branch, which would be mispredicted half of the time.
 PQ_INLINE uint64_t shifted(unsigned index, unsigned minus) {
   return (grid1[index] + ((minus - uint64_t(1)) & 0x0202020202020202u)) ^ 0x8080808080808080u;
 }
@@ -129,7 +129,7 @@ PQ_SIMD void dequantize_iq3_s(const uint8_t* src, float* dst, size_t blocks) {
   }
 }
 
-// The bytes are eighths: the scale takes the factor, which loses nothing, for d is a half.
+// The bytes are eighths: the factor goes into the scale, exactly, because d is a half.
 PQ_SIMD void dequantize_iq1_s(const uint8_t* src, float* dst, size_t blocks) {
   for (size_t i = 0; i < blocks; ++i, src += 50, dst += 256) {
     const float d = load_half(src);
@@ -167,7 +167,7 @@ alignas(16) constexpr int8_t levels[16] = {-127, -104, -83, -65, -49, -35, -22, 
 
 // 16 bytes: low nibbles are weights 0..15, high nibbles 16..31.
 PQ_INLINE void look_up(const uint8_t* codes, int8_t* out) {
-#if defined(__GNUC__) && !defined(__clang__)  // becomes one byte shuffle where the instruction set has it
+#if defined(__GNUC__) && !defined(__clang__)  // becomes a byte shuffle if the instruction set has one
   using V = uint8_t __attribute__((vector_size(16)));
   V table, q;
   std::memcpy(&table, levels, 16);
@@ -211,14 +211,14 @@ PQ_SIMD void dequantize_iq4_xs(const uint8_t* src, float* dst, size_t blocks) {
   }
 }
 
-// ---- IQ4_NL and IQ4_XS are written: the search of the Python reference, sum for sum.
+// ---- Encoders of IQ4_NL and IQ4_XS: the search of the Python reference, with identical sums.
 
 constexpr float starts[] = {-142, -134, -126, -118, -110, -102, 92, 100, 108, 116, 124, 132};
 constexpr float shares[] = {-32, -31, -30, -29, -28};
 
 PQ_INLINE float inverse_of(float x) { return x != 0 ? 1.0f / x : 0.0f; }
 
-// Halves added to halves; the array is used up.
+// Pairwise sum of halves; overwrites the array.
 template <size_t N, class T>
 PQ_INLINE T tree(T* x) {
   if constexpr (N == 1) {
@@ -233,7 +233,7 @@ PQ_INLINE T tree(T* x) {
 constexpr float between(int k) { return float(levels[k] + levels[k + 1]) / 2; }
 constexpr float step(int k) { return float(levels[k + 1] - levels[k]); }
 
-// The level nearest to each x * inverse: a sum of steps instead of a search, so that 32 run side by side.
+// The level nearest to each x * inverse: a sum of comparisons instead of a search, to process 32 at once.
 template <size_t... k>
 PQ_INLINE float level_of(float t, std::index_sequence<k...>) {
   float level = levels[0];
@@ -273,7 +273,7 @@ PQ_INLINE Fit fit(const float* y, const float* weight, float inverse) {
   return {scale, explained * scale};
 }
 
-// The first of largest magnitude, with its sign.
+// The first value of the largest magnitude, with its sign.
 PQ_INLINE float largest(const float* x, int n) {
   float top = x[0];
   for (int j = 1; j < n; ++j) top = std::fabs(x[j]) > std::fabs(top) ? x[j] : top;
@@ -309,7 +309,7 @@ PQ_SIMD void quantize_iq4_nl(const float* src, uint8_t* dst, size_t rows, size_t
     }
 }
 
-// The weighted square error of 32 weights under a scale.
+// The weighted squared error of 32 weights with a scale.
 PQ_INLINE double error_of(const float* x, const float* weight, float scale) {
   float v[32];
   double e[32];

@@ -1,5 +1,5 @@
-// K types, decoding: super-blocks of 256. The bytes are drawn in src/polyquant/codecs/ggml_k.py.
-// Products are taken in ggml's order, (d * sub-scale) first: any other order differs by one ulp.
+// K types, decoding: super-blocks of 256. src/polyquant/codecs/ggml_k.py has the byte diagrams.
+// Products are computed in ggml's order, (d * sub-scale) first: any other order differs by one ulp.
 #include "blocks.hpp"
 #include "ggml_k.hpp"
 #include "half.hpp"
@@ -7,7 +7,9 @@
 namespace polyquant {
 namespace {
 
-// Head of Q4_K and Q5_K: d, dmin, then 12 bytes of 8 scales and 8 minima of 6 bits, the two high bits of numbers 4..7 above those of 0..3.
+// Header of Q4_K and Q5_K: d, dmin, then 12 bytes with 8 scales and 8 minima of 6 bits; the two high bits of entries
+// 4..7 are
+// above those of 0..3.
 PQ_INLINE void scales_and_minima(const uint8_t* src, float* scale, float* min) {
   const float d = load_half(src), dmin = load_half(src + 2);
   const uint8_t* p = src + 4;
@@ -28,13 +30,13 @@ PQ_INLINE void split(const uint8_t* __restrict src, uint8_t* __restrict q, int b
         q[g * Fields + f * Width + i] |= uint8_t((src[g + i] >> (f * Bits) & ((1 << Bits) - 1)) << to);
 }
 
-// Codes -> weights of sub-blocks of W; the codes are those stored, `zero` the one that means zero.
+// Codes -> weights of sub-blocks of W; `zero`: the stored code that means zero.
 template <int W>
 PQ_INLINE void spread(const uint8_t* __restrict q, int zero, const float* scale, const float* min, float* __restrict dst) {
   for (int s = 0; s < 256 / W; ++s, q += W, dst += W) {
     const float a = scale[s], b = min ? min[s] : 0.0f;
     if (min) {
-#pragma GCC unroll 1  // unrolled first, sixteen steps would not be vectorized
+#pragma GCC unroll 1  // unrolled first, sixteen iterations would not be vectorized
       for (int j = 0; j < W; ++j) dst[j] = a * float(int(q[j])) - b;
     } else {
 #pragma GCC unroll 1

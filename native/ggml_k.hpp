@@ -1,4 +1,4 @@
-// The encoders of the K types, searched in ggml_k_quantize.cpp and listed in ggml_k.cpp.
+// The encoders of the K types, implemented in ggml_k_quantize.cpp and listed in ggml_k.cpp.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// K types, encoding: the search of src/polyquant/quantizers/k_search.py, operation for operation, so that bytes are equal.
+// K types, encoding: the search of src/polyquant/quantizers/k_search.py, operation by operation, so the bytes are
+// equal.
 // One tile holds one super-block of 16 sub-blocks or two of 8.
 #include <algorithm>
 #include <cmath>
@@ -18,17 +19,17 @@ template <int W>
 struct Affine {
   static constexpr int kPer = Tile<W>::kPer, kBlocks = Tile<W>::kBlocks;
   Tile<W> tile;
-  int subs, second;  // largest integer of sub-scales and minima; the other anchor that every block tries
+  int subs, second;  // largest integer of sub-scales and minima; the second anchor tried for every block
   Lane sign, scale, min;  // best real-valued scale and minimum of each sub-block
 
   struct State {
-    Lane d, dmin, sub, min, error;  // super-scales repeated in each lane of their block
+    Lane d, dmin, sub, min, error;  // super-scales, repeated in each lane of their block
     PQ_INLINE void scales(Lane& s, Lane& m) const {
       for (int l = 0; l < kLanes; ++l) s[l] = d[l] * sub[l], m[l] = dmin[l] * min[l];
     }
   };
 
-  // Blocks whose weights lie mostly above zero are encoded negated: minima can only reach below it.
+  // Blocks with mostly positive weights are encoded negated: minima only extend below zero.
   PQ_INLINE void orient(Lane& lo, Lane& range) {
     Lane down, up;
     tile.extremes(down, up);
@@ -51,7 +52,7 @@ struct Affine {
       for (int l = 0; l < kLanes; ++l) tile.x[i][l] *= sign[l];
   }
 
-  // Least squares on the codes of seven starting scales.
+  // Least squares on the codes of seven initial scales.
   PQ_INLINE void start() {
     Lane lo, range, gain, offset, inv;
     orient(lo, range);
@@ -78,8 +79,8 @@ struct Affine {
     }
   }
 
-  // The integers of every sub-block for given super-scales: nearest to the wish, then the best of a window by true error.
-  // The minimum's window centres on the least-squares minimum of each scale, for the codes at hand.
+  // The integers of every sub-block for given super-scales: the nearest, then the best of a window by true error.
+  // The minimum's window is centered on the least-squares minimum of each scale, for the current codes.
   PQ_INLINE void refine(State& at, const Lane& scale, const Lane& min, int window) const {
     Lane s, m, base, inv, inv_min;
     for (int l = 0; l < kLanes; ++l) {
@@ -142,7 +143,7 @@ struct Affine {
     }
   }
 
-  // Super-scales that give the largest scale and minimum the integer `anchor`; refined, refitted, refined.
+  // Super-scales that map the largest scale and minimum to the integer `anchor`; refined, refitted, refined.
   PQ_INLINE void attempt(State& best, int anchor, const bool* wanted) const {
     State at;
     for (int b = 0; b < kBlocks; ++b) {
@@ -178,7 +179,7 @@ struct Affine {
     }
   }
 
-  // Two anchors for every block; all of them for blocks that only the rounding of super-scales keeps from exact.
+  // Two anchors for every block; all anchors for blocks that are exact except for the rounding of super-scales.
   PQ_INLINE void search(State& best) {
     bool wanted[kBlocks], any = true;
     std::fill_n(wanted, kBlocks, true);
@@ -219,7 +220,9 @@ struct Symmetric {
     }
   };
 
-  // Least squares on the codes of five starting scales of either sign; first the weight of largest magnitude on the lowest code.
+  // Least squares on the codes of five initial scales of either sign; the first maps the weight of largest magnitude to
+  // the
+  // lowest code.
   PQ_INLINE void start() {
     Lane lo, hi, peak, inv, gain;
     tile.extremes(lo, hi);
@@ -277,7 +280,7 @@ struct Symmetric {
     return d < 0 ? -super_scale(-d) : super_scale(d);
   }
 
-  // A super-scale that gives the scale of largest magnitude the integer -anchor; refined, refitted, refined.
+  // A super-scale that maps the scale of largest magnitude to the integer -anchor; refined, refitted, refined.
   PQ_INLINE void attempt(State& best, int anchor) const {
     State at;
     float peak = 0;
@@ -299,7 +302,7 @@ struct Symmetric {
     if (tile.total(at.error, 0) < tile.total(best.error, 0)) best = at;
   }
 
-  // As Affine::search.
+  // See Affine::search.
   PQ_INLINE void search(State& best) {
     std::fill_n(best.error, kLanes, INFINITY);
     start();
@@ -321,7 +324,7 @@ struct Symmetric {
 
 // ---------------------------------------------------------------- codes -> bytes
 
-// Byte i of each group of `width` takes the low bits of `fields` codes that lie `width` apart, lowest field first.
+// Byte i of each group of `width` holds the low bits of `fields` codes with a stride of `width`, lowest field first.
 template <int Width, int Fields, int Bits>
 PQ_INLINE void join(const uint8_t* q, uint8_t* out, int bytes, int shift) {
   for (int g = 0; g < bytes; g += Width, q += Width * Fields)
@@ -376,7 +379,7 @@ PQ_INLINE void pack(const Symmetric& k, const Symmetric::State& at, int, const u
 
 // ---------------------------------------------------------------- rows
 
-// One super-block's importance, scaled to at most 1 and kept above 2^-20: products stay in range and no weight is left to chance.
+// One super-block's importance, scaled to at most 1 and at least 2^-20: products stay in range and every weight counts.
 PQ_INLINE void scaled_importance(const float* src, float* dst) {
   float peak = 0;
   for (int i = 0; i < 256; ++i) {
@@ -446,7 +449,7 @@ void quantize_q6_k(const float* src, uint8_t* dst, size_t rows, size_t cols, con
   encode_symmetric(src, dst, rows * cols / 256, cols / 256, importance, 32);
 }
 
-// Bytes equal to ggml's: nothing to search, the largest magnitude falls on -127.
+// Bytes equal to ggml's: no search, the largest magnitude maps to -127.
 PQ_SIMD void quantize_q8_k(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
   for (size_t i = 0; i < rows * cols / 256; ++i, src += 256, dst += 292) {
     float peak = 0;

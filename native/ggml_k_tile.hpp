@@ -1,6 +1,7 @@
-// Sixteen sub-blocks side by side, and what the search for K types asks of them: errors and weighted sums, a lane each.
-// Weight i of every sub-block lies in row i, so a sum runs over i in order in its lane: it vectorizes without a horizontal step
-// and the order of additions, which decides ties between candidates, is that of the numpy reference.
+// Sixteen sub-blocks in parallel, one per lane, with the errors and weighted sums needed by the search for K types.
+// Weight i of every sub-block is in row i, so each lane sums over i in order: this vectorizes without horizontal steps,
+// and
+// the order of additions, which decides ties between candidates, matches the numpy reference.
 #pragma once
 
 #include <cstring>
@@ -11,11 +12,12 @@ namespace polyquant::k_search {
 
 constexpr int kLanes = 16;
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
-constexpr float kHuge = 1e9f;          // beyond what fp16 scales can express; keeps every sum finite
+constexpr float kHuge = 1e9f;  // beyond the range of fp16 scales; keeps every sum finite
 constexpr float kTinyHalf = 0x1p-24f, kMaxHalf = 65504.0f;
-constexpr float kSingular = 1e-4f;     // a determinant below this share of its terms is rounding noise
-constexpr float kMargin = 1.000001f;   // so that rounding noise does not displace the natural start
-constexpr float kExact = 0x1p-20f;     // share of the energy below which only the rounding of super-scales is left as error
+constexpr float kSingular = 1e-4f;  // a determinant below this fraction of its terms is rounding noise
+constexpr float kMargin = 1.000001f;  // so that rounding noise does not replace the natural initial value
+// Fraction of the energy below which the remaining error is only due to the rounding of super-scales.
+constexpr float kExact = 0x1p-20f;
 constexpr float kAffineStarts[] = {0.0f, -0.3f, 0.3f, -0.6f, 0.6f, -0.9f, 0.9f};
 constexpr float kSymmetricStarts[] = {0.0f, -0.4f, 0.4f, -0.8f, 0.8f};
 
@@ -24,12 +26,14 @@ using Lane = float[kLanes];
 PQ_INLINE float clamp(float v, float lo, float hi) { return v > lo ? (v < hi ? v : hi) : lo; }  // NaN becomes lo
 PQ_INLINE float nearest(float v, float lo, float hi) { return (clamp(v, lo, hi) + kMagic) - kMagic; }
 PQ_INLINE float inverse(float s) { return s != 0 ? 1.0f / s : 0.0f; }
-// Positive and rounded to fp16, never to zero: a super-scale of zero would erase weights that the smallest one can express.
+// Positive and rounded to fp16, but never to zero: a zero super-scale would erase weights that the smallest one can
+// express.
 PQ_INLINE float super_scale(float v) {
   return v > 0 ? half_to_float(float_to_half(clamp(v, kTinyHalf, kMaxHalf))) : 0.0f;
 }
 
-// The integer given to the largest sub-scale: two for every block, then a power of two and others near the largest integer.
+// The integer for the largest sub-scale: two values for every block, then a power of two and others near the largest
+// integer.
 constexpr int kAnchors = 11;
 PQ_INLINE int anchor(int k, int subs, int second) {
   return k == 0 ? subs : k == 1 ? second : k == 2 ? (subs + 1) / 2 : subs + 2 - k;
@@ -49,7 +53,7 @@ struct Tile {
 
   PQ_INLINE float code(float x, float min, float inv) const { return nearest((x + min) * inv, lo, hi); }
 
-  // blocks: super-blocks that exist; missing ones are filled with zeros.
+  // blocks: number of existing super-blocks; missing ones are filled with zeros.
   PQ_INLINE void load(const float* src, const float* importance, int blocks) {
     for (int l = 0; l < kLanes; ++l) {
       const bool there = l / kPer < blocks;
@@ -78,7 +82,7 @@ struct Tile {
       }
   }
 
-  // Weighted squared error of each sub-block, its codes being the nearest ones.
+  // Weighted squared error of each sub-block with the nearest codes.
   PQ_INLINE void error(const Lane& scale, const Lane& min, Lane& out) const {
     Lane inv, sum = {};
     for (int l = 0; l < kLanes; ++l) inv[l] = inverse(scale[l]);
@@ -102,14 +106,14 @@ struct Tile {
     out = t;
   }
 
-  // Total of a super-block whose first lane is given.
+  // Total of the super-block that starts at a lane.
   static PQ_INLINE float total(const Lane& v, int first) {
     float sum = 0;
     for (int l = first; l < first + kPer; ++l) sum += v[l];
     return sum;
   }
 
-  // True where `error` is all but zero, and not zero.
+  // True if `error` is nearly, but not exactly, zero.
   PQ_INLINE bool nearly_exact(const Lane& error, int first) const {
     const float e = total(error, first);
     return e > 0 && e < kExact * total(sxx, first);

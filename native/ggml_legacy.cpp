@@ -1,4 +1,4 @@
-// ggml's first types: small blocks with fp16 scales. The bytes are drawn in src/polyquant/codecs/ggml_legacy.py.
+// ggml's first types: small blocks with fp16 scales. src/polyquant/codecs/ggml_legacy.py has the byte diagrams.
 #include "blocks.hpp"
 #include "half.hpp"
 #include "round.hpp"
@@ -173,7 +173,7 @@ PQ_SIMD void dequantize_q1_0(const uint8_t* src, float* dst, size_t blocks) {
 
 PQ_SIMD void quantize_q1_0(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
   for (size_t i = 0; i < rows * cols / 128; ++i, src += 128, dst += 18) {
-    float sum = 0;  // in ggml's order: another one would move the scale by an ulp
+    float sum = 0;  // in ggml's order: another one would change the scale by an ulp
     PQ_LOOP
     for (int j = 0; j < 128; ++j) sum += std::fabs(src[j]);
     store_half(dst, sum / 128);

@@ -1,4 +1,4 @@
-// Three-valued weights in blocks of 256. The bytes are drawn in src/polyquant/codecs/ggml_ternary.py.
+// Ternary weights in blocks of 256. src/polyquant/codecs/ggml_ternary.py has the byte diagrams.
 #include "blocks.hpp"
 #include "half.hpp"
 #include "round.hpp"
@@ -6,8 +6,9 @@
 namespace polyquant {
 namespace {
 
-// TQ1_0 lays its 256 digits out as 5 x 32 in 32 bytes, 5 x 16 in 16 bytes, 4 x 4 in 4 bytes, the first digit the most significant.
-// A byte holds ceil(number * 256 / 243), so that multiplying by 3 moves the next digit out at the top.
+// TQ1_0 stores its 256 digits as 5 x 32 in 32 bytes, 5 x 16 in 16 bytes, 4 x 4 in 4 bytes, most significant digit
+// first.
+// A byte holds ceil(value * 256 / 243), so multiplying by 3 moves the next digit out at the top.
 template <int width, int digits>
 PQ_INLINE void take_digits(const uint8_t* bytes, int8_t* codes) {
   for (int n = 0, power = 1; n < digits; ++n, power *= 3)

@@ -1,4 +1,5 @@
-// IEEE half, bfloat16 and E8M0 conversions; unaligned little-endian loads and stores. Branch-free, so that loops vectorize.
+// IEEE half, bfloat16 and E8M0 conversions; unaligned little-endian loads and stores. Branch-free, to vectorize in
+// loops.
 #pragma once
 
 #include <bit>
@@ -21,7 +22,7 @@ PQ_INLINE void store(uint8_t* p, T v) {
   std::memcpy(p, &v, sizeof v);
 }
 
-// binary16 -> binary32, exact; NaN payloads kept.
+// binary16 -> binary32, exact; NaN payloads are preserved.
 PQ_INLINE float half_to_float(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000u) << 16;
   const uint32_t magnitude = h & 0x7fffu;
@@ -31,12 +32,13 @@ PQ_INLINE float half_to_float(uint16_t h) {
   return std::bit_cast<float>(sign | (magnitude >= 0x7c00u ? special : std::bit_cast<uint32_t>(finite)));
 }
 
-// binary32 -> binary16, round half to even; overflow to infinity; NaN to a quiet NaN (0x7e00), as ggml's portable code does.
+// binary32 -> binary16, round half to even; overflow to infinity; NaN to a quiet NaN (0x7e00), as in ggml's portable
+// code.
 PQ_INLINE uint16_t float_to_half(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const float magnitude = std::bit_cast<float>(bits & 0x7fffffffu);
-  // Two scalings saturate to infinity and leave the rounding to one float addition against a power-of-two bias.
+  // Two scalings saturate to infinity; the rounding is done by one float addition with a power-of-two bias.
   float base = (magnitude * 0x1p112f) * 0x1p-110f;
   uint32_t bias = (bits << 1) & 0xff000000u;
   if (bias < 0x71000000u) bias = 0x71000000u;

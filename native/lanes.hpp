@@ -1,5 +1,5 @@
-// As many floats as a register of the instruction set holds, as one value. Included by the files that are compiled for one set, in an
-// unnamed namespace: no two sets share a function.
+// A register of floats of the instruction set as one value. Included by files compiled for one set, in an unnamed
+// namespace: no two sets share a function.
 #pragma once
 
 #include <bit>

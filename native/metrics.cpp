@@ -1,4 +1,5 @@
-// Sums for error figures: stretches in float32, what they add up to in double, so that the order of a billion terms does not show.
+// Sums for error metrics: stretches in float32, their totals in double, so the order of a billion terms does not
+// matter.
 #include "metrics.hpp"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t lanes = 16, stretch = 512;  // 32 terms a lane: the error of a sum stays near that of its terms
+constexpr size_t lanes = 16, stretch = 512;  // 32 terms per lane: the error of a sum stays near that of its terms
 
 // Independent accumulators: the compiler turns each row of lanes into vector registers.
 PQ_SIMD void sums_of_stretch(const float* a, const float* b, double out[5]) {
@@ -44,7 +45,7 @@ void accumulate(const float* a, const float* b, size_t n, double out[5]) {
   }
 }
 
-// Squares that float32 can hold with all their bits.
+// True if float32 represents the squares with full precision.
 bool plain(const double s[5]) { return s[0] > 1e-20 && s[0] < 1e30 && s[1] < 1e30 && (s[3] > 1e-30 || s[4] == 0); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which kernels run, and the loop over rows that they share.
+// Kernel selection, and the shared loop over rows.
 #include "packed_loop.hpp"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
 
 void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride) {
   const PackedMatrix& w = *job.matrix;
-  // Floats are multiplied where they lie, unless a file has them at odd places.
+  // Floats are multiplied in place, unless they are misaligned in the file.
   const bool floats = job.dequantizer && job.dequantizer->weights == 1 && job.dequantizer->bytes == sizeof(float) && w.lanes == 1 && w.scale == 1.0f;
   if (floats && reinterpret_cast<uintptr_t>(w.data) % alignof(float) == 0) {
     const auto* all = reinterpret_cast<const float*>(w.data);
@@ -98,7 +98,7 @@ void float_rows(const PackedJob& job, size_t first, size_t last, const float* x,
     return;
   }
   auto* rows = reinterpret_cast<float*>(row_room.at_least((8 * w.cols + 8) * sizeof(float)));
-  // Rows of several lanes lie apart: one at a time.
+  // Rows of several lanes are not contiguous: one at a time.
   const size_t together = w.lanes == 1 ? 8 : 1;
   for (size_t v = first; v < last; v += together) {
     const size_t n = std::min(together, last - v);

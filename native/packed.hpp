@@ -1,7 +1,9 @@
-// Packed weights times activations: y [T, N] = x [T, K] * W^T, W as it lies in the file.
+// Packed weights times activations: y [T, N] = x [T, K] * W^T, W in its stored layout.
 //
-// Integer path: activations are int8 with a scale for each 32 (ops/matmul.py), weights become integer codes q with a scale d and an
-// offset m for each 16 or 32 (w = d * q + m), and   y = sum over sub-blocks of  d * a_scale * (q . a)  +  m * (a_scale * sum a).
+// Integer path: activations are int8 with a scale per 32 (ops/matmul.py), weights become integer codes q with a scale d
+// and
+// an offset m per 16 or 32 (w = d * q + m):   y = sum over sub-blocks of  d * a_scale * (q . a)  +  m * (a_scale * sum
+// a).
 // Float path: rows are dequantized into cache and multiplied in float32.
 #pragma once
 
@@ -13,20 +15,21 @@
 
 namespace polyquant {
 
-constexpr size_t kUnit = 256;  // codes are made, and activations padded, by 256
+constexpr size_t kUnit = 256;  // unit of codes and of the padding of activations
 
-// int8 activations of T tokens; row stride in numbers is `padded`, K rounded up to 256.
+// int8 activations of T tokens; the row stride is `padded`, K rounded up to 256.
 struct Activations {
   const int8_t* q;       // [T, padded]
-  const int8_t* paired;  // the same with the second and third quarter of each 64 exchanged; for at most four tokens
+  const int8_t* paired;  // with the second and third quarter of each 64 exchanged; for at most four tokens
   const float* scale;    // [T, padded / 32]
   const float* sum16;    // [T, padded / 16] scale * sum of the codes
   const float* sum32;    // [T, padded / 32]
   size_t tokens, padded;
-  bool wide;             // every four scales are equal
+  bool wide;  // groups of four scales are equal
 };
 
-// A matrix of N rows and K columns. Of a layout that packs `lanes` rows into one line, line p holds rows p * row_step + l * lane_step.
+// A matrix of N rows and K columns. If a layout packs `lanes` rows into one line, line p holds rows
+// p * row_step + l * lane_step.
 struct PackedMatrix {
   const uint8_t* data;
   size_t rows, cols;
@@ -40,13 +43,13 @@ struct PackedMatrix {
 // rows [first, last) in the order of PackedMatrix::row's argument; y[t * stride + row].
 struct PackedKernel {
   const char* name;
-  int block, bytes;  // weights of a line and their bytes come in blocks
+  int block, bytes;  // weights and bytes per block of a line
   int lanes;
   void (*multiply)(const PackedMatrix&, size_t first, size_t last, const Activations&, float* y, size_t stride);
   void (*dequantize)(const PackedMatrix&, size_t v, float* row);  // K floats, without PackedMatrix::scale
 };
 
-// One table for each instruction set, and the loops that know no type.
+// The functions of one instruction set, and type-independent loops.
 struct PackedSet {
   const char* name;
   std::span<const PackedKernel> kernels;
@@ -62,19 +65,19 @@ const PackedSet& packed_plain();
 const PackedSet& packed_avx2();
 const PackedSet& packed_vnni();
 #endif
-const PackedSet& packed_set();  // the best that this processor runs
-void use_plain_kernels(bool plain);  // for tests: matrices made before keep the kernels they have
+const PackedSet& packed_set();  // the best set that this processor supports
+void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
 
-// At least `bytes` of this thread's own memory, aligned to 64; the next call may move it.
+// At least `bytes` of thread-local memory, aligned to 64; the next call may move it.
 uint8_t* scratch(size_t bytes);
 
 enum class Rounding { none, block, token, wide };
 
-// Several matrices with one input, in one parallel loop. y[t * stride + row].
+// Several matrices with a common input, in one parallel loop. y[t * stride + row].
 struct PackedJob {
   const PackedMatrix* matrix;
-  const PackedKernel* kernel;       // null: float path only
-  const BlockKernel* dequantizer;   // of block types: exact; null where kernel->dequantize serves
+  const PackedKernel* kernel;  // null: only the float path
+  const BlockKernel* dequantizer;  // of block types: exact; null if kernel->dequantize is used
   float* y;
 };
 void multiply_packed(std::span<const PackedJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding);

@@ -44,8 +44,8 @@ class ParallelLayer(SequentialLayer):
         super().__init__(layer, site)
         self.scale = np.float32(site.hyper.more["residual_scale"])
 
-    def __call__(self, x, turns, cache):
-        return x + self.scale * add(self.attention(x, turns, cache), self.feed_forward(x))
+    def __call__(self, x, rotations, cache):
+        return x + self.scale * add(self.attention(x, rotations, cache), self.feed_forward(x))
 
 
 TABLE = USUAL.changed(layers={"config": ("n_layer",)}, hidden={"config": ("n_embd",)}, rotated={"default": 0.5})

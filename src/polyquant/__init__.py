@@ -5,7 +5,7 @@
     w = weights["blk.0.attn_q.weight"].dequantize() # float32 [N, K]
     pq.convert("model/", "model.gguf", to="gguf", codec="q4_k")
 
-Names are resolved on first use, so that `import polyquant` stays light.
+Names are resolved on first use, so that `import polyquant` stays light. docs/python.md describes them all.
 """
 
 from __future__ import annotations
@@ -14,56 +14,109 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyquant.analysis.catalogue import CodecInfo as CodecInfo
+    from polyquant.analysis.catalogue import FormatInfo as FormatInfo
+    from polyquant.analysis.catalogue import RecipeInfo as RecipeInfo
+    from polyquant.analysis.catalogue import codecs as codecs
+    from polyquant.analysis.catalogue import formats as formats
+    from polyquant.analysis.catalogue import recipes as recipes
+    from polyquant.analysis.compare import Comparison as Comparison
     from polyquant.analysis.compare import compare as compare
+    from polyquant.analysis.demo import Outcome as Outcome
     from polyquant.analysis.demo import demo as demo
+    from polyquant.analysis.doctor import Check as Check
     from polyquant.analysis.doctor import doctor as doctor
+    from polyquant.analysis.evaluate import Evaluation as Evaluation
     from polyquant.analysis.evaluate import evaluate as evaluate
+    from polyquant.analysis.inspect import Inspection as Inspection
     from polyquant.analysis.inspect import inspect as inspect
     from polyquant.analysis.validate import explain as explain
     from polyquant.analysis.validate import validate as validate
     from polyquant.conversion.convert import convert as convert
     from polyquant.conversion.convert import plan as plan
     from polyquant.conversion.convert import quantize as quantize
+    from polyquant.conversion.execute import Report as Report
+    from polyquant.conversion.save import save as save
+    from polyquant.conversion.steps import Plan as Plan
+    from polyquant.errors import CodecError as CodecError
+    from polyquant.errors import InputError as InputError
+    from polyquant.errors import PlanError as PlanError
     from polyquant.errors import PolyquantError as PolyquantError
+    from polyquant.errors import UnknownNameError as UnknownNameError
+    from polyquant.errors import UnsupportedError as UnsupportedError
+    from polyquant.formats.gguf.edit import Edited as Edited
     from polyquant.formats.gguf.edit import edit as edit
+    from polyquant.formats.gguf.imatrix import Importance as Importance
     from polyquant.formats.gguf.imatrix import importance as importance
+    from polyquant.formats.msmodelslim.repair import Repaired as Repaired
     from polyquant.formats.msmodelslim.repair import repair as repair
+    from polyquant.formats.steps import Progress as Progress
     from polyquant.opening import look as open
+    from polyquant.recipes.recipe import Rule as Rule
     from polyquant.registry import codec as codec
+    from polyquant.runtime.generate import Generation as Generation
+    from polyquant.runtime.generate import Token as Token
     from polyquant.runtime.load import load as load
+    from polyquant.runtime.model import Model as Model
+    from polyquant.types import Checkpoint as Checkpoint
+    from polyquant.types import Codec as Codec
+    from polyquant.types import Finding as Finding
+    from polyquant.types import Findings as Findings
+    from polyquant.types import Kind as Kind
+    from polyquant.types import Meta as Meta
+    from polyquant.types import Severity as Severity
+    from polyquant.types import Weight as Weight
 
 __version__ = "0.1.0"
 
-_VERBS = {
-    "PolyquantError": "polyquant.errors:PolyquantError",
-    "codec": "polyquant.registry:codec",
-    "compare": "polyquant.analysis.compare:compare",
-    "convert": "polyquant.conversion.convert:convert",
-    "demo": "polyquant.analysis.demo:demo",
-    "doctor": "polyquant.analysis.doctor:doctor",
-    "edit": "polyquant.formats.gguf.edit:edit",
-    "evaluate": "polyquant.analysis.evaluate:evaluate",
-    "explain": "polyquant.analysis.validate:explain",
-    "importance": "polyquant.formats.gguf.imatrix:importance",
-    "inspect": "polyquant.analysis.inspect:inspect",
-    "load": "polyquant.runtime.load:load",
-    "open": "polyquant.opening:look",
-    "plan": "polyquant.conversion.convert:plan",
-    "quantize": "polyquant.conversion.convert:quantize",
-    "repair": "polyquant.formats.msmodelslim.repair:repair",
-    "validate": "polyquant.analysis.validate:validate",
+_MODULES = {
+    "analysis.catalogue": "CodecInfo FormatInfo RecipeInfo",
+    "analysis.compare": "Comparison compare",
+    "analysis.demo": "Outcome demo",
+    "analysis.doctor": "Check doctor",
+    "analysis.evaluate": "Evaluation evaluate",
+    "analysis.inspect": "Inspection inspect",
+    "analysis.validate": "explain validate",
+    "conversion.convert": "convert plan quantize",
+    "conversion.execute": "Report",
+    "conversion.save": "save",
+    "conversion.steps": "Plan",
+    "errors": "CodecError InputError PlanError PolyquantError UnknownNameError UnsupportedError",
+    "formats.gguf.edit": "Edited edit",
+    "formats.gguf.imatrix": "Importance importance",
+    "formats.msmodelslim.repair": "Repaired repair",
+    "formats.steps": "Progress",
+    "recipes.recipe": "Rule",
+    "registry": "codec",
+    "runtime.generate": "Generation Token",
+    "runtime.load": "load",
+    "runtime.model": "Model",
+    "findings": "Finding Findings Severity",
+    "metadata": "Kind Meta",
+    "types": "Checkpoint Codec Weight",
 }
+"""Module -> the public names that it defines; `open` has another name there."""
+_PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names.split()}
+_PLACES["open"] = ("opening", "look")
+
+_CALLABLE = ("codecs", "formats", "recipes")
+"""Packages that are functions too (callable_package.py)."""
 
 __all__ = [
-    "PolyquantError", "__version__", "codec", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "importance", "inspect", "load", "open", "plan", "quantize", "repair", "validate",
+    "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection",
+    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule", "Severity", "Token", "UnknownNameError",
+    "UnsupportedError", "Weight", "__version__", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "open",
+    "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _VERBS:
+    if name in _CALLABLE:
+        return import_module(f"polyquant.{name}")
+    if name not in _PLACES:
         raise AttributeError(f"module 'polyquant' has no attribute '{name}'")
-    module, attribute = _VERBS[name].split(":")
-    return getattr(import_module(module), attribute)
+    module, attribute = _PLACES[name]
+    return getattr(import_module(f"polyquant.{module}"), attribute)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@
     ├── UnsupportedError       valid input that asks for an unsupported feature; names the alternative
     ├── PlanError              the requested job is rejected: lossy without permission, target exists, disk too small
     ├── UnknownNameError       no codec, format or finding of that name; suggests close ones
+    │   └── UnknownTensorError no tensor of that name in a checkpoint; a KeyError too
     └── CodecError             arrays that do not fit the codec: shape, dtype, range
 
 Bugs are never one of these: they surface as other exceptions.
@@ -23,6 +24,7 @@ __all__ = [
     "PlanError",
     "PolyquantError",
     "UnknownNameError",
+    "UnknownTensorError",
     "UnsupportedError",
     "escaped",
     "listed",
@@ -142,3 +144,13 @@ class UnknownNameError(PolyquantError, LookupError):
         if hint is None:
             hint = f"did you mean {suggestions}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
         super().__init__(f"no {kind} is named '{printable(name, _NAME)}'", hint=hint)
+
+
+class UnknownTensorError(UnknownNameError, KeyError):
+    """A checkpoint has no tensor of that name. other: the tensor's name in the checkpoint's own naming scheme."""
+
+    def __init__(self, file: object, name: str, known: Iterable[str], other: str | None = None) -> None:
+        super().__init__("tensor", name, known)
+        self.file = file
+        if other is not None:
+            self.hint = f"this checkpoint calls it '{printable(other, _NAME)}'"

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from polyquant.errors import InputError, PolyquantError, UnsupportedError, listed
+from polyquant.keywords import OPEN_DEFAULTS, OpenKeywords
 from polyquant.no_collection import no_collection
-from polyquant.options import build, given, options_of, refuse_unknown
-from polyquant.registry import FORMATS, PluginWarning, formats
+from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
+from polyquant.registry import FORMATS, PluginWarning, Search, formats
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence
 
@@ -92,7 +93,8 @@ def _first_bytes(path: Path) -> bytes:
     return head
 
 
-def open_checkpoint(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
+@with_keywords(OpenKeywords, OPEN_DEFAULTS)
+def open_checkpoint(path: str | os.PathLike[str], **options: Unpack[OpenKeywords]) -> Checkpoint:
     """Like `look`, for a checkpoint whose weights are used. Raises UnsupportedError for an unsupported quantization
     scheme.
     """
@@ -102,7 +104,8 @@ def open_checkpoint(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
     return checkpoint
 
 
-def look(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
+@with_keywords(OpenKeywords, OPEN_DEFAULTS)
+def look(path: str | os.PathLike[str], **options: Unpack[OpenKeywords]) -> Checkpoint:
     """Open a file or folder of any format as a mapping from tensor name to Weight. Reads headers only.
 
     Weights of an unsupported quantization scheme open in their stored layout; their `dequantize` raises
@@ -115,7 +118,7 @@ def look(path: str | os.PathLike[str], **options: Any) -> Checkpoint:
     return open_as(form, path, options)
 
 
-def open_as(form: Format, path: str | os.PathLike[str], options: dict[str, Any]) -> Checkpoint:
+def open_as(form: Format, path: str | os.PathLike[str], options: Mapping[str, Any]) -> Checkpoint:
     """Open a path in a known format. Raises as `look`."""
     own = options_of(form.open_options)
     for name in given(options):
@@ -124,7 +127,8 @@ def open_as(form: Format, path: str | os.PathLike[str], options: dict[str, Any])
             refuse_unknown([name], {n for f in formats() for n in options_of(f.open_options)}, "open")
             raise UnsupportedError(f"{name} applies to {' and '.join(having)} only", file=path)
     with no_collection(), opened_files() as opened:
-        return replace(form.open(Path(path), build(form.open_options, options)), opened=opened)
+        checkpoint = form.open(Path(path), build(form.open_options, options))
+        return replace(checkpoint, opened=opened, other_name=Search("polyquant.architectures.find:other_name"))
 
 
 def accepted(form: Format, options: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ option that several formats share has one flag with the help of all of them.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -17,9 +18,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["DeclaresTargetOptions", "NoOptions", "Option", "build", "given", "option", "options_of", "refuse_unknown"]
+__all__ = [
+    "DeclaresTargetOptions",
+    "NoOptions",
+    "Option",
+    "build",
+    "given",
+    "option",
+    "options_of",
+    "refuse_unknown",
+    "with_keywords",
+]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +135,42 @@ def refuse_unknown(values: Iterable[str], known: Iterable[str], function: str) -
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")
+
+
+def with_keywords(keywords: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
+    """Decorator of a function that takes `**options: Unpack[keywords]`: `help()` and `inspect.signature()` show each keyword with its type and default.
+
+    defaults: of those that are not None. Options of formats from installed packages are taken too; they are shown as `**plugin_options`.
+    """
+
+    def decorate(function: F) -> F:
+        written = inspect.signature(function)
+        own = [
+            p.replace(annotation=_Source.of(p.annotation))
+            for p in written.parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_Source.of(annotation))
+            for name, annotation in keywords.__annotations__.items()
+        ]  # fmt: skip
+        others = inspect.Parameter("plugin_options", inspect.Parameter.VAR_KEYWORD, annotation=_Source("Any"))
+        returns = _Source.of(written.return_annotation)
+        function.__signature__ = written.replace(parameters=[*own, *more, others], return_annotation=returns)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+class _Source(str):
+    """An annotation as source text, shown without quotes."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, annotation: Any) -> _Source:
+        """Of a string, or of what typing makes of one."""
+        return cls(getattr(annotation, "__forward_arg__", annotation))
+
+    def __repr__(self) -> str:
+        return str(self)

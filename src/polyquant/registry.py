@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from polyquant.types import Codec
 
 __all__ = [
-    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures", "known_codecs",
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures", "known_codecs", "module_of",
 ]  # fmt: skip
 
 
@@ -217,6 +217,13 @@ def _members(family: str) -> tuple[str, ...]:
     """Usual names of a family's members."""
     names: tuple[str, ...] = import_module(f"polyquant.codecs.{family}").NAMES
     return names
+
+
+def module_of(name: str) -> str | None:
+    """The module of polyquant.codecs that a codec of ours is in; None for one of an installed package."""
+    if name in CODECS:
+        return CODECS[name].partition(":")[0].rpartition(".")[2]
+    return _NAMED.get(name.partition(".")[0])
 
 
 def known_codecs() -> list[str]:

@@ -7,18 +7,22 @@ Weights with more or fewer dimensions are seen by codecs as a matrix `[rows, K]`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from polyquant.errors import UnsupportedError, printable
+from polyquant.errors import UnknownTensorError, UnsupportedError, printable
+from polyquant.findings import Finding, Findings, Severity
+from polyquant.metadata import Kind, Meta
 from polyquant.operations import SAME, Operation
+from polyquant.tables import Table, size
 
+T = TypeVar("T")
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 I8: TypeAlias = NDArray[np.int8]
@@ -28,7 +32,7 @@ Rounding: TypeAlias = Literal["none", "block", "token", "wide"]
 """How inputs are rounded before a multiplication: not at all, to int8 per block of 32, per token, per block of 128."""
 
 __all__ = [
-    "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Floats", "Form",
+    "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Findings", "Floats", "Form",
     "Kind", "Layout", "Meta", "Parts", "Rounding", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
     "Translation", "TrellisCode", "TrellisCodes", "Undecoded", "Weight", "as_matrix",
 ]  # fmt: skip
@@ -222,7 +226,7 @@ class Weight:
     arrays: Mapping[str, StoredArray]
 
     def __repr__(self) -> str:
-        return f"<Weight {self.name} {list(self.shape)} {self.codec.name}>"
+        return f"<Weight {printable(self.name)} {list(self.shape)} {self.codec.name}>"
 
     @property
     def parts(self) -> Parts:
@@ -251,6 +255,16 @@ class Weight:
     def dequantize(self, *, rows: slice | None = None, out: F32 | None = None) -> F32:
         """The weight as float32 of `shape`."""
         return self.codec.dequantize(self.parts, self.shape, rows=rows, out=out)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """The floats for `np.asarray(weight)`: float32 unless a dtype is asked for. Raises ValueError for copy=False, since decoding makes a new array."""
+        if copy is False:
+            raise ValueError(
+                f"a weight is decoded into a new array: np.asarray({self.name!r}, copy=False) is impossible"
+            )
+        if dtype is not None and self.codec.form is Floats:  # float64 and integers without a detour through float32
+            return np.array(self.codec.unpack(self.parts, self.shape).values, dtype).reshape(self.shape)
+        return self.dequantize() if dtype is None else self.dequantize().astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +304,8 @@ class Checkpoint(Mapping[str, Weight]):
     files: the small files that travel along (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and metadata, "hf" (Hugging
     Face), "gguf" or one of its own. describes_itself: its own files say how each weight is quantized, not config.json. opened: the files that were
     read to open it, each with what tells whether it is still the same (FileState). undecoded: why it can only be looked at; None: all decodes.
+    in_memory: its weights are arrays, and `path` is only a word for messages.
+    other_name: the name in this naming scheme of a tensor that was asked for in another one, for error messages.
     """
 
     format: str
@@ -304,12 +320,34 @@ class Checkpoint(Mapping[str, Weight]):
     describes_itself: bool = False
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     undecoded: Undecoded | None = None
+    in_memory: bool = False
+    other_name: Callable[[Checkpoint, str], str | None] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        return f"<Checkpoint {self.format} {self.path}: {len(self)} tensors, {self.bpw:.3f} bits per weight>"
+        return f"<Checkpoint {self.format} {printable(self.path)}: {len(self)} tensors, {self.bpw:.3f} bits per weight>"
+
+    def _repr_html_(self) -> str:
+        rows = ((w.name, list(w.shape), w.codec, size(w.nbytes), f"{w.bpw:.3f}") for w in self.values())
+        columns = ("tensor", "shape", "codec", "size", "bits per weight")
+        return Table(repr(self).strip("<>"), columns, rows, len(self), self.notes).html()
 
     def __getitem__(self, name: str) -> Weight:
+        """The tensor of that name. Raises UnknownTensorError, a KeyError, with near names."""
+        if name not in self.weights:
+            other = self.other_name(self, name) if self.other_name is not None and isinstance(name, str) else None
+            raise UnknownTensorError(self.path, str(name), self.weights, other if other in self.weights else None)
         return self.weights[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.weights
+
+    @overload
+    def get(self, key: str, /) -> Weight | None: ...
+    @overload
+    def get(self, key: str, /, default: Weight | T) -> Weight | T: ...
+    def get(self, key: str, /, default: Any = None) -> Any:
+        """The tensor of that name, or the default."""
+        return self.weights.get(key, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -326,59 +364,6 @@ class Checkpoint(Mapping[str, Weight]):
     def bpw(self) -> float:
         """Effective bits per weight over the whole checkpoint."""
         return 8 * self.nbytes / max(1, sum(math.prod(w.shape) for w in self.weights.values()))
-
-
-class Kind(IntEnum):
-    """GGUF metadata value types, by their number in the file."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """A metadata value with its type on disk. For arrays `item` is the element type and value a sequence (maybe lazy)."""
-
-    kind: Kind
-    value: Any
-    item: Kind | None = None
-
-
-# ---------------------------------------------------------------- findings
-
-
-class Severity(Enum):
-    """error: a reader will fail or decode wrongly; warning: some reader will; note: worth knowing."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of validation: a stable code (`polyquant explain CODE`), where, and what was seen."""
-
-    code: str
-    severity: Severity
-    message: str
-    tensor: str | None = None
-    file: str | None = None
-
-    def __str__(self) -> str:
-        where = "".join(f" {printable(x)}:" for x in (self.file, self.tensor) if x)
-        return f"{self.code} {self.severity.value}{where} {printable(self.message, 600)}"
 
 
 # ---------------------------------------------------------------- from one checkpoint to another

@@ -76,7 +76,7 @@ def test_an_architecture_that_is_only_converted_says_so(monkeypatch):
     record = replace(of_config(golden.config), layer=ConvertedOnly())
     assert not record.runs
     monkeypatch.setattr(identity, "of_config", lambda config: record)
-    with pytest.raises(PolyquantError, match="converted and not run"):
+    with pytest.raises(PolyquantError, match="can be converted but not run"):
         load(golden.folder)
 
 

@@ -95,7 +95,7 @@ def test_an_outside_architecture_is_quantized_and_smoothed(outside, tmp_path):
 def test_without_its_package_it_is_unknown(tmp_path):
     source = tiny_model(OUTSIDE, tmp_path / "hf")
     assert by_name("outside") is None and of_config({"model_type": "outside_model"}) is None
-    with pytest.raises(PolyquantError, match="is not run here"):
+    with pytest.raises(PolyquantError, match="is not supported"):
         pq.load(source)
     with pytest.raises(UnknownNameError):
         pq.plan(source, to="gguf", architecture="outside")
@@ -170,6 +170,6 @@ def test_feeds_of_the_records():
         Feed("attn_v", ("attn_output",), "values"),
         Feed("ffn_up", ("ffn_down",), "product"),
     )
-    assert known()["chatglm"].behind("ffn_norm") == ("ffn_up",)
-    assert known()["bitnet"].behind("attn_sub_norm") == ("attn_output",)
-    assert LLAMA.behind("output_norm") == ()
+    assert known()["chatglm"].readers_of("ffn_norm") == ("ffn_up",)
+    assert known()["bitnet"].readers_of("attn_sub_norm") == ("attn_output",)
+    assert LLAMA.readers_of("output_norm") == ()

@@ -34,7 +34,7 @@ def changed(name, folder, *, tensors=None, **entries):
 
 LOST = {
     "another scale of attention": ("gemma2", {"query_pre_attn_scalar": 16}, "query_pre_attn_scalar"),
-    "no caps": ("gemma2", {"attn_logit_softcapping": None}, "caps no scores"),
+    "no caps": ("gemma2", {"attn_logit_softcapping": None}, "without score or logit capping"),
     "windows elsewhere": ("gemma3_text", {"layer_types": ["full_attention"] * 6}, "which layers have a sliding window"),
     "rotation everywhere": ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, "no_rope_layers"),
     "another interval": ("smollm3", {"no_rope_layers": ..., "no_rope_layer_interval": 2}, "no_rope_layers"),
@@ -104,7 +104,7 @@ def test_norms_of_single_heads_are_stacked_and_come_back(tmp_path):
 def test_a_layer_without_its_numbers(tmp_path):
     name = "model.layers.1.mlp.act_fn.beta"
     folder = changed("apertus", tmp_path / "hf", tensors=lambda held: {n: t for n, t in held.items() if n != name})
-    with pytest.raises(InputError, match="lacks this number"):
+    with pytest.raises(InputError, match="lacks this scalar"):
         to_gguf(open_checkpoint(folder))
 
 

@@ -45,12 +45,12 @@ def routed(model, index, states):
     plain = type(part).__call__
     for i, x in enumerate(states):
         if part is None:  # hybrids have layers without one
-            states[i] = decoder.alone(index, x, decoder.cache()).copy()
+            states[i] = decoder.run_layer(index, x, decoder.cache()).copy()
             continue
         with pytest.MonkeyPatch.context() as patch:
             if part is not None:  # layers of Nemotron-H are one thing each
                 patch.setattr(type(part), "__call__", lambda self, h: seen.append(h.copy()) or plain(self, h))
-            states[i] = decoder.alone(index, x, decoder.cache()).copy()
+            states[i] = decoder.run_layer(index, x, decoder.cache()).copy()
         mixture = (
             part if hasattr(part, "router") else getattr(part, "experts", None)
         )  # Gemma 4's stand beside a dense part

@@ -156,12 +156,12 @@ def without(folder, name):
 
 BAD = {
     "nothing there": (lambda p: p / "no", (), "no"),
-    "no tokenizer": (lambda p: without(p, "tokenizer.json"), (), "no tokenizer that can be run"),
+    "no tokenizer": (lambda p: without(p, "tokenizer.json"), (), "no usable tokenizer"),
     "broken tokenizer": (lambda p: broken(p, "tokenizer.json", model={"type": "Nope"}), (), "tokenizer.json cannot be used"),
-    "no template": (lambda p: LLAMA, ("--chat",), "give a plain prompt"),
+    "no template": (lambda p: LLAMA, ("--chat",), "use a plain prompt"),
     "template loops": (lambda p: with_template(p, "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"), ("--chat",), "runs too long"),
     "template loops 10^12": (lambda p: with_template(p, "{% for i in range(10**12) %}x{% endfor %}"), ("--chat",), "Range too big"),
-    "template reaches out": (lambda p: with_template(p, "{{ ''.__class__.__mro__ }}"), ("--chat",), "reaches for"),
+    "template reaches out": (lambda p: with_template(p, "{{ ''.__class__.__mro__ }}"), ("--chat",), "forbidden attribute"),
     "template fills memory": (lambda p: with_template(p, "{{ 'x' * 10**11 }}"), ("--chat",), "too much memory"),
     "prompt too long": (lambda p: LLAMA, ("-p", "word " * 600), "longer than the model's context (expected at most 512 tokens, found"),
     "context of two": (lambda p: LLAMA, ("--context", 2), "expected at most 2 tokens, found 6 tokens"),

@@ -8,6 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 import polyquant
 from polyquant.ops import native
+from polyquant.types import Floats
 
 NAMES = [
     "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1", "q1_0", "q2_0", "mxfp4", "nvfp4", "tq1_0", "tq2_0",
@@ -32,8 +33,12 @@ def test_same_bytes(name, w):
 @pytest.mark.parametrize("name", NAMES)
 @given(arrays(np.float32, (1, 256), elements=ANY))
 @settings(deadline=None, max_examples=20)
-def test_any_float_gives_bytes_that_decode(name, w):
+def test_any_float_gives_bytes_that_decode_or_is_refused(name, w):
     for engine in ("native", "numpy"):
         codec = polyquant.codec(name)
         with native.engine(engine):
-            assert codec.dequantize(codec.pack(codec.quantize(w)), w.shape).shape == w.shape
+            if codec.form is not Floats and not np.isfinite(w).all():
+                with pytest.raises(polyquant.CodecError, match="NaN or infinity"):
+                    codec.quantize(w)
+            else:
+                assert codec.dequantize(codec.pack(codec.quantize(w)), w.shape).shape == w.shape

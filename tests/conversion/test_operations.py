@@ -201,7 +201,7 @@ def test_errors_name_the_first_source_and_how_many_more(tmp_path, remade):
     raw = bytearray(path.read_bytes())
     raw[-64 * 256 * 4 * 2 - 4 :] = b"\xff" * (64 * 256 * 4 * 2 + 4)  # NaN in `up`, the last
     path.write_bytes(raw)
-    with pytest.raises(InputError, match=r"gate and 1 more: contains NaN"):
+    with pytest.raises(InputError, match=r"gate and 1 more: q8_0 cannot quantize NaN or infinity"):
         remade(path, {"gate_up": MADE["gate_up"]}, codec="q8_0")
 
 

@@ -25,7 +25,7 @@ import polyquant as pq
 from polyquant.cli import main
 from polyquant.errors import InputError
 from polyquant.integrations.server import requests, serving
-from polyquant.integrations.server.app import Door
+from polyquant.integrations.server.app import Access
 from polyquant.integrations.server.engine import Engine, Finish
 from polyquant.integrations.server.queue import Line
 from polyquant.integrations.server.refusal import RequestError, refusal_of
@@ -323,8 +323,8 @@ def test_paths_stay_here():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("body (`--max-body`) | {:,} bytes", Door().body),
-        ("time of a body | {:g} s", Door().body_seconds),
+        ("body (`--max-body`) | {:,} bytes", Access().body),
+        ("time of a body | {:g} s", Access().body_seconds),
         ("time of the headers | {:g} s", serving._HEADER_SECONDS),
         ("idle connection | {} s", serving._IDLE_SECONDS),
         ("does not read | {:g} s", serving._STALL_SECONDS),

@@ -18,7 +18,7 @@ import polyquant as pq
 from architectures.golden_models import Golden
 from integrations.test_serve import running
 from polyquant.errors import UnsupportedError
-from polyquant.integrations.server.app import Door, create_app
+from polyquant.integrations.server.app import Access, create_app
 from polyquant.integrations.server.embeddings import embedding_request
 from polyquant.integrations.server.engine import Engine
 from polyquant.integrations.server.queue import Line
@@ -78,7 +78,7 @@ def ask(model, *requests):
 
     async def answers():
         line = Line(4)
-        app = create_app(Engine(model), line, "tiny", Door(hosts=None))
+        app = create_app(Engine(model), line, "tiny", Access(hosts=None))
         found = [await reply(app, *request) for request in requests]
         await line.close()
         return found
@@ -121,7 +121,7 @@ def test_an_embedding_model_writes_no_text(client):
         lambda: client.completions.create(model="bert", prompt="a"),
         lambda: client.chat.completions.create(model="bert", messages=[{"role": "user", "content": "a"}]),
     ):
-        with pytest.raises(openai.BadRequestError, match="writes no text: ask /v1/embeddings") as caught:
+        with pytest.raises(openai.BadRequestError, match="generates no text: use /v1/embeddings") as caught:
             call()
         assert (caught.value.code, caught.value.param) == ("unsupported_model", "model")
 
@@ -130,7 +130,7 @@ def test_a_model_without_a_pooling_gives_no_vectors():
     answer = asked(pq.load(DEMO))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (400, "unsupported_model", "invalid_request_error")
-    assert "gives no embeddings" in error["message"]
+    assert "produces no embeddings" in error["message"]
 
 
 def test_a_decoder_with_a_pooling_does_both(tmp_path):

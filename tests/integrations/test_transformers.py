@@ -375,12 +375,12 @@ def test_without_the_plugin_there_are_no_random_weights(model, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight: the model needs a tensor"),
-        (lambda t: t.pop("lm_head.weight"), r"lm_head\.weight: the model needs a tensor"),
-        (lambda t: t.pop("model.layers.1.self_attn.k_proj.bias"), r"k_proj\.bias: the model needs a tensor"),
-        (lambda t: [t.pop(n) for n in list(t) if n.startswith(LAYER)], r"up_proj.*: the model needs a tensor"),
+        (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight: a tensor required by the model"),
+        (lambda t: t.pop("lm_head.weight"), r"lm_head\.weight: a tensor required by the model"),
+        (lambda t: t.pop("model.layers.1.self_attn.k_proj.bias"), r"k_proj\.bias: a tensor required by the model"),
+        (lambda t: [t.pop(n) for n in list(t) if n.startswith(LAYER)], r"up_proj.*: a tensor required by the model"),
         (lambda t: t.pop(f"{LAYER}.su"), r"up_proj\.weight"),
-        (lambda t: t.update({"model.extra.weight": np.ones(3, np.float32)}), r"model\.extra\.weight: .* has no place"),
+        (lambda t: t.update({"model.extra.weight": np.ones(3, np.float32)}), r"model\.extra\.weight: .* does not have"),
         (lambda t: t.update({"model.norm.weight": np.ones(3, np.float32)}), r"expected \[64\], found \[3\]"),
     ],
 )  # fmt: skip
@@ -434,9 +434,9 @@ def test_device_maps_with_accelerate(model):
 def test_a_float_model_is_not_taken_for_a_trellis(model):
     from polyquant.hf import TrellisConfig, load_trellis_model
 
-    with pytest.raises(UnsupportedError, match="does not say that its weights are trellis-coded"):
+    with pytest.raises(UnsupportedError, match="does not declare trellis-coded weights"):
         auto(model.parent / "float", quantization_config=TrellisConfig())
     with pytest.raises(UnsupportedError, match="no trellis weights in this folder"):
         load_trellis_model(model.parent / "float")
-    with pytest.raises(UnsupportedError, match="no such activations"):
+    with pytest.raises(UnsupportedError, match="unknown activations"):
         TrellisConfig(activations="int4")

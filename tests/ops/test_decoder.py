@@ -17,7 +17,7 @@ from polyquant.ops.decoder import (
     add_bias,
     attend,
     attend_int8,
-    joined,
+    concatenated,
     rms_norm,
     rotate,
     swiglu,
@@ -74,10 +74,10 @@ def test_add_bias(engine, tokens, n):
 def test_joined(engine, rows, a, b):
     wide = noise(rows, a + b + 5)
     left, right = wide[:, 2 : a + 2], wide[:, a + 5 :]
-    found = joined(right, left)
+    found = concatenated(right, left)
     np.testing.assert_array_equal(found, np.concatenate([right, left], 1))
     assert found.flags.c_contiguous and not np.shares_memory(found, wide)
-    np.testing.assert_array_equal(joined(left), left)
+    np.testing.assert_array_equal(concatenated(left), left)
 
 
 GATES = [-math.inf, -200, -100, -88, -20, -1, -1e-30, 0, 1e-30, 0.5, 1, 20, 88, 89, 200, math.inf, math.nan]

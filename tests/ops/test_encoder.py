@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyquant.ops import encoder
-from polyquant.ops.encoder import attend_both_ways
+from polyquant.ops.encoder import attend_bidirectional
 
 
 def plainly(q, k, v, scale, window):
@@ -30,6 +30,6 @@ def test_attention_both_ways(tokens, heads, groups, window, most, monkeypatch):
     monkeypatch.setattr(encoder, "_SCORES", most)
     q = rng.standard_normal((tokens, heads, 8), np.float32)
     k, v = (rng.standard_normal((tokens, groups, 8), np.float32) for _ in range(2))
-    found = attend_both_ways(q, k, v, scale=0.4, window=window)
+    found = attend_bidirectional(q, k, v, scale=0.4, window=window)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, plainly(q, k, v, 0.4, window), rtol=0, atol=2e-6)

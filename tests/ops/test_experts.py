@@ -17,7 +17,7 @@ from polyquant.ops.experts import (
     clamped_swiglu,
     combine,
     route,
-    spread,
+    weighted_inputs,
 )
 
 TOKENS = (1, 2, 7, 64)
@@ -210,7 +210,9 @@ def test_outputs_of_experts(tokens, engine):
     np.testing.assert_allclose(combine(y, used, weights), (wide * weights[:, :, None]).sum(1), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(combine(y, used), wide.sum(1), rtol=1e-5, atol=1e-6)
     x = rng.standard_normal((tokens, n)).astype(np.float32)
-    np.testing.assert_array_equal(spread(x, weights).reshape(tokens, used, n), x[:, None] * weights[:, :, None])
+    np.testing.assert_array_equal(
+        weighted_inputs(x, weights).reshape(tokens, used, n), x[:, None] * weights[:, :, None]
+    )
     gate = (30 * rng.standard_normal((tokens, 1))).astype(np.float32)
     want = x + 1 / (1 + np.exp(-gate.astype(float))) * y[:tokens]
     np.testing.assert_allclose(add_gated(x, y[:tokens], gate), want, rtol=1e-6, atol=1e-6)

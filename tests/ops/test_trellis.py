@@ -29,7 +29,7 @@ def test_streams_and_windows(engine: str) -> None:
             np.testing.assert_array_equal(ops.pack_bits(codes, bits), packed)
             np.testing.assert_array_equal(ops.states(codes, bits, window), z[key])
             sums = z[key.replace("states", "mul1_int")]
-            levels, step, zero = ops.whole_levels("mul1", window)
+            levels, step, zero = ops.integer_levels("mul1", window)
             np.testing.assert_array_equal(levels[z[key]] - 510, sums)
             # the numbers are the levels, but for their half precision
             assert np.abs(levels * step + zero - ops.codebook("mul1", window)).max() < 1e-3

@@ -59,15 +59,15 @@ def test_the_time_can_be_asked():
 
 
 BAD = {
-    "{{ ''.__class__ }}": "reaches for",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "reaches for",
-    "{{ messages['__class__'] }}": "reaches for",
-    "{{ messages | attr('__class__') }}": "reaches for",
-    "{{ messages | map(attribute='__class__') | list }}": "reaches for",
-    "{{ '{0.__class__}'.format(messages) }}": "reaches for",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "reaches for",
-    "{{ raise_exception.__globals__ }}": "reaches for",
-    "{{ messages.append(1) }}": "reaches for",
+    "{{ ''.__class__ }}": "forbidden attribute",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "forbidden attribute",
+    "{{ messages['__class__'] }}": "forbidden attribute",
+    "{{ messages | attr('__class__') }}": "forbidden attribute",
+    "{{ messages | map(attribute='__class__') | list }}": "forbidden attribute",
+    "{{ '{0.__class__}'.format(messages) }}": "forbidden attribute",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "forbidden attribute",
+    "{{ raise_exception.__globals__ }}": "forbidden attribute",
+    "{{ messages.append(1) }}": "forbidden attribute",
     "{% for i in range(10**12) %}x{% endfor %}": "Range too big",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "runs too long",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = [i, j] %}{% endfor %}{% endfor %}": "runs too long",
@@ -79,7 +79,7 @@ BAD = {
     "{{ 'x' * 2000000 }}": "writes too much",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "RecursionError",
     "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}": "RecursionError",
-    "{{ raise_exception('no system role\x1b[2J') }}": r"refuses these messages: no system role\x1b[2J",
+    "{{ raise_exception('no system role\x1b[2J') }}": r"rejects these messages: no system role\x1b[2J",
     "{% if %}": "not valid Jinja: line 1",
     "\n{{ 1 + }}": "not valid Jinja: line 2",
     "{{ messages[9].role.x }}": "fails on these messages: UndefinedError",
@@ -161,8 +161,8 @@ WRONG = {
     "a text": (["hi"], "message 0 must have a role"),
     "no role": ([{"content": "x"}], "message 0 must have a role"),
     "a number": ([{"role": "user", "content": 1}], "content of message 0"),
-    "a picture": ([{"role": "user", "content": [{"type": "image_url"}]}], "part that is no text"),
-    "a list of texts": ([{"role": "user", "content": ["x"]}], "part that is no text"),
+    "a picture": ([{"role": "user", "content": [{"type": "image_url"}]}], "non-text part"),
+    "a list of texts": ([{"role": "user", "content": ["x"]}], "non-text part"),
 }
 
 
@@ -174,7 +174,7 @@ def test_messages_that_are_none(case, tmp_path):
 
 
 def test_a_base_model_does_not_converse(tmp_path):
-    with pytest.raises(UnsupportedError, match="no chat template: this is a base model; give a plain prompt"):
+    with pytest.raises(UnsupportedError, match="no chat template: it is a base model; use a plain prompt"):
         render_chat(tokenizer_with(None, tmp_path), TALK)
 
 

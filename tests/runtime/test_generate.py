@@ -222,7 +222,7 @@ WRONG = {
     "negative": ([1, -3], {}, "found -3"),
     "too many ids": ([5] * 513, {}, "expected at most 512 tokens, found 513 tokens"),
     "too long": ("word " * 600, {}, "expected at most 512 tokens, found "),
-    "far too long": ("x" * 10_000_000, {}, "found a text of 10000000 characters"),
+    "far too long": ("x" * 10_000_000, {}, "found a prompt of 10000000 characters"),
     "no tokens": ("x", {"max_tokens": 0}, "max_tokens is out of range"),
     "half a token": ("x", {"max_tokens": 1.5}, "max_tokens is out of range"),
     "empty stop": ("x", {"stop": [""]}, "stop strings"),

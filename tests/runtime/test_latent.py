@@ -56,8 +56,8 @@ def test_heads_apart(name, engine):
     values = np.einsum("hts,shv->thv", weights, both[..., nope:]).reshape(len(x), -1)
     expected = values @ w("self_attn.o_proj").T
     attention, cache = decoder.layers[0].attention, decoder.cache()
-    turns = decoder._turns(cache, len(x))
-    found = attention(x, turns, cache)
+    rotations = decoder._rotations(cache, len(x))
+    found = attention(x, rotations, cache)
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 

@@ -126,7 +126,7 @@ def test_a_layer_alone_leaves_the_text_as_it_was(model):
     session = model.session()
     session.feed(tokens[:20])
     for index in range(len(model.decoder.layers)):
-        model.decoder.alone(index, np.ones((3, model.hyper.hidden), np.float32), session.cache)
+        model.decoder.run_layer(index, np.ones((3, model.hyper.hidden), np.float32), session.cache)
     np.testing.assert_allclose(session.feed_all(tokens[20:]), whole[20:], **CLOSE)
 
 
@@ -137,7 +137,7 @@ def test_a_state_belongs_to_one_position():
     state.write(0, 4, (one,))
     state.write(4, 5, (two,))
     assert state.read(5)[0] is two and state.read(4)[0] is one and len(state.arrays) == 2
-    with pytest.raises(InputError, match="another position"):
+    with pytest.raises(InputError, match="no recurrent state for this position"):
         state.read(3)
     state.write(4, 6, (two,))
     with pytest.raises(InputError):

@@ -112,9 +112,9 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_once
 def test_logits_that_are_no_numbers_are_an_error(bad, options):
     logits = logits_of(0, 100)
     logits[50] = bad
-    with pytest.raises(InputError, match="no numbers"):
+    with pytest.raises(InputError, match="not finite"):
         Sampler(Sampling(**options)).pick(logits, [])
-    with pytest.raises(InputError, match="no numbers"):
+    with pytest.raises(InputError, match="not finite"):
         Sampler(Sampling(**options)).pick(np.full(10, -np.inf, np.float32), [])
 
 

@@ -58,13 +58,13 @@ def walked(path: Path, tokens: list[int], **options) -> np.ndarray:
 def walks(monkeypatch):
     """How often a layer stack was gone through by Python."""
     found = []
-    through = Decoder._through
+    through = Decoder._run_layers
 
     def counted(self, x, *rest):
         found.append(len(x))
         return through(self, x, *rest)
 
-    monkeypatch.setattr(Decoder, "_through", counted)
+    monkeypatch.setattr(Decoder, "_run_layers", counted)
     return found
 
 
@@ -114,7 +114,7 @@ def test_whatever_comes_in_between(kind):
                 np.testing.assert_array_equal(recorded.feed(some), plain.feed(some))
         if pieces % 7 == 3:
             for session in (recorded, plain):
-                session.decoder.alone(0, np.ones((90, model.decoder.hyper.hidden), np.float32), session.cache)
+                session.decoder.run_layer(0, np.ones((90, model.decoder.hyper.hidden), np.float32), session.cache)
 
 
 def test_two_sessions_take_turns():

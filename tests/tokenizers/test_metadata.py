@@ -108,7 +108,7 @@ def test_ids_of_the_gguf_tokenizer_are_those_of_the_folder(name, tmp_path):
     words = vocabulary.from_metadata({k: m.value for k, m in found.metadata().items()})
     again = Tokenizer.from_str(tokenizer_files.files(words)[0]["tokenizer.json"].decode())
     original = Tokenizer.from_str(golden()[name]["files"]["tokenizer.json"])
-    left_out = any("add_space_prefix is left out" in w for w in found.warnings)
+    left_out = any("add_space_prefix is omitted" in w for w in found.warnings)
     assert left_out == (name in SPACE_LEFT_OUT)
     if left_out:
         assert words.space_prefix is True

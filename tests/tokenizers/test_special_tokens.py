@@ -32,7 +32,7 @@ ROBERTA = {"type": "RobertaProcessing", "cls": ["<s>", 0], "sep": ["</s>", 2]}
         (template("<s> $A </s>"), BOTH, {}, {"bos": True, "eos": True}, ""),
         (template("<s> $A"), {}, {"bos": "<s>"}, {"bos": True}, ""),
         (template("<a> $A"), BOTH, {"bos": "<s>"}, {"bos": False}, "not the bos token"),
-        (template("<a> <b> $A"), {}, {"bos": "<a>"}, {"bos": True}, "begins with"),
+        (template("<a> <b> $A"), {}, {"bos": "<a>"}, {"bos": True}, "starts with"),
         (template("$A <end>"), BOTH, {"eos": "<end>", "eot": "</s>"}, {"eos": True}, ""),
         (template("$A <end>"), {**BOTH, "eot_token": "<t>"}, {"eos": "<end>", "eot": "<t>", "eom": "</s>"}, {"eos": True}, ""),
         (template("[C] $A [S]", "[C] $A [S] $B [S]"), {"cls_token": "[C]", "sep_token": "[S]"}, {"bos": "[C]", "eos": "[S]"},

@@ -320,7 +320,7 @@ def test_a_file_too_large_is_not_read(tmp_path):
 def test_an_expression_that_never_ends_is_ended(tmp_path, capfd):
     evil = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     tokenizer = open_tokenizer(folder(tmp_path, shell(pre_tokenizer=evil)))
-    with pytest.raises(InputError, match="fails on this text"):
+    with pytest.raises(InputError, match="fails on this input"):
         tokenizer.encode("a" * 40 + "b")
 
 

@@ -209,5 +209,5 @@ def test_what_llama_cpp_does_otherwise_is_said(tmp_path):
     body["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
     found = tokenizer.from_files(folder(tmp_path, body), {})
     assert (found.collapse_spaces, found.space_prefix) == (True, True)
-    with pytest.raises(InputError, match="cut off"):
+    with pytest.raises(InputError, match="is truncated"):
         words(found)

@@ -20,7 +20,7 @@ from polyquant.architectures.record import Architecture, Bias
 from polyquant.ops.decoder import add
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.layer import SequentialLayer
-from polyquant.runtime.rotary import Turns
+from polyquant.runtime.rotary import Rotation
 from polyquant.types import F32
 
 __all__ = ["RECORD", "ParallelLayer"]
@@ -42,9 +42,9 @@ class ParallelLayer(SequentialLayer):
         super().__init__(layer, site)
         self.scale = np.float32(site.hyper.more["residual_scale"])
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
         """float32 [tokens, hidden] -> the same shape."""
-        return x + self.scale * add(self.attention(x, turns, cache), self.feed_forward(x))
+        return x + self.scale * add(self.attention(x, rotations, cache), self.feed_forward(x))
 
 
 _TABLE = USUAL.changed(layers={"config": ("n_layer",)}, hidden={"config": ("n_embd",)}, rotated={"default": 0.5})

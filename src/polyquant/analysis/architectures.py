@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from polyquant import registry
 from polyquant.architectures.record import Architecture
-from polyquant.architectures.windows import nowhere
+from polyquant.architectures.windows import no_windows
 
 __all__ = ["Known", "known_architectures"]
 
@@ -54,7 +54,7 @@ def _traits(record: Architecture) -> tuple[str, ...]:
         record.names.layer.values()
     )
     traits = [trait for name, trait in _OF_KEYS.items() if name in keys]
-    traits += ["sliding windows"] if record.hyper.windows is not nowhere else []
+    traits += ["sliding windows"] if record.hyper.windows is not no_windows else []
     traits += ["fused q, k, v"] if "attn_qkv" in stems and "ssm_conv" not in keys else []
     traits += ["embeddings"] if record.encoder else []
     traits += ["ternary"] if record.ternary is not None else []

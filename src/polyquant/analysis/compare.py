@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from polyquant.architectures import translate
 from polyquant.codecs.tl import Tile
-from polyquant.errors import PlanError
+from polyquant.errors import PlanError, printable
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.operations import SAME, Operation, Same
 from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.quantizers.absmean import absmean_floats
 from polyquant.rows import float_rows, whole_floats
+from polyquant.tables import Table, decibel
 from polyquant.types import F32, Checkpoint, Shape, Ternary, Weight, as_matrix
 
 __all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints"]
@@ -44,7 +45,7 @@ class TensorComparison:
     b_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """The common tensors, and the names that only one side has."""
 
@@ -53,6 +54,28 @@ class Comparison:
     tensors: tuple[TensorComparison, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        sides = f"{printable(self.b)} against {printable(self.a)}"
+        alone = (
+            f", {len(self.only_a)} only in the first, {len(self.only_b)} only in the second"
+            if self.only_a or self.only_b
+            else ""
+        )
+        return f"<Comparison {sides}: {len(self.tensors)} tensors, SNR {decibel(self.error.snr)}, {self.bpw:.3f} bits per weight{alone}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (t.name, list(t.shape), t.a, t.b, decibel(t.error.snr), f"{t.error.cosine:.6f}", "" if t.equal_codes is None else f"{t.equal_codes:.2%}")
+            for t in self.tensors
+        )  # fmt: skip
+        columns = ("tensor", "shape", "first", "second", "SNR", "cosine", "equal codes")
+        alone = [
+            f"only in the {side}: {name}"
+            for side, names in (("first", self.only_a), ("second", self.only_b))
+            for name in names
+        ]
+        return Table(repr(self).strip("<>"), columns, rows, len(self.tensors), alone).html()
 
     @property
     def error(self) -> ErrorSums:

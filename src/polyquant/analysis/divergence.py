@@ -99,7 +99,7 @@ def _states(
     _add(layers, 0, before, next(model))
     for i in range(pair.model.decoder.hyper.layers):
         after = next(reference).copy()
-        _add(layers, i + 1, after, next(model), pair.model.decoder.alone(i, before, alone))
+        _add(layers, i + 1, after, next(model), pair.model.decoder.run_layer(i, before, alone))
         before = after
     alone.length += len(fed)
     return _last(model), _last(reference)

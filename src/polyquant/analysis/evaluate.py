@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polyquant.analysis.divergence import Pair, Scores, compare_windows
 from polyquant.codecs.tl import Tile
-from polyquant.errors import InputError, PlanError
+from polyquant.errors import InputError, PlanError, printable
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations, load
 from polyquant.runtime.model import Model
@@ -106,7 +106,7 @@ class Divergence:
     layers: tuple[LayerError, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Evaluation:
     """The result of `polyquant eval`. method: "halves" or "sliding" (runtime/windows.py); stride: None for halves."""
 
@@ -119,6 +119,13 @@ class Evaluation:
     model: Score
     reference: Score | None
     divergence: Divergence | None
+
+    def __repr__(self) -> str:
+        perplexity = self.model.perplexity
+        figures = f"perplexity {perplexity.value:.4g} ± {perplexity.error:.2g} on {self.model.tokens:,} tokens"
+        if self.divergence is not None:
+            figures += f", KL divergence {self.divergence.kl.value:.3g}"
+        return f"<Evaluation {printable(self.model.path)}: {figures}>"
 
     def to_json(self) -> dict[str, Any]:
         """The values as JSON-compatible types."""

@@ -11,8 +11,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from polyquant.analysis.layer_table import LayerTable, layer_table
+from polyquant.errors import printable
 from polyquant.formats.protocol import ReportsLayerTypes
 from polyquant.opening import detect, open_as
+from polyquant.tables import Table, size
 from polyquant.types import Checkpoint, Weight
 
 __all__ = ["Group", "Inspection", "inspect"]
@@ -35,7 +37,7 @@ class Group:
         return 8 * self.nbytes / max(1, self.weights)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Inspection:
     """The result of `inspect`. layers: for formats that report the type of every layer."""
 
@@ -52,6 +54,18 @@ class Inspection:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     layers: LayerTable | None = None
+
+    def __repr__(self) -> str:
+        what = f"{printable(self.architecture, 60)}, " if self.architecture else ""
+        return f"<Inspection {printable(self.path)} ({self.format}): {what}{len(self.tensors)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (g.pattern, g.count, ", ".join(str(list(s)) for s in g.shapes[:4]), g.codec, size(g.nbytes), f"{g.bpw:.3f}")
+            for g in self.groups
+        )
+        columns = ("tensors", "count", "shapes", "codec", "size", "bits per weight")
+        return Table(repr(self).strip("<>"), columns, rows, len(self.groups), self.notes).html()
 
     @property
     def bpw(self) -> float:

@@ -133,7 +133,7 @@ def _outputs(model: Model, index: int, x: F32) -> tuple[dict[str, F32], F32]:
     """Outputs of the linear layers [T, N], by place, and of the layer, for input x [T, hidden]."""
     seen: dict[str, F32] = {}
     with _watched(model.decoder.layers[index], seen):
-        return seen, model.decoder.alone(index, x, model.decoder.cache()).copy()
+        return seen, model.decoder.run_layer(index, x, model.decoder.cache()).copy()
 
 
 @contextmanager

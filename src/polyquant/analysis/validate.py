@@ -22,7 +22,7 @@ from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
 from polyquant.opening import detect, open_as, open_checkpoint
 from polyquant.registry import formats
-from polyquant.types import Checkpoint, Finding, Severity, Weight, as_matrix
+from polyquant.types import Checkpoint, Finding, Findings, Severity, Weight, as_matrix
 
 __all__ = ["CODES", "MIN_SNR", "explain", "validate"]
 
@@ -66,7 +66,7 @@ def validate(
     tile: Tile | None = None,
     target: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-) -> list[Finding]:
+) -> Findings:
     """All findings about the checkpoint at `path`. An empty list means that it is valid.
 
     target: also report what this program ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only) rejects or
@@ -74,13 +74,13 @@ def validate(
     error. Raises UnsupportedError or UnknownNameError for a target that cannot be checked.
     """
     form, _ = detect(path)
-    findings: list[Finding] = []
+    findings = Findings()
     if target is not None:
         if not isinstance(form, ChecksConsumers):
             having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers))
             raise UnsupportedError(f"--target applies to {having} only", file=path, found=form.name)
         findings += form.check_consumer(Path(path), target)
-    findings = [*form.check(Path(path)), *findings]
+    findings = Findings([*form.check(Path(path)), *findings])
     try:
         checkpoint = open_as(form, path, {"ternary_layout": ternary_layout, "tile": tile})
     except InputError:

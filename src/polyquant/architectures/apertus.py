@@ -1,6 +1,7 @@
-"""Apertus (Swiss AI 2025): norms on the heads of q and k, a feed-forward part without gate, y = h + D xielu(U norm(h)).
+"""Apertus (Swiss AI 2025): QK norms and a feed-forward part without a gate, y = h + D xielu(U norm(h)).
 
-xIELU (Huang and Schlag 2024) has two learned and two fixed numbers in each layer: tensors of one number, in GGUF four lists of metadata.
+xIELU (Huang and Schlag 2024) has two learned and two fixed scalars per layer: one-element tensors in Hugging Face, four
+metadata lists in GGUF.
 Source: modeling_apertus.py of transformers; llama.cpp's converter.
 """
 

@@ -1,7 +1,7 @@
-"""Baichuan and Baichuan 2: Llama whose q, k and v are one matrix. Their code is on the hub, not in transformers.
+"""Baichuan and Baichuan 2: Llama with q, k and v in one matrix. The modeling code is on the hub, not in transformers.
 
-Models of 7 billion weights rotate, those of 13 billion (40 layers, by which readers of GGUF know them) have ALiBi instead. Baichuan 2 divides the rows of its head by
-their lengths; GGUF has the head as it lies.
+The 7B models use RoPE; the 13B models use ALiBi, which readers of GGUF infer from their 40 layers. Baichuan 2
+normalizes the rows of lm_head to unit length; GGUF stores lm_head unnormalized.
 Source: modeling_baichuan.py of baichuan-inc/Baichuan2-7B-Base and Baichuan2-13B-Base; llama.cpp's converter.
 """
 
@@ -25,7 +25,7 @@ from polyquant.types import Shape
 __all__ = ["BAICHUAN"]
 
 _SECOND_VOCABULARY = 125696
-"""Of Baichuan 2; the first has 64000 tokens. Nothing else in config.json tells them apart."""
+"""The vocabulary size of Baichuan 2; the first Baichuan has 64000. No other entry of config.json distinguishes them."""
 
 
 def _third(index: int) -> Make:
@@ -36,10 +36,10 @@ def _third(index: int) -> Make:
     return make
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     if hyper.vocab != _SECOND_VOCABULARY:
         return None
-    return "GGUF cannot say that Baichuan 2 divides the rows of lm_head by their lengths: runtimes will not"
+    return "GGUF cannot express that Baichuan 2 divides the rows of lm_head by their lengths: runtimes will not"
 
 
 BAICHUAN = Architecture(
@@ -66,7 +66,7 @@ BAICHUAN = Architecture(
         ),
         metadata={"tensor_data_layout": string("Meta AI original pth")},
         tied=False,
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
     layer=Layer(Attention(alibi_at=40)),
     ends=Ends(unit_rows=_SECOND_VOCABULARY),

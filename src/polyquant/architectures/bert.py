@@ -1,8 +1,8 @@
-"""BERT (Devlin et al. 2018), an encoder that gives embeddings of texts: bidirectional, learned positions, biases everywhere, norms behind the sums.
+"""BERT (Devlin et al. 2018), a bidirectional text encoder: learned positions, biases everywhere, post-norm.
 
     h = norm(x + attention(x));  y = norm(h + D gelu(U h))
 
-GGUF stores no pooler and no head; how the vectors of tokens are pooled: pooling.py.
+GGUF stores neither the pooler nor a head; pooling.py defines how token vectors are pooled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyquant.gguf_values import boolean
 
 __all__ = ["BERT", "BIDIRECTIONAL", "ENCODER", "HEAD", "TOKEN_TYPES"]
 
-HEAD = "belongs to a head: embeddings are made without it"
+HEAD = "part of a task head, which embeddings do not use"
 ENCODER: dict[str, Any] = {"kv_heads": {"config": (), "write": "never"}, "head_dim": no_head_dim()}
 TOKEN_TYPES = Key(
     "token_types", ("type_vocab_size",), default=2, low=0, read_gguf=lambda get: get("tokenizer.ggml.token_type_count")
@@ -73,5 +73,5 @@ BERT = Architecture(
         r"(bert\.)?embeddings\.position_ids": "counts from 0",
     },
     encoder=True,
-    lacks="GGUF has no pooler: give add_pooling_layer=False to transformers, which makes one of random numbers otherwise",
+    lacks="GGUF has no pooler: pass add_pooling_layer=False to transformers, which otherwise initializes one randomly",
 )

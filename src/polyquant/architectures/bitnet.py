@@ -1,15 +1,15 @@
-"""BitNet b1.58 (Ma et al. 2024; BitNet b1.58 2B4T, 2025): ternary linears, a norm before o_proj and one before down_proj.
+"""BitNet b1.58 (Ma et al. 2024; BitNet b1.58 2B4T, 2025): ternary linears, with norms before o_proj and down_proj.
 
-| GGUF architecture | who writes it | activation | from |
+| GGUF architecture | written by | activation | from |
 |---|---|---|---|
 | bitnet-b1.58 | bitnet.cpp | squared ReLU | BitNetForCausalLM (the 2B-4T model) |
 | bitnet-25 | older bitnet.cpp | squared ReLU | read only |
-| bitnet | llama.cpp | SiLU, whatever hidden_act says | BitnetForCausalLM (the 1bitLLM models, which call themselves llama) |
+| bitnet | llama.cpp | SiLU, regardless of hidden_act | BitnetForCausalLM (1bitLLM models with model_type llama) |
 
 h = x + O norm(attention(...));  y = h + D norm(relu(G norm(h))^2 * U norm(h))
 
-Activations of the linears are rounded to int8 per token: the model was trained so; llama.cpp's `bitnet` rounds them per block. Rows of q and k keep
-their order. Runtimes want the embedding as F16; it is a matrix, so the recipe decides.
+Inputs of the linears are rounded to int8 per token, as in training; llama.cpp's `bitnet` rounds them per block. Rows of
+q and k are not permuted. Runtimes expect the embedding as F16; it is a matrix, so the recipe decides.
 """
 
 from __future__ import annotations

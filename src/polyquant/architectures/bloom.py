@@ -1,8 +1,9 @@
-"""BLOOM (Le Scao et al. 2022): ALiBi instead of rotation, layer norms, one of them behind the embedding, biases everywhere.
+"""BLOOM (Le Scao et al. 2022): ALiBi instead of RoPE, layer norms, one of them after the embedding, biases everywhere.
 
 h = x + O attention(q, k, v), [q, k, v] = QKV norm(x);  y = h + D gelu(U norm(h))
 
-The rows of q, k and v lie head by head, [heads, 3, d], in GGUF all q, all k, all v. The feed-forward part is four times as wide as the model.
+The fused QKV rows are ordered by head, [heads, 3, d]; in GGUF they are all q, all k, all v. The feed-forward width is 4
+* hidden.
 Source: modeling_bloom.py of transformers; llama.cpp's converter.
 """
 
@@ -27,7 +28,10 @@ __all__ = ["BLOOM", "all_q_first"]
 
 
 def all_q_first(hyper: Hyper, shape: Shape) -> Operation:
-    """Rows of q, k and v, with their biases: [heads, 3, d] -> [3, heads, d]. Raises InputError for another number of rows."""
+    """Reorder the rows (and biases) of q, k and v: [heads, 3, d] -> [3, heads, d].
+
+    Raises InputError if the row count does not fit.
+    """
     size = 3 * hyper.query_width
     if not shape or shape[0] != size:
         raise InputError("rows do not fit the heads of the configuration", expected=size, found=list(shape))

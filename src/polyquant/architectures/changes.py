@@ -1,13 +1,15 @@
-"""What the values of a tensor go through on the way from a Hugging Face folder to GGUF. Each is an operation of polyquant.operations, chosen when the
-hyper-parameters and the shape are known; the way back is derived from it (polyquant.inversion).
+"""Value changes of tensors converted from a Hugging Face folder to GGUF.
 
-    PairedRows("heads")        rows of a rotated projection: neighbours instead of halves
-    Plus(1.0)                  norms stored as their distance from one
-    Squeezed, Column, Groups   other axes: a convolution's [n, 1, k] -> [n, k], [n] -> [n, 1], [n] -> [groups, n / groups]
-    Decay                      -exp(A_log), as a column or not
-    Times(...)                 factors of the configuration that GGUF has in the weights
+Each is an operation of polyquant.operations, chosen once the hyper-parameters and the shape are known; the inverse is
+derived from it (polyquant.inversion).
+
+    PairedRows("heads")        rows of a rotated projection: adjacent pairs instead of halves
+    Plus(1.0)                  norms stored as an offset from 1
+    Squeezed, Column, Groups   reshapes: a convolution's [n, 1, k] -> [n, k], [n] -> [n, 1], [n] -> [groups, n / groups]
+    Decay                      -exp(A_log), optionally as a column
+    Times(...)                 factors from the configuration that GGUF folds into the weights
     Transposed                 Conv1D weights of GPT-2
-    Change(...)                any other, from two functions
+    Change(...)                any other, given as two functions
 """
 
 from __future__ import annotations
@@ -38,24 +40,25 @@ __all__ = [
 
 
 class ValueChange(Protocol):
-    """One tensor's way to GGUF."""
+    """The change of one tensor when converted to GGUF."""
 
     @property
     def biases(self) -> bool:
-        """True if the `.bias` of the same stem goes through it too."""
+        """True if the `.bias` of the same stem is changed too."""
 
     def operation(self, hyper: Hyper, shape: Shape) -> Operation:
-        """From the Hugging Face tensor of this shape. Raises InputError if it does not fit."""
+        """Return the operation for a Hugging Face tensor of this shape. Raises InputError if it does not fit."""
 
     def source(self, hyper: Hyper, shape: Shape) -> Shape:
-        """Shape of the Hugging Face tensor of a GGUF tensor of this shape."""
+        """Return the shape of the Hugging Face tensor that becomes a GGUF tensor of this shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedRows:
-    """llama.cpp rotates pairs (2i, 2i + 1) where transformers rotates (i, i + d/2): within each head, row 2i + j comes from row j d/2 + i.
+    """Permute rows from rotate-half order to adjacent pairs.
 
-    heads: the field of Hyper that counts them.
+    llama.cpp rotates pairs (2i, 2i + 1), transformers (i, i + d/2): within each head, row 2i + j comes from row j d/2 +
+    i. heads: the field of Hyper that counts the heads.
     """
 
     heads: Literal["heads", "kv_heads"]
@@ -71,13 +74,17 @@ class PairedRows:
         return Rows(np.ascontiguousarray(order.swapaxes(1, 2)).reshape(-1))
 
     def source(self, hyper: Hyper, shape: Shape) -> Shape:
-        """The same."""
+        """Return the same shape: rows are only permuted."""
         return shape
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """make: (hyper, shape of the Hugging Face tensor) -> operation. before: (hyper, shape in GGUF) -> shape of the Hugging Face tensor, the same if None."""
+    """A change given by functions.
+
+    make: (hyper, Hugging Face shape) -> operation. before: (hyper, GGUF shape) -> Hugging Face shape, unchanged if
+    None.
+    """
 
     make: Callable[[Hyper, Shape], Operation]
     before: Callable[[Hyper, Shape], Shape] | None = None
@@ -92,13 +99,13 @@ class Change:
         return self.before(hyper, shape) if self.before else shape
 
 
-def Plus(value: float) -> Change:  # noqa: N802 - reads as the name of a change, like those beside it
-    """x + value, of the weight and not of the bias."""
+def Plus(value: float) -> Change:  # noqa: N802 - named like the change classes
+    """Add `value` to the weight, not to the bias."""
     return Change(lambda hyper, shape: AddConstant(value))
 
 
 def Times(*factors: str) -> Change:  # noqa: N802
-    """x times each of these rows of the hyper-parameters, one after the other."""
+    """Multiply by each of these hyper-parameters in turn."""
     return Change(lambda hyper, shape: chain(*(Multiply(f) for name in factors if (f := hyper.value(name)) != 1)))
 
 

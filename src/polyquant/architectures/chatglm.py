@@ -1,10 +1,13 @@
-"""ChatGLM2, ChatGLM3 and the first GLM-4 (model_type `chatglm`; Zeng et al. 2023, GLM-130B): q, k and v in one matrix with bias, gate and up in
-another, pairs (2i, 2i + 1) of the first half of each head rotate. GGUF architecture `chatglm`; no row changes its place.
+"""ChatGLM2, ChatGLM3 and the first GLM-4 (model_type `chatglm`; Zeng et al. 2023, GLM-130B).
 
-h = x + O attention(rope(q), rope(k), v), [q, k, v] = W norm(x) + b;  y = h + D (silu(gate) * up), [gate, up] = U norm(h)
+q, k and v are one matrix with a bias, gate and up another; pairs (2i, 2i + 1) of the first half of each head rotate.
+GGUF architecture `chatglm`; no rows are permuted.
 
-rope_ratio multiplies the base of 10000, as in ChatGLM3 and GLM-4 (ChatGLM2-6B-32k divides positions by it: its config.json cannot be told apart, and
-llama.cpp multiplies the base for it too).
+h = x + O attention(rope(q), rope(k), v), [q, k, v] = W norm(x) + b
+y = h + D (silu(gate) * up), [gate, up] = U norm(h)
+
+rope_ratio multiplies the base of 10000, as in ChatGLM3 and GLM-4. ChatGLM2-6B-32k divides positions by it instead, but
+its config.json is indistinguishable and llama.cpp multiplies the base for it too.
 Source: configuration_chatglm.py and modeling_chatglm.py of THUDM/chatglm2-6b; llama.cpp's converter.
 """
 
@@ -37,7 +40,7 @@ CHATGLM = Architecture(
     model_type="chatglm",
     class_name="ChatGLMForConditionalGeneration",
     reads=("chatglm",),
-    told_by=("padded_vocab_size",),  # the first ChatGLM is another architecture under the same name
+    requires=("padded_vocab_size",),  # the original ChatGLM has the same model_type but another architecture
     names=NameTable(
         {
             "input_layernorm": "attn_norm",

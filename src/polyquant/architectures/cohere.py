@@ -1,5 +1,6 @@
-"""Command-R and Aya: layer norms without bias, attention and feed-forward part read the same input, pairs (2i, 2i + 1) rotate. Command-R+ has a norm on each head of q
-and k, with numbers of its own for every head.
+"""Command-R and Aya: layer norms without bias, parallel attention and feed-forward, pairs (2i, 2i + 1) rotate.
+
+Command-R+ adds QK norms with separate weights for every head.
 
 y = x + O attention(rope(Q n), rope(K n), V n) + D (silu(G n) * U n), n = norm(x);  logits times logit_scale
 
@@ -34,7 +35,7 @@ COHERE = Architecture(
     ),
     hyper=replace(
         USUAL.changed(
-            context={"config": ("model_max_length", "max_position_embeddings")},  # the first is what it was trained for
+            context={"config": ("model_max_length", "max_position_embeddings")},  # the first is the trained length
             norm_eps=layer_norm_eps("layer_norm_eps"),
             head_dim=no_head_dim(),
         ).plus(Key("logit_scale", ("logit_scale",), "logit_scale", default=0.0625, kind="real")),

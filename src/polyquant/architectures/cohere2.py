@@ -1,5 +1,6 @@
-"""Command R7B, Command A (Cohere, 2024): attention and feed-forward read the same norm, and both are added to the stream. Three layers of four have a
-window and rotate; the fourth attends to everything without positions.
+"""Command R7B, Command A (Cohere, 2024): attention and feed-forward in parallel after one norm.
+
+Three layers of four have a sliding window and RoPE; the fourth has full attention without positions.
 
 y = x + O attention(rope(Q n), rope(K n), V n) + D (silu(G n) * U n), n = norm(x);  logits times logit_scale
 """

@@ -1,8 +1,10 @@
-"""DeepSeek-V2, DeepSeek-V3 and R1 (DeepSeek-AI 2024): latent attention (MLA), groups of experts, shared experts. Both are `deepseek2` in GGUF; V3's router is
-a sigmoid with a bias that chooses.
+"""DeepSeek-V2, DeepSeek-V3 and R1 (DeepSeek-AI 2024): latent attention (MLA), grouped routing, shared experts.
 
-Keys and values of a head are K_b c and V_b c of one vector c = norm(A x) [kv_lora]; beside it one rotated key for all heads. GGUF holds K_b turned, so that
-queries can be multiplied with it: q K_b c = (K_b^T q) c. Its key_length and value_length are those of the attention over c, one head of keys for all.
+Both are `deepseek2` in GGUF. V3's router is a sigmoid with a bias that affects only the selection.
+
+Keys and values of a head are K_b c and V_b c of a shared latent c = norm(A x) [kv_lora], plus one rotated key shared by
+all heads. GGUF holds K_b transposed, so that it can be absorbed into the queries: q K_b c = (K_b^T q) c. Its key_length
+and value_length are those of the attention over c, with a single key head.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ _NAMES = {
     "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "self_attn.kv_b_proj": "attn_kv_b",  # whole in files from before 2025
+    "self_attn.kv_b_proj": "attn_kv_b",  # not split in GGUF files from before 2025
     "mlp.gate": "ffn_gate_inp",
 }
 
 
 def _nope(get: Callable[..., Any]) -> Any:
-    """What of a head's keys does not rotate."""
-    whole, rope = get("attention.key_length_mla", "attention.key_length"), get("rope.dimension_count")
-    return whole - rope if isinstance(whole, int) and isinstance(rope, int) else None
+    """Return the unrotated dimensions of a head's keys."""
+    key_length, rope = get("attention.key_length_mla", "attention.key_length"), get("rope.dimension_count")
+    return key_length - rope if isinstance(key_length, int) and isinstance(rope, int) else None
 
 
 def _lengths(hyper: Hyper) -> Mapping[str, Meta]:
@@ -64,14 +66,16 @@ def _config(hyper: Hyper) -> Mapping[str, Any]:
 
 _TABLE = USUAL.changed(
     kv_heads={"config": (), "gguf": None},
-    head_dim={"config": ("qk_rope_head_dim",), "gguf": None, "default": 64, "read_gguf": lambda get: get("rope.dimension_count")},
+    head_dim={"config": ("qk_rope_head_dim",), "gguf": None, "default": 64,
+        "read_gguf": lambda get: get("rope.dimension_count")},
     vocab={"write": "always"},
     rotated={"config": (), "write": "always"},
 ).plus(
     Key("rope_head", (), default="head_dim"),
     Key("nope_head", ("qk_nope_head_dim",), default=128, read_gguf=_nope),
     Key("value_head", ("v_head_dim",), "attention.value_length_mla", aliases=("attention.value_length",), default=128),
-    Key("q_lora", ("q_lora_rank",), "attention.q_lora_rank", default=0, low=0, write="where set", say=lambda n: {"q_lora_rank": n or None}),
+    Key("q_lora", ("q_lora_rank",), "attention.q_lora_rank", default=0, low=0, write="where set",
+        entries=lambda n: {"q_lora_rank": n or None}),
     Key("kv_lora", ("kv_lora_rank",), "attention.kv_lora_rank", default=512),
     *expert_keys("n_routed_experts"),
     *group_keys(),
@@ -88,14 +92,14 @@ DEEPSEEK_V2 = Architecture(
     layer=Layer(LatentAttention(), Mixture(shared=True)),
     pairs=True,
     biases=(Bias(("attn_kv_a_mqa", "attn_q_a", "attn_output"), "attention_bias"),),
-    behind_last="a layer that predicts the token after the next (MTP), which deepseek2 does not run",
+    beyond_last="a multi-token prediction (MTP) layer, which deepseek2 does not run",
 )
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     model_type="deepseek_v3",
     class_name="DeepseekV3ForCausalLM",
     reads=("deepseek_v3",),
-    gguf_told_by=("expert_gating_func=2",),
+    gguf_requires=("expert_gating_func=2",),
     layer=Layer(LatentAttention(), Mixture(shared=True, gating="sigmoid", eps=1e-20, group_score="top2")),
     hyper=replace(
         DEEPSEEK_V2.hyper,

@@ -1,5 +1,8 @@
-"""What models with the gated delta rule (Yang, Kautz and Hatamizadeh 2024) share: the rule as a part of a layer (parts.py), the sizes of its heads and which layers
-have it. Drawn in runtime/delta_rule.py."""
+"""The gated delta rule (Yang, Kautz and Hatamizadeh 2024) as a part of a layer (parts.py): its head sizes and which
+layers use it.
+
+The diagram is in runtime/delta_rule.py.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +23,34 @@ __all__ = ["DeltaRule", "delta_sizes", "delta_table"]
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
-    """Behind a norm. turned: value head i reads key head i % keys, and its rate and decay come from a matrix each; else i // (values / keys), and both
-    come from one matrix: of each key head first the rates, then the decays."""
+    """The gated delta rule after a norm.
 
-    turned: bool = False
+    tiled: value head i reads key head i % keys, and its rate and decay come from separate matrices; otherwise it reads
+    key head i // (values / keys), and one matrix holds, per key head, first the rates, then the decays.
+    """
+
+    tiled: bool = False
     norm: str = "attn_norm"
     runtime: ClassVar[str] = "polyquant.runtime.delta_rule:DeltaRule"
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The matrices that read the layer's input."""
-        return ("attn_qkv", "attn_gate", *(("ssm_beta", "ssm_alpha") if self.turned else ("ssm_ba",)))
+        """Return the matrices that read the layer's input."""
+        return ("attn_qkv", "attn_gate", *(("ssm_beta", "ssm_alpha") if self.tiled else ("ssm_ba",)))
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """See parts.Part. What the last matrix reads went through a norm and a gate; the norm is that of a head, its numbers are shared."""
+        """See parts.Part.
+
+        The output matrix reads normed and gated values; the norm is per head and shared by all heads.
+        """
         return Feed(self.norm, self.inputs, "norm"), Feed("attn_qkv", ("ssm_out",), "activation")
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See parts.Part. Raises InputError for heads that do not divide."""
         keys, key, each, value = delta_sizes(hyper)
         hidden, heads = hyper.hidden, keys * each
-        rows = (2 * keys * key + heads * value, heads * value, *((heads, heads) if self.turned else (2 * heads,)))
+        rows = (2 * keys * key + heads * value, heads * value, *((heads, heads) if self.tiled else (2 * heads,)))
         out: dict[str, Shape] = {self.norm: (hidden,)}
         out |= {stem: (n, hidden) for stem, n in zip(self.inputs, rows, strict=True)}
         return {**out, "ssm_norm": (value,), "ssm_out": (hidden, heads * value)}
@@ -55,7 +64,10 @@ class DeltaRule:
 
 
 def delta_sizes(hyper: Hyper) -> tuple[int, int, int, int]:
-    """(key heads, numbers of one, value heads of a key head, numbers of one). Raises InputError for heads that do not divide."""
+    """Return (key heads, key head size, value heads per key head, value head size).
+
+    Raises InputError if the heads do not divide.
+    """
     keys, values, inner = hyper.count("ssm_groups"), hyper.count("ssm_heads"), hyper.count("ssm_inner")
     if not keys or not values or values % keys or inner % values:
         raise InputError(
@@ -65,7 +77,7 @@ def delta_sizes(hyper: Hyper) -> tuple[int, int, int, int]:
 
 
 def _recurrent(config: Mapping[str, Any]) -> list[bool] | None:
-    """True for each layer with the delta rule: all but each fourth where config.json does not list them."""
+    """Return True for each layer with the delta rule: without a list in config.json, three of four."""
     kinds = words(config, "layer_types")
     if kinds is not None:
         return [kind not in ATTENTION for kind in kinds]
@@ -76,23 +88,26 @@ def _recurrent(config: Mapping[str, Any]) -> list[bool] | None:
 
 
 def _recurrent_gguf(get: Callable[..., Any]) -> Any:
-    if (said := get("attention.recurrent_layers", whole=True)) is not None:
-        return said
+    if (listed := get("attention.recurrent_layers", raw=True)) is not None:
+        return listed
     every = get("full_attention_interval") or 4
     return _recurrent({"num_hidden_layers": get("block_count"), "full_attention_interval": every})
 
 
 def delta_table(*rows: Key, **changed: Mapping[str, Any]) -> HyperTable:
-    """The usual rows with these changes, then `rows`, then those of the delta rule and of which layers have it."""
+    """Return the usual rows with these changes, then `rows`, then the rows of the delta rule and of the layers that use
+    it."""
     table = USUAL.changed(rotated={"default": 0.25, "write": "always"}, **changed).plus(
         *rows,
         *ssm_keys(
-            conv="linear_conv_kernel_dim", state="linear_key_head_dim", groups="linear_num_key_heads", heads="linear_num_value_heads",
+            conv="linear_conv_kernel_dim", state="linear_key_head_dim", groups="linear_num_key_heads",
+            heads="linear_num_value_heads",
             inner=product("linear_num_value_heads", "linear_value_head_dim"),
         ),
         Key(
-            "recurrent", ("layer_types",), "attention.recurrent_layers", kind="flags", read=_recurrent, read_gguf=_recurrent_gguf, each_layer=True,
-            say=lambda where: {"layer_types": words_of(where, "linear_attention", "full_attention")},
+            "recurrent", ("layer_types",), "attention.recurrent_layers", kind="flags", read=_recurrent,
+            read_gguf=_recurrent_gguf, each_layer=True,
+            entries=lambda where: {"layer_types": words_of(where, "linear_attention", "full_attention")},
         ),
         Key("attention_interval", ("full_attention_interval",), "full_attention_interval", default=4),
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""ERNIE 4.5, the dense ones: Llama whose pairs (2i, 2i + 1) rotate in transformers too. Source: modeling_ernie4_5.py of transformers; llama.cpp's converter."""
+"""ERNIE 4.5, dense: Llama, except that pairs (2i, 2i + 1) rotate in transformers too.
+
+Source: modeling_ernie4_5.py of transformers; llama.cpp's converter.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""ERNIE 4.5 (Baidu 2025) with experts: a softmax router with a bias that chooses, shared experts in one, dense layers first, neighbours of a head rotate.
+"""ERNIE 4.5 (Baidu 2025) with experts: softmax router with a selection bias, fused shared experts, leading dense
+layers, adjacent pairs rotate.
 
-The experts of the highest softmax(router) + bias are chosen; their weights are softmax(router), scaled to sum to 1.
+The experts with the highest softmax(router) + bias are selected; their weights are softmax(router), scaled to sum to 1.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["ERNIE4_5_MOE"]
 
 
 def _shared(hyper: Hyper) -> Mapping[str, Meta]:
-    """The width of all shared experts together."""
+    """Return the combined width of all shared experts."""
     width = hyper.count("shared_experts") * hyper.count("expert_feed_forward")
     return {"expert_shared_feed_forward_length": u32(width)} if width else {}
 
@@ -43,7 +44,8 @@ ERNIE4_5_MOE = Architecture(
     hyper=replace(
         USUAL.plus(
             *expert_keys("moe_num_experts", used="moe_k"),
-            Key("shared_experts", ("moe_num_shared_experts",), "expert_shared_count", default=0, low=0, write="where set"),
+            Key("shared_experts", ("moe_num_shared_experts",), "expert_shared_count", default=0, low=0,
+                write="where set"),
             Key("first_dense", ("moe_layer_start_index",), "leading_dense_block_count", default=1, low=0),
             Key("expert_step", ("moe_layer_interval",), "interleave_moe_layer_step", default=1),
             constant("expert_norm", 1),
@@ -53,6 +55,6 @@ ERNIE4_5_MOE = Architecture(
     ),
     layer=Layer(feed_forward=Mixture(normed=True, least=1e-12, shared=True)),
     pairs=True,
-    unused={r"model\.mtp_.*": "predicts the token after the next (MTP), which ernie4_5-moe does not run"},
+    unused={r"model\.mtp_.*": "multi-token prediction (MTP), which ernie4_5-moe does not run"},
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), "use_bias"),),
 )  # fmt: skip

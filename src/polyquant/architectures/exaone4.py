@@ -1,5 +1,6 @@
-"""EXAONE 4: norms behind attention and feed-forward part instead of before them, a norm on every head of q and k. Large ones have a sliding window in three layers
-of four; there the fourth rotates nothing.
+"""EXAONE 4: norms after attention and feed-forward instead of before them, and QK norms.
+
+Large models have a sliding window in three layers of four; their fourth layers do not rotate.
 
 h = x + norm(O attention(rope(norm(Q x)), rope(norm(K x)), V x));  y = h + norm(D (silu(G h) * U h))
 

@@ -1,9 +1,10 @@
-"""Falcon 7B (Almazrouei et al. 2023): one head of keys and values for all, attention and feed-forward part of one layer norm.
+"""Falcon 7B (Almazrouei et al. 2023): multi-query attention, in parallel with the feed-forward part after one layer
+norm.
 
 y = x + O attention(q, k, v) + D gelu(U n), [q, k, v] = QKV n, n = norm(x)
 
-The rows of q, k and v lie in groups, one for each head of keys: its q, then k, then v; in GGUF all q, all k, all v. Other Falcons are other architectures under this name:
-ALiBi and serial parts (RW), two norms (40B, 180B).
+The fused QKV rows are grouped by key head: its q, then k, then v; in GGUF they are all q, all k, all v. Other Falcons
+use this name for other architectures: ALiBi and serial parts (RW), two norms (40B, 180B).
 Source: modeling_falcon.py of transformers; llama.cpp's converter, which always writes a context of 2048.
 """
 
@@ -31,7 +32,7 @@ __all__ = ["FALCON"]
 
 
 def _all_q_first(hyper: Hyper, shape: Shape) -> Operation:
-    """[groups, q.. k v, d] -> all q, all k, all v."""
+    """Reorder rows: [groups, q.. k v, d] -> all q, all k, all v."""
     group, size = hyper.heads // hyper.kv_heads, hyper.query_width + 2 * hyper.value_width
     if not shape or shape[0] != size:
         raise InputError("rows do not fit the heads of the configuration", expected=size, found=list(shape))
@@ -41,9 +42,9 @@ def _all_q_first(hyper: Hyper, shape: Shape) -> Operation:
 
 
 def _kv_heads(config: Mapping[str, Any]) -> Any:
-    """Multi-query models have one, whatever num_kv_heads says."""
-    said = (config.get(key) for key in ("num_kv_heads", "n_head_kv", "num_attention_heads", "n_head"))
-    return 1 if config.get("multi_query", True) else next((s for s in said if s is not None), None)
+    """Return 1 for multi-query models, regardless of num_kv_heads."""
+    counts = (config.get(key) for key in ("num_kv_heads", "n_head_kv", "num_attention_heads", "n_head"))
+    return 1 if config.get("multi_query", True) else next((n for n in counts if n is not None), None)
 
 
 FALCON = Architecture(
@@ -72,7 +73,7 @@ FALCON = Architecture(
             kv_heads={
                 "config": ("num_kv_heads",),
                 "read": _kv_heads,
-                "say": lambda value: {"num_kv_heads": value, "multi_query": value == 1},
+                "entries": lambda value: {"num_kv_heads": value, "multi_query": value == 1},
             },
             norm_eps=layer_norm_eps("layer_norm_epsilon"),
             rope_theta={"write": "unless default"},

@@ -1,9 +1,12 @@
-"""Falcon-H1 (TII 2025): attention and a Mamba-2 mixer side by side in every layer. Its factors (maximal update parametrization) stand in config.json; GGUF has
-them in the weights and nowhere else, so that what comes back has factors of 1.
+"""Falcon-H1 (TII 2025): attention and a Mamba-2 mixer in parallel in every layer.
+
+Its multipliers (maximal update parametrization) are in config.json; GGUF holds them only folded into the weights, so
+converting back yields multipliers of 1.
 
     h = x + attention(norm(x)) + mixer(norm(x));  y = h + D (silu(G norm(h)) * U norm(h))
 
-The rows of the mixer's input, z, x, B, C and dt, have a factor each on top of its own. `ffn_norm` is called so without a suffix.
+The z, x, B, C and dt rows of the mixer's input have a factor each, on top of the input's own. `ffn_norm` is stored
+without a suffix.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyquant.architectures.changes import Change, Times
-from polyquant.architectures.hybrid import Beside
+from polyquant.architectures.hybrid import ParallelParts
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.llama import LLAMA_NAMES
@@ -25,7 +28,8 @@ from polyquant.types import Shape
 __all__ = ["FALCON_H1"]
 
 _FACTORS = (
-    "embedding_multiplier", "lm_head_multiplier", "attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
+    "embedding_multiplier", "lm_head_multiplier", "attention_in_multiplier", "attention_out_multiplier",
+    "key_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
 )  # fmt: skip
 
 
@@ -33,8 +37,8 @@ def _mixer_input(hyper: Hyper, shape: Shape) -> Operation:
     state = hyper.count("ssm_groups") * hyper.count("ssm_state")
     sizes = (hyper.count("ssm_inner"),) * 2 + (state,) * 2 + (hyper.count("ssm_heads"),)
     factors = tuple(float(f) for f in hyper.value("ssm_multipliers"))
-    whole = hyper.value("ssm_in_multiplier")
-    first = SAME if whole == 1 else Multiply(whole)
+    common = hyper.value("ssm_in_multiplier")
+    first = SAME if common == 1 else Multiply(common)
     return first if set(factors) == {1.0} else chain(first, MultiplyRows(tuple(zip(sizes, factors, strict=True))))
 
 
@@ -46,11 +50,11 @@ def _of_mlp(index: int) -> Change:
     return Change(make)
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     if hyper.value("norm_before_gate"):
-        return "GGUF cannot say mamba_norm_before_gate: runtimes put the gate first"
+        return "GGUF cannot express mamba_norm_before_gate: runtimes apply the gate first"
     if hyper.tied and hyper.value("lm_head_multiplier") != hyper.value("embedding_multiplier"):
-        return "the head is the embedding, and GGUF cannot give the two different factors: its logits are off by one"
+        return "the head is tied to the embedding, and GGUF cannot store two factors: its logits are off by one"
     return None
 
 
@@ -76,7 +80,7 @@ FALCON_H1 = Architecture(
                 groups="mamba_n_groups",
                 heads="mamba_n_heads",
                 inner=lambda config: config.get("mamba_d_ssm") or product("mamba_expand", "hidden_size")(config),
-                inner_says="mamba_d_ssm",
+                inner_entry="mamba_d_ssm",
             ),
             *(Key(name, (name,), kind="real", default=1.0) for name in _FACTORS),
             Key("mlp_multipliers", ("mlp_multipliers",), kind="reals", default=(1.0,) * 2),
@@ -93,7 +97,7 @@ FALCON_H1 = Architecture(
         ),
         always=dict.fromkeys(("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), False),
         more_config=in_pieces("mamba_d_head", "mamba_expand"),
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
     changes={
         **MIXER_CHANGES,
@@ -108,7 +112,7 @@ FALCON_H1 = Architecture(
         "ffn_gate": _of_mlp(0),
         "ffn_down": _of_mlp(1),
     },
-    layer=Layer(Beside(Attention(), Mixer(optional_norm=True))),
+    layer=Layer(ParallelParts(Attention(), Mixer(optional_norm=True))),
     biases=(Bias(("ssm_conv1d",), "mamba_conv_bias"),),
     switches={"mamba_rms_norm": has("ssm_norm.weight")},
 )

@@ -1,6 +1,6 @@
-"""Which architecture a file is of: by the name in GGUF, or by what config.json says.
+"""Find the architecture of a file: by its name in GGUF, or by its config.json.
 
-Our own records come first, so that installing a package changes nothing about models that polyquant knew before.
+Built-in records come first, so installing a package does not change models that polyquant already supports.
 """
 
 from __future__ import annotations
@@ -12,55 +12,68 @@ from typing import Any
 from polyquant import registry
 from polyquant.architectures.record import Architecture
 from polyquant.errors import printable
+from polyquant.types import Checkpoint
 
-__all__ = ["by_name", "known", "of_config", "of_metadata"]
+__all__ = ["by_name", "known", "of_config", "of_metadata", "other_name"]
 
 
 def _installed() -> tuple[Architecture, ...]:
-    """Records of installed packages; a PluginWarning for what is none."""
-    found = registry.installed_architectures()
-    for other in (f for f in found if not isinstance(f, Architecture)):
-        why = f"{other!r} is no architectures.record.Architecture"
-        warnings.warn(f"an installed architecture is left out: {printable(why)}", registry.PluginWarning, stacklevel=3)
-    return tuple(f for f in found if isinstance(f, Architecture))
+    """Return the records of installed packages; warns with PluginWarning about invalid ones."""
+    records = registry.installed_architectures()
+    for other in (r for r in records if not isinstance(r, Architecture)):
+        why = f"{other!r} is not an architectures.record.Architecture"
+        warnings.warn(f"an installed architecture is ignored: {printable(why)}", registry.PluginWarning, stacklevel=3)
+    return tuple(r for r in records if isinstance(r, Architecture))
 
 
 def known() -> dict[str, Architecture]:
-    """general.architecture -> the record that a GGUF file of that name is read with."""
+    """Return general.architecture -> the record used to read a GGUF file of that name."""
     return _by_name((*registry.architectures(), *_installed()))
 
 
 def by_name(name: object) -> Architecture | None:
-    """The architecture of a GGUF file, None if it is not ours and no installed package's."""
+    """Return the architecture of this GGUF name, None if unknown."""
     if not isinstance(name, str):
         return None
     return _by_name(registry.architectures()).get(name) or _by_name(_installed()).get(name)
 
 
 def of_metadata(metadata: Mapping[str, Any]) -> Architecture | None:
-    """The architecture of a GGUF file's metadata. Of records that share its name the first that `gguf_told_by` fits, which the plain one stands behind."""
+    """Return the architecture of a GGUF file's metadata.
+
+    Of records that share its name, the first whose `gguf_requires` matches; otherwise the one without `gguf_requires`.
+    """
     name = metadata.get("general.architecture")
     records = (*registry.architectures(), *_installed())
-    special = (r for r in records if r.name == name and r.gguf_told_by)
-    found = next((r for r in special if all(_says(metadata, f"{name}.{key}") for key in r.gguf_told_by)), None)
-    return found or by_name(name)
+    special = (r for r in records if r.name == name and r.gguf_requires)
+    match = next((r for r in special if all(_matches(metadata, f"{name}.{key}") for key in r.gguf_requires)), None)
+    return match or by_name(name)
 
 
-def _says(metadata: Mapping[str, Any], told: str) -> bool:
-    """True if a key is there and not zero, or has the value that stands behind "="."""
-    key, _, value = told.partition("=")
-    return str(metadata.get(key)) == value if value else _said(metadata.get(key))
+def _matches(metadata: Mapping[str, Any], condition: str) -> bool:
+    """True if a key is present and not zero, or equals the value after "="."""
+    key, _, value = condition.partition("=")
+    return str(metadata.get(key)) == value if value else _present(metadata.get(key))
 
 
 def of_config(config: Mapping[str, Any]) -> Architecture | None:
-    """The architecture of a config.json, None if it is not ours and no installed package's. Its class decides before its model type."""
+    """Return the architecture of a config.json, None if unknown. Its class takes precedence over its model type."""
     return _of_config(registry.architectures(), config) or _of_config(_installed(), config)
 
 
+def other_name(checkpoint: Checkpoint, name: str) -> str | None:
+    """What the checkpoint calls a tensor that is asked for by its Hugging Face or GGUF name; None where that is not known."""
+    if checkpoint.naming == "gguf":
+        family = of_metadata(checkpoint.metadata)
+        return None if family is None else family.names.to_gguf(name)
+    family = of_config(checkpoint.config)
+    return None if family is None else family.names.to_hf(name)
+
+
 def _by_name(records: Sequence[Architecture]) -> dict[str, Architecture]:
-    """Of records with one name the first."""
+    """Map each name to its first record."""
     out: dict[str, Architecture] = {}
-    for record in sorted(records, key=lambda r: bool(r.gguf_told_by)):
+    for record in sorted(records, key=lambda r: bool(r.gguf_requires)):
         out.setdefault(record.name, record)
     return out
 
@@ -68,12 +81,12 @@ def _by_name(records: Sequence[Architecture]) -> dict[str, Architecture]:
 def _of_config(records: Sequence[Architecture], config: Mapping[str, Any]) -> Architecture | None:
     classes = config.get("architectures")
     for name in classes if isinstance(classes, list) else ():
-        if found := next((r for r in records if name in r.claims), None):
-            return found
+        if match := next((r for r in records if name in r.claims), None):
+            return match
     kind = config.get("model_type")
-    return next((r for r in records if kind in r.reads and all(_said(config.get(key)) for key in r.told_by)), None)
+    return next((r for r in records if kind in r.reads and all(_present(config.get(key)) for key in r.requires)), None)
 
 
-def _said(value: object) -> bool:
-    """True for an entry that is there and not zero: a model with 0 experts has none."""
+def _present(value: object) -> bool:
+    """True for an entry that is present and not zero: a model with 0 experts has none."""
     return value is not None and not (isinstance(value, int | float) and value == 0)

@@ -1,9 +1,10 @@
-"""Gemma and Gemma 2: norms stored as their distance from one, embeddings multiplied by sqrt(hidden), the head is the embedding.
+"""Gemma and Gemma 2: norms stored as an offset from 1, embeddings scaled by sqrt(hidden), tied head.
 
 gemma     h = x + O attention(norm(x));  y = h + D (gelu(G norm(h)) * U norm(h))
-gemma2    a norm behind each part too; logits and scores capped; every second layer has a window
+gemma2    a norm after each part too; logits and scores capped; every second layer has a sliding window
 
-GGUF has no key for query_pre_attn_scalar: its readers divide by sqrt(head_dim), in the largest model of each by sqrt(hidden / heads).
+GGUF has no key for query_pre_attn_scalar: readers divide by sqrt(head_dim), and for the largest model of each family by
+sqrt(hidden / heads).
 Source: modeling_gemma*.py of transformers; llama.cpp's converter and graphs.
 """
 
@@ -31,7 +32,7 @@ FOUR_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-"""A norm before and one behind each part."""
+"""A norm before and one after each part."""
 
 GEMMA_TABLE = USUAL.changed(
     rope_theta={"write": "unless default"},
@@ -55,44 +56,47 @@ GEMMA = Architecture(
 
 
 def attention_scale(largest: int) -> tuple[Key, Callable[[Hyper], str | None]]:
-    """(its row, which is 0 for 1 / sqrt(head_dim); what GGUF cannot say of it). largest: layers of the model that readers of GGUF treat otherwise."""
+    """Return the row (0 means 1 / sqrt(head_dim)) and its `HyperTable.gguf_warning`.
+
+    largest: number of layers of the model that readers of GGUF treat differently.
+    """
 
     def of_config(config: Mapping[str, Any]) -> float:
         scalar = config.get("query_pre_attn_scalar", 256)
         usual = isinstance(scalar, bool) or not isinstance(scalar, int | float) or scalar == config.get("head_dim", 256)
         return 0.0 if usual or scalar <= 0 else float(scalar**-0.5)
 
-    def taken(layers: Any, hidden: Any, heads: Any) -> float:
+    def implied(layers: Any, hidden: Any, heads: Any) -> float:
         return float((hidden / heads) ** -0.5) if layers == largest and hidden and heads else 0.0
 
     def of_gguf(get: Callable[..., Any]) -> float:
-        return taken(get("block_count"), get("embedding_length"), get("attention.head_count"))
+        return implied(get("block_count"), get("embedding_length"), get("attention.head_count"))
 
-    def unsaid(hyper: Hyper) -> str | None:
-        usual, said = hyper.head_size**-0.5, hyper.real("attention_scale", 0.0)
-        expected = taken(hyper.layers, hyper.hidden, hyper.heads) or usual
-        if abs((said or usual) - expected) < 1e-6 * expected:
+    def gguf_warning(hyper: Hyper) -> str | None:
+        usual, scale = hyper.head_size**-0.5, hyper.real("attention_scale", 0.0)
+        expected = implied(hyper.layers, hyper.hidden, hyper.heads) or usual
+        if abs((scale or usual) - expected) < 1e-6 * expected:
             return None
-        return "GGUF has no key for query_pre_attn_scalar: runtimes will scale the scores of attention otherwise"
+        return "GGUF has no key for query_pre_attn_scalar: runtimes will scale attention scores differently"
 
-    return Key("attention_scale", (), default=0.0, kind="real", read=of_config, read_gguf=of_gguf), unsaid
+    return Key("attention_scale", (), default=0.0, kind="real", read=of_config, read_gguf=of_gguf), gguf_warning
 
 
 def query_scalar(hyper: Hyper) -> dict[str, Any]:
-    """The entry of config.json that says the scale of attention."""
+    """Return the config.json entry for the attention scale."""
     scale = hyper.real("attention_scale", 0.0)
     value = round(scale**-2, 3) if scale else hyper.head_size
     return {"query_pre_attn_scalar": int(value) if value == int(value) else value}
 
 
-_SCALE, _SCALE_UNSAID = attention_scale(46)
+_SCALE, _SCALE_WARNING = attention_scale(46)
 NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "output_norm")
 
 
-def _unsaid(hyper: Hyper) -> str | None:
+def _gguf_warning(hyper: Hyper) -> str | None:
     if not (hyper.more["attention_softcap"] and hyper.more["logit_softcap"]):
-        return "GGUF cannot say that a Gemma 2 caps no scores or logits: runtimes will cap them"
-    return _SCALE_UNSAID(hyper)
+        return "GGUF cannot express a Gemma 2 without score or logit capping: runtimes will cap them"
+    return _SCALE_WARNING(hyper)
 
 
 GEMMA2 = replace(
@@ -115,6 +119,6 @@ GEMMA2 = replace(
         windows=where_listed(all_but_every(2)),
         gguf_windows=gguf_windows(all_but_every(2)),
         more_config=lambda hyper: {**layer_types(hyper), **query_scalar(hyper)},
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
 )

@@ -1,5 +1,6 @@
-"""Gemma 3 (text): Gemma 2 with norms on the heads of q and k and without caps; five layers of six have a window, and a base of their own for RoPE. A scaling is of
-the others only.
+"""Gemma 3 (text): Gemma 2 with QK norms and without capping.
+
+Five layers of six have a sliding window, with their own RoPE base; RoPE scaling applies only to the others.
 
 Source: modeling_gemma3.py of transformers; llama.cpp's converter.
 """
@@ -23,10 +24,10 @@ LOCAL_THETA = Key(
     "rope_theta_swa", ("rope_local_base_freq",), "rope.freq_base_swa", default=10000.0, kind="real",
     read=theta_of("sliding_attention", "rope_local_base_freq"),
 )  # fmt: skip
-"""The base of the layers with a window."""
+"""The RoPE base of layers with a sliding window."""
 
 
-_SCALE, _UNSAID = attention_scale(62)
+_SCALE, _WARNING = attention_scale(62)
 
 GEMMA3 = replace(
     GEMMA2,
@@ -54,6 +55,6 @@ GEMMA3 = replace(
         windows=where_listed(all_but_every(6)),
         gguf_windows=gguf_windows(all_but_every(6)),
         more_config=lambda hyper: {**layer_types(hyper), **query_scalar(hyper), **two_ropes(hyper)},
-        unsaid=_UNSAID,
+        gguf_warning=_WARNING,
     ),
 )

@@ -1,6 +1,7 @@
-"""Gemma 4 (text): Gemma 3's order of norms, stored as they are. Layers without a window have heads of their own width, fewer keys and values, no V (it is K before its
-norm), and rotate a share of each head. Mixtures add experts beside the feed-forward part; small models an embedding for each layer.
+"""Gemma 4 (text): Gemma 3's order of norms, without the offset of 1.
 
+Full-attention layers have their own head size, fewer key/value heads, no V (it is K before its norm), and partial
+rotary embeddings. Mixtures add experts in parallel to the feed-forward part; small models have per-layer embeddings.
 Scores are not scaled.
 Source: modeling_gemma4.py and configuration_gemma4.py of transformers; llama.cpp's converter.
 """
@@ -46,7 +47,7 @@ _TOP = {
 
 
 def _shares_k(tensors: frozenset[str]) -> bool:
-    """Some layers have no V."""
+    """True if some layers have no V."""
     return any(n.endswith(".attn_k.weight") and n.replace("attn_k", "attn_v") not in tensors for n in tensors)
 
 

@@ -1,4 +1,8 @@
-"""Hyper-parameters of Gemma 4. GGUF says the widths of heads of both kinds of layers, and lists for each layer: whether it has a window, its heads of keys and values."""
+"""Hyper-parameters of Gemma 4.
+
+GGUF stores the head sizes of both kinds of layers, and per layer whether it has a sliding window and its key/value
+heads.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +35,26 @@ _PERIOD = 6
 
 
 def _in_full(config: Mapping[str, Any], entry: str) -> Any:
-    """What per_layer_config says of the layers without a window, None if nothing."""
+    """Return the per_layer_config value of the layers without a window, None if absent."""
     layers = config.get("per_layer_config")
-    found = [v for v in layers.values() if isinstance(v, Mapping)] if isinstance(layers, Mapping) else []
-    return next((v[entry] for v in found if entry in v), None)
+    entries = [v for v in layers.values() if isinstance(v, Mapping)] if isinstance(layers, Mapping) else []
+    return next((v[entry] for v in entries if entry in v), None)
 
 
 def _full_head(config: Mapping[str, Any]) -> Any:
-    said = config.get("global_head_dim") or _in_full(config, "head_dim")
-    return said or (config.get("head_dim", 256) if "per_layer_config" in config else 512)
+    size = config.get("global_head_dim") or _in_full(config, "head_dim")
+    return size or (config.get("head_dim", 256) if "per_layer_config" in config else 512)
 
 
 def _full_kv_heads(config: Mapping[str, Any]) -> Any:
-    said = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
-    return said or _in_full(config, "num_key_value_heads")
+    count = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+    return count or _in_full(config, "num_key_value_heads")
 
 
 def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
-    """Raises UnsupportedError for an encoder."""
+    """Return the window per layer. Raises UnsupportedError for an encoder."""
     if config.get("use_bidirectional_attention") == "all":
-        raise UnsupportedError("a Gemma 4 that sees what comes later is not known here", file=file)
+        raise UnsupportedError("a bidirectional Gemma 4 is not supported", file=file)
     return where_listed(all_but_every(_PERIOD), size=512)(config, layers, file)
 
 
@@ -85,7 +89,8 @@ GEMMA4_TABLE = replace(
     ).plus(
         replace(LOCAL_THETA, config=()),
         Key("head_dim_swa", ("head_dim",), "attention.key_length_swa", ("attention.value_length_swa",), default=256),
-        Key("full_kv_heads", (), default=0, low=0, read=_full_kv_heads, read_gguf=of_windowed("attention.head_count_kv", windowed=False)),
+        Key("full_kv_heads", (), default=0, low=0, read=_full_kv_heads,
+            read_gguf=of_windowed("attention.head_count_kv", windowed=False)),
         sliding_layers_key(_PERIOD),
         Key(
             "double_wide", ("use_double_wide_mlp",), kind="flag", default=0,

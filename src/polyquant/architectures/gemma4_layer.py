@@ -1,4 +1,7 @@
-"""The layer of Gemma 4, as parts: see parts.py. Drawn in runtime/gemma4.py. Sizes are those of Hyper.at: layers with a window have heads of their own."""
+"""The layer of Gemma 4, as parts (parts.py).
+
+The diagram is in runtime/gemma4.py. Sizes come from Hyper.at: layers with a sliding window have their own heads.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,21 @@ __all__ = ["Gemma4Attention", "Gemma4FeedForward", "Gemma4Layer"]
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Attention:
-    """Norms on the heads of q, k and v, a norm behind. Layers without a window may have no V; the last layers read the keys and values of an earlier one."""
+    """Norms on the heads of q, k and v, and a norm after the output.
+
+    Layers without a window may have no V; the last layers reuse the keys and values of an earlier one.
+    """
 
     runtime: ClassVar[str] = "polyquant.runtime.gemma4:Attention"
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """See parts.Part. Values are normed, so that no scale goes through them."""
+        """See parts.Part. Values are normed, so no scale can be moved through them."""
         return Feed("attn_norm", ("attn_q", "attn_k", "attn_v"), "norm"), Feed("attn_q", ("attn_output",), "activation")
 
     def lender(self, hyper: Hyper, index: int) -> int | None:
-        """The layer whose keys and values layer `index` reads: the last of its kind that has some; None for its own."""
+        """Return the layer whose keys and values layer `index` reads (the last of its kind that stores them), None for
+        its own."""
         first = hyper.layers - hyper.count("shared_kv_layers")
         if index < first:
             return None
@@ -44,14 +51,14 @@ class Gemma4Attention:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4FeedForward:
-    """A feed-forward part, and beside it experts with norms of their own in models that have some; a norm behind both."""
+    """A feed-forward part, with parallel experts and their own norms in models that have them; a norm after both."""
 
     dense: FeedForward = field(default_factory=FeedForward)
     runtime: ClassVar[str] = "polyquant.runtime.gemma4:FeedForward"
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """See parts.Part. The router reads the stream through a norm of its own."""
+        """See parts.Part. The router reads the residual stream through its own norm."""
         return (
             *self.dense.feeds,
             Feed("", ("ffn_gate_inp",), "stream"),
@@ -75,14 +82,14 @@ class Gemma4FeedForward:
         return out | {"post_ffw_norm": (hidden,)}
 
     def parameters(self, hyper: Hyper, index: int) -> dict[str, Shape]:
-        """See parts.Part: factors of what the router reads, and of each expert's weight."""
+        """See parts.Part: factors on the router's input and on each expert's weight."""
         experts = hyper.count("experts")
         return {"ffn_gate_inp.scale": (hyper.hidden,), "ffn_down_exps.scale": (experts,)} if experts else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer(Layer):
-    """Both parts one after the other, then what a layer reads of the token itself where models say so, then a factor."""
+    """Both parts in sequence, then the per-layer input of the token in models that have it, then a factor."""
 
     attention: Part = field(default_factory=Gemma4Attention)
     feed_forward: Part = field(default_factory=Gemma4FeedForward)
@@ -90,17 +97,17 @@ class Gemma4Layer(Layer):
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """Of all parts."""
+        """Return the feeds of all parts."""
         inputs = Feed("", ("inp_gate",), "stream"), Feed("inp_gate", ("proj",), "activation")
         return (*super(Gemma4Layer, self).feeds, *inputs)
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
-        """Of all parts."""
+        """Return the tensors of all parts."""
         out, size = super(Gemma4Layer, self).shapes(hyper, index), hyper.count("per_layer_input")
         if size:
             out |= {"inp_gate": (size, hyper.hidden), "proj": (hyper.hidden, size), "post_norm": (hyper.hidden,)}
         return out
 
     def parameters(self, hyper: Hyper, index: int) -> dict[str, Shape]:
-        """Of all parts, and the factor behind them."""
+        """Return the parameters of all parts, and the final factor."""
         return {**super(Gemma4Layer, self).parameters(hyper, index), "layer_output_scale.weight": (1,)}

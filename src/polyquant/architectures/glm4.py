@@ -1,6 +1,8 @@
-"""GLM-4-0414 (model_type `glm4`): norms before and behind each part, gate and up in one matrix, neighbours of half a head rotate.
+"""GLM-4-0414 (model_type `glm4`): norms before and after each part, gate and up in one matrix; adjacent pairs of half
+of each head rotate.
 
-h = x + norm(O attention(rope(Q n), rope(K n), V n)), n = norm(x);  y = h + norm(D (silu(gate) * up)), [gate, up] = U norm(h)
+h = x + norm(O attention(rope(Q n), rope(K n), V n)), n = norm(x)
+y = h + norm(D (silu(gate) * up)), [gate, up] = U norm(h)
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""GLM-4.5 and GLM-4.6 (2025): experts behind a sigmoid router with a bias that chooses, a shared expert, dense layers first, half of each head rotates.
-Norms of the heads of q and k are in some models. A last layer that predicts the token after the next (MTP) is kept as `nextn` tensors.
+"""GLM-4.5 and GLM-4.6 (2025): sigmoid router with a selection bias, a shared expert, leading dense layers; half of each
+head rotates.
+
+Some models have QK norms. A final multi-token prediction (MTP) layer is kept as `nextn` tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ __all__ = ["GLM4_MOE"]
 
 
 def _layers(get: Callable[..., Any]) -> Any:
-    """Layers without those that predict: GGUF counts both."""
+    """Return the layer count without MTP layers: GGUF counts both."""
     count, predict = get("block_count"), get("nextn_predict_layers") or 0
     return count - predict if isinstance(count, int) and isinstance(predict, int) else count
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): learned positions, layer norms, q, k and v in one matrix; its linears are Conv1D, stored [in, out].
+"""GPT-2 (Radford et al. 2019): learned positions, layer norms, fused QKV; its linears are Conv1D, stored [in, out].
 
 h = x + O attention(q, k, v), [q, k, v] = QKV norm(x);  y = h + D gelu(U norm(h))
 """

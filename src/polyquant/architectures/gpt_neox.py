@@ -1,8 +1,10 @@
-"""GPT-NeoX and Pythia (Black et al. 2022): layer norms, biases everywhere, a part of each head rotates; attention and feed-forward part read the same input.
+"""GPT-NeoX and Pythia (Black et al. 2022): layer norms, biases everywhere, partial rotary embeddings, parallel
+attention and feed-forward.
 
-y = x + O attention(rope(q), rope(k), v) + D gelu(U norm2(x)), [q, k, v] = QKV norm1(x); without use_parallel_residual the second reads what the first gave
+y = x + O attention(rope(q), rope(k), v) + D gelu(U norm2(x)), [q, k, v] = QKV norm1(x); without use_parallel_residual,
+norm2 reads the output of attention
 
-The rows of q, k and v lie head by head, [heads, 3, d], in GGUF all q, all k, all v.
+The fused QKV rows are ordered by head, [heads, 3, d]; in GGUF they are all q, all k, all v.
 Source: modeling_gpt_neox.py of transformers; llama.cpp's converter.
 """
 

@@ -1,8 +1,10 @@
-"""gpt-oss (OpenAI 2025): attention with sinks, windows in every second layer from the first on, biases everywhere; the router's softmax is over the chosen
-experts, which compute (clip(u) + 1) * g sigmoid(1.702 g), g = clip(G n), clipped at 7.
+"""gpt-oss (OpenAI 2025): attention with sinks, sliding windows in every second layer from the first, biases everywhere.
 
-Experts as floats lie [experts, in, out], the columns of gate and up in turn; as MXFP4 they lie [experts, out, in], rows of gate and up in turn.
-The correction range of its yarn is not rounded to whole numbers (`truncate`).
+The router's softmax is over the selected experts, which compute (clip(u) + 1) * g sigmoid(1.702 g), g = clip(G n),
+clipped at 7.
+
+Float experts are stored [experts, in, out] with interleaved gate and up columns; MXFP4 experts [experts, out, in] with
+interleaved gate and up rows. YaRN's correction range is not rounded to integers (`truncate`).
 """
 
 from __future__ import annotations
@@ -44,14 +46,15 @@ GPT_OSS = Architecture(
     moves=(
         halves(f"{_EXPERTS}gate_up_proj_blocks", *_GATE_UP, interleaved=True, codecs=_PACKED),
         Move(
-            f"{_EXPERTS}down_proj_blocks", {"ffn_down_exps.weight": lambda hyper, shape: SAME}, lambda hyper, shapes: shapes[0], _PACKED
+            f"{_EXPERTS}down_proj_blocks", {"ffn_down_exps.weight": lambda hyper, shape: SAME},
+            lambda hyper, shapes: shapes[0], _PACKED
         ),
         Move(
             f"{_EXPERTS}down_proj",
             {"ffn_down_exps.weight": lambda hyper, shape: Transpose()},
             lambda hyper, shapes: (*shapes[0][:-2], shapes[0][-1], shapes[0][-2]),
         ),
-        halves(f"{_EXPERTS}gate_up_proj", *_GATE_UP, interleaved=True, turned=True),
+        halves(f"{_EXPERTS}gate_up_proj", *_GATE_UP, interleaved=True, transposed=True),
         halves(f"{_EXPERTS}gate_up_proj_bias", *_GATE_UP_BIAS, axis=-1, interleaved=True),
     ),
     hyper=replace(

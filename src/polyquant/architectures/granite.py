@@ -1,9 +1,11 @@
-"""Granite 3: Llama with four factors: of the embedding, of what each part adds, of the scores of attention, and a divisor of the logits.
+"""Granite 3: Llama with four factors: on the embedding, on each part's output, on attention scores, and a divisor of
+the logits.
 
 granite       dense
-granitemoe    experts, in fused stacks; a shared one beside them in some
+granitemoe    experts in fused stacks; some models add a shared expert
 
-Source: modeling_granite.py, modeling_granitemoe.py and modeling_granitemoeshared.py of transformers; llama.cpp's converter.
+Source: modeling_granite.py, modeling_granitemoe.py and modeling_granitemoeshared.py of transformers; llama.cpp's
+converter.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ GRANITE_MOE_SHARED = replace(
     model_type="granitemoeshared",
     class_name="GraniteMoeSharedForCausalLM",
     reads=("granitemoeshared",),
-    gguf_told_by=("expert_shared_feed_forward_length",),
+    gguf_requires=("expert_shared_feed_forward_length",),
     names=NameTable({**_STEMS, "shared_mlp.output_linear": "ffn_down_shexp"}),
     moves=(
         *GRANITE_MOE.moves,

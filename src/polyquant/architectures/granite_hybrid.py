@@ -1,9 +1,11 @@
-"""Granite 4 (IBM 2025): Mamba-2 in most layers, attention in some, both with four factors of the configuration; experts and a shared one, or the shared one alone,
-which GGUF then calls by the names of an ordinary feed-forward part.
+"""Granite 4 (IBM 2025): Mamba-2 in most layers, attention in some, with Granite's four factors.
+
+The feed-forward part is experts plus a shared expert, or the shared expert alone, which GGUF stores under ordinary
+feed-forward names.
 
     h = x + r attention(norm(x)) or r mixer(norm(x));  y = h + r (experts(norm(h)) + shared(norm(h)))
 
-Rows of q and k are stored interleaved though nothing rotates. Its context has no end: GGUF says 2^20.
+Rows of q and k are stored interleaved although nothing rotates. The context is unlimited; GGUF declares 2^20.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ _ONE, _EVERY = kv_heads(_attends, lambda counts: {"layer_types": words_of(counts
 _ROTATES = Key(
     "rotates", ("position_embedding_type",), "rope.scaling.finetuned", kind="flag", default=0,
     read=lambda config: config.get("position_embedding_type") == "rope",
-    say=lambda value: {"position_embedding_type": "rope" if value else "nope"},
+    entries=lambda value: {"position_embedding_type": "rope" if value else "nope"},
 )  # fmt: skip
 _TABLE = USUAL.changed(
-    context={"config": (), "default": ANY_CONTEXT, "say": lambda value: {"max_position_embeddings": value}},
+    context={"config": (), "default": ANY_CONTEXT, "entries": lambda value: {"max_position_embeddings": value}},
     kv_heads=_ONE,
     head_dim=no_head_dim(),
     vocab={"write": "always"},
@@ -75,8 +77,8 @@ GRANITE_HYBRID_MOE = Architecture(
     model_type="granitemoehybrid",
     class_name="GraniteMoeHybridForCausalLM",
     reads=("granitemoehybrid",),
-    told_by=("num_local_experts",),
-    gguf_told_by=("expert_count",),
+    requires=("num_local_experts",),
+    gguf_requires=("expert_count",),
     names=NameTable(
         {
             **_STEMS,
@@ -93,7 +95,7 @@ GRANITE_HYBRID_MOE = Architecture(
         halves("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight"),
         halves("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
     ),
-    layer=Layer(attention_or(Attention(rope="asked"), Mixer()), Mixture(gating="softmax_after_topk", shared=True)),
+    layer=Layer(attention_or(Attention(rope="if_enabled"), Mixer()), Mixture(gating="softmax_after_topk", shared=True)),
     ends=Ends(divided=True),
     biases=(
         Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),
@@ -103,8 +105,8 @@ GRANITE_HYBRID_MOE = Architecture(
 )
 GRANITE_HYBRID = replace(
     GRANITE_HYBRID_MOE,
-    told_by=(),
-    gguf_told_by=(),
+    requires=(),
+    gguf_requires=(),
     names=NameTable(
         {**_STEMS, **mixer_stems("mamba"), "shared_mlp.output_linear": "ffn_down"}, exact=mixer_exact("mamba")
     ),

@@ -1,5 +1,7 @@
-"""Hunyuan, the dense ones: norms on the heads of q and k behind the rotation. `alpha` of a scaling called dynamic stretches the base of the rotation once and for
-all: theta alpha^(d / (d - 2)), for contexts of 2^18.
+"""Hunyuan, dense: QK norms after RoPE.
+
+`alpha` of a scaling called dynamic changes the RoPE base once, statically, to theta alpha^(d / (d - 2)), for contexts
+of 2^18.
 
 h = x + O attention(norm(rope(Q norm(x))), norm(rope(K norm(x))), V norm(x));  y = h + D (silu(G norm(h)) * U norm(h))
 
@@ -26,19 +28,19 @@ from polyquant.types import Meta
 __all__ = ["HUNYUAN_DENSE"]
 
 _LONG = 1 << 18
-"""The context of a model with alpha; config.json says less."""
+"""The context of a model with alpha; its config.json declares less."""
 
 
 def _alpha(config: Mapping[str, Any]) -> float:
-    """0 for a model without."""
-    said = rope.parameters(config, None)
-    alpha = said.get("alpha")
-    dynamic = said.get("rope_type", said.get("type")) == "dynamic"
+    """Return alpha, 0 for a model without it."""
+    parameters = rope.parameters(config, None)
+    alpha = parameters.get("alpha")
+    dynamic = parameters.get("rope_type", parameters.get("type")) == "dynamic"
     return float(alpha) if dynamic and isinstance(alpha, int | float) and not isinstance(alpha, bool) else 0.0
 
 
 def _theta(config: Mapping[str, Any]) -> Any:
-    """The base of the rotation, stretched by alpha."""
+    """Return the RoPE base, scaled by alpha."""
     theta = config.get("rope_theta", rope.parameters(config, None).get("rope_theta", 10000.0))
     alpha, head = _alpha(config), config.get("head_dim") or 0
     if not alpha or not isinstance(theta, int | float) or not isinstance(head, int):
@@ -47,15 +49,15 @@ def _theta(config: Mapping[str, Any]) -> Any:
     try:
         return theta * alpha ** (head / (head - 2)) if head > 2 else theta
     except OverflowError:
-        return math.inf  # refused as every number that is not finite
+        return math.inf  # rejected later, like every non-finite value
 
 
 def _context(config: Mapping[str, Any]) -> Any:
     return _LONG if _alpha(config) else config.get("max_position_embeddings")
 
 
-def _scaling(config: Mapping[str, Any], said: Mapping[str, Any], file: object) -> dict[str, Any]:
-    return {} if _alpha(config) else rope.of_config(config, said, file)
+def _scaling(config: Mapping[str, Any], parameters: Mapping[str, Any], file: object) -> dict[str, Any]:
+    return {} if _alpha(config) else rope.of_config(config, parameters, file)
 
 
 def _metadata(hyper: Hyper) -> dict[str, Meta]:

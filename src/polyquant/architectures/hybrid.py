@@ -1,4 +1,4 @@
-"""Layers whose parts differ from one to the next, and two parts beside each other: see parts.py."""
+"""Layers whose parts differ by index, and parallel parts: see parts.py."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.parts import Feed, Part, parameters
 from polyquant.types import Shape
 
-__all__ = ["Beside", "ByLayer", "NoPart", "attention_or"]
+__all__ = ["ByLayer", "NoPart", "ParallelParts", "attention_or"]
 
 
 @dataclass(frozen=True, slots=True)
 class ByLayer:
-    """One of several parts in each layer. which: (hyper-parameters, layer) -> its index, None for a layer that has none of them."""
+    """One of several parts, chosen per layer. which: (hyper-parameters, layer) -> its index, None for a layer without
+    any."""
 
     parts: tuple[Part, ...]
     which: Callable[[Hyper, int], int | None]
@@ -27,9 +28,9 @@ class ByLayer:
         return tuple(feed for part in self.parts for feed in part.feeds)
 
     def at(self, hyper: Hyper, index: int) -> Part | None:
-        """The part of layer `index`."""
-        found = self.which(hyper, index)
-        return None if found is None else self.parts[found]
+        """Return the part of layer `index`."""
+        choice = self.which(hyper, index)
+        return None if choice is None else self.parts[choice]
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
         """See Part."""
@@ -43,16 +44,16 @@ class ByLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Two parts that read the same norm: first(x) + second(x)."""
+class ParallelParts:
+    """Two parallel parts that read the same norm: first(x) + second(x)."""
 
     first: Part
     second: Part
-    runtime: ClassVar[str] = "polyquant.runtime.hybrid:Beside"
+    runtime: ClassVar[str] = "polyquant.runtime.hybrid:ParallelParts"
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """See Part: the layer joins what both read."""
+        """See Part. The layer merges the feeds that share a norm."""
         return (*self.first.feeds, *self.second.feeds)
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
@@ -65,7 +66,7 @@ class Beside:
 
 
 def attention_or(attention: Part, other: Part) -> ByLayer:
-    """Attention in the layers that Hyper says attend, `other` in the rest."""
+    """Return attention in the layers where Hyper.attends is true, `other` in the rest."""
     return ByLayer((attention, other), _first_where_attended)
 
 
@@ -77,6 +78,6 @@ def _none(hyper: Hyper, index: int) -> None:
     return None
 
 
-def NoPart() -> ByLayer:  # noqa: N802 - reads as the name of a part, like those beside it
-    """Nothing: the place of a part that the architecture does not have."""
+def NoPart() -> ByLayer:  # noqa: N802 - named like the part classes
+    """An absent part: the architecture has nothing in this place."""
     return ByLayer((), _none)

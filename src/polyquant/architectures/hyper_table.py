@@ -1,6 +1,6 @@
-"""Where hyper-parameters stand: one row for each, with its key in config.json, its key in GGUF, its type and its default.
+"""The table of hyper-parameters: one row for each, with its key in config.json, its key in GGUF, its type and default.
 
-| here | config.json | GGUF `{architecture}.` | seed's aliases in GGUF |
+| name | config.json | GGUF `{architecture}.` | GGUF aliases |
 |---|---|---|---|
 | layers | num_hidden_layers | block_count | n_layers, num_hidden_layers |
 | context | max_position_embeddings | context_length | max_position_embeddings |
@@ -13,9 +13,10 @@
 | head_dim | head_dim | attention.key_length | head_dim |
 | vocab | vocab_size | vocab_size, or rows of the embedding | vocab_size |
 | rotated | partial_rotary_factor, a share | rope.dimension_count, a count | |
-| activation | hidden_act | said by the architecture | |
+| activation | hidden_act | implied by the architecture | |
 
-Rows are written in this order, as llama.cpp's converter does. An architecture whose spelling differs has a table of its own, made from USUAL.
+Rows are written in this order, as by llama.cpp's converter. An architecture with other keys derives its table from
+USUAL.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from polyquant.architectures.hyper import (
     MAX_SIZE,
     Hyper,
     Value,
+    bounded_integer,
     real_number,
     signed_number,
-    whole_number,
 )
-from polyquant.architectures.windows import Windows, nowhere
+from polyquant.architectures.windows import Windows, no_windows
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.gguf_values import boolean, f32, f32s, flags, i32s, string, u32
 from polyquant.types import Meta
@@ -44,7 +45,7 @@ __all__ = ["USUAL", "HyperTable", "Key"]
 
 Writing: TypeAlias = Literal["always", "where set", "unless default", "never"]
 ValueKind: TypeAlias = Literal["count", "real", "flag", "text", "counts", "reals", "flags"]
-"""Of one number, a switch or a word; of lists with an entry for each layer."""
+"""Scalars, then lists with an entry per layer."""
 
 _METAS: dict[ValueKind, Callable[[Any], Meta]] = {
     "count": u32, "real": f32, "flag": lambda v: boolean(bool(v)), "text": string, "counts": i32s, "reals": f32s,
@@ -54,13 +55,17 @@ _METAS: dict[ValueKind, Callable[[Any], Meta]] = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One hyper-parameter: a field of Hyper, or one of Hyper.more.
+    """One hyper-parameter: a field of Hyper, or an entry of Hyper.more.
 
-    config: keys of config.json; the first that is said is read, all are written; () where it has none. read, say: instead of that, a function of config.json, and
-    one from the value to entries of config.json. gguf: the key after the architecture's name, None where GGUF has none; also: further keys that get the same value;
-    aliases: what other writers call it; read_gguf: instead of these, a function of what looks a key up. default: where nobody says it: a value, another
-    row's name, or None if it must be said. kind: of value; each_layer: a list has an entry for every layer. high, low: bounds of a count. unit: config.json counts in it. write: into GGUF; "where set": unless
-    it is 0 or empty; "unless default": where readers of GGUF would take another value.
+    config: keys of config.json; the first one present is read, all are written; () if there is none.
+    read, entries: functions used instead, from config.json to the value and from the value to entries of config.json.
+    gguf: the key after the architecture's name, None if GGUF has none. also: further keys that get the same value.
+    aliases: names used by other writers. read_gguf: a function of the lookup, used instead of these.
+    default: used where the file is silent: a value, the name of another row, or None if the file must specify it.
+    kind: of value. each_layer: a list must have an entry for every layer. high, low: bounds of a count.
+    unit: the factor from config.json's unit to ours.
+    write: whether GGUF gets it; "where set": unless it is 0 or empty; "unless default": unless it equals the default
+    that readers of GGUF assume.
     """
 
     name: str
@@ -75,72 +80,76 @@ class Key:
     unit: float = 1.0
     write: Writing = "always"
     read: Callable[[Mapping[str, Any]], Any] | None = None
-    say: Callable[[Any], Mapping[str, Any]] | None = None
+    entries: Callable[[Any], Mapping[str, Any]] | None = None
     read_gguf: Callable[[Callable[..., Any]], Any] | None = None
     each_layer: bool = False
 
     @property
     def real(self) -> bool:
-        """True for a number with a fraction."""
+        """True for a float."""
         return self.kind == "real"
 
     def written(self, value: Any) -> bool:
-        """True if GGUF gets this value."""
+        """True if this value is written to GGUF."""
         if self.gguf is None or self.write == "never":
             return False
         return self.write == "always" or bool(value if self.write == "where set" else value != self.default)
 
     def of_config(self, config: Mapping[str, Any]) -> Any:
-        """The raw value of a config.json, None if it does not say one."""
+        """Return the raw value of a config.json, None if absent."""
         if self.read is not None:
             return self.read(config)
         return next((config[k] for k in self.config if config.get(k) is not None), None)
 
     def shown(self, value: Any) -> Any:
-        """The value as config.json says it."""
+        """Return the value as config.json stores it."""
         return bool(value) if self.kind == "flag" else list(value) if self.kind in _LISTS else value
 
     def meta(self, value: Any) -> Meta:
-        """The value as GGUF stores it."""
+        """Return the value as GGUF stores it."""
         if self.kind == "real" and self.name == "rotated":
             return u32(value)
         return _METAS[self.kind](value)
 
     def checked(self, value: Any, what: str, file: object) -> Value:
-        """The value, of this kind. Raises InputError."""
+        """Return the value, checked for this kind. Raises InputError."""
         if self.kind == "real":
             return real_number(value, what, file=file)
         if self.kind == "flag":
             if not isinstance(value, bool | int) or value not in (0, 1):
-                raise InputError(f"{what} is not a truth value", file=file, expected="true or false", found=value)
+                raise InputError(f"{what} is not a boolean", file=file, expected="true or false", found=value)
             return int(value)
         if self.kind == "text":
             if not isinstance(value, str):
-                raise InputError(f"{what} is no string", file=file, found=value)
+                raise InputError(f"{what} is not a string", file=file, found=value)
             return value
         if self.kind in ("counts", "flags", "reals"):
             return self._list(value, what, file)
-        return whole_number(value, what, self.high, file=file, low=self.low)
+        return bounded_integer(value, what, self.high, file=file, low=self.low)
 
     def _list(self, value: Any, what: str, file: object) -> tuple[int, ...] | tuple[float, ...]:
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            raise InputError(f"{what} is not a list", file=file, expected="one value for each layer", found=value)
+            raise InputError(f"{what} is not a list", file=file, expected="one value per layer", found=value)
         if self.kind == "reals":
             return tuple(signed_number(v, what, file=file) for v in value)
         high = 1 if self.kind == "flags" else self.high
-        return tuple(whole_number(int(v) if isinstance(v, bool) else v, what, high, file=file, low=0) for v in value)
+        return tuple(bounded_integer(int(v) if isinstance(v, bool) else v, what, high, file=file, low=0) for v in value)
 
 
 _ROWS = (
     Key("layers", ("num_hidden_layers",), "block_count", aliases=("n_layers", "num_hidden_layers"), high=MAX_LAYERS),
-    Key("context", ("max_position_embeddings",), "context_length", aliases=("max_position_embeddings",), default=2048, high=MAX_CONTEXT),
+    Key("context", ("max_position_embeddings",), "context_length", aliases=("max_position_embeddings",), default=2048,
+        high=MAX_CONTEXT),
     Key("hidden", ("hidden_size",), "embedding_length", aliases=("n_embd", "hidden_size")),
     Key("feed_forward", ("intermediate_size",), "feed_forward_length", aliases=("intermediate_size",)),
     Key("heads", ("num_attention_heads",), "attention.head_count", aliases=("n_heads", "num_attention_heads")),
-    Key("kv_heads", ("num_key_value_heads",), "attention.head_count_kv", aliases=("n_kv_heads", "num_key_value_heads"), default="heads"),
+    Key("kv_heads", ("num_key_value_heads",), "attention.head_count_kv", aliases=("n_kv_heads", "num_key_value_heads"),
+        default="heads"),
     Key("rope_theta", ("rope_theta",), "rope.freq_base", aliases=("rope_theta",), default=10000.0, kind="real"),
-    Key("norm_eps", ("rms_norm_eps",), "attention.layer_norm_rms_epsilon", aliases=("rms_norm_eps",), default=1e-6, kind="real"),
-    Key("head_dim", ("head_dim",), "attention.key_length", ("attention.value_length",), ("head_dim",), default=0, low=0, write="where set"),
+    Key("norm_eps", ("rms_norm_eps",), "attention.layer_norm_rms_epsilon", aliases=("rms_norm_eps",), default=1e-6,
+        kind="real"),
+    Key("head_dim", ("head_dim",), "attention.key_length", ("attention.value_length",), ("head_dim",), default=0, low=0,
+        write="where set"),
     Key("vocab", ("vocab_size",), "vocab_size", aliases=("vocab_size",), write="never"),
     Key("rotated", ("partial_rotary_factor",), "rope.dimension_count", default=1.0, kind="real", write="where set"),
     Key("activation", ("hidden_act",), default="silu", kind="text"),
@@ -149,19 +158,23 @@ _ROWS = (
 _LISTS = ("counts", "reals", "flags")
 _FIELDS = frozenset(f.name for f in fields(Hyper))
 _SILENT = {"rope_theta": 10000.0, "rotated": 1.0}
-"""What llama.cpp takes where a GGUF file does not say it, in every architecture."""
+"""The defaults of llama.cpp, in every architecture, for keys missing from a GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
 class HyperTable:
-    """The rows of an architecture, and what else its headers say.
+    """The rows of an architecture, and the other entries of its headers.
 
-    always: entries of config.json that this architecture has: another value there is another architecture; they are written too. written:
-    entries that are only written. metadata: keys of GGUF that it always has. tied: what a config.json that does not say it means. windows:
-    reads sliding windows of a config.json; gguf_windows: those that readers of GGUF know by themselves. yarn: entries of a yarn scaling that
-    this architecture always has and GGUF does not say. yarn_log: what mscale_all_dim is multiplied with to be rope.scaling.yarn_log_multiplier, 0 where GGUF does not
-    say it. more_metadata: GGUF keys that are computed, more_config: entries
-    of config.json that are. unsaid: what GGUF cannot say of a model, a sentence, or None. scaling: Hyper.rope of (config.json, its parameters of RoPE, its path).
+    always: entries of config.json required by this architecture (another value means another architecture); also
+    written.
+    written: entries that are only written. metadata: GGUF keys that it always has.
+    tied: whether embeddings are tied where config.json does not specify it.
+    windows: reads sliding windows from a config.json. gguf_windows: the windows that readers of GGUF assume.
+    yarn: entries of a YaRN scaling that are fixed for this architecture and absent from GGUF.
+    yarn_log: factor from mscale_all_dim to rope.scaling.yarn_log_multiplier, 0 if GGUF lacks that key.
+    more_metadata, more_config: computed GGUF keys and config.json entries.
+    gguf_warning: a sentence about what GGUF cannot express for a model, or None.
+    scaling: Hyper.rope from (config.json, its RoPE parameters, its path).
     """
 
     keys: tuple[Key, ...] = _ROWS
@@ -169,94 +182,100 @@ class HyperTable:
     written: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Meta] = field(default_factory=dict)
     tied: bool | None = None
-    windows: Windows = nowhere
+    windows: Windows = no_windows
     gguf_windows: Callable[[Hyper], tuple[int, ...]] | None = None
     yarn: Mapping[str, Any] = field(default_factory=dict)
     yarn_log: float = 0.0
     more_metadata: Callable[[Hyper], Mapping[str, Meta]] | None = None
     more_config: Callable[[Hyper], Mapping[str, Any]] | None = None
-    unsaid: Callable[[Hyper], str | None] | None = None
+    gguf_warning: Callable[[Hyper], str | None] | None = None
     scaling: Callable[[Mapping[str, Any], Mapping[str, Any], object], dict[str, Any]] = rope.of_config
 
     def plus(self, *keys: Key) -> HyperTable:
-        """This table with further rows."""
+        """Return this table with further rows."""
         return replace(self, keys=(*self.keys, *keys))
 
     def without(self, *rows: str) -> HyperTable:
-        """This table without some rows."""
+        """Return this table without some rows."""
         return replace(self, keys=tuple(k for k in self.keys if k.name not in rows))
 
     def changed(self, **rows: Mapping[str, Any]) -> HyperTable:
-        """This table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
+        """Return this table with other values in some rows: `changed(rope_theta={"default": 500000.0})`."""
         return replace(self, keys=tuple(replace(k, **rows.get(k.name, {})) for k in self.keys))
 
     # ------------------------------------------------------------ reading
 
     def read_config(self, config: Mapping[str, Any], *, vocab: int = 0, file: object = None) -> Hyper:
-        """Hyper-parameters of a config.json. vocab: rows of the embedding, used if the file says nothing. Raises InputError; UnsupportedError
-        for a variant that is another architecture."""
+        """Return the hyper-parameters of a config.json.
+
+        vocab: rows of the embedding, used if the file has no vocab_size. Raises InputError; UnsupportedError for a
+        variant that is another architecture.
+        """
         for entry, needed in self.always.items():
-            said = config.get(entry, needed)
-            if said != needed or isinstance(said, bool) != isinstance(needed, bool):
-                raise UnsupportedError(f"a model with {entry} = {said!r} is not known here", file=file, expected=needed)
+            value = config.get(entry, needed)
+            if value != needed or isinstance(value, bool) != isinstance(needed, bool):
+                raise UnsupportedError(f"a model with {entry} = {value!r} is not supported", file=file, expected=needed)
         scaling = rope.parameters(config, file)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key in self.keys:
             value = key.of_config(config)
             if value is None and key.config[:1] in (("rope_theta",), ("partial_rotary_factor",)):
-                value = scaling.get(key.config[0])  # transformers 5 has them inside
+                value = scaling.get(key.config[0])  # transformers 5 nests them in rope_parameters
             if value is not None and key.unit != 1:
                 value = real_number(value, key.config[0], file=file) * key.unit
-            found[key.name] = value
-        if found["vocab"] is None:
-            found["vocab"] = vocab
+            values[key.name] = value
+        if values["vocab"] is None:
+            values["vocab"] = vocab
         head = config.get("tie_word_embeddings")
         tied = head if isinstance(head, bool) else self.tied
-        hyper = self._checked(found, self.scaling(config, scaling, file), tied, file)
+        hyper = self._checked(values, self.scaling(config, scaling, file), tied, file)
         return replace(hyper, windows=self.windows(config, hyper.layers, file))
 
     def read_metadata(
         self, metadata: Mapping[str, Any], architecture: str, *, vocab: int, tied: bool, file: object = None
     ) -> Hyper:
-        """Hyper-parameters of a GGUF file. vocab: rows of the embedding. Raises InputError."""
+        """Return the hyper-parameters of a GGUF file. vocab: rows of the embedding. Raises InputError."""
 
-        def get(key: str, *aliases: str, whole: bool = False) -> Any:
+        def get(key: str, *aliases: str, raw: bool = False) -> Any:
             for name in (key, *aliases):
                 for full in (f"{architecture}.{name}", name):
                     if full in metadata:
-                        return metadata[full] if whole else _one(metadata[full])
+                        return metadata[full] if raw else _one(metadata[full])
             return None
 
         def stored(key: Key) -> Any:
             if key.read_gguf is not None:
                 return key.read_gguf(get)
-            return None if key.gguf is None else get(key.gguf, *key.aliases, whole=key.kind in _LISTS)
+            return None if key.gguf is None else get(key.gguf, *key.aliases, raw=key.kind in _LISTS)
 
-        found = {k.name: stored(k) for k in self.keys}
-        found |= {k.name: rope.shortest(found[k.name]) for k in self.keys if k.real and k.name in found}
-        counted = found["rotated"] is not None
-        found = {**found, "vocab": found["vocab"] or vocab}
+        values = {k.name: stored(k) for k in self.keys}
+        values |= {k.name: rope.shortest(values[k.name]) for k in self.keys if k.real and k.name in values}
+        counted = values["rotated"] is not None
+        values = {**values, "vocab": values["vocab"] or vocab}
         for name, value in _SILENT.items():
-            found[name] = value if found[name] is None else found[name]
+            values[name] = value if values[name] is None else values[name]
         hyper = self._checked(
-            found, rope.of_metadata(get, known=self.yarn, log=self.yarn_log), tied, file, counted=counted
+            values, rope.of_metadata(get, known=self.yarn, log=self.yarn_log), tied, file, counted=counted
         )
         return replace(hyper, windows=self.gguf_windows(hyper)) if self.gguf_windows else hyper
 
     def _checked(
         self,
-        found: Mapping[str, Any],
+        raw: Mapping[str, Any],
         scaling: Mapping[str, Any],
         tied: bool | None,
         file: object,
         *,
         counted: bool = False,
     ) -> Hyper:
-        """Hyper from raw values by field; None where the source is silent. counted: `rotated` is a count, not a share of a head."""
+        """Return Hyper from raw values by field; None where the source is silent.
+
+        counted: `rotated` is a count, not a fraction of a head.
+        """
         values: dict[Any, Any] = {}
-        leading = {key.default for key in self.keys}  # rows that another one takes its default from
+        leading = {key.default for key in self.keys}  # rows that other rows take their default from
         for key in sorted(self.keys, key=lambda key: key.name not in leading):
-            value, what = found.get(key.name), key.config[0] if key.config else key.name
+            value, what = raw.get(key.name), key.config[0] if key.config else key.name
             if value is None:
                 value = values.get(key.default, key.default) if isinstance(key.default, str) else key.default
             if value is None:
@@ -265,8 +284,11 @@ class HyperTable:
         for key in self.keys:
             if key.each_layer and len(values[key.name]) != values["layers"]:
                 raise InputError(
-                    f"{key.gguf} has no entry for every layer", file=file, expected=values["layers"], found=len(values[key.name])
-                )  # fmt: skip
+                    f"{key.gguf} does not have one entry per layer",
+                    file=file,
+                    expected=values["layers"],
+                    found=len(values[key.name]),
+                )
         heads, kv_heads, hidden = values["heads"], values["kv_heads"], values["hidden"]
         if kv_heads and heads % kv_heads:
             raise InputError(
@@ -286,22 +308,22 @@ class HyperTable:
     # ------------------------------------------------------------ writing
 
     def to_config(self, hyper: Hyper) -> dict[str, Any]:
-        """The part of config.json that the hyper-parameters fill, in both spellings of transformers."""
+        """Return the config.json entries of the hyper-parameters, in both spellings of transformers."""
         out: dict[str, Any] = {}
         for key in self.keys:
             value = hyper.head_size if key.name == "head_dim" else hyper.value(key.name)
             if key.unit != 1:
                 value = value / key.unit
                 value = int(value) if value == int(value) else value
-            if key.say is not None:
-                out |= key.say(value)
+            if key.entries is not None:
+                out |= key.entries(value)
             elif key.name != "rotated":
                 out |= dict.fromkeys(key.config, key.shown(value))
             elif hyper.rotated or key.default != 1.0:
                 out |= dict.fromkeys(key.config, rope.share(hyper.rotary_size, hyper.head_size))
         if "rope_theta" in out:
             part = {k: out[k] for k in ("partial_rotary_factor",) if k in out}
-            part |= out.get("rope_parameters", {})  # what rows say goes there too
+            part |= out.get("rope_parameters", {})  # entries from rows belong here too
             out["rope_parameters"] = {"rope_type": "default", "rope_theta": hyper.rope_theta, **part, **hyper.rope}
             out |= {"rope_scaling": dict(hyper.rope)} if hyper.rope else {}
         if hyper.tied is not None:
@@ -309,7 +331,10 @@ class HyperTable:
         return out | dict(self.always) | dict(self.written) | dict(self.more_config(hyper) if self.more_config else {})
 
     def to_metadata(self, hyper: Hyper) -> tuple[dict[str, Meta], tuple[str, ...]]:
-        """(GGUF keys after the architecture's name, warnings about what they cannot say). Raises InputError."""
+        """Return (GGUF keys after the architecture's name, warnings about information they cannot express).
+
+        Raises InputError.
+        """
         scaling, warning = rope.scaling_metadata(hyper, known=self.yarn, log=self.yarn_log)
         out: dict[str, Meta] = {}
         for key in self.keys:
@@ -320,22 +345,25 @@ class HyperTable:
             value = hyper.rotary_size if key.name == "rotated" else hyper.value(key.name)
             out |= dict.fromkeys((key.gguf, *key.also), key.meta(value))
         out |= {k: v for k, v in self.metadata.items() if k not in scaling}
-        warnings = (warning, self.unsaid(hyper) if self.unsaid else None, self._lost_windows(hyper))
+        warnings = (warning, self.gguf_warning(hyper) if self.gguf_warning else None, self._lost_windows(hyper))
         return out | dict(self.more_metadata(hyper) if self.more_metadata else {}), tuple(w for w in warnings if w)
 
     def _lost_windows(self, hyper: Hyper) -> str | None:
-        """A warning where readers of GGUF give windows to other layers than the configuration does."""
+        """Return a warning if readers of GGUF assume other windows than the configuration's."""
         if hyper.windows and self.gguf_windows is not None and hyper.windows != self.gguf_windows(hyper):
-            return "GGUF cannot say which layers have a sliding window: runtimes will follow the architecture's usual pattern"
+            return (
+                "GGUF cannot express which layers have a sliding window: "
+                "runtimes will follow the architecture's usual pattern"
+            )
         return None
 
 
 USUAL = HyperTable()
-"""Llama's spelling, which most share."""
+"""Llama's table, which most architectures share."""
 
 
 def _one(value: Any) -> Any:
-    """Some architectures store one value a layer; where all are equal it is that one."""
+    """Reduce a list of equal per-layer values to that value."""
     if isinstance(value, Sequence) and not isinstance(value, str) and value and all(v == value[0] for v in value):
         return value[0]
     return value

@@ -1,8 +1,12 @@
-"""InternLM2: Llama whose q, k and v are one matrix, the heads of a group together: [groups, q .. q k v, d]. Its code is on the hub, not in transformers.
+"""InternLM2: Llama with q, k and v in one matrix, ordered by group: [groups, q .. q k v, d]. The modeling code is on
+the hub, not in transformers.
 
 h = x + O attention(rope(Q norm(x)), rope(K norm(x)), V norm(x));  y = h + W2 (silu(W1 norm(h)) * W3 norm(h))
 
-GGUF has three matrices, q and k with interleaved rows. A scaling called dynamic begins behind the context of the configuration: within it, it changes nothing. Source: modeling_internlm2.py of internlm/internlm2-7b; llama.cpp's converter.
+GGUF has three matrices, with interleaved rows of q and k. A scaling called dynamic takes effect beyond the configured
+context only.
+
+Source: modeling_internlm2.py of internlm/internlm2-7b; llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ __all__ = ["INTERNLM2"]
 
 
 def _part(index: int) -> Make:
-    """q (0), k (1) or v (2) of all groups."""
+    """Return q (0), k (1) or v (2) of all groups."""
 
     def make(hyper: Hyper, shape: Shape) -> Operation:
         groups, size = hyper.kv_heads, hyper.head_size
@@ -50,14 +54,14 @@ def _part(index: int) -> Make:
 
 
 def _dynamic(config: Mapping[str, Any]) -> float:
-    """The factor of a dynamic scaling, 0 for a model without."""
-    said = rope.parameters(config, None)
-    factor = said.get("factor") if said.get("rope_type", said.get("type")) == "dynamic" else None
+    """Return the factor of a dynamic scaling, 0 for a model without one."""
+    parameters = rope.parameters(config, None)
+    factor = parameters.get("factor") if parameters.get("rope_type", parameters.get("type")) == "dynamic" else None
     return float(factor) if isinstance(factor, int | float) and not isinstance(factor, bool) else 0.0
 
 
-def _unsaid(hyper: Hyper) -> str | None:
-    lost = "GGUF cannot say that RoPE is scaled dynamically behind the context: runtimes will not"
+def _gguf_warning(hyper: Hyper) -> str | None:
+    lost = "GGUF cannot express dynamic RoPE scaling beyond the context: runtimes will not scale"
     return lost if hyper.more["dynamic"] else None
 
 
@@ -90,6 +94,6 @@ INTERNLM2 = Architecture(
         always={"bias": False},
         tied=False,
         scaling=lambda config, said, file: {} if _dynamic(config) else rope.of_config(config, said, file),
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
 )  # fmt: skip

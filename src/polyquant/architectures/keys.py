@@ -1,4 +1,4 @@
-"""Rows of hyper-parameter tables that several architectures share; config.json's spellings differ, so each is a function of them."""
+"""Hyper-parameter rows shared by several architectures, as functions of their config.json key."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = [
     "expert_keys",
     "expert_norm_key",
     "experts_as_wide",
+    "first_count",
     "four_times",
     "gating_key",
     "granite_keys",
@@ -22,7 +23,6 @@ __all__ = [
     "layer_norm_eps",
     "never_normed",
     "no_head_dim",
-    "said_count",
     "shared_expert_key",
     "silent",
     "sliding_layers_key",
@@ -33,13 +33,16 @@ __all__ = [
 ]
 
 GATING = {"softmax": 1, "sigmoid": 2, "softmax_after_topk": 3}
-"""expert_gating_func of GGUF."""
+"""The values of expert_gating_func in GGUF."""
 
 
 def expert_keys(
     *count: str, used: str = "num_experts_per_tok", feed_forward: str | None = "moe_intermediate_size"
 ) -> tuple[Key, ...]:
-    """experts, experts_used and expert_feed_forward. count: keys of config.json, all of which are written. feed_forward: None where the experts are as wide as intermediate_size says."""
+    """Return the rows experts, experts_used and expert_feed_forward.
+
+    count: keys of config.json, all of which are written. feed_forward: None where experts are intermediate_size wide.
+    """
     rows = (
         Key(
             "experts",
@@ -60,78 +63,87 @@ def expert_keys(
 
 
 def expert_norm_key(*, readers: bool = True) -> Key:
-    """Whether the weights of the chosen experts sum to 1, where GGUF has no key for it: `readers` know it of the architecture."""
+    """Return the row for whether the selected weights sum to 1, where GGUF has no key for it. readers: what readers of
+    GGUF assume."""
     return Key(
-        "expert_norm", ("norm_topk_prob",), default=int(readers), kind="flag", read=lambda said: said.get("norm_topk_prob", False)
-    )  # fmt: skip
+        "expert_norm",
+        ("norm_topk_prob",),
+        default=int(readers),
+        kind="flag",
+        read=lambda config: config.get("norm_topk_prob", False),
+    )
 
 
 def always_normed(hyper: Hyper) -> str | None:
-    """HyperTable.unsaid of an architecture with that row."""
-    said = "GGUF cannot say norm_topk_prob false: runtimes will norm the weights of the experts"
-    return None if hyper.more["expert_norm"] else said
+    """HyperTable.gguf_warning of an architecture with that row whose GGUF readers normalize the weights."""
+    warning = "GGUF cannot express norm_topk_prob = false: runtimes will normalize the expert weights"
+    return None if hyper.more["expert_norm"] else warning
 
 
 def never_normed(hyper: Hyper) -> str | None:
-    """The same where readers do not norm them."""
-    said = "GGUF cannot say norm_topk_prob true: runtimes will not norm the weights of the experts"
-    return said if hyper.more["expert_norm"] else None
+    """HyperTable.gguf_warning of an architecture with that row whose GGUF readers do not normalize the weights."""
+    warning = "GGUF cannot express norm_topk_prob = true: runtimes will not normalize the expert weights"
+    return warning if hyper.more["expert_norm"] else None
 
 
 def shared_expert_key(config: str) -> Key:
-    """The width of the shared expert."""
+    """Return the row for the width of the shared expert."""
     return Key(
         "shared_feed_forward", (config,), "expert_shared_feed_forward_length", default=0, low=0, write="where set"
     )
 
 
 def gating_key(config: str = "scoring_func", *, default: str = "softmax") -> Key:
-    """How the router's logits become weights."""
+    """Return the row for the router's gating function."""
 
-    def read(said: Mapping[str, Any]) -> int | None:
-        value = said.get(config)
+    def read(settings: Mapping[str, Any]) -> int | None:
+        value = settings.get(config)
         return GATING.get(value) if isinstance(value, str) else None
 
-    def say(value: Any) -> dict[str, Any]:
+    def entries(value: Any) -> dict[str, Any]:
         return {config: next(name for name, number in GATING.items() if number == value)}
 
-    return Key("gating", (config,), "expert_gating_func", default=GATING[default], read=read, say=say)
+    return Key("gating", (config,), "expert_gating_func", default=GATING[default], read=read, entries=entries)
 
 
 def layer_norm_eps(config: str, default: float | None = 1e-5) -> dict[str, Any]:
-    """What `norm_eps` is in an architecture with layer norms: `USUAL.changed(norm_eps=layer_norm_eps("layer_norm_eps"))`."""
+    """Return the changes of the row `norm_eps` for layer norms:
+    `USUAL.changed(norm_eps=layer_norm_eps("layer_norm_eps"))`."""
     return {"config": (config,), "gguf": "attention.layer_norm_epsilon", "default": default}
 
 
 def sliding_window(config: str = "sliding_window", default: int = 0) -> Key:
-    """The window of the layers that have one."""
+    """Return the row for the window of sliding-window layers."""
     return Key(
         "window", (config,), "attention.sliding_window", default=default, low=0, high=(1 << 32) - 1, write="where set",
-        say=lambda value: {config: value or None},
+        entries=lambda value: {config: value or None},
     )  # fmt: skip
 
 
 def sliding_layers_key(period: int) -> Key:
-    """Which layers have the window, where GGUF lists them and config.json has `layer_types`; all but the last of each `period` where neither does. () in a model without."""
+    """Return the row of layers with a sliding window, listed in GGUF and as `layer_types` in config.json.
+
+    Without either, the first `period` - 1 of each `period`. () in a model without windows.
+    """
 
     def usual(layers: Any) -> list[bool]:
         count = layers if isinstance(layers, int) and 0 <= layers <= MAX_LAYERS else 0
         return [(i + 1) % period != 0 for i in range(count)]
 
-    def read(said: Mapping[str, Any]) -> Any:
-        types = said.get("layer_types")
-        if said.get("sliding_window", 1) is None:
+    def read(config: Mapping[str, Any]) -> Any:
+        types = config.get("layer_types")
+        if config.get("sliding_window", 1) is None:
             return ()
         return (
             [t == "sliding_attention" for t in types]
             if isinstance(types, list)
-            else usual(said.get("num_hidden_layers"))
+            else usual(config.get("num_hidden_layers"))
         )
 
     def read_gguf(get: Callable[..., Any]) -> Any:
         if not get("attention.sliding_window"):
             return ()
-        listed = get("attention.sliding_window_pattern", whole=True)
+        listed = get("attention.sliding_window_pattern", raw=True)
         return usual(get("block_count")) if listed is None else listed
 
     key = "attention.sliding_window_pattern"
@@ -139,38 +151,47 @@ def sliding_layers_key(period: int) -> Key:
 
 
 def theta_of(kind: str, *before: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Reads the base of RoPE of the layers of this kind. before: where it stood until transformers 5."""
+    """Return a reader of the RoPE base of layers of this kind. before: its keys before transformers 5."""
 
     def read(config: Mapping[str, Any]) -> Any:
         rope = config.get("rope_parameters")
         of_kind = rope.get(kind) if isinstance(rope, Mapping) else None
-        said = of_kind.get("rope_theta") if isinstance(of_kind, Mapping) else None
-        return next((config[key] for key in before if config.get(key) is not None), None) if said is None else said
+        theta = of_kind.get("rope_theta") if isinstance(of_kind, Mapping) else None
+        return next((config[key] for key in before if config.get(key) is not None), None) if theta is None else theta
 
     return read
 
 
 def two_ropes(hyper: Hyper) -> dict[str, Any]:
-    """rope_parameters of config.json where layers with a window have a base of their own, the row `rope_theta_swa`."""
+    """Return rope_parameters of config.json for models whose sliding-window layers have their own base, the row
+    `rope_theta_swa`."""
     local = {"rope_type": "default", "rope_theta": hyper.more["rope_theta_swa"]}
     full = {"rope_type": "default", "rope_theta": hyper.rope_theta, **hyper.rope}
     return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
 
 
 def softcap_key(name: str, default: float) -> Key:
-    """attention_softcap or logit_softcap: c tanh(x / c) of the scores or the logits, 0 for none. default: where config.json does not name it."""
-    config = "attn_logit_softcapping" if name == "attention_softcap" else "final_logit_softcapping"
+    """Return the row attention_softcap or logit_softcap: c tanh(x / c), 0 for none. default: used if config.json lacks
+    the key."""
+    entry = "attn_logit_softcapping" if name == "attention_softcap" else "final_logit_softcapping"
 
-    def read(said: Mapping[str, Any]) -> Any:
-        return said.get(config, default) or 0.0  # null: none
+    def read(config: Mapping[str, Any]) -> Any:
+        return config.get(entry, default) or 0.0  # null: none
 
     return Key(
-        name, (config,), config, default=default, kind="real", write="where set", read=read, say=lambda v: {config: v or None}
-    )  # fmt: skip
+        name,
+        (entry,),
+        entry,
+        default=default,
+        kind="real",
+        write="where set",
+        read=read,
+        entries=lambda v: {entry: v or None},
+    )
 
 
 def granite_keys() -> tuple[Key, ...]:
-    """The factors of Granite."""
+    """Return the rows of Granite's factors."""
     rows = (
         ("attention_scale", "attention_multiplier", "attention.scale"),
         ("embedding_scale", "embedding_multiplier", "embedding_scale"),
@@ -181,38 +202,41 @@ def granite_keys() -> tuple[Key, ...]:
 
 
 def no_head_dim() -> dict[str, Any]:
-    """What `head_dim` is in an architecture where it is always hidden / heads: `USUAL.changed(head_dim=no_head_dim())`."""
+    """Return the changes of the row `head_dim` where it is always hidden / heads:
+    `USUAL.changed(head_dim=no_head_dim())`."""
     return {"config": (), "write": "never"}
 
 
-def said_count(config: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of these entries of config.json that is a count; what is none of them is found where the row is read."""
+def first_count(config: Mapping[str, Any], *keys: str) -> int | None:
+    """Return the first of these config.json entries that is a valid count; invalid values are reported when their row
+    is read."""
     values = (config.get(key) for key in keys)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_SIZE), None)
 
 
 def four_times(own: str, *hidden: str) -> dict[str, Any]:
-    """What `feed_forward` is where it is four times as wide as the model unless config.json says another width."""
+    """Return the changes of the row `feed_forward` where it defaults to 4 * hidden."""
 
     def read(config: Mapping[str, Any]) -> Any:
-        width = said_count(config, *hidden)
+        width = first_count(config, *hidden)
         return config.get(own) or (4 * width if width else None)
 
     return {"config": (own,), "read": read}
 
 
 def constant(name: str, value: Value) -> Key:
-    """What no file says of this architecture, and the runtime needs."""
+    """Return a row that no file contains and the runtime needs."""
     return Key(name, (), default=value, low=0, kind="real" if isinstance(value, float) else "count")
 
 
 def experts_as_wide() -> Key:
-    """expert_feed_forward, where config.json says it as intermediate_size and GGUF says both."""
+    """Return the row expert_feed_forward, where config.json has only intermediate_size and GGUF has both."""
     return Key("expert_feed_forward", (), "expert_feed_forward_length", default="feed_forward", low=0)
 
 
 def group_keys() -> tuple[Key, ...]:
-    """DeepSeek's routing: experts are chosen within the best groups; their weights may be scaled to sum to 1, and get a factor."""
+    """Return the rows of DeepSeek's routing: experts are selected within the best groups; their weights may be
+    normalized, and are scaled."""
     return (
         Key("expert_groups", ("n_group",), "expert_group_count", default=1),
         Key("expert_groups_used", ("topk_group",), "expert_group_used_count", default=1),
@@ -224,14 +248,14 @@ def group_keys() -> tuple[Key, ...]:
 
 
 def silent(*rows: Key) -> Callable[[Hyper], str | None]:
-    """The sentence of `HyperTable.unsaid` about rows without a key in GGUF: which of them differ from what its readers take."""
+    """Return a `HyperTable.gguf_warning` that lists rows without a GGUF key with values unlike the readers' defaults."""
 
-    def unsaid(hyper: Hyper) -> str | None:
+    def gguf_warning(hyper: Hyper) -> str | None:
         lost = [
             f"{row.config[0]} = {row.shown(hyper.value(row.name))}"
             for row in rows
             if hyper.value(row.name) != row.default
         ]
-        return f"GGUF cannot say {', '.join(lost)}: runtimes will take other values" if lost else None
+        return f"GGUF cannot express {', '.join(lost)}: runtimes will use other values" if lost else None
 
-    return unsaid
+    return gguf_warning

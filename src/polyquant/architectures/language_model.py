@@ -1,6 +1,8 @@
-"""The language model of a folder that holds more: models that see and hear (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3) nest its configuration in `text_config`.
+"""The language model inside a multimodal folder (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3), configured by
+`text_config`.
 
-Its tensors begin with `language_model.` or `model.language_model.` (names.py reads them so); towers and projectors have names of their own.
+Its tensors start with `language_model.` or `model.language_model.` (see names.py); towers and projectors have other
+names.
 """
 
 from __future__ import annotations
@@ -24,27 +26,30 @@ _SHARED = (
     "dtype",
     "torch_dtype",
 )
-"""Entries beside text_config that are the language model's too."""
+"""Entries outside text_config that also apply to the language model."""
 
 
 def language_model(checkpoint: Checkpoint) -> Checkpoint:
-    """The tensors of the language model, with its own configuration and a note of what was left out; the checkpoint itself where that is all there is."""
+    """Return the language model's tensors and configuration, with a note about omitted tensors.
+
+    Returns the checkpoint itself if it holds only a language model.
+    """
     config = _nested(checkpoint.config) if checkpoint.naming == "hf" else None
     if config is None or of_config(config) is None:
         return checkpoint
     inside = {n: w for n, w in checkpoint.weights.items() if n.startswith((*NESTED, "lm_head."))}
     if not any(name.startswith(NESTED) for name in inside):
         inside = dict(checkpoint.weights)  # some are saved without their towers, under plain names
-    left = next((name for name in checkpoint if name not in inside), None)
+    skipped = next((name for name in checkpoint if name not in inside), None)
     notes = checkpoint.notes
-    if left is not None:
+    if skipped is not None:
         count = len(checkpoint) - len(inside)
-        notes += (f"{count} tensors are not part of the language model and are left out (first: {left})",)
+        notes += (f"{count} tensors are not part of the language model and are skipped (first: {skipped})",)
     return replace(checkpoint, weights=inside, config=config, notes=notes)
 
 
 def _nested(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The configuration of the language model, None where the whole one is."""
+    """Return the nested configuration of the language model, None if there is none."""
     text = config.get("text_config")
     if not isinstance(text, Mapping) or "num_hidden_layers" not in text or "num_hidden_layers" in config:
         return None

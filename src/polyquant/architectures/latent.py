@@ -1,6 +1,7 @@
-"""Latent attention (MLA, DeepSeek-AI 2024) as a part of a layer: see parts.py. Drawn in runtime/latent.py.
+"""Latent attention (MLA, DeepSeek-AI 2024) as a part of a layer (parts.py). The diagram is in runtime/latent.py.
 
-GGUF stacks a head's two matrices on c, [heads, kv_lora, nope], turned, and [heads, value, kv_lora].
+GGUF stacks the two per-head matrices applied to c: K_b transposed, [heads, kv_lora, nope], and V_b, [heads, value,
+kv_lora].
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ __all__ = ["KV_B", "LatentAttention"]
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Queries come from one matrix, or from two with a norm between them where Hyper's q_lora is not 0."""
+    """Latent attention; queries come from one matrix, or from two with a norm between them if Hyper's q_lora is not
+    0."""
 
     runtime: ClassVar[str] = "polyquant.runtime.latent:LatentAttention"
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """See parts.Part. Both matrices on c are one in a folder, which reads c; a norm cannot be scaled for one of them alone."""
+        """See parts.Part.
+
+        Folders store both matrices applied to c as one, so its norm cannot be scaled for one of them alone.
+        """
         return (
             Feed("attn_norm", ("attn_q", "attn_q_a", "attn_kv_a_mqa"), "norm"),
             Feed("attn_q_a_norm", ("attn_q_b",), "norm"),
@@ -35,7 +40,7 @@ class LatentAttention:
         )
 
     def inputs(self, hyper: Hyper) -> tuple[str, str]:
-        """The matrices that read the layer's input."""
+        """Return the matrices that read the layer's input."""
         return "attn_q_a" if hyper.count("q_lora") else "attn_q", "attn_kv_a_mqa"
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
@@ -58,7 +63,7 @@ class LatentAttention:
 
 
 def _of_heads(start: Callable[[Hyper], int], stop: Callable[[Hyper], int], *after: Operation) -> Make:
-    """Rows [start, stop) of each head of kv_b_proj [heads * (nope + value), kv_lora]."""
+    """Return rows [start, stop) of each head of kv_b_proj [heads * (nope + value), kv_lora]."""
 
     def make(hyper: Hyper, shape: Shape) -> Operation:
         each = hyper.count("nope_head") + hyper.count("value_head")

@@ -1,8 +1,9 @@
-"""LFM2 (Liquid AI 2025): short convolutions with gates in most layers, attention in the others. With experts: lfm2_moe.py.
+"""LFM2 (Liquid AI 2025): gated short convolutions in most layers, attention in the others. lfm2_moe.py adds experts.
 
-    y = h + Out (c * conv1d(b * x)), [b, c, x] = In norm(h), or attention(norm(h)) with norms on the heads of q and k;  then W2 (silu(W1 norm) * W3 norm)
+    y = h + Out (c * conv1d(b * x)), [b, c, x] = In norm(h), or attention(norm(h)) with QK norms;  then W2 (silu(W1
+    norm) * W3 norm)
 
-The norm behind the last layer is called after the embedding on both sides.
+Both Hugging Face and GGUF name the final norm after the embedding.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ def _attends(config: Mapping[str, Any]) -> Sequence[bool] | None:
 
 
 def _width(config: Mapping[str, Any]) -> Any:
-    """Of the feed-forward part: where asked two thirds of what is said, times a factor, rounded up."""
-    said = config.get("block_ff_dim") or config.get("intermediate_size")
+    """Return the feed-forward width; with block_auto_adjust_ff_dim, 2/3 of the declared width times a factor, rounded
+    up."""
+    declared = config.get("block_ff_dim") or config.get("intermediate_size")
     factor, step = config.get("block_ffn_dim_multiplier", 1.0), config.get("block_multiple_of", 256)
-    if not isinstance(said, int) or not config.get("block_auto_adjust_ff_dim", True):
-        return said
-    wide = int(2 * said / 3)
-    wide = int(factor * wide) if isinstance(factor, int | float) else wide
-    return -(-wide // step) * step if isinstance(step, int) and step > 0 else None
+    if not isinstance(declared, int) or not config.get("block_auto_adjust_ff_dim", True):
+        return declared
+    width = int(2 * declared / 3)
+    width = int(factor * width) if isinstance(factor, int | float) else width
+    return -(-width // step) * step if isinstance(step, int) and step > 0 else None
 
 
 _ONE, _EVERY = kv_heads(_attends, lambda counts: {"layer_types": words_of(counts, "full_attention", "conv")})
 
 
 def lfm2_table(feed_forward: Mapping[str, Any]) -> HyperTable:
-    """Both tables, but for the row of the width."""
+    """Return the table of LFM2, dense and with experts, which differ in the row `feed_forward`."""
     return USUAL.changed(
         feed_forward=feed_forward,
         kv_heads=_ONE,
@@ -80,7 +82,7 @@ LFM2 = Architecture(
         top={"model.embed_tokens": "token_embd", "model.embedding_norm": "token_embd_norm", "lm_head": "output"},
     ),
     hyper=replace(
-        lfm2_table({"read": _width, "say": lambda wide: {"intermediate_size": wide}}),
+        lfm2_table({"read": _width, "entries": lambda wide: {"intermediate_size": wide}}),
         written={"block_auto_adjust_ff_dim": False},
         tied=True,
     ),

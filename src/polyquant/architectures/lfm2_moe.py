@@ -1,4 +1,4 @@
-"""LFM2 with experts behind a sigmoid in all but the first layers (Liquid AI 2025)."""
+"""LFM2 with experts and a sigmoid router except in the first layers (Liquid AI 2025)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyquant.gguf_values import u32
 
 __all__ = ["LFM2_MOE"]
 
-_UNSAID = (
+_WARNING = (
     Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1),
     Key("expert_scale", ("routed_scaling_factor",), kind="real", default=1.0),
 )
@@ -37,11 +37,11 @@ LFM2_MOE = replace(
         lfm2_table({}).plus(
             *expert_keys("num_experts"),
             Key("first_dense", ("num_dense_layers",), "leading_dense_block_count", default=2, low=0),
-            *_UNSAID,
+            *_WARNING,
         ),
         metadata={"expert_gating_func": u32(GATING["sigmoid"])},
         tied=True,
-        unsaid=silent(*_UNSAID),
+        gguf_warning=silent(*_WARNING),
     ),
     layer=replace(LFM2.layer, feed_forward=Mixture(gating="sigmoid", normed=True, eps=1e-6)),
     switches={"use_expert_bias": has("exp_probs_b.bias")},

@@ -26,7 +26,7 @@ LLAMA_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Stems of a layer, which most share."""
+"""Stems of a Llama layer, which most architectures share."""
 
 LLAMA = Architecture(
     name="llama",

@@ -1,8 +1,10 @@
-"""Llama 4 (Meta 2025), the text model: every second layer has experts, of which each token takes one, and a shared expert beside them; each fourth layer
-attends to everything without positions, its queries the longer the later they come, the others to chunks of 8192. Neighbours of a head rotate; then q and k
-are divided by their root mean square.
+"""Llama 4 (Meta 2025), the text model.
 
-The chosen expert reads sigmoid(router) norm(h). Experts are stored [experts, in, out], gate and up side by side.
+Every second layer has routed experts, one selected per token, and a shared expert. Every fourth layer has full
+attention without positions and scales its queries with the position; the others attend within chunks of 8192. Adjacent
+pairs rotate; then q and k are divided by their root mean square.
+
+The selected expert reads sigmoid(router) norm(h). Experts are stored [experts, in, out], gate and up side by side.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ def _temperature(config: Mapping[str, Any]) -> Any:
     return config.get("attn_scale", 0.1) if config.get("attn_temperature_tuning", True) else 0.0
 
 
-def _unsaid(hyper: Hyper) -> str | None:
-    """Of the two models the one with 128 experts does not norm q and k: llama.cpp tells it so, too."""
+def _gguf_warning(hyper: Hyper) -> str | None:
+    """Return what GGUF cannot express.
+
+    The model with 128 experts has no QK norm, which llama.cpp infers from the count.
+    """
     if (hyper.more["temperature"], hyper.count("temperature_floor")) != (0.1, 8192):
-        return "GGUF cannot say attn_scale and floor_scale: runtimes will take 0.1 and 8192"
+        return "GGUF cannot express attn_scale and floor_scale: runtimes will use 0.1 and 8192"
     usual = hyper.count("unit_heads") == (hyper.count("experts") != 128)
-    return None if usual else "GGUF cannot say use_qk_norm: runtimes will take it that models with 128 experts do not"
+    return None if usual else "GGUF cannot express use_qk_norm: runtimes assume that models with 128 experts lack it"
 
 
 LLAMA4 = Architecture(
@@ -57,7 +62,7 @@ LLAMA4 = Architecture(
         exact={"feed_forward.experts.down_proj": "ffn_down_exps.weight"},
     ),
     changes={"ffn_down_exps": Transposed},
-    moves=(halves("feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", turned=True),),
+    moves=(halves("feed_forward.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight", transposed=True),),
     hyper=replace(
         USUAL.changed(
             feed_forward={"config": ("intermediate_size_mlp",)},
@@ -76,10 +81,10 @@ LLAMA4 = Architecture(
         ),
         always={"attention_chunk_size": _CHUNK, "no_rope_layer_interval": _PERIOD},
         written={"attn_temperature_tuning": True},
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
     layer=Layer(
-        Attention(still=_PERIOD, chunk=_CHUNK, late_norms=True, unit_heads=True),
+        Attention(no_rope_every=_PERIOD, chunk=_CHUNK, late_norms=True, unit_heads=True),
         Mixture(gating="sigmoid", weighed="inputs", shared=True),
     ),
     pairs=True,

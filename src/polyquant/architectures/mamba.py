@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu 2024): h + mixer(norm(h)) in every layer, neither attention nor positions. The mixer: mixer.py."""
+"""Mamba-2 (Dao and Gu 2024): h + mixer(norm(h)) in every layer, without attention or positions. See mixer.py."""
 
 from __future__ import annotations
 

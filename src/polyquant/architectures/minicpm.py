@@ -1,6 +1,8 @@
-"""MiniCPM (Hu et al. 2024): Llama with three factors, of the embedding, of what each part adds, and a divisor of the logits. Its code is on the hub, not in
-transformers; the same numbers come out of Granite with embedding_multiplier = scale_emb, residual_multiplier = scale_depth / sqrt(layers),
-logits_scaling = hidden / dim_model_base and attention_multiplier = 1 / sqrt(d).
+"""MiniCPM (Hu et al. 2024): Llama with factors on the embedding and on each part's output, and a divisor of the logits.
+
+The modeling code is on the hub, not in transformers. It equals Granite with embedding_multiplier = scale_emb,
+residual_multiplier = scale_depth / sqrt(layers), logits_scaling = hidden / dim_model_base and attention_multiplier = 1
+/ sqrt(d).
 
 Source: modeling_minicpm.py of openbmb/MiniCPM-2B-sft-bf16; llama.cpp's converter.
 """
@@ -24,19 +26,19 @@ __all__ = ["MINICPM"]
 
 
 def _short(value: float) -> float:
-    """The shortest decimal of the float32 that GGUF has."""
-    with np.errstate(over="ignore"):  # infinity is refused where the row is read
+    """Return the shortest decimal of the float32 stored in GGUF."""
+    with np.errstate(over="ignore"):  # infinity is rejected when the row is read
         return float(rope.shortest(float(np.float32(value))))
 
 
 def _depth(config: Mapping[str, Any]) -> Any:
-    """scale_depth / sqrt(layers)."""
+    """Return scale_depth / sqrt(layers)."""
     depth, layers = config.get("scale_depth", 1.0), config.get("num_hidden_layers", 1)
     return _short(depth / math.sqrt(layers)) if _positive(depth, layers) else depth
 
 
 def _width(config: Mapping[str, Any]) -> Any:
-    """hidden / dim_model_base."""
+    """Return hidden / dim_model_base."""
     hidden, base = config.get("hidden_size", 1), config.get("dim_model_base", 1)
     return _short(hidden / base) if _positive(hidden, base) else base
 
@@ -55,18 +57,20 @@ def _config(hyper: Hyper) -> dict[str, Any]:
 
 
 def _rounded(value: float, fits: Callable[[float], bool]) -> float:
-    """With the fewest digits behind the point that fit: 1.4, not 1.3999999."""
-    found = next((short for digits in range(1, 17) if (short := round(value, digits)) and fits(short)), value)
-    return int(found) if found.is_integer() else found
+    """Round to the fewest decimals that fit: 1.4, not 1.3999999."""
+    rounded = next((short for digits in range(1, 17) if (short := round(value, digits)) and fits(short)), value)
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def _old(key: str, default: Callable[[Callable[..., Any]], float]) -> Callable[[Callable[..., Any]], Any]:
-    """The first GGUF files lack the factors, which are those of the first models then."""
+    """Return a reader with a fallback: the first GGUF files lack the factors, which are then those of the first
+    models."""
     return lambda get: default(get) if get(key) is None else get(key)
 
 
 _SCALES = (
-    Key("embedding_scale", ("scale_emb",), "embedding_scale", default=1.0, kind="real", read_gguf=_old("embedding_scale", lambda get: 12.0)),
+    Key("embedding_scale", ("scale_emb",), "embedding_scale", default=1.0, kind="real",
+        read_gguf=_old("embedding_scale", lambda get: 12.0)),
     Key(
         "residual_scale", (), "residual_scale", default=1.0, kind="real", read=_depth,
         read_gguf=_old("residual_scale", lambda get: 1.4 / math.sqrt(get("block_count") or 1)),

@@ -1,6 +1,6 @@
-"""MiniMax-M2 (2025): experts behind a sigmoid router with a bias that chooses, one norm over all heads of q and one of k, half of each head rotates.
+"""MiniMax-M2 (2025): sigmoid router with a selection bias, full-width QK norms; half of each head rotates.
 
-The experts of the highest sigmoid(router) + bias are chosen; their weights are sigmoid(router), scaled to sum to 1.
+The experts with the highest sigmoid(router) + bias are selected; their weights are sigmoid(router), scaled to sum to 1.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["MINIMAX_M2"]
 
 
 def _share(config: Mapping[str, Any]) -> Any:
-    """The share of a head that rotates, which the hub's configurations say as a count."""
-    count, head = config.get("rotary_dim"), config.get("head_dim")
-    if isinstance(count, int) and isinstance(head, int) and head > 0:
-        return count / head
+    """Return the rotary fraction of a head, which configurations on the hub specify as a count."""
+    rotary, head_dim = config.get("rotary_dim"), config.get("head_dim")
+    if isinstance(rotary, int) and isinstance(head_dim, int) and head_dim > 0:
+        return rotary / head_dim
     return config.get("partial_rotary_factor")
 
 

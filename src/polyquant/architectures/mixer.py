@@ -1,8 +1,11 @@
-"""What Mamba-2 (Dao and Gu 2024) and the hybrids with it share: its mixer as a part of a layer (parts.py), its tensors and their sizes.
+"""The Mamba-2 mixer (Dao and Gu 2024) as a part of a layer (parts.py), with its tensors and sizes; also used by
+hybrids.
 
-    [z, x, B, C, dt] = In h;  [x, B, C] = silu(conv1d([x, B, C]));  s = exp(dt a) s + dt B x;  y = C s + d x;  Out norm(y * silu(z))
+    [z, x, B, C, dt] = In h;  [x, B, C] = silu(conv1d([x, B, C]))
+    s = exp(dt a) s + dt B x;  y = C s + d x;  Out norm(y * silu(z))
 
-GGUF holds a = -exp(A_log) and d as columns [heads, 1], the kernel of the convolution as [channels, k], the norm as [groups, inner / groups].
+GGUF holds a = -exp(A_log) and d as columns [heads, 1], the convolution kernel as [channels, k], and the norm as
+[groups, inner / groups].
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from polyquant.architectures.parts import Feed
 from polyquant.errors import InputError
 from polyquant.types import Shape
 
-__all__ = ["ANY_CONTEXT", "MIXER_CHANGES", "NO_ROPE", "Mixer", "in_pieces", "mixer_exact", "mixer_stems", "product", "ssm_keys"]  # fmt: skip
+__all__ = ["ANY_CONTEXT", "MIXER_CHANGES", "NO_ROPE", "Mixer", "in_pieces", "mixer_exact", "mixer_stems", "product",
+    "ssm_keys"]  # fmt: skip
 
 MIXER_CHANGES = {
     "ssm_a": Decay(),
@@ -27,17 +31,21 @@ MIXER_CHANGES = {
     "ssm_norm": Groups(lambda hyper: hyper.count("ssm_groups")),
 }
 ANY_CONTEXT = 1 << 20
-"""What llama.cpp's converter writes for models whose context has no end."""
+"""The context that llama.cpp's converter writes for models with an unlimited context."""
 NO_ROPE: dict[str, dict[str, Any]] = {
     "rope_theta": {"config": (), "write": "never"},
     "rotated": {"config": (), "gguf": None},
 }
-"""Rows of a model without positions."""
+"""Changed rows of a model without positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """Behind a norm. optional_norm: some models have none before their last matrix. A norm comes behind the gate, unless Hyper's norm_before_gate is not 0."""
+    """The Mamba-2 mixer after a norm.
+
+    optional_norm: some models have no norm before the output matrix. That norm follows the gate, unless Hyper's
+    norm_before_gate is not 0.
+    """
 
     norm: str = "attn_norm"
     optional_norm: bool = False
@@ -55,7 +63,7 @@ class Mixer:
         return {self.norm: (hyper.hidden,), "ssm_in": (rows, hyper.hidden), "ssm_out": (hyper.hidden, inner)}
 
     def parameters(self, hyper: Hyper, index: int) -> dict[str, Shape]:
-        """See parts.Part. Raises InputError for heads and groups that do not divide."""
+        """See parts.Part. Raises InputError if heads and groups do not divide."""
         inner, heads, groups = (hyper.count(f"ssm_{name}") for name in ("inner", "heads", "groups"))
         if not heads or not groups or inner % heads or heads % groups:
             raise InputError(
@@ -70,12 +78,12 @@ class Mixer:
         }
 
     def channels(self, hyper: Hyper) -> int:
-        """Of the convolution: x, B and C."""
+        """Return the channels of the convolution: x, B and C."""
         return hyper.count("ssm_inner") + 2 * hyper.count("ssm_groups") * hyper.count("ssm_state")
 
 
 def mixer_stems(prefix: str) -> dict[str, str]:
-    """Stems of a mixer whose Hugging Face names begin so."""
+    """Return the stems of a mixer whose Hugging Face names start with this prefix."""
     return {
         f"{prefix}.conv1d": "ssm_conv1d",
         f"{prefix}.in_proj": "ssm_in",
@@ -85,17 +93,21 @@ def mixer_stems(prefix: str) -> dict[str, str]:
 
 
 def mixer_exact(prefix: str) -> dict[str, str]:
-    """Its tensors that are not called weight or bias."""
+    """Return its tensors that are not called weight or bias."""
     return {f"{prefix}.A_log": "ssm_a", f"{prefix}.D": "ssm_d", f"{prefix}.dt_bias": "ssm_dt.bias"}
 
 
 def ssm_keys(
-    *, conv: str, state: str, groups: str, heads: str, inner: Callable[[Mapping[str, Any]], Any], inner_says: str | None = None
+    *, conv: str, state: str, groups: str, heads: str, inner: Callable[[Mapping[str, Any]], Any],
+    inner_entry: str | None = None
 ) -> tuple[Key, ...]:  # fmt: skip
-    """The sizes of the mixers under these entries of config.json. inner: config.json -> their width; inner_says: the entry that it is written to."""
+    """Return the rows of the mixer sizes, from these config.json entries.
+
+    inner: config.json -> width of the mixer. inner_entry: the entry that the width is written to.
+    """
     return (
         Key("ssm_conv", (conv,), "ssm.conv_kernel"),
-        Key("ssm_inner", (inner_says,) if inner_says else (), "ssm.inner_size", read=inner),
+        Key("ssm_inner", (inner_entry,) if inner_entry else (), "ssm.inner_size", read=inner),
         Key("ssm_state", (state,), "ssm.state_size"),
         Key("ssm_heads", (heads,), "ssm.time_step_rank"),
         Key("ssm_groups", (groups,), "ssm.group_count", default=1),
@@ -103,7 +115,7 @@ def ssm_keys(
 
 
 def product(*entries: str) -> Callable[[Mapping[str, Any]], Any]:
-    """config.json -> the product of these entries, None if one is missing or no number."""
+    """Return a function from config.json to the product of these entries, None if one is missing or not a number."""
 
     def read(config: Mapping[str, Any]) -> Any:
         out: int | float = 1
@@ -118,9 +130,9 @@ def product(*entries: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def in_pieces(head_dim: str, expand: str) -> Callable[[Hyper], dict[str, Any]]:
-    """The width of the mixers as config.json says it: the size of a head, and how many times wider than the model."""
+    """Return a function from Hyper to config.json's form of the mixer width: head size and expansion factor."""
 
-    def say(hyper: Hyper) -> dict[str, Any]:
+    def entries(hyper: Hyper) -> dict[str, Any]:
         inner = hyper.count("ssm_inner")
         wider = inner / hyper.hidden
         return {
@@ -128,4 +140,4 @@ def in_pieces(head_dim: str, expand: str) -> Callable[[Hyper], dict[str, Any]]:
             expand: int(wider) if wider.is_integer() else wider,
         }
 
-    return say
+    return entries

@@ -1,6 +1,7 @@
-"""Mixtral (Jiang et al. 2024): Llama with experts, under Llama's own name in GGUF, where expert_count tells them apart.
+"""Mixtral (Jiang et al. 2024): Llama with experts, distinguished in GGUF, where both are `llama`, by expert_count.
 
-y = h + sum over the chosen experts of softmax(router)_e D_e (silu(G_e norm(h)) * U_e norm(h)); w1 is G, w3 is U, w2 is D.
+y = h + sum over the selected experts e of softmax(router)_e D_e (silu(G_e norm(h)) * U_e norm(h)); w1 is G, w3 is U, w2
+is D
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from polyquant.architectures.moves import Experts
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Layer
 from polyquant.architectures.record import Bias
-from polyquant.architectures.windows import in_every_layer_if_said
+from polyquant.architectures.windows import in_every_layer_if_present
 
 __all__ = ["ATTENTION_NAMES", "MIXTRAL", "NUMBERED_EXPERTS"]
 
 ATTENTION_NAMES = {hf: gguf for hf, gguf in LLAMA_NAMES.items() if not hf.startswith("mlp.")}
-"""Llama's names of a layer without its feed-forward matrices."""
+"""Llama's layer names without the feed-forward matrices."""
 
 NUMBERED_EXPERTS = tuple(
     Experts(f"block_sparse_moe.experts.{{e}}.{theirs}.weight", f"ffn_{ours}_exps.weight")
     for theirs, ours in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
 )
-"""One matrix for each expert, with Mixtral's names."""
+"""One matrix per expert, with Mixtral's names."""
 
 MIXTRAL = replace(
     LLAMA,
     model_type="mixtral",
     class_name="MixtralForCausalLM",
     reads=("mixtral",),
-    gguf_told_by=("expert_count",),
+    gguf_requires=("expert_count",),
     names=NameTable({**ATTENTION_NAMES, "block_sparse_moe.gate": "ffn_gate_inp"}),
     moves=NUMBERED_EXPERTS,
     hyper=replace(
         LLAMA.hyper.plus(*expert_keys("num_local_experts", feed_forward=None), constant("expert_norm", 1)),
-        windows=in_every_layer_if_said,
+        windows=in_every_layer_if_present,
     ),
     layer=Layer(feed_forward=Mixture(normed=True)),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),

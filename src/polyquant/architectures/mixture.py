@@ -1,6 +1,7 @@
-"""The feed-forward part of a mixture of experts, as a value: see parts.py. GGUF stacks the experts, [experts, width, hidden] and [experts, hidden, width].
+"""The mixture-of-experts feed-forward part, as a value: see parts.py.
 
-Which layers have experts is said by hyper-parameters: none before `first_dense`, and of the others each `expert_step`-th.
+GGUF stacks the experts: [experts, width, hidden] and [experts, hidden, width]. Layers before `first_dense` have no
+experts; of the others, every `expert_step`-th has them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ __all__ = ["Mixture"]
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A router and experts behind a norm; a plain feed-forward part where a layer has none.
+    """A router and experts after a norm; a dense feed-forward part in layers without experts.
 
-    dense: of layers without experts. norm: the stem of the norm before it; post_norm: one behind it. gated: experts compute activation(gate) * up, else activation(up);
-    clamped: GPT-OSS's own product of gate and up. gating, normed: how logits become weights, unless Hyper's `gating` and `expert_norm` say it; eps, least: weights are divided by
-    max(their sum, least) + eps. group_score: of a group of experts. weighed: where weights go. shared: all tokens have a further expert, behind a gate of
-    its own (shared_gate). latent: the routed experts read as many numbers as Hyper's expert_latent says, which a matrix makes of what the layer reads, and a
-    second one makes as wide as the layer again what they give.
+    dense: the part of layers without experts. norm: stem of the norm before it. post_norm: whether a norm follows.
+    gated: experts compute activation(gate) * up, else activation(up). clamped: GPT-OSS's product of gate and up.
+    gating, normed: how logits become weights, unless Hyper's `gating` and `expert_norm` specify it.
+    eps, least: weights are divided by max(their sum, least) + eps. group_score: the score of a group of experts.
+    weighed: whether the weights scale the experts' outputs or inputs.
+    shared: whether there is a shared expert for all tokens. shared_gate: whether it is gated.
+    latent: whether the routed experts work in a space of Hyper's expert_latent dimensions, with a matrix into it and
+    one back.
     """
 
     dense: FeedForward = field(default_factory=FeedForward)
@@ -45,26 +49,26 @@ class Mixture:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Stems of the first matrices: without `_exps` or `_shexp`."""
+        """Return the stems of the first matrices, without `_exps` or `_shexp`."""
         return ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """See parts.Part: of layers with experts, and of those without."""
+        """See parts.Part: of layers with experts, and of dense ones."""
         kinds = ("exps", "shexp") if self.shared else ("exps",)
         gates: tuple[str, ...] = ("ffn_gate_inp_shexp",) if self.shared_gate else ()
         routed = tuple(f"{stem}_exps" for stem in self.inputs)
         direct = ("ffn_latent_down",) if self.latent else routed
-        alike = tuple(f"{stem}_shexp" for stem in self.inputs) if self.shared else ()
+        shared_readers = tuple(f"{stem}_shexp" for stem in self.inputs) if self.shared else ()
         last: Literal["product", "activation"] = "product" if self.gated and not self.clamped else "activation"
         outputs = (Feed(f"ffn_up_{kind}", (f"ffn_down_{kind}",), last) for kind in kinds)
-        readers = ("ffn_gate_inp", *gates, *direct, *alike)
+        readers = ("ffn_gate_inp", *gates, *direct, *shared_readers)
         pairs = (("ffn_latent_down", routed), ("ffn_down_exps", ("ffn_latent_up",))) if self.latent else ()
         narrow = (Feed(source, read, "activation") for source, read in pairs)
         return Feed(self.norm, readers, "norm"), *outputs, *narrow, *self.dense.feeds
 
     def has_experts(self, hyper: Hyper, index: int) -> bool:
-        """True if layer `index` has some: where Hyper lists the widths of layers, those of an expert's width."""
+        """True if layer `index` has experts: if Hyper lists layer widths, those with an expert's width."""
         widths = hyper.more.get("layer_feed_forward")
         if isinstance(widths, tuple):
             return hyper.count("experts") > 0 and widths[index] == hyper.count("expert_feed_forward")

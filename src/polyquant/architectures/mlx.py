@@ -1,12 +1,14 @@
-"""Folders that Apple's mlx-lm wrote, as floats: the tensors that it stores otherwise than transformers, and the GGUF tensors that they make.
+"""Float folders written by Apple's mlx-lm: the tensors whose layout differs from transformers, mapped to GGUF tensors.
 
-    mlp.switch_mlp.gate_proj.weight     [experts, out, in]: the experts of a layer in one stack, which is GGUF's; also `experts.gate_proj`, `switch_mlp.fc1`
-    experts.switch_glu.gate_proj.weight the same of Gemma 4, where GGUF holds gate and up as one stack
-    self_attn.embed_q, .unembed_out     DeepSeek's kv_b_proj, as GGUF splits it
-    feed_forward.gate_proj              what others call w1; up_proj is w3, down_proj w2
-    conv1d.weight                       [n, k, 1] instead of [n, 1, k]; mixtures of such layers hold their norms as they are used, not as distances from one
+    mlp.switch_mlp.gate_proj.weight     [experts, out, in]: a layer's experts in one stack, as in GGUF;
+                                        also `experts.gate_proj`, `switch_mlp.fc1`
+    experts.switch_glu.gate_proj.weight the same in Gemma 4, where GGUF holds gate and up as one stack
+    self_attn.embed_q, .unembed_out     DeepSeek's kv_b_proj, split as in GGUF
+    feed_forward.gate_proj              w1 elsewhere; up_proj is w3, down_proj w2
+    conv1d.weight                       [n, k, 1] instead of [n, 1, k]; mixtures with such layers store their norms
+                                        without an offset of 1
 
-Source: `sanitize` of the models of mlx-lm, which renames and stacks when it loads a folder of transformers.
+Source: `sanitize` of the models of mlx-lm, which renames and stacks when loading a transformers folder.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _TOGETHER = "ffn_gate_up_exps"
 
 
 def mlx_names(names: Iterable[str], record: Architecture) -> dict[str, str]:
-    """Name -> GGUF name, of the tensors that only mlx-lm calls so; {} for a folder of transformers."""
+    """Return name -> GGUF name of the tensors with mlx-lm names; {} for a transformers folder."""
     stems = _stems(record)
     out = {}
     for name in names if stems else ():
@@ -43,16 +45,17 @@ def mlx_names(names: Iterable[str], record: Architecture) -> dict[str, str]:
 def mlx_maps(
     weights: Sequence[Weight], record: Architecture, hyper: Hyper, file: object
 ) -> Mapping[str, TensorMap | None]:
-    """Source -> the map of the GGUF tensor that it makes, None for the further sources of one; {} for a folder of transformers.
+    """Return source -> the map of the GGUF tensor it becomes, None for additional sources; {} for a transformers
+    folder.
 
-    Raises InputError for a stack of another number of experts than the configuration says, and for one without its other half.
+    Raises InputError if a stack's number of experts differs from the configuration, or its gate or up half is missing.
     """
-    found = mlx_names((w.name for w in weights), record)
+    mlx = mlx_names((w.name for w in weights), record)
     by_name = {w.name: w for w in weights}
     out: dict[str, TensorMap | None] = {}
     halves: dict[str, dict[str, Weight]] = {}
     fused = _TOGETHER in _known(record)
-    for name, target in found.items():
+    for name, target in mlx.items():
         weight = by_name[name]
         if "_exps." in target:
             _check_count(weight, hyper, file)
@@ -63,17 +66,22 @@ def mlx_maps(
         out[name] = _map(target, (weight,), SAME)
     for target, parts in halves.items():
         if len(parts) < 2:
-            (there,) = parts.values()
-            raise InputError("gate and up of the experts are one tensor, and the other is missing", file=file, tensor=there.name)  # fmt: skip
+            (present,) = parts.values()
+            raise InputError(
+                "the experts' gate and up form one tensor, and the other half is missing",
+                file=file,
+                tensor=present.name,
+            )
         out |= {w.name: None for w in parts.values()}
         out[parts["gate"].name] = _map(target, (parts["gate"], parts["up"]), Concat(1))
     return out | _of_convolutions(weights, record, hyper)
 
 
 def _of_convolutions(weights: Sequence[Weight], record: Architecture, hyper: Hyper) -> dict[str, TensorMap | None]:
-    """Kernels whose axes were exchanged, and beside them the norms that are stored as they are used; {} where no kernel is."""
-    turned = [w for w in weights if len(w.shape) == 3 and w.shape[2] == 1 < w.shape[1]] if record.has_experts else []
-    targets = {w.name: target for w in turned if (target := record.names.to_gguf(w.name)) is not None}
+    """Map kernels with exchanged axes, and the norms of the same models, stored without an offset; {} without such
+    kernels."""
+    kernels = [w for w in weights if len(w.shape) == 3 and w.shape[2] == 1 < w.shape[1]] if record.has_experts else []
+    targets = {w.name: target for w in kernels if (target := record.names.to_gguf(w.name)) is not None}
     if not targets:
         return {}
     out: dict[str, TensorMap | None] = {}
@@ -99,31 +107,31 @@ def _check_count(weight: Weight, hyper: Hyper, file: object) -> None:
     count = hyper.count("experts")
     if not weight.shape or weight.shape[0] != count:
         raise InputError(
-            "another number of experts than the configuration says",
+            "the number of experts differs from the configuration",
             file=file, tensor=weight.name, expected=count, found=list(weight.shape),
         )  # fmt: skip
 
 
 def _known(record: Architecture) -> frozenset[str]:
-    """GGUF stems of a layer."""
+    """Return the GGUF stems of a layer."""
     exact = [*record.names.exact.values(), *(target for move in record.moves for target in move.targets)]
     return frozenset(record.names.layer.values()) | {name.rpartition(".")[0] for name in exact}
 
 
 def _stems(record: Architecture) -> dict[str, str]:
-    """Stem as mlx-lm says it -> GGUF stem; only of mixtures, and only what transformers calls otherwise."""
+    """Return mlx-lm stem -> GGUF stem, of mixtures only, for the stems that differ from transformers."""
     if not record.has_experts:
         return {}
     names, known = record.names.layer, _known(record)
     block = next((hf.partition(".")[0] for hf, gguf in names.items() if gguf == "ffn_gate_inp"), "")
-    said = dict(_LATENT)
+    mlx = dict(_LATENT)
     for part in _PARTS:
         for stack in (f"{block}.switch_mlp", f"{block}.experts", "experts.switch_glu"):
-            said[f"{stack}.{part}_proj"] = f"ffn_{part}_exps"
-    said |= {f"{block}.switch_mlp.fc1": "ffn_up_exps", f"{block}.switch_mlp.fc2": "ffn_down_exps"}
+            mlx[f"{stack}.{part}_proj"] = f"ffn_{part}_exps"
+    mlx |= {f"{block}.switch_mlp.fc1": "ffn_up_exps", f"{block}.switch_mlp.fc2": "ffn_down_exps"}
     for hf, gguf in names.items():
         path, _, last = hf.rpartition(".")
         if last in _NUMBERED:
-            said[f"{path}.{_NUMBERED[last]}"] = gguf
+            mlx[f"{path}.{_NUMBERED[last]}"] = gguf
     split = {"ffn_gate_exps", "ffn_up_exps"} if _TOGETHER in known else set[str]()
-    return {stem: gguf for stem, gguf in said.items() if stem not in names and gguf in known | split}
+    return {stem: gguf for stem, gguf in mlx.items() if stem not in names and gguf in known | split}

@@ -1,6 +1,8 @@
-"""ModernBERT (Warner et al. 2024): a bidirectional encoder with RoPE, one base for the layers with a window and one for the others; gate and up in one matrix.
+"""ModernBERT (Warner et al. 2024): a bidirectional encoder with RoPE; gate and up in one matrix.
 
-    h = x + attention(norm(x)), y = h + D (gelu(gate) * up), [gate, up] = Wi norm(h);  the first layer has no norm before attention
+    h = x + attention(norm(x)), y = h + D (gelu(gate) * up), [gate, up] = Wi norm(h)
+
+The first layer has no norm before attention. Layers with a sliding window have their own RoPE base.
 
 Source: modeling_modernbert.py of transformers; llama.cpp's converter.
 """
@@ -13,7 +15,7 @@ from typing import Any
 
 from polyquant.architectures.bert import BIDIRECTIONAL, ENCODER, HEAD
 from polyquant.architectures.bidirectional import LaterNorm
-from polyquant.architectures.hyper import MAX_CONTEXT, Hyper, whole_number
+from polyquant.architectures.hyper import MAX_CONTEXT, Hyper, bounded_integer
 from polyquant.architectures.hyper_table import USUAL, Key
 from polyquant.architectures.keys import theta_of, two_ropes
 from polyquant.architectures.layer_kinds import ATTENTION, words, words_of
@@ -30,7 +32,7 @@ _POOLED = {"mean": 1, "cls": 2}
 
 
 def _period(config: Mapping[str, Any]) -> Any:
-    """Each how many-th layer attends to all; the first does."""
+    """Return the period of full-attention layers, which start at layer 0."""
     kinds = words(config, "layer_types")
     if kinds is None or config.get("global_attn_every_n_layers") is not None:
         return config.get("global_attn_every_n_layers")
@@ -38,9 +40,10 @@ def _period(config: Mapping[str, Any]) -> Any:
 
 
 def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int, ...]:
-    """`local_attention`, half of it on either side, in the layers that `layer_types` calls sliding, else in all but each third."""
-    said = config.get("local_attention")
-    size = _WINDOW if said is None else whole_number(said, "local_attention", MAX_CONTEXT, file=file)
+    """Return `local_attention`, half of it on either side, for layers that `layer_types` marks as sliding, by
+    default two of three."""
+    local = config.get("local_attention")
+    size = _WINDOW if local is None else bounded_integer(local, "local_attention", MAX_CONTEXT, file=file)
     kinds = words(config, "layer_types")
     if kinds is None:
         period = _period(config) or _EVERY
@@ -50,7 +53,7 @@ def _windows(config: Mapping[str, Any], layers: int, file: object) -> tuple[int,
     return tuple(0 if kind in ATTENTION else size for kind in kinds)
 
 
-def _said_of_layers(hyper: Hyper) -> dict[str, Any]:
+def _layer_entries(hyper: Hyper) -> dict[str, Any]:
     local = [i % hyper.count("window_period") for i in range(hyper.layers)]
     return {"layer_types": words_of(local, "sliding_attention", "full_attention"), **two_ropes(hyper)}
 
@@ -80,8 +83,10 @@ MODERN_BERT = Architecture(
     ),
     hyper=replace(
         USUAL.changed(
-            rope_theta={"config": ("global_rope_theta",), "default": 160000.0, "read": theta_of("full_attention", "global_rope_theta")},
-            norm_eps={"config": ("norm_eps",), "gguf": "attention.layer_norm_epsilon", "also": ("attention.layer_norm_rms_epsilon",), "default": 1e-5},
+            rope_theta={"config": ("global_rope_theta",), "default": 160000.0,
+                "read": theta_of("full_attention", "global_rope_theta")},
+            norm_eps={"config": ("norm_eps",), "gguf": "attention.layer_norm_epsilon",
+                "also": ("attention.layer_norm_rms_epsilon",), "default": 1e-5},
             rotated={"config": (), "gguf": None},
             vocab={"write": "always"},
             activation={"config": ("hidden_activation",), "gguf": "hidden_activation", "default": "gelu"},
@@ -92,19 +97,27 @@ MODERN_BERT = Architecture(
                 read=theta_of("sliding_attention", "local_rope_theta"),
             ),
             Key("window", ("local_attention",), "attention.sliding_window", default=_WINDOW),
-            Key("window_period", ("global_attn_every_n_layers",), "attention.sliding_window_pattern", default=_EVERY, low=1, read=_period),
+            Key("window_period", ("global_attn_every_n_layers",), "attention.sliding_window_pattern", default=_EVERY,
+                low=1, read=_period),
             Key(
                 "classifier_pooling", ("classifier_pooling",), "classifier.pooling_type", default=2,
                 read=lambda config: _POOLED.get(str(config.get("classifier_pooling"))),
-                say=lambda kind: {"classifier_pooling": next((word for word, n in _POOLED.items() if n == kind), "cls")},
+                entries=lambda kind: {
+                    "classifier_pooling": next((word for word, n in _POOLED.items() if n == kind), "cls")
+                },
             ),
         ),
         metadata={**BIDIRECTIONAL, "rope.scaling.type": string("none")},
-        more_config=_said_of_layers,
+        more_config=_layer_entries,
         windows=_windows,
-        gguf_windows=lambda hyper: tuple(hyper.count("window") if i % hyper.count("window_period") else 0 for i in range(hyper.layers)),
+        gguf_windows=lambda hyper: tuple(
+            hyper.count("window") if i % hyper.count("window_period") else 0 for i in range(hyper.layers)
+        ),
     ),
-    layer=Layer(LaterNorm(fused=True), FeedForward(fused=True, activations=("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"))),
+    layer=Layer(
+        LaterNorm(fused=True),
+        FeedForward(fused=True, activations=("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")),
+    ),
     ends=Ends(norm=True),
     norm="layer",
     biases=(

@@ -1,10 +1,12 @@
-"""Tensors that do not have one name on each side: projections that are split or stay fused, experts that are stacked.
+"""Tensors without one-to-one names: projections that are split or fused, experts that are stacked.
 
-    Experts("mlp.experts.{e}.gate_proj.weight", "ffn_gate_exps.weight")      one tensor for each expert -> a stack
-    halves("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight")      one tensor -> the halves of an axis
-    Move("self_attn.kv_b_proj.weight", {...}, shape)                         one tensor -> parts of it, each by its own operation
+    Experts("mlp.experts.{e}.gate_proj.weight", "ffn_gate_exps.weight")      one tensor per expert -> a stack
+    halves("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", "ffn_up_exps.weight")
+                                                                             one tensor -> the halves of an axis
+    Move("self_attn.kv_b_proj.weight", {...}, shape)                         one tensor -> parts, each by an operation
 
-A move says the way to GGUF and the shape of the Hugging Face tensor; the way back is derived from both (polyquant.inversion).
+A move defines the way to GGUF and the shape of the Hugging Face tensor; the inverse is derived from both
+(polyquant.inversion).
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ Make: TypeAlias = Callable[[Hyper, Shape], Operation]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One Hugging Face tensor, or one for each expert, and the GGUF tensors that are made of it.
+    """One Hugging Face tensor, or one per expert, and the GGUF tensors made from it.
 
-    source: name inside a layer; `{e}` stands for the number of an expert. targets: GGUF names inside a layer. before: (hyper, shapes of the targets) -> shape of one
-    source. codecs: only weights of these are stored so, () for any; where two moves lead to the same targets, the first that fits is taken on the way back.
+    source: name inside a layer; `{e}` is the index of an expert. targets: GGUF names inside a layer.
+    before: (hyper, shapes of the targets) -> shape of one source.
+    codecs: restricts the move to weights of these codecs, () for any; if two moves have the same targets, the first
+    that fits is inverted.
     """
 
     source: str
@@ -38,16 +42,16 @@ class Move:
 
     @property
     def stacked(self) -> bool:
-        """True for one source an expert."""
+        """True if there is one source per expert."""
         return "{e}" in self.source
 
     def fits(self, codec: str) -> bool:
-        """True if a weight of this codec is stored so."""
+        """True if the move applies to weights of this codec."""
         return not self.codecs or codec in self.codecs
 
 
-def Experts(source: str, target: str) -> Move:  # noqa: N802 - reads as the name of a move, like those beside it
-    """One tensor for each expert -> one stack."""
+def Experts(source: str, target: str) -> Move:  # noqa: N802 - named like the Move class
+    """Stack one tensor per expert."""
     return Move(source, {target: lambda hyper, shape: SAME}, lambda hyper, shapes: shapes[0][1:])
 
 
@@ -58,36 +62,37 @@ def halves(
     *,
     axis: int = -2,
     interleaved: bool = False,
-    turned: bool = False,
+    transposed: bool = False,
     codecs: tuple[str, ...] = (),
 ) -> Move:
-    """Two halves of an axis: rows of [.., 2n, k] by default.
+    """Split an axis into two halves: rows of [.., 2n, k] by default.
 
-    interleaved: even and odd entries instead of the first and the second half. turned: the source lies [.., k, 2n]; `axis` counts behind the transposition. codecs: see Move.
+    interleaved: even and odd entries instead of the first and second half. transposed: the source is [.., k, 2n];
+    `axis` refers to its transpose. codecs: see Move.
     """
 
     def part(index: int) -> Make:
         def make(hyper: Hyper, shape: Shape) -> Operation:
-            whole = _transposed(shape) if turned else shape
-            at = axis % len(whole)
-            n = whole[at]
+            full = _transposed(shape) if transposed else shape
+            at = axis % len(full)
+            n = full[at]
             cut = (
                 Slice(index, n, 2, axis=at) if interleaved else Slice(index * (n // 2), (index + 1) * (n // 2), axis=at)
             )
-            return chain(Transpose(), cut) if turned else cut
+            return chain(Transpose(), cut) if transposed else cut
 
         return make
 
     def before(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
         at = axis % len(shapes[0])
-        whole = (*shapes[0][:at], 2 * shapes[0][at], *shapes[0][at + 1 :])
-        return _transposed(whole) if turned else whole
+        full = (*shapes[0][:at], 2 * shapes[0][at], *shapes[0][at + 1 :])
+        return _transposed(full) if transposed else full
 
     return Move(source, {first: part(0), second: part(1)}, before, codecs)
 
 
 def rows_together(hyper: Hyper, shapes: Sequence[Shape]) -> Shape:
-    """A `before` of a Move: the rows of all targets in one tensor."""
+    """Concatenate the rows of all targets: a `before` of a Move."""
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 

@@ -1,4 +1,4 @@
-"""Tensor names, both directions, of tensors that have one name on each side.
+"""Tensor names in both directions, for tensors with one-to-one names.
 
 | Hugging Face | GGUF |
 |---|---|
@@ -8,8 +8,9 @@
 | model.norm.weight | output_norm.weight |
 | lm_head.weight | output.weight |
 
-A name is prefix + layer + stem + suffix (`.weight`, `.bias`); only the stem is looked up. Tensors whose suffixes differ are listed with them (`exact`).
-The GGUF stem is what polyquant itself calls a tensor. Tensors that are split, joined or stacked on the way: moves.py.
+A name is prefix + layer + stem + suffix (`.weight`, `.bias`); only the stem is looked up. Tensors with other suffixes
+are listed in full (`exact`). polyquant itself uses the GGUF stem. moves.py handles tensors that are split, joined or
+stacked.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ __all__ = ["NESTED", "NameTable"]
 _IN_LAYER = re.compile(r"([0-9]{1,5})\.(.+)")
 _SUFFIXES = ("weight", "bias")
 _READ = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
-"""The last two are what the first checkpoints call the numbers of a layer norm."""
+"""The last two are old names of layer norm parameters."""
 NESTED = ("language_model.", "model.language_model.")
-"""What names of a language model begin with inside a model that also sees or hears."""
+"""Name prefixes of the language model inside a multimodal model."""
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -33,9 +34,11 @@ _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_hea
 class NameTable:
     """Stems of an architecture's tensors, Hugging Face -> GGUF.
 
-    layer: of those inside a layer; also_read: further Hugging Face stems for the same, never written. exact: whole names inside a layer. top: stems of those outside the
-    layers. prefix: of Hugging Face names inside. bare: names may lack the first word of the prefix (checkpoints of the decoder without its head).
-    outer: what checkpoints with a head put in front of every name; never written.
+    layer: stems inside a layer. also_read: alternative Hugging Face stems, never written. exact: full names inside a
+    layer.
+    top: stems outside the layers. prefix: of Hugging Face names inside a layer.
+    bare: names may lack the first component of the prefix (checkpoints of the decoder without its head).
+    outer: an additional prefix of checkpoints with a head; never written.
     """
 
     layer: Mapping[str, str]
@@ -57,13 +60,14 @@ class NameTable:
             object.__setattr__(self, back, {gguf: hf for hf, gguf in reversed(list(table.items()))})
 
     def within(self, name: str) -> tuple[int, str] | None:
-        """(layer, name inside it) of a Hugging Face tensor; None for one outside the layers."""
+        """Return (layer, name inside it) of a Hugging Face tensor; None outside the layers."""
         name = self.full(name)
-        found = _IN_LAYER.fullmatch(name.removeprefix(self.prefix)) if name.startswith(self.prefix) else None
-        return (int(found[1]), found[2]) if found else None
+        match = _IN_LAYER.fullmatch(name.removeprefix(self.prefix)) if name.startswith(self.prefix) else None
+        return (int(match[1]), match[2]) if match else None
 
     def full(self, name: str) -> str:
-        """The name with the root that a checkpoint of the bare decoder leaves out, without what one with a head, or with towers, puts in front."""
+        """Return the name with the root that bare decoders omit, and without prefixes of models with a head or
+        towers."""
         name = name.removeprefix(self.outer)
         if name.startswith(NESTED):
             name = name.replace("language_model.", "", 1)
@@ -72,26 +76,26 @@ class NameTable:
         return self._roots[0] + name
 
     def to_gguf(self, name: str) -> str | None:
-        """The GGUF name of a Hugging Face tensor; None if the architecture has no such tensor."""
+        """Return the GGUF name of a Hugging Face tensor; None if the architecture has no such tensor."""
         if place := self.within(name):
             layer, inside = place
             if inside in self.exact:
                 return f"blk.{layer}.{self.exact[inside]}"
             stem, _, suffix = inside.rpartition(".")
-            found = self.layer.get(stem) or self.also_read.get(stem)
-            return f"blk.{layer}.{found}.{_READ[suffix]}" if found and suffix in _READ else None
+            target = self.layer.get(stem) or self.also_read.get(stem)
+            return f"blk.{layer}.{target}.{_READ[suffix]}" if target and suffix in _READ else None
         stem, _, suffix = self.full(name).rpartition(".")
         return f"{self.top[stem]}.{_READ[suffix]}" if stem in self.top and suffix in _READ else None
 
     def to_hf(self, name: str) -> str | None:
-        """The Hugging Face name of a GGUF tensor; None if the architecture has no such tensor."""
+        """Return the Hugging Face name of a GGUF tensor; None if the architecture has no such tensor."""
         if name.startswith("blk.") and (block := _IN_LAYER.fullmatch(name.removeprefix("blk."))):
             layer, inside = block.groups()
             if inside in self._exact_back:
                 return f"{self.prefix}{int(layer)}.{self._exact_back[inside]}"
             stem, _, suffix = inside.rpartition(".")
-            found = self._layer_back.get(stem)
-            return f"{self.prefix}{int(layer)}.{found}.{suffix}" if found and suffix in _SUFFIXES else None
+            target = self._layer_back.get(stem)
+            return f"{self.prefix}{int(layer)}.{target}.{suffix}" if target and suffix in _SUFFIXES else None
         stem, _, suffix = name.rpartition(".")
-        found = self._top_back.get(stem)
-        return f"{found}.{suffix}" if found and suffix in _SUFFIXES else None
+        target = self._top_back.get(stem)
+        return f"{target}.{suffix}" if target and suffix in _SUFFIXES else None

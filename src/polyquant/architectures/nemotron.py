@@ -1,4 +1,5 @@
-"""Nemotron (Parmar et al. 2024; Minitron): layer norms stored as their distance from one, squared ReLU without a gate, half of each head rotates.
+"""Nemotron (Parmar et al. 2024; Minitron): layer norms stored as an offset from 1, ungated squared ReLU; half of each
+head rotates.
 
 h = x + O attention(rope(Q n), rope(K n), V n), n = norm(x);  y = h + D relu(U norm(h))^2
 """

@@ -1,9 +1,11 @@
-"""Nemotron-H (NVIDIA 2025): each layer is one thing, a Mamba-2 mixer, attention without positions, or an MLP. With experts: nemotron_h_moe.py.
+"""Nemotron-H (NVIDIA 2025): each layer is a Mamba-2 mixer, attention without positions, or an MLP. nemotron_h_moe.py
+adds experts.
 
-    y = h + one of them(norm(h));  an MLP is D relu(U x)^2
+    y = h + part(norm(h));  an MLP is D relu(U x)^2
 
-Which layer is what: `layers_block_type` of transformers 5, before that a letter each in `hybrid_override_pattern`: M, * and - or E. GGUF tells it by
-`attention.head_count_kv` and `feed_forward_length`, 0 where a layer has none. Rows of q and k are stored interleaved though nothing rotates.
+config.json lists the kind of each layer: as words in `layers_block_type` (transformers 5), before that as letters in
+`hybrid_override_pattern`: M, * and - or E. GGUF expresses it by `attention.head_count_kv` and `feed_forward_length`, 0
+in layers without that part. Rows of q and k are stored interleaved although nothing rotates.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from polyquant.architectures.names import NameTable
 from polyquant.architectures.nemotron_h_layers import (
     attending,
     kinds_of_layers,
+    layer_entries,
     one_part_layer,
-    said_of_layers,
     widths_of_layers,
 )
 from polyquant.architectures.parts import FeedForward
@@ -59,26 +61,30 @@ NEMOTRON_H = Architecture(
     hyper=replace(
         USUAL.changed(
             layers={"read": lambda config: len(kinds_of_layers(config) or ()) or config.get("num_hidden_layers")},
-            context={"config": (), "default": ANY_CONTEXT, "say": lambda value: {"max_position_embeddings": value}},
+            context={"config": (), "default": ANY_CONTEXT, "entries": lambda value: {"max_position_embeddings": value}},
             feed_forward={"config": (), "default": 0, "low": 0, "gguf": None},
             kv_heads=_ONE,
-            norm_eps={"config": ("layer_norm_epsilon",), "gguf": "attention.layer_norm_epsilon", "aliases": ("attention.layer_norm_rms_epsilon",), "default": 1e-5},
+            norm_eps={"config": ("layer_norm_epsilon",), "gguf": "attention.layer_norm_epsilon",
+                "aliases": ("attention.layer_norm_rms_epsilon",), "default": 1e-5},
             vocab={"write": "always"},
             activation={"config": ("mlp_hidden_act",), "default": "relu2"},
             **NO_ROPE,
         ).plus(
             _EVERY,
-            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=widths_of_layers, read_gguf=per_layer("feed_forward_length"), each_layer=True),
+            Key("layer_feed_forward", (), "feed_forward_length", kind="counts", read=widths_of_layers,
+                read_gguf=per_layer("feed_forward_length"), each_layer=True),
             *ssm_keys(
-                conv="conv_kernel", state="ssm_state_size", groups="n_groups", heads="mamba_num_heads", inner=product("mamba_num_heads", "mamba_head_dim")
+                conv="conv_kernel", state="ssm_state_size", groups="n_groups", heads="mamba_num_heads",
+                inner=product("mamba_num_heads", "mamba_head_dim")
             ),
         ),
         metadata={"rope.scaling.finetuned": boolean(False)},
         more_metadata=lambda hyper: {"rope.dimension_count": u32(hyper.hidden // max(hyper.heads, 1))},
-        more_config=said_of_layers,
+        more_config=layer_entries,
     ),
     changes={**MIXER_CHANGES, "attn_q": PairedRows("heads"), "attn_k": PairedRows("kv_heads")},
     layer=one_part_layer(MLP),
-    biases=(Bias(("ssm_conv1d",), "use_conv_bias"), Bias(("ssm_in", "ssm_out"), "use_bias"), Bias(("ffn_up", "ffn_down"), "mlp_bias")),
-    unused={r"mtp\..*": "layers that predict several tokens are not converted"},
+    biases=(Bias(("ssm_conv1d",), "use_conv_bias"), Bias(("ssm_in", "ssm_out"), "use_bias"),
+        Bias(("ffn_up", "ffn_down"), "mlp_bias")),
+    unused={r"mtp\..*": "multi-token prediction (MTP) layers are not converted"},
 )  # fmt: skip

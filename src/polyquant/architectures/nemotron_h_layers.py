@@ -1,4 +1,7 @@
-"""Which layer of a Nemotron-H is what: a mixer, attention, an MLP or experts. config.json has words or letters, GGUF a list of key/value heads and a list of widths."""
+"""The kind of each layer of a Nemotron-H: mixer, attention, MLP or experts.
+
+config.json has words or letters, GGUF a list of key/value heads and a list of widths.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from polyquant.architectures.layer_kinds import ATTENTION, words
 from polyquant.architectures.mixer import Mixer
 from polyquant.architectures.parts import Attention, Layer, Part
 
-__all__ = ["attending", "kinds_of_layers", "one_part_layer", "said_of_layers", "widths_of_layers"]
+__all__ = ["attending", "kinds_of_layers", "layer_entries", "one_part_layer", "widths_of_layers"]
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _WIDTHS = {"mlp": "intermediate_size", "moe": "moe_intermediate_size"}
 
 
 def kinds_of_layers(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """A word for each layer; None if config.json says nothing that is known."""
+    """Return a word per layer; None if config.json has no known list."""
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str) and set(pattern) <= set(_LETTERS):
         return tuple(_LETTERS[letter] for letter in pattern)
@@ -26,19 +29,19 @@ def kinds_of_layers(config: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def attending(config: Mapping[str, Any]) -> Sequence[bool] | None:
-    """True for each layer with attention."""
+    """Return True for each layer with attention."""
     kinds = kinds_of_layers(config)
     return None if kinds is None else [kind in ATTENTION for kind in kinds]
 
 
 def widths_of_layers(config: Mapping[str, Any]) -> list[Any] | None:
-    """Of the MLP or of an expert of each layer, 0 where it is something else."""
+    """Return the width of the MLP or of an expert per layer, 0 for other layers."""
     kinds = kinds_of_layers(config)
     return None if kinds is None else [config.get(_WIDTHS[kind], 0) if kind in _WIDTHS else 0 for kind in kinds]
 
 
-def said_of_layers(hyper: Hyper) -> dict[str, Any]:
-    """What each layer is, and how wide an MLP."""
+def layer_entries(hyper: Hyper) -> dict[str, Any]:
+    """Return the config.json entries for the kind of each layer and the MLP width."""
     kinds, experts = [], hyper.count("expert_feed_forward")
     for heads, wide in zip(hyper.value("layer_kv_heads"), hyper.value("layer_feed_forward"), strict=True):
         part = "moe" if wide == experts else "mlp"
@@ -54,8 +57,8 @@ def said_of_layers(hyper: Hyper) -> dict[str, Any]:
 
 
 def _wide(hyper: Hyper, index: int) -> int:
-    found: int = hyper.value("layer_feed_forward")[index]
-    return found
+    width: int = hyper.value("layer_feed_forward")[index]
+    return width
 
 
 def _mixes(hyper: Hyper, index: int) -> int | None:
@@ -69,5 +72,5 @@ def _feeds(hyper: Hyper, index: int) -> int | None:
 
 
 def one_part_layer(feed_forward: Part) -> Layer:
-    """One part in each layer: a mixer, attention, or this one."""
+    """Return a layer with a single part: a mixer, attention, or this one."""
     return Layer(ByLayer((Attention(rope="none"), Mixer()), _mixes), ByLayer((feed_forward,), _feeds))

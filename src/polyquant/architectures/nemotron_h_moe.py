@@ -1,5 +1,8 @@
-"""Nemotron-H with experts (Nemotron 3, NVIDIA 2025): in some layers experts behind a sigmoid and a shared one, each D relu(U x)^2; the routed ones may read a
-narrower projection of what the layer reads (moe_latent_size), which is a record of its own. GGUF architecture `nemotron_h_moe`.
+"""Nemotron-H with experts (Nemotron 3, NVIDIA 2025): some layers have sigmoid-routed experts and a shared one, each D
+relu(U x)^2.
+
+The routed experts may work in a smaller latent space (moe_latent_size), which is a separate record. GGUF architecture
+`nemotron_h_moe`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _EXPERTS = Mixture(
 NEMOTRON_H_MOE = replace(
     NEMOTRON_H,
     name="nemotron_h_moe",
-    told_by=("num_experts_per_tok",),
+    requires=("num_experts_per_tok",),
     names=replace(
         NEMOTRON_H.names,
         layer={
@@ -57,8 +60,8 @@ NEMOTRON_H_MOE = replace(
 _LATENT = {"mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up"}
 NEMOTRON_H_LATENT = replace(
     NEMOTRON_H_MOE,
-    told_by=("num_experts_per_tok", "moe_latent_size"),
-    gguf_told_by=("moe_latent_size",),
+    requires=("num_experts_per_tok", "moe_latent_size"),
+    gguf_requires=("moe_latent_size",),
     names=replace(NEMOTRON_H_MOE.names, layer={**NEMOTRON_H_MOE.names.layer, **_LATENT}),
     layer=one_part_layer(replace(_EXPERTS, latent=True)),
     hyper=NEMOTRON_H_MOE.hyper.plus(Key("expert_latent", ("moe_latent_size",), "moe_latent_size")),

@@ -1,8 +1,9 @@
-"""nomic-bert (Nussbaum et al. 2024): BERT with RoPE, gate and up, and no biases of linears; norms stand behind the sums as in BERT.
+"""nomic-bert (Nussbaum et al. 2024): BERT with RoPE, gated feed-forward, and no biases in linears; post-norm as in
+BERT.
 
     h = norm(x + attention(x));  y = norm(h + D (silu(G h) * U h))
 
-Its own repository names the sizes as GPT-2 does (n_embd, ...), transformers 5 as all others; both are read and written.
+Its own repository uses GPT-2's names for sizes (n_embd, ...), transformers 5 the usual ones; both are read and written.
 Sources: configuration_nomic_bert.py of transformers, configuration_hf_nomic_bert.py of nomic-ai; llama.cpp's converter.
 """
 
@@ -23,14 +24,14 @@ from polyquant.architectures.record import Architecture
 __all__ = ["NOMIC_BERT"]
 
 _TRAINED = 2048
-"""Positions that the first models of nomic were trained on; their config.json says how many rescaled ones they may be given."""
+"""Trained positions of nomic's first models; their config.json declares the number after RoPE rescaling."""
 
 
 def _nomic_context(config: Mapping[str, Any]) -> Any:
-    said, trained = config.get("n_positions"), config.get("max_trained_positions", _TRAINED)
-    if said is None:
+    declared, trained = config.get("n_positions"), config.get("max_trained_positions", _TRAINED)
+    if declared is None:
         return config.get("max_position_embeddings")
-    return min(said, trained) if isinstance(said, int) and isinstance(trained, int) else said
+    return min(declared, trained) if isinstance(declared, int) and isinstance(trained, int) else declared
 
 
 NOMIC_BERT = Architecture(
@@ -71,7 +72,8 @@ NOMIC_BERT = Architecture(
             **ENCODER,
         ).plus(TOKEN_TYPES),
         always={
-            "activation_function": "swiglu", "prenorm": False, "causal": False, "qkv_proj_bias": False, "mlp_fc1_bias": False,
+            "activation_function": "swiglu", "prenorm": False, "causal": False, "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
             "mlp_fc2_bias": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "moe_every_n_layers": 0,
         },
         written={"hidden_act": "silu"},

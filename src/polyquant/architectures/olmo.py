@@ -1,6 +1,8 @@
-"""OLMo (Groeneveld et al. 2024): Llama whose norms are layer norms without numbers of their own; q, k and v may be clipped. q and k rows are stored interleaved.
+"""OLMo (Groeneveld et al. 2024): Llama with layer norms without weights; q, k and v may be clipped. Rows of q and k are
+stored interleaved.
 
-h = x + O attention(rope(clip(Q norm(x))), rope(clip(K norm(x))), clip(V norm(x)));  y = h + D (silu(G norm(h)) * U norm(h))
+h = x + O attention(rope(clip(Q norm(x))), rope(clip(K norm(x))), clip(V norm(x)))
+y = h + D (silu(G norm(h)) * U norm(h))
 
 Source: modeling_olmo.py of transformers; llama.cpp's converter.
 """
@@ -31,7 +33,7 @@ OLMO = replace(
         USUAL.changed(norm_eps={"config": (), "gguf": "attention.layer_norm_epsilon", "default": 1e-5}).plus(
             Key(
                 "clip", ("clip_qkv",), "attention.clamp_kqv", default=0.0, kind="real", write="where set",
-                say=lambda value: {"clip_qkv": value or None},
+                entries=lambda value: {"clip_qkv": value or None},
             )
         ),
         tied=False,

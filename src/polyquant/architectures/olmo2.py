@@ -1,5 +1,6 @@
-"""OLMo 2: norms behind attention and feed-forward part instead of before them, and over all of q and all of k. OLMo 3 has a sliding window in three layers of four, whose
-rotation is not scaled; GGUF calls both `olmo2`.
+"""OLMo 2: norms after attention and feed-forward instead of before them, and full-width QK norms.
+
+OLMo 3 has a sliding window in three layers of four, whose RoPE is not scaled; GGUF calls both `olmo2`.
 
 h = x + norm(O attention(rope(norm(Q x)), rope(norm(K x)), V x));  y = h + norm(D (silu(G h) * U h))
 
@@ -56,7 +57,7 @@ OLMO3 = replace(
     model_type="olmo3",
     class_name="Olmo3ForCausalLM",
     reads=("olmo3",),
-    gguf_told_by=("attention.sliding_window",),
+    gguf_requires=("attention.sliding_window",),
     hyper=replace(
         OLMO2.hyper.changed(rope_theta={"default": 500000.0}).plus(
             sliding_window(default=4096),

@@ -1,4 +1,5 @@
-"""OLMoE (Muennighoff et al. 2024): a mixture of small experts; one norm over all heads of q, and one of k. The chosen weights are not scaled to sum to 1.
+"""OLMoE (Muennighoff et al. 2024): a mixture of small experts with full-width QK norms. Selected weights are not
+normalized to sum to 1.
 
 h = x + O attention(rope(norm(Q n)), rope(norm(K n)), V n), n = norm(x)
 """

@@ -1,7 +1,8 @@
-"""The parts that a decoder layer is composed of, as values: which tensors each has, of which shapes, and what feeds what.
+"""The parts of a decoder layer, as values: their tensors with shapes, and which output feeds which linears.
 
-A part names the class that computes it (`runtime`, "module:attribute"), which the decoder loads when it is built. So a new kind of attention is
-a class here or beside its record, and one in the runtime; what reads parts does not change. Tensors are called by their GGUF stems.
+A part names the class that computes it (`runtime`, "module:attribute"), loaded when the decoder is built. A new kind of
+attention is thus a class here or next to its record, and one in the runtime; code that reads parts does not change.
+Tensors are called by their GGUF stems.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ __all__ = [
 ]
 
 NormKind: TypeAlias = Literal["rms", "layer"]
-"""x / rms(x) * weight + bias, or the same of x - mean(x); biases where there are tensors of them."""
+"""x / rms(x) * weight + bias, or the same of x - mean(x); biases if there are bias tensors."""
 BARE = "*"
-"""Stem of a norm without numbers of its own."""
+"""The stem of a norm without weights."""
 NAMELESS = ("", BARE)
-"""What a part says of its norm where it has no tensor: no norm at all, or a bare one."""
+"""The stems of a norm without tensors: no norm at all, or a bare one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What `readers`, linear layers, read is the output of `source`.
+    """The linear layers `readers` read the output of `source`.
 
-    kind: "norm": of a norm. "values": weighted sums of the last rows of a linear, one set of rows a key/value head, shared by the heads of its
-    group. "product": the last rows of a linear, times the gate. "activation": a function of a linear that no scale goes through. "stream": the layer's
-    input as it is, of no source.
+    kind: "norm": output of a norm. "values": weighted sums of the last rows of a linear, one set of rows per key/value
+    head, shared by its group. "product": the last rows of a linear, times the gate. "activation": a function of a
+    linear through which no scale can be moved. "stream": the residual stream, without a source.
     """
 
     source: str
@@ -55,32 +56,42 @@ class Part(Protocol):
 
     @property
     def runtime(self) -> str:
-        """ "module:attribute" of the class that computes it, made from (part, Site)."""
+        """ "module:attribute" of the class that computes the part, constructed from (part, Site)."""
 
     @property
     def feeds(self) -> Sequence[Feed]:
-        """Every linear of the part among the readers of exactly one."""
+        """Return the feeds; every linear of the part is a reader of exactly one."""
 
     def shapes(self, hyper: Hyper, index: int) -> Mapping[str, Shape]:
-        """Stem -> shape of its weight in layer `index`, in the order of the computation: of linears and norms. A part with other tensors, kernels of
-        convolutions and decays, has a method `parameters` of the same kind: whole name inside a layer -> shape."""
+        """Return stem -> weight shape of the linears and norms in layer `index`, in computation order.
+
+        A part with other tensors (convolution kernels, decays) also has a method `parameters`: full name inside a layer
+        -> shape.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Softmax attention behind a norm.
+    """Softmax attention after a norm.
 
-    fused: q, k and v in one matrix, in this order. head_norms: a norm on each head of q and k; width_norms: one on all heads together. sub_norm: one
-    before the output matrix; post_norm: one behind it. norm: the stem of the norm before it, "" for none, BARE for one without numbers. rope: which layers rotate: "all", "none",
-    "windowed", those with a window where the model has any, or "asked", all where Hyper's `rotates` is not 0. still: each still-th layer does not, 0 for none; Hyper's `rotating` says it layer by layer. each_norm:
-    models may have norms of the heads of q and k, another for each head. optional_norms: some models lack the norms of q and k. late_norms: those of heads come
-    behind the rotation. alibi: a score falls with the distance instead, alibi_at: in models of that many layers. clip: q, k and v stay within Hyper's `clip`,
-    where it is not 0.
-    gated: q has as many rows again of each head, whose sigmoid the head's output is multiplied with.
-    chunk: layers that rotate see nothing before the last multiple of it, 0 for all. unit_heads: they divide q and k by their root mean square where Hyper's
-    `unit_heads` is not 0.
-    sinks: each head has a score of its own that no position has. Scores are divided by the root of the
-    head's size, or multiplied with Hyper's attention_scale, and capped at its attention_softcap.
+    fused: q, k and v in one matrix, in this order. norm: stem of the norm before it, "" for none, BARE for one without
+    weights.
+    head_norms: a norm on each head of q and k. width_norms: one over all heads together.
+    sub_norm: a norm before the output matrix. post_norm: one after it.
+    each_norm: models may have QK norms with separate weights for each head. optional_norms: some models lack QK norms.
+    late_norms: QK norms come after RoPE.
+    rope: the layers that rotate: "all"; "none"; "windowed", those with a window if the model has any; "if_enabled", all
+    if Hyper's `rotates` is not 0.
+    no_rope_every: every n-th layer does not rotate, 0 for none; Hyper's `rotating` lists layers individually.
+    alibi: ALiBi instead of RoPE. alibi_at: only in models with this many layers.
+    clip: q, k and v are clipped to Hyper's `clip`, if it is not 0.
+    gated: q has twice the rows per head; the sigmoid of the second half scales the head's output.
+    chunk: rotating layers see nothing before the last multiple of it, 0 for all positions.
+    unit_heads: rotating layers divide q and k by their root mean square if Hyper's `unit_heads` is not 0.
+    sinks: each head has an extra score without a position.
+
+    Scores are divided by the square root of the head size, or multiplied by Hyper's attention_scale, and capped at its
+    attention_softcap.
     """
 
     fused: bool = False
@@ -89,8 +100,8 @@ class Attention:
     width_norms: bool = False
     post_norm: bool = False
     norm: str = "attn_norm"
-    rope: Literal["all", "windowed", "none", "asked"] = "all"
-    still: int = 0
+    rope: Literal["all", "windowed", "none", "if_enabled"] = "all"
+    no_rope_every: int = 0
     each_norm: bool = False
     optional_norms: bool = False
     late_norms: bool = False
@@ -105,7 +116,7 @@ class Attention:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The matrices that read the layer's input."""
+        """Return the matrices that read the layer's input."""
         return ("attn_qkv",) if self.fused else ("attn_q", "attn_k", "attn_v")
 
     @property
@@ -137,11 +148,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """activation(gate) * up behind a norm, or activation(up) where it is not gated.
+    """activation(gate) * up after a norm, or activation(up) if not gated.
 
-    fused: gate and up in one matrix, in this order, called ffn_up. sub_norm: a norm before the last matrix; post_norm: one behind it. norm: the stem of
-    the norm before it: that of attention where both read the same, "" for none, BARE for one without numbers. activations: those that are computed, as config.json names them.
-    width: the row of Hyper that says how wide it is, of each layer if it is a list, where that is not 0; "" for the usual one.
+    fused: gate and up in one matrix, in this order, called ffn_up. sub_norm: a norm before the last matrix. post_norm:
+    one after it. norm: stem of the norm before it: that of attention if both read the same, "" for none, BARE for one
+    without weights. activations: the supported ones, as config.json names them. width: the row of Hyper with the width
+    (per layer if it is a list), unless it is 0; "" for the usual width.
     """
 
     fused: bool = False
@@ -155,7 +167,7 @@ class FeedForward:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The matrices that read the layer's input."""
+        """Return the matrices that read the layer's input."""
         return ("ffn_gate", "ffn_up") if self.gated and not self.fused else ("ffn_up",)
 
     @property
@@ -178,15 +190,17 @@ class FeedForward:
         return out | ({"post_ffw_norm": (hyper.hidden,)} if self.post_norm else {})
 
     def _wide(self, hyper: Hyper, index: int) -> int:
-        said = hyper.more.get(self.width, 0)
-        said = said[index] if isinstance(said, tuple) else said
-        return int(said) if isinstance(said, int) and said else hyper.feed_forward
+        width = hyper.more.get(self.width, 0)
+        width = width[index] if isinstance(width, tuple) else width
+        return int(width) if isinstance(width, int) and width else hyper.feed_forward
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One part after the other, each added to what it read: y = h + feed_forward(h) with h = x + attention(x). What is added is multiplied with
-    Hyper's residual_scale, if it has one."""
+    """Sequential parts, each added to its input: h = x + attention(x);  y = h + feed_forward(h).
+
+    The parts' outputs are multiplied by Hyper's residual_scale, if present.
+    """
 
     attention: Part = Attention()
     feed_forward: Part = FeedForward()
@@ -194,28 +208,31 @@ class Layer:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """In the order of the computation."""
+        """The parts in computation order."""
         return self.attention, self.feed_forward
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """Of all parts; what two parts read from one norm is one feed."""
-        found = [feed for part in self.parts for feed in part.feeds]
-        return tuple(_joined(feed, found) for i, feed in enumerate(found) if not _shared(feed, found[:i]))
+        """Return the feeds of all parts; parts that read the same norm share one feed."""
+        feeds = [feed for part in self.parts for feed in part.feeds]
+        return tuple(_joined(feed, feeds) for i, feed in enumerate(feeds) if not _shared(feed, feeds[:i]))
 
     def shapes(self, hyper: Hyper, index: int) -> dict[str, Shape]:
-        """Of all parts."""
+        """Return the tensors of all parts."""
         return {stem: shape for part in self.parts for stem, shape in part.shapes(hyper, index).items()}
 
     def parameters(self, hyper: Hyper, index: int) -> dict[str, Shape]:
-        """Of all parts that have some."""
+        """Return the parameters of all parts that have them."""
         return {name: shape for part in self.parts for name, shape in parameters(part, hyper, index).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer(Layer):
-    """Both parts beside each other: y = x + attention(x) + feed_forward(x). flag: a hyper-parameter that is 0 where a model computes them one after the
-    other, "" if none does; shared: beside each other they read one norm, that of attention."""
+    """Parallel parts: y = x + attention(x) + feed_forward(x).
+
+    flag: a hyper-parameter that is 0 if the model computes them sequentially, "" if it never does. shared: parallel
+    parts share one norm, that of attention.
+    """
 
     flag: str = ""
     shared: bool = False
@@ -224,14 +241,17 @@ class ParallelLayer(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What stands before the first layer and behind the last.
+    """The operations before the first layer and after the last.
 
-    positions: an embedding for each position is added (position_embd). types: that of the first kind of text is (token_types). norm: one of the embeddings
-    (token_embd_norm). last: one behind the layers (output_norm). root: embeddings are
-    multiplied with the root of their size; else with Hyper's embedding_scale, if it has one. divided: logits are divided by Hyper's logit_scale, else
-    multiplied with it. Its logit_softcap comes last. bare: the last norm has no numbers. unit_rows: in models of that many tokens the rows of the head
-    are divided by their lengths. last_stem: what the norm behind the layers is called. layer_inputs: each layer reads as many numbers of a token as Hyper's
-    per_layer_input says, if it is not 0 (runtime/ends.py).
+    positions: learned position embeddings are added (position_embd). types: the first token type embedding is added
+    (token_types).
+    norm: a norm of the embeddings (token_embd_norm). last: a norm after the layers. last_stem: its stem. bare: it has
+    no weights.
+    root: embeddings are multiplied by the square root of their size; otherwise by Hyper's embedding_scale, if present.
+    divided: logits are divided by Hyper's logit_scale; otherwise multiplied by it. Its logit_softcap is applied last.
+    unit_rows: in models with this vocabulary size, the rows of the head are normalized to unit length.
+    layer_inputs: layers read per-layer embeddings of Hyper's per_layer_input dimensions, if it is not 0
+    (runtime/ends.py).
     """
 
     positions: bool = False
@@ -248,24 +268,24 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedOnly(Layer):
-    """The layers of an architecture that is converted and not run."""
+    """The layers of an architecture that can be converted but not run."""
 
     runtime: ClassVar[str] = ""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """None."""
+        """No parts."""
         return ()
 
 
 def parameters(part: Part, hyper: Hyper, index: int) -> dict[str, Shape]:
-    """Whole name inside layer `index` -> shape, of a part's tensors that are no linears and no norms. Few parts have any."""
-    found = getattr(part, "parameters", None)
-    return {} if found is None else dict(found(hyper, index))
+    """Return full name inside layer `index` -> shape, of a part's tensors that are neither linears nor norms."""
+    method = getattr(part, "parameters", None)
+    return {} if method is None else dict(method(hyper, index))
 
 
 def _input(norm: str, readers: tuple[str, ...]) -> Feed:
-    """What the first matrices of a part read."""
+    """Return the feed of a part's first matrices."""
     return Feed("", readers, "stream") if norm in NAMELESS else Feed(norm, readers, "norm")
 
 
@@ -273,9 +293,9 @@ def _shared(feed: Feed, others: Sequence[Feed]) -> bool:
     return feed.kind == "norm" and any(f.kind == "norm" and f.source == feed.source for f in others)
 
 
-def _joined(feed: Feed, found: Sequence[Feed]) -> Feed:
-    """The feed, with the readers of all others from its norm."""
+def _joined(feed: Feed, feeds: Sequence[Feed]) -> Feed:
+    """Return the feed, merged with the readers of all other feeds from its norm."""
     if feed.kind != "norm":
         return feed
-    readers = [r for f in found if f.kind == "norm" and f.source == feed.source for r in f.readers]
+    readers = [r for f in feeds if f.kind == "norm" and f.source == feed.source for r in f.readers]
     return Feed(feed.source, tuple(readers), "norm")

@@ -1,7 +1,8 @@
 """Phi-1, Phi-1.5 and Phi-2 (GGUF `phi2`), and Phi-3 and Phi-4 (GGUF `phi3`).
 
-phi2   h = x + O attention(q, k, v) + D gelu(U n), all of n = norm(x); layer norms, biases everywhere, also of the head; a part of each head rotates
-phi3   Llama's block with q, k and v in one matrix and gate and up in another, neither of which changes its rows; longrope
+phi2   h = x + O attention(q, k, v) + D gelu(U n), with n = norm(x) as the common input; layer norms, biases everywhere
+including the head, partial rotary embeddings
+phi3   Llama's block with q, k and v in one matrix and gate and up in another; no rows are permuted; longrope
 
 Source: modeling_phi.py and modeling_phi3.py of transformers; llama.cpp's converter.
 """

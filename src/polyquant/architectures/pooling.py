@@ -1,6 +1,6 @@
-"""Embedding models: how the vectors of a text's tokens become one. The folder says it in files of sentence-transformers, GGUF in one key.
+"""Pooling of embedding models, read from sentence-transformers files or from a GGUF key.
 
-modules.json                  the steps: the model, then a folder with the settings of the pooling
+modules.json                  the steps: the model, then a folder with the pooling settings
 1_Pooling/config.json         pooling_mode_mean_tokens, pooling_mode_cls_token, pooling_mode_lasttoken: one is true
 {architecture}.pooling_type   1 mean, 2 the first token, 3 the last
 """
@@ -24,11 +24,11 @@ __all__ = ["KINDS", "Kind", "Pooling", "pooling_of", "to_files", "to_metadata"]
 
 Kind: TypeAlias = Literal["mean", "cls", "last"]
 KINDS: tuple[Kind, ...] = ("mean", "cls", "last")
-"""In the order of GGUF's numbers, which begin with 1."""
+"""In the order of GGUF's values, which start at 1."""
 
 _KINDS = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
 _WORDS = {"mean": 1, "cls": 2, "lasttoken": 3}
-"""The second spelling: one word under `pooling_mode`."""
+"""The newer spelling: a word under `pooling_mode`."""
 _OTHERS = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
 _FOLDER = "1_Pooling"
 _STEPS = ("Transformer", "Pooling", "Normalize")
@@ -36,16 +36,17 @@ _STEPS = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """kind: the mean of the states of all tokens, that of the first, or of the last. normalize: whether vectors are brought to length 1."""
+    """kind: the mean of the states of all tokens, the first or the last. normalize: whether vectors are scaled to unit
+    length."""
 
     kind: Kind
     normalize: bool
 
 
 def pooling_of(checkpoint: Checkpoint, architecture: str) -> Pooling | None:
-    """As its files say; None if they do not. A GGUF file says nothing of lengths: its readers bring vectors to length 1.
+    """Return the pooling that the files specify, None if they do not. GGUF readers always normalize.
 
-    Raises InputError; UnsupportedError for other poolings, and for steps behind them that are not computed.
+    Raises InputError; UnsupportedError for other poolings or subsequent steps.
     """
     if checkpoint.naming == "gguf":
         number = checkpoint.metadata.get(f"{architecture}.pooling_type")
@@ -53,7 +54,7 @@ def pooling_of(checkpoint: Checkpoint, architecture: str) -> Pooling | None:
             return None
         if number not in _KINDS.values():
             raise UnsupportedError(
-                "a pooling that is not computed", file=checkpoint.path, expected="1 mean, 2 first, 3 last", found=number
+                "unsupported pooling", file=checkpoint.path, expected="1 mean, 2 first, 3 last", found=number
             )
         return Pooling(KINDS[number - 1], normalize=True)
     modules = checkpoint.files.get(MODULES)
@@ -62,47 +63,48 @@ def pooling_of(checkpoint: Checkpoint, architecture: str) -> Pooling | None:
     steps = [str(step.get("type")).rpartition(".")[2] for step in _steps(modules)]
     others = [step for step in steps if step not in _STEPS]
     if others:
-        raise UnsupportedError(
-            f"a step that is not computed: {printable(others[0])}", file=modules, expected=", ".join(_STEPS)
-        )
+        raise UnsupportedError(f"unsupported step: {printable(others[0])}", file=modules, expected=", ".join(_STEPS))
     number = _number(checkpoint.files)
     return None if number is None else Pooling(KINDS[number - 1], normalize="Normalize" in steps)
 
 
 def to_metadata(files: Mapping[str, Path], architecture: str, hyper: Hyper) -> dict[str, Meta]:
-    """The keys of GGUF. Raises InputError; UnsupportedError for a pooling that GGUF has no number for."""
+    """Return the GGUF keys. Raises InputError; UnsupportedError for a pooling without a GGUF value."""
     out = {"tokenizer.ggml.token_type_count": u32(hyper.count("token_types"))} if hyper.count("token_types") else {}
     number = _number(files)
     return out if number is None else out | {f"{architecture}.pooling_type": u32(number)}
 
 
 def _steps(modules: Path) -> list[Mapping[str, Any]]:
-    """Of modules.json. Raises InputError."""
-    found = strict_json.typed(strict_json.read(modules), list, MODULES, file=modules)
-    if not all(isinstance(step, Mapping) for step in found):
+    """Return the steps of modules.json. Raises InputError."""
+    steps = strict_json.typed(strict_json.read(modules), list, MODULES, file=modules)
+    if not all(isinstance(step, Mapping) for step in steps):
         raise InputError("modules.json cannot be right", file=modules, expected="a list of steps")
-    return found
+    return steps
 
 
 def _number(files: Mapping[str, Path]) -> int | None:
-    """GGUF's number of a folder's pooling; None if it has no settings of one. Raises InputError, UnsupportedError."""
+    """Return GGUF's value for a folder's pooling; None without pooling settings.
+
+    Raises InputError, UnsupportedError.
+    """
     folder = pooling_folder(files[MODULES]) if MODULES in files else None
     path = files.get(f"{folder}/config.json")
     if path is None:
         return None
-    said = strict_json.typed(strict_json.read(path), dict, "the pooling", file=path)
-    modes = [kind for mode, kind in _KINDS.items() if said.get(f"pooling_mode_{mode}") is True]
-    if isinstance(word := said.get("pooling_mode"), str) and not modes:
+    settings = strict_json.typed(strict_json.read(path), dict, "the pooling", file=path)
+    modes = [kind for mode, kind in _KINDS.items() if settings.get(f"pooling_mode_{mode}") is True]
+    if isinstance(word := settings.get("pooling_mode"), str) and not modes:
         modes = [_WORDS[word]] if word in _WORDS else []
-    if len(modes) != 1 or any(said.get(f"pooling_mode_{mode}") is True for mode in _OTHERS):
+    if len(modes) != 1 or any(settings.get(f"pooling_mode_{mode}") is True for mode in _OTHERS):
         raise UnsupportedError(
-            "GGUF has no number for this pooling", file=path, expected="the mean, the first or the last token alone"
+            "GGUF has no value for this pooling", file=path, expected="only the mean, the first or the last token"
         )
     return modes[0]
 
 
 def to_files(metadata: Mapping[str, Any], architecture: str, hyper: Hyper) -> dict[str, bytes]:
-    """The files of a GGUF model, {} if it does not say how it is pooled."""
+    """Return the files of a GGUF model, {} if it does not specify its pooling."""
     kind = metadata.get(f"{architecture}.pooling_type")
     if kind not in _KINDS.values():
         return {}

@@ -1,4 +1,4 @@
-"""Qwen2 (biases on q, k, v) and Qwen3 (a norm on every head of q and k). Rows keep their order; some layers may have sliding windows."""
+"""Qwen2 (biases on q, k, v) and Qwen3 (QK norms). Rows are not permuted; some layers may have sliding windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyquant.architectures.llama import LLAMA_NAMES
 from polyquant.architectures.names import NameTable
 from polyquant.architectures.parts import Attention, Layer
 from polyquant.architectures.record import Architecture, Bias
-from polyquant.architectures.windows import where_asked
+from polyquant.architectures.windows import where_enabled
 
 __all__ = ["QWEN2", "QWEN3"]
 
@@ -19,7 +19,7 @@ QWEN2 = Architecture(
     class_name="Qwen2ForCausalLM",
     reads=("qwen2",),
     names=NameTable(LLAMA_NAMES),
-    hyper=replace(USUAL, windows=where_asked, written={"use_sliding_window": False}),
+    hyper=replace(USUAL, windows=where_enabled, written={"use_sliding_window": False}),
     biases=(Bias(("attn_q", "attn_k", "attn_v")),),
 )
 QWEN3 = replace(

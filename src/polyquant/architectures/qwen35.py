@@ -1,8 +1,8 @@
-"""Qwen3.5 (Qwen 2026): Qwen3-Next with a matrix for each of q, k and v together, z, a and b, and positions of three axes.
+"""Qwen3.5 (Qwen 2026): Qwen3-Next with separate matrices for qkv, z, a and b, and three-axis positions.
 
-    qwen35moe     experts and a shared one          qwen35    an ordinary feed-forward part
+    qwen35moe     experts and a shared expert       qwen35    a dense feed-forward part
 
-GGUF has the value heads in another order: turned_heads.py.
+GGUF orders the value heads differently: value_heads.py.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from polyquant.architectures.qwen3_next import (
     QWEN3_NEXT,
 )
 from polyquant.architectures.qwen_moe import EXPERTS
-from polyquant.architectures.turned_heads import TURNED
+from polyquant.architectures.value_heads import VALUE_HEADS
 
 __all__ = ["QWEN35", "QWEN35_MOE"]
 
 
 def _sections(config: Mapping[str, Any]) -> list[Any] | None:
-    """How many pairs of a head turn with each axis of a position: three numbers and a 0."""
+    """Return the rotary pairs per position axis: three counts and a 0."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    said = rope.get("mrope_section") if isinstance(rope, Mapping) else None
-    return [*said, 0, 0, 0, 0][:4] if isinstance(said, list) else None
+    sections = rope.get("mrope_section") if isinstance(rope, Mapping) else None
+    return [*sections, 0, 0, 0, 0][:4] if isinstance(sections, list) else None
 
 
 _SECTIONS = Key(
-    "rope_sections", ("mrope_section",), "rope.dimension_sections", kind="counts", default=(11, 11, 10, 0), read=_sections,
-    say=lambda value: {"rope_parameters": {"mrope_section": list(value[:3]), "mrope_interleaved": True}},
+    "rope_sections", ("mrope_section",), "rope.dimension_sections", kind="counts", default=(11, 11, 10, 0),
+    read=_sections,
+    entries=lambda value: {"rope_parameters": {"mrope_section": list(value[:3]), "mrope_interleaved": True}},
 )  # fmt: skip
 _STEMS = {
     **ATTENTION_STEMS,
@@ -67,11 +68,12 @@ QWEN35_MOE = replace(
     hyper=delta_table(
         *EXPERT_KEYS,
         _SECTIONS,
-        feed_forward={"default": 0, "low": 0, "write": "where set", "say": lambda n: {"intermediate_size": n} if n else {}},
+        feed_forward={"default": 0, "low": 0, "write": "where set",
+            "entries": lambda n: {"intermediate_size": n} if n else {}},
     ),
-    changes={**FROM_ONE, **TURNED},
+    changes={**FROM_ONE, **VALUE_HEADS},
     moves=(*EXPERTS, _FUSED),
-    layer=Layer(attention_or(GATED, DeltaRule(turned=True)), EXPERTS_BEHIND),
+    layer=Layer(attention_or(GATED, DeltaRule(tiled=True)), EXPERTS_BEHIND),
 )  # fmt: skip
 QWEN35 = replace(
     QWEN35_MOE,

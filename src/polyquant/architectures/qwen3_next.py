@@ -1,7 +1,9 @@
-"""Qwen3-Next (Qwen 2025): a gated delta rule (Yang et al. 2024) in three of four layers, attention with a gate on its output in the fourth.
+"""Qwen3-Next (Qwen 2025): gated delta rule (Yang et al. 2024) in three of four layers, attention with an output gate in
+the fourth.
 
-Qwen3-Next has one matrix for q, k, v and z, grouped by key head, and one for b and a; Qwen3.5 (qwen35.py) a matrix each. Norms are stored as their distance from
-one, but that of the delta rule. Layers that predict several tokens are not converted.
+Qwen3-Next has one matrix for q, k, v and z, grouped by key head, and one for b and a; Qwen3.5 (qwen35.py) has separate
+ones. Norms are stored as an offset from 1, except that of the delta rule. Multi-token prediction (MTP) layers are not
+converted.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ __all__ = [
 
 
 def _qkvz(part: int) -> Make:
-    """Part 0: all q, all k, all v. Part 1: all z."""
+    """Return part 0: all q, all k, all v; or part 1: all z."""
 
     def make(hyper: Hyper, shape: Shape) -> Operation:
         keys, key, each, value = delta_sizes(hyper)
@@ -82,7 +84,7 @@ EXPERTS_BEHIND = Mixture(
     FeedForward(norm="post_attention_norm"), "post_attention_norm", normed=True, shared=True, shared_gate=True
 )
 
-_UNSAID = Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1)
+_WARNING = Key("expert_norm", ("norm_topk_prob",), kind="flag", default=1)
 
 QWEN3_NEXT = Architecture(
     name="qwen3next",
@@ -91,13 +93,13 @@ QWEN3_NEXT = Architecture(
     reads=("qwen3_next",),
     names=NameTable({**ATTENTION_STEMS, **EXPERT_STEMS, "linear_attn.in_proj_ba": "ssm_ba"}, exact=EXACT),
     hyper=replace(
-        delta_table(*EXPERT_KEYS, _UNSAID),
+        delta_table(*EXPERT_KEYS, _WARNING),
         always={"decoder_sparse_step": 1, "mlp_only_layers": []},
-        unsaid=silent(_UNSAID),
+        gguf_warning=silent(_WARNING),
     ),
     changes={**FROM_ONE, "ssm_a": Decay(column=False), "ssm_conv1d": Squeezed},
     moves=(_QKVZ, *EXPERTS),
     layer=Layer(attention_or(GATED, DeltaRule()), EXPERTS_BEHIND),
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),
-    unused={r"(model\.)?mtp\..*": "layers that predict several tokens are not converted"},
+    unused={r"(model\.)?mtp\..*": "multi-token prediction (MTP) layers are not converted"},
 )

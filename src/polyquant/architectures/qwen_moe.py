@@ -1,7 +1,7 @@
 """Qwen's mixtures of experts. GGUF stacks the experts: `ffn_gate_exps` [experts, width, hidden].
 
-qwen2moe    a shared expert beside them, behind a gate of its own (ffn_gate_inp_shexp); biases on q, k, v
-qwen3moe    norms on the heads of q and k; no shared expert
+qwen2moe    a gated shared expert (ffn_gate_inp_shexp); biases on q, k, v
+qwen3moe    QK norms; no shared expert
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["EXPERTS", "QWEN2_MOE", "QWEN3_MOE", "SHARED"]
 EXPERTS = tuple(
     Experts(f"mlp.experts.{{e}}.{part}_proj.weight", f"ffn_{part}_exps.weight") for part in ("gate", "up", "down")
 )
-"""One matrix for each expert, as most name them."""
+"""One matrix per expert, under the usual names."""
 
 SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-"""The shared expert beside them."""
+"""The shared expert."""
 
 QWEN2_MOE = replace(
     QWEN2,
@@ -40,7 +40,7 @@ QWEN2_MOE = replace(
         QWEN2.hyper.plus(
             *expert_keys(), shared_expert_key("shared_expert_intermediate_size"), expert_norm_key(readers=False)
         ),
-        unsaid=never_normed,
+        gguf_warning=never_normed,
     ),
     layer=Layer(feed_forward=Mixture(shared=True, shared_gate=True)),
 )
@@ -52,6 +52,6 @@ QWEN3_MOE = replace(
     reads=("qwen3_moe",),
     names=NameTable({**QWEN3.names.layer, "mlp.gate": "ffn_gate_inp"}),
     moves=EXPERTS,
-    hyper=replace(QWEN3.hyper.plus(*expert_keys(), expert_norm_key()), unsaid=always_normed),
+    hyper=replace(QWEN3.hyper.plus(*expert_keys(), expert_norm_key()), gguf_warning=always_normed),
     layer=replace(QWEN3.layer, feed_forward=Mixture(normed=True)),
 )

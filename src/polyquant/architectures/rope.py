@@ -1,9 +1,11 @@
-"""Scaled RoPE: what config.json says, what GGUF says as metadata, and the divisors of llama3, which it says as a tensor.
+"""Scaled RoPE: conversion between config.json and GGUF metadata, and the frequency divisors of llama3, which GGUF
+stores as a tensor.
 
-linear, yarn: keys `{arch}.rope.scaling.*`. longrope: two tensors (rope_tensors.py) and a key. llama3: `rope_freqs.weight`, float32 [head / 2], the divisor of each frequency: 1 where the
-wavelength is short, `factor` where it is long, and between the two a blend that is linear in context / wavelength.
+linear, yarn: keys `{arch}.rope.scaling.*`. longrope: two tensors (rope_tensors.py) and a key. llama3:
+`rope_freqs.weight`, float32 [head / 2], the divisor of each frequency: 1 for short wavelengths, `factor` for long ones,
+and in between a blend linear in context / wavelength.
 
-transformers before 5 writes `rope_theta` and `rope_scaling`; from 5 on `rope_parameters`. Both are read, both are written.
+transformers before 5 writes `rope_theta` and `rope_scaling`, from 5 on `rope_parameters`. Both are read and written.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from polyquant.architectures.hyper import Hyper, real_number, whole_number
+from polyquant.architectures.hyper import Hyper, bounded_integer, real_number
 from polyquant.errors import InputError
 from polyquant.gguf_values import f32, string, u32
 from polyquant.types import F32, Meta
@@ -39,27 +41,27 @@ _WITHOUT_KEY = ("mscale", "mscale_all_dim", "truncate")
 
 
 def parameters(config: Mapping[str, Any], file: object) -> Mapping[str, Any]:
-    """The object of config.json that describes RoPE, {} if there is none. Raises InputError."""
+    """Return the config.json object that describes RoPE, {} if there is none. Raises InputError."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise InputError("rope_parameters is no object", file=file, found=rope)
+        raise InputError("rope_parameters is not an object", file=file, found=rope)
     full = rope.get("full_attention")
     return full if isinstance(full, Mapping) else rope
 
 
 def of_config(config: Mapping[str, Any], rope: Mapping[str, Any], file: object) -> dict[str, Any]:
-    """Hyper.rope of a config.json whose `parameters` are `rope`. Raises InputError."""
+    """Return Hyper.rope of a config.json whose `parameters` are `rope`. Raises InputError."""
     kind = rope.get("rope_type", rope.get("type")) or "default"
     if not isinstance(kind, str):
-        raise InputError("rope_type is no string", file=file, found=kind)
+        raise InputError("rope_type is not a string", file=file, found=kind)
     if kind == "default":
         return {}
-    kind = "longrope" if "long_factor" in rope else kind  # the first of them called it su or yarn
+    kind = "longrope" if "long_factor" in rope else kind  # early models call it su or yarn
     scaled = {k: v for k, v in rope.items() if k not in ("rope_theta", "type", "rope_type")}
-    # The context before scaling stands inside the object, at the top, or nowhere: then the trained context is meant.
+    # The context before scaling is in the object, at the top level, or absent; then the trained context applies.
     original = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))
     if kind == "longrope" and config.get("original_max_position_embeddings") is not None:
-        scaled["original_max_position_embeddings"] = original  # this one goes before
+        scaled["original_max_position_embeddings"] = original  # the top level takes precedence
     if (
         kind in ("yarn", "llama3", "longrope")
         and "original_max_position_embeddings" not in scaled
@@ -75,8 +77,11 @@ def of_config(config: Mapping[str, Any], rope: Mapping[str, Any], file: object) 
 def of_metadata(
     get: Callable[[str], Any], *, known: Mapping[str, Any] | None = None, log: float = 0.0
 ) -> dict[str, Any]:
-    """Hyper.rope of a GGUF file. get: the value of a key after the architecture's name, None if it is not there. known, log: as in `scaling_metadata`."""
-    scaling = get("rope.scaling.type") or "linear"  # files older than the key mean this
+    """Return Hyper.rope of a GGUF file.
+
+    get: returns the value of a key after the architecture's name, None if absent. known, log: as in `scaling_metadata`.
+    """
+    scaling = get("rope.scaling.type") or "linear"  # the default of files older than the key
     factor = shortest(get("rope.scaling.factor") or get("rope.scale_linear"))
     if scaling not in ("linear", "yarn") or factor is None or factor == 1.0:
         return {}
@@ -92,33 +97,36 @@ def of_metadata(
         rope |= {k: v for k, v in more.items() if v is not None}
         if log and (product := get("rope.scaling.yarn_log_multiplier")) is not None:
             mscale = real_number(product, "rope.scaling.yarn_log_multiplier", file=None) / log
-            rope |= dict.fromkeys(("mscale", "mscale_all_dim"), float(f"{mscale:.6g}"))  # of a float32
+            rope |= dict.fromkeys(("mscale", "mscale_all_dim"), float(f"{mscale:.6g}"))  # stored as float32
         rope |= known or {}
     return rope
 
 
 def rotated(value: Any, head: int, file: object, *, counted: bool) -> int:
-    """How many of the `head` numbers of a head turn: said as a count (GGUF), or as a share. Raises InputError."""
+    """Return the rotary dimensions of a head of size `head`, given as a count (GGUF) or as a fraction.
+
+    Raises InputError.
+    """
     if counted:
-        found = whole_number(value, "rope.dimension_count", head, file=file)
+        count = bounded_integer(value, "rope.dimension_count", head, file=file)
     else:
         share = real_number(value, "partial_rotary_factor", file=file)
-        found = whole_number(int(head * share), "partial_rotary_factor times head_dim", head, file=file)
-    if found % 2:
-        raise InputError("an odd number of a head's numbers cannot be rotated", file=file, found=found)
-    return found
+        count = bounded_integer(int(head * share), "partial_rotary_factor times head_dim", head, file=file)
+    if count % 2:
+        raise InputError("the number of rotary dimensions is odd", file=file, found=count)
+    return count
 
 
 def share(count: int, head: int) -> float:
-    """What partial_rotary_factor is where `count` of the `head` numbers of a head turn: transformers rounds the product of the two down."""
-    found = count / head
-    while int(head * found) < count:
-        found = math.nextafter(found, 2.0)
-    return found
+    """Return the partial_rotary_factor for `count` of `head` dimensions; transformers rounds their product down."""
+    fraction = count / head
+    while int(head * fraction) < count:
+        fraction = math.nextafter(fraction, 2.0)
+    return fraction
 
 
 def shortest(value: Any) -> Any:
-    """A float32 as the shortest decimal that gives it back: 1e-05, not 9.999999747378752e-06."""
+    """Return a float32 as the shortest decimal that round-trips: 1e-05, not 9.999999747378752e-06."""
     if isinstance(value, float) and math.isfinite(value):
         with np.errstate(over="ignore"):
             single = np.float32(value)
@@ -129,7 +137,10 @@ def shortest(value: Any) -> Any:
 def scaling_metadata(
     hyper: Hyper, *, known: Mapping[str, Any] | None = None, log: float = 0.0
 ) -> tuple[dict[str, Meta], str | None]:
-    """(keys after `{arch}.`, warning) for the scaling of `hyper`. known, log: `yarn` and `yarn_log` of the architecture's table. Raises InputError."""
+    """Return (keys after `{arch}.`, warning) for the scaling of `hyper`.
+
+    known, log: `yarn` and `yarn_log` of the architecture's table. Raises InputError.
+    """
     rope = hyper.rope
     kind = rope.get("rope_type")
     if kind in (None, "llama3", "proportional"):
@@ -137,7 +148,7 @@ def scaling_metadata(
     if kind == "longrope":
         return {"rope.scaling.attn_factor": f32(longrope_factor(rope, hyper.context))}, None
     if kind not in ("linear", "yarn") or not _number(rope.get("factor")):
-        return {}, f"RoPE scaling '{kind}' has no counterpart in GGUF: long contexts will behave as if there were none"
+        return {}, f"RoPE scaling '{kind}' has no counterpart in GGUF: long contexts will run unscaled"
     out = {"rope.scaling.type": string(kind), "rope.scaling.factor": f32(float(rope["factor"]))}
     if kind == "yarn":
         original = rope.get("original_max_position_embeddings", hyper.context)
@@ -159,9 +170,9 @@ def scaling_metadata(
         both = rope.get("mscale_all_dim")
         if log and isinstance(both, int | float):
             out["rope.scaling.yarn_log_multiplier"] = f32(log * float(both))
-        said = {"mscale", "mscale_all_dim"} if log and rope.get("mscale") == both else set[str]()
-        said |= {key for key, value in (known or {}).items() if rope.get(key) == value}
-        if lost := [key for key in _WITHOUT_KEY if key in rope and key not in said]:
+        stored = {"mscale", "mscale_all_dim"} if log and rope.get("mscale") == both else set[str]()
+        stored |= {key for key, value in (known or {}).items() if rope.get(key) == value}
+        if lost := [key for key in _WITHOUT_KEY if key in rope and key not in stored]:
             return (
                 out,
                 f"GGUF has no key for {', '.join(lost)} of this yarn scaling: long contexts will differ a little",
@@ -170,21 +181,24 @@ def scaling_metadata(
 
 
 def longrope_factor(rope: Mapping[str, Any], context: int) -> float:
-    """Factor of cos and sin of a longrope scaling: said, or sqrt(1 + ln(factor) / ln(original)). Raises InputError."""
-    said, factor = rope.get("attention_factor"), rope.get("factor")
+    """Return the factor of cos and sin of a longrope scaling: attention_factor, or sqrt(1 + ln(factor) / ln(original)).
+
+    Raises InputError.
+    """
+    attention, factor = rope.get("attention_factor"), rope.get("factor")
     original = rope.get("original_max_position_embeddings", context)
     if not _number(original) or original <= 1:
         raise InputError(
             "original_max_position_embeddings cannot be right", expected="a context length", found=original
         )
-    if isinstance(said, int | float) and _number(said):
-        return float(said)
+    if isinstance(attention, int | float) and _number(attention):
+        return float(attention)
     scale = float(factor) if isinstance(factor, int | float) and _number(factor) else context / original
     return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
 
 
 def proportional_pairs(rope: Mapping[str, Any], head: int) -> int:
-    """How many pairs of a head turn in a proportional scaling. Raises InputError."""
+    """Return the rotating pairs of a head in a proportional scaling. Raises InputError."""
     return int(real_number(rope.get("partial_rotary_factor", 1.0), "partial_rotary_factor", file=None) * head // 2)
 
 
@@ -193,7 +207,10 @@ def _number(value: Any) -> bool:
 
 
 def llama3_factors(rope: Mapping[str, Any], theta: float, head: int, *, file: object = None) -> F32:
-    """Divisors of the frequencies [head / 2] of a llama3 scaling. Raises InputError if its numbers contradict each other."""
+    """Return the frequency divisors [head / 2] of a llama3 scaling.
+
+    Raises InputError if its parameters are inconsistent.
+    """
     factor, low, high = (
         rope.get(k, d) for k, d in (("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
     )
@@ -202,8 +219,9 @@ def llama3_factors(rope: Mapping[str, Any], theta: float, head: int, *, file: ob
         raise InputError(
             "llama3 RoPE parameters cannot be right", file=file, expected="0 < low < high", found=dict(rope)
         )
-    # In float32 throughout and in this order, as the real converter computes them: PyTorch divides a number by a tensor as number * (1 / tensor).
-    # Powers are rounded from float64: those of float32 differ in the last bit between processors.
+    # In float32 throughout and in this order, to match the reference converter: PyTorch computes number / tensor as
+    # number * (1 / tensor). Powers are rounded from float64, because float32 powers differ in the last bit between
+    # processors.
     one, exponents = np.float32(1), np.arange(0, head, 2, dtype=np.float32) / np.float32(head)
     powers = (np.float64(np.float32(theta)) ** exponents.astype(np.float64)).astype(np.float32)  # [head / 2]
     wavelengths = np.float32(2 * math.pi) * (one / (one / powers))
@@ -214,7 +232,7 @@ def llama3_factors(rope: Mapping[str, Any], theta: float, head: int, *, file: ob
 
 
 def recognise_llama3(factors: F32, theta: float, context: int) -> dict[str, Any] | None:
-    """The llama3 parameters that give these divisors [head / 2]; None if they came from elsewhere."""
+    """Return the llama3 parameters that produce these divisors [head / 2], None if there are none."""
     factor = float(factors[-1]) if factors.ndim == 1 and len(factors) else 0.0
     if not math.isfinite(factor) or factor <= 0:
         return None
@@ -242,7 +260,8 @@ def recognise_llama3(factors: F32, theta: float, context: int) -> dict[str, Any]
 
 
 def _context_of_blend(factors: F32, factor: float, theta: float) -> tuple[int, ...]:
-    """The context that a divisor between 1 and `factor` tells, with low_freq_factor 1 and high_freq_factor 4."""
+    """Return the context implied by a divisor between 1 and `factor`, assuming low_freq_factor 1 and high_freq_factor
+    4."""
     for i, divisor in enumerate(factors):
         if 1.001 < divisor < 0.999 * factor:
             turns = 1 + 3 * (1 / float(divisor) - 1 / factor) / (1 - 1 / factor)

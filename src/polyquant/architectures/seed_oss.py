@@ -1,4 +1,5 @@
-"""Seed-OSS: Llama with biases on q, k and v; rows keep their order. GGUF calls the norm before the feed-forward part post_attention_norm.
+"""Seed-OSS: Llama with biases on q, k and v; rows are not permuted. GGUF calls the norm before the feed-forward part
+post_attention_norm.
 
 Source: modeling_seed_oss.py of transformers; llama.cpp's converter.
 """

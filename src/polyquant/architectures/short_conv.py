@@ -1,4 +1,7 @@
-"""The gated short convolution of LFM2 (Liquid AI 2025) as a part of a layer: see parts.py. Drawn in runtime/short_conv.py."""
+"""The gated short convolution of LFM2 (Liquid AI 2025) as a part of a layer (parts.py).
+
+The diagram is in runtime/short_conv.py.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ __all__ = ["ShortConv"]
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """Behind a norm; Hyper's short_conv says how many positions the kernel spans."""
+    """The short convolution after a norm; Hyper's short_conv is the kernel size."""
 
     norm: str = "attn_norm"
     runtime: ClassVar[str] = "polyquant.runtime.short_conv:ShortConv"
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """See parts.Part. The kernel may have a bias, so no scale goes through."""
+        """See parts.Part. The kernel may have a bias, so no scale can be moved through it."""
         return (
             Feed(self.norm, ("shortconv.in_proj",), "norm"),
             Feed("shortconv.in_proj", ("shortconv.out_proj",), "activation"),

@@ -1,6 +1,7 @@
-"""SmolLM3: Llama, but every fourth layer rotates nothing. q and k rows are stored interleaved, as Llama's.
+"""SmolLM3: Llama without RoPE in every fourth layer. Rows of q and k are stored interleaved, as in Llama.
 
-GGUF has no key for no_rope_layers: its readers know the pattern. Source: modeling_smollm3.py of transformers; llama.cpp's converter.
+GGUF has no key for no_rope_layers: readers assume the pattern. Source: modeling_smollm3.py of transformers; llama.cpp's
+converter.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from polyquant.architectures.hyper import MAX_LAYERS, Hyper
 from polyquant.architectures.hyper_table import Key
-from polyquant.architectures.keys import said_count
+from polyquant.architectures.keys import first_count
 from polyquant.architectures.llama import LLAMA
 from polyquant.architectures.parts import Attention, Layer
 
@@ -25,17 +26,17 @@ def _usual(layers: int) -> list[int]:
 
 
 def _read(config: Mapping[str, Any]) -> Any:
-    """1 for each layer that rotates; () where that is the usual pattern."""
-    layers, listed = said_count(config, "num_hidden_layers") or 0, config.get("no_rope_layers")
+    """Return 1 for each layer that rotates; () for the usual pattern."""
+    layers, listed = first_count(config, "num_hidden_layers") or 0, config.get("no_rope_layers")
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        period = said_count(config, "no_rope_layer_interval") or _PERIOD
+        period = first_count(config, "no_rope_layer_interval") or _PERIOD
         listed = [int((i + 1) % period != 0) for i in range(min(layers, MAX_LAYERS))]
     return () if list(listed) == _usual(layers) else listed
 
 
-def _unsaid(hyper: Hyper) -> str | None:
-    usual = "every fourth layer rotates nothing, the others do"
-    return f"GGUF cannot say no_rope_layers: runtimes will take it that {usual}" if hyper.more["rotating"] else None
+def _gguf_warning(hyper: Hyper) -> str | None:
+    usual = "that every fourth layer has no RoPE"
+    return f"GGUF cannot express no_rope_layers: runtimes will assume {usual}" if hyper.more["rotating"] else None
 
 
 SMOLLM3 = replace(
@@ -51,7 +52,7 @@ SMOLLM3 = replace(
         tied=True,
         written={"no_rope_layer_interval": _PERIOD, "use_sliding_window": False},
         more_config=lambda hyper: {"no_rope_layers": hyper.more["rotating"] or _usual(hyper.layers)},
-        unsaid=_unsaid,
+        gguf_warning=_gguf_warning,
     ),
-    layer=Layer(Attention(still=_PERIOD)),
+    layer=Layer(Attention(no_rope_every=_PERIOD)),
 )

@@ -1,5 +1,7 @@
-"""StableLM: Llama's block with layer norms; a quarter of each head rotates. StableLM 2 12B has a norm for each head of q and k, and adds attention and
-feed-forward part of one norm (`use_parallel_residual`).
+"""StableLM: Llama's block with layer norms; a quarter of each head rotates.
+
+StableLM 2 12B has QK norms with separate weights per head, and attention and feed-forward in parallel after one norm
+(`use_parallel_residual`).
 
 Source: modeling_stablelm.py of transformers; llama.cpp's converter.
 """
@@ -26,7 +28,7 @@ STABLELM = Architecture(
     names=NameTable(LLAMA_NAMES),
     moves=tuple(
         Experts(f"self_attn.{x}_layernorm.norms.{{e}}.weight", f"attn_{x}_norm.weight") for x in "qk"
-    ),  # one norm a head
+    ),  # one norm per head
     hyper=replace(
         USUAL.changed(
             rope_theta={"write": "unless default"},

@@ -1,4 +1,5 @@
-"""StarCoder 2: layer norms, biases everywhere, a feed-forward part without gate: y = h + D gelu(U norm(h)). GGUF does not say its sliding window.
+"""StarCoder 2: layer norms, biases everywhere, ungated feed-forward: y = h + D gelu(U norm(h)). GGUF does not store its
+sliding window.
 
 Source: modeling_starcoder2.py of transformers; llama.cpp's converter.
 """

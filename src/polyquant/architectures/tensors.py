@@ -1,8 +1,8 @@
-"""Which tensors of one naming scheme make those of the other, by a record: names, value changes, splits and stacks.
+"""Tensor maps between the naming schemes, from a record: names, value changes, splits and stacks.
 
-gguf_maps   of a Hugging Face checkpoint: what each GGUF tensor is made of
-hf_maps     of a GGUF checkpoint: the way back, derived from the same rules
-usual_maps  of a Hugging Face checkpoint that mlx-lm wrote: the tensors of transformers
+gguf_maps   of a Hugging Face checkpoint: the sources of each GGUF tensor
+hf_maps     of a GGUF checkpoint: the inverse, derived from the same rules
+usual_maps  of a Hugging Face checkpoint written by mlx-lm: the tensors of transformers
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Mapped", "gguf_maps", "hf_maps", "is_float_tensor", "usual_maps", "w
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]{1,5}(?=\.)")
 _LAYER = re.compile(r"blk\.([0-9]{1,5})\.(.+)")
-# Matrices that llama.cpp keeps in float32 whatever the recipe: its kernels take nothing else.
+# Matrices that llama.cpp keeps in float32 regardless of the recipe: its kernels require it.
 _FLOAT_MATRICES = re.compile(
     r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv|position_embd|token_types)\.weight"
 )
@@ -35,7 +35,7 @@ _FLOAT_MATRICES = re.compile(
 
 @dataclass(slots=True)
 class Mapped:
-    """maps: of the target's tensors, in the order of the sources. strange: sources that the record does not know."""
+    """maps: of the target's tensors, in source order. strange: sources unknown to the record."""
 
     maps: list[TensorMap] = field(default_factory=list)
     strange: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Mapped:
 
 @dataclass(slots=True)
 class _Group:
-    """The sources of one move in one layer. found: number of the expert (0 for a single source) -> weight."""
+    """The sources of one move in one layer. found: expert index (0 for a single source) -> weight."""
 
     layer: int
     move: Move
@@ -60,17 +60,21 @@ class _Parts:
 
 
 def is_float_tensor(name: str, shape: Shape) -> bool:
-    """True for a GGUF tensor that stays in float32: vectors, norms, routers, convolutions, and all that is not called `.weight`."""
+    """True for a GGUF tensor that stays float32: vectors, norms, routers, convolutions, and names without `.weight`."""
     return len(shape) < 2 or not name.endswith(".weight") or bool(_FLOAT_MATRICES.fullmatch(name))
 
 
-# ---------------------------------------------------------------- towards GGUF
+# ---------------------------------------------------------------- Hugging Face -> GGUF
 
 
 def gguf_maps(
     weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object, *, paired: bool = True
 ) -> Mapped:
-    """paired: rotated rows change places, as files want it; the runtime takes them as they lie. Raises InputError for tensors that do not fit."""
+    """Return the maps of all GGUF tensors.
+
+    paired: permute rotated rows as files require; the runtime uses them in their stored order. Raises InputError for
+    tensors that do not fit.
+    """
     out = Mapped()
     slots: list[TensorMap | _Group] = []
     groups: dict[tuple[int, str], _Group] = {}
@@ -79,8 +83,8 @@ def gguf_maps(
     foreign = mlx_maps(weights, record, hyper, file)
     for weight in weights:
         if weight.name in foreign:
-            if (made := foreign[weight.name]) is not None:
-                slots.append(made)
+            if (tensor_map := foreign[weight.name]) is not None:
+                slots.append(tensor_map)
             continue
         if moves and (place := _moved(record, moves, weight)) is not None:
             layer, move, expert = place
@@ -94,7 +98,7 @@ def gguf_maps(
         if target is None:
             out.strange.append(weight.name)
             target = weight.name
-        with _of(weight.name, file):
+        with _error_context(weight.name, file):
             slots.append(_single(weight, target, record, hyper, paired=paired))
     for slot in slots:
         out.maps += [slot] if isinstance(slot, TensorMap) else _group_maps(slot, record, hyper, file, paired=paired)
@@ -102,7 +106,7 @@ def gguf_maps(
 
 
 def _moved(record: Architecture, moves: dict[str, Move], weight: Weight) -> tuple[int, Move, int] | None:
-    """(layer, move, expert) of a tensor that a move takes."""
+    """Return (layer, move, expert) of a tensor that is the source of a move."""
     place = record.names.within(weight.name)
     if place is None:
         return None
@@ -121,7 +125,7 @@ def _single(weight: Weight, target: str, record: Architecture, hyper: Hyper, *, 
 
 
 def _operation(target: str, shape: Shape, record: Architecture, hyper: Hyper, *, paired: bool = True) -> Operation:
-    """What the values of a tensor with one name on each side go through."""
+    """Return the operation for a tensor with a one-to-one name."""
     change = record.change(target)
     if change is None or (not paired and isinstance(change, PairedRows)):
         return SAME
@@ -131,19 +135,19 @@ def _operation(target: str, shape: Shape, record: Architecture, hyper: Hyper, *,
 def _group_maps(
     group: _Group, record: Architecture, hyper: Hyper, file: object, *, paired: bool
 ) -> Iterator[TensorMap]:
-    """A map for each target of a move."""
+    """Yield a map for each target of a move."""
     sources = _complete(group, hyper, file)
     names, shapes = tuple(w.name for w in sources), [w.shape for w in sources]
     for inside in group.move.targets:
-        with _of(names[0], file):
-            op = _made(group.move, inside, shapes, record, hyper, paired=paired)
+        with _error_context(names[0], file):
+            op = _target_operation(group.move, inside, shapes, record, hyper, paired=paired)
             yield TensorMap(f"blk.{group.layer}.{inside}", names, op.shape(shapes, names[0]), op)
 
 
-def _made(
+def _target_operation(
     move: Move, inside: str, shapes: Sequence[Shape], record: Architecture, hyper: Hyper, *, paired: bool = True
 ) -> Operation:
-    """What a target of a move is made by, of sources of these shapes."""
+    """Return the operation that makes a target of a move from sources of these shapes."""
     each = {shape: move.targets[inside](hyper, shape) for shape in dict.fromkeys(shapes)}
     if not move.stacked:
         op = each[shapes[0]]
@@ -154,32 +158,40 @@ def _made(
 
 
 def _complete(group: _Group, hyper: Hyper, file: object) -> list[Weight]:
-    """The sources in the order of their experts. Raises InputError if some are missing or there are more than the configuration says."""
+    """Return the sources in expert order. Raises InputError if some are missing or exceed the configured count."""
     if not group.move.stacked:
         return [group.found[0]]
-    said = hyper.more.get("experts")
-    count = said if isinstance(said, int) and said else max(group.found) + 1
+    experts = hyper.more.get("experts")
+    count = experts if isinstance(experts, int) and experts else max(group.found) + 1
     missing = [e for e in range(count) if e not in group.found]
     first = next(iter(group.found.values())).name
     if missing:
         raise InputError(
-            f"expert {missing[0]} of layer {group.layer} is missing" + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""),
-            file=file, tensor=first, expected=f"{count} experts", found=len(group.found),
-        )  # fmt: skip
+            f"expert {missing[0]} of layer {group.layer} is missing"
+            + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""),
+            file=file,
+            tensor=first,
+            expected=f"{count} experts",
+            found=len(group.found),
+        )
     if len(group.found) > count:
         raise InputError(
-            "more experts than the configuration says", file=file, tensor=first, expected=count, found=len(group.found)
+            "more experts than configured", file=file, tensor=first, expected=count, found=len(group.found)
         )
     return [group.found[e] for e in range(count)]
 
 
-# ---------------------------------------------------------------- and back
+# ---------------------------------------------------------------- GGUF -> Hugging Face
 
 
 def hf_maps(
     weights: Iterable[Weight], record: Architecture, hyper: Hyper, file: object, *, packed: bool = False
 ) -> Mapped:
-    """packed: moves of some codecs alone are taken for these. Raises InputError for tensors that do not fit, UnsupportedError where a part of a Hugging Face tensor is missing."""
+    """Return the maps of all Hugging Face tensors.
+
+    packed: moves restricted to codecs apply only to weights of these codecs. Raises InputError for tensors that do not
+    fit, UnsupportedError if a part of a Hugging Face tensor is missing.
+    """
     out = Mapped()
     owners = _owners(record)
     slots: list[TensorMap | _Parts] = []
@@ -199,15 +211,15 @@ def hf_maps(
         if target is None:
             out.strange.append(weight.name)
             target = weight.name
-        with _of(weight.name, file):
+        with _error_context(weight.name, file):
             slots.append(_single_back(weight, target, record, hyper))
     for slot in slots:
-        out.maps += [slot] if isinstance(slot, TensorMap) else _whole(slot, record, hyper, file)
+        out.maps += [slot] if isinstance(slot, TensorMap) else _parts_maps(slot, record, hyper, file)
     return out
 
 
 def _owners(record: Architecture) -> dict[str, tuple[Move, ...]]:
-    """GGUF name inside a layer -> the moves that lead to it."""
+    """Return GGUF name inside a layer -> the moves that produce it."""
     out: dict[str, tuple[Move, ...]] = {}
     for move in record.moves:
         for target in move.targets:
@@ -216,7 +228,7 @@ def _owners(record: Architecture) -> dict[str, tuple[Move, ...]]:
 
 
 def _single_back(weight: Weight, target: str, record: Architecture, hyper: Hyper) -> TensorMap:
-    change, shape = record.change(weight.name), _with_ones(weight, record, hyper)
+    change, shape = record.change(weight.name), _with_leading_ones(weight, record, hyper)
     before = _before_change(shape, weight.name, record, hyper)
     (back,) = (SAME,) if change is None else change.operation(hyper, before).inverse([before])
     keep_float = is_float_tensor(weight.name, shape)
@@ -224,40 +236,43 @@ def _single_back(weight: Weight, target: str, record: Architecture, hyper: Hyper
     return TensorMap(target, (weight.name,), before, back, keep_float=keep_float)
 
 
-def _with_ones(weight: Weight, record: Architecture, hyper: Hyper) -> Shape:
-    """Shape of a GGUF tensor with the ones in front that llama.cpp's quantizer drops: [1, 64] lies as [64] in its files."""
+def _with_leading_ones(weight: Weight, record: Architecture, hyper: Hyper) -> Shape:
+    """Return the shape with the leading ones that llama.cpp's quantizer drops: [1, 64] is stored as [64]."""
     block = _LAYER.fullmatch(weight.name) if len(weight.shape) == 1 else None
     if block is None:
         return weight.shape
     index, inside = int(block[1]), block[2]
-    said = {f"{stem}.weight": shape for stem, shape in record.layer.shapes(hyper, index).items()}
-    wanted = (said | parameters(record.layer, hyper, index)).get(inside, weight.shape)
-    return wanted if without_ones(wanted) == weight.shape else weight.shape
+    shapes = {f"{stem}.weight": shape for stem, shape in record.layer.shapes(hyper, index).items()}
+    expected = (shapes | parameters(record.layer, hyper, index)).get(inside, weight.shape)
+    return expected if without_ones(expected) == weight.shape else weight.shape
 
 
 def without_ones(shape: Shape) -> Shape:
-    """Without the ones in front; the last axis stays."""
+    """Return the shape without leading ones; the last axis stays."""
     first = next((i for i, n in enumerate(shape[:-1]) if n != 1), len(shape) - 1)
     return shape[max(first, 0) :]
 
 
 def _before_change(shape: Shape, target: str, record: Architecture, hyper: Hyper) -> Shape:
-    """Shape of what the change of a GGUF tensor was made on."""
+    """Return the shape of a GGUF tensor before its value change."""
     change = record.change(target)
     return shape if change is None else change.source(hyper, shape)
 
 
-def _whole(parts: _Parts, record: Architecture, hyper: Hyper, file: object) -> tuple[TensorMap, ...]:
-    """The Hugging Face tensors of one move in one layer, of all its targets."""
+def _parts_maps(parts: _Parts, record: Architecture, hyper: Hyper, file: object) -> tuple[TensorMap, ...]:
+    """Return the maps of the Hugging Face tensors of one move in one layer, from all its targets."""
     layer, move = parts.layer, parts.move
     missing = [target for target in move.targets if target not in parts.found]
     first = next(iter(parts.found.values()))
     if missing:
         raise InputError(
-            f"{move.source} is made of several tensors, and one is missing", file=file, tensor=f"blk.{layer}.{missing[0]}", found=first.name
-        )  # fmt: skip
+            f"{move.source} is made of several tensors, and one is missing",
+            file=file,
+            tensor=f"blk.{layer}.{missing[0]}",
+            found=first.name,
+        )
     targets = {inside: parts.found[inside] for inside in move.targets}
-    with _of(first.name, file):
+    with _error_context(first.name, file):
         before = move.before(hyper, [_before_change(w.shape, inside, record, hyper) for inside, w in targets.items()])
         stem = f"{record.names.prefix}{layer}.{move.source}"
         count = next(iter(targets.values())).shape[0] if move.stacked else 1
@@ -265,7 +280,7 @@ def _whole(parts: _Parts, record: Architecture, hyper: Hyper, file: object) -> t
         shapes = [before] * count
         maps = []
         for inside, weight in targets.items():
-            op = _made(move, inside, shapes, record, hyper)
+            op = _target_operation(move, inside, shapes, record, hyper)
             shape = op.shape(shapes, weight.name)
             if shape != weight.shape:
                 raise InputError("wrong shape for this configuration", expected=list(shape), found=list(weight.shape))
@@ -278,32 +293,33 @@ def _whole(parts: _Parts, record: Architecture, hyper: Hyper, file: object) -> t
 
 
 def usual_maps(weights: Sequence[Weight], record: Architecture, hyper: Hyper, file: object) -> list[TensorMap]:
-    """The tensors of transformers in a folder of mlx-lm (architectures/mlx.py), by way of GGUF's: others keep their names.
+    """Return the maps of transformers' tensors from an mlx-lm folder (architectures/mlx.py), via GGUF; others keep
+    their names.
 
-    Raises InputError for tensors that do not fit, UnsupportedError for one that nothing brings back.
+    Raises InputError for tensors that do not fit, UnsupportedError for one that cannot be inverted.
     """
     foreign = mlx_maps(weights, record, hyper, file)
     made = {m.target: m for m in foreign.values() if m is not None}
     by_name = {w.name: w for w in weights}
-    said = [Weight(m.target, m.shape, by_name[m.sources[0]].codec, {}) for m in made.values()]
-    back = [_composed(m, made) for m in hf_maps(said, record, hyper, file).maps]
-    kept = [w for w in weights if w.name not in foreign]
-    return [TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in kept] + back
+    gguf = [Weight(m.target, m.shape, by_name[m.sources[0]].codec, {}) for m in made.values()]
+    back = [_composed(m, made) for m in hf_maps(gguf, record, hyper, file).maps]
+    unchanged = [w for w in weights if w.name not in foreign]
+    return [TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in unchanged] + back
 
 
 def _composed(back: TensorMap, made: Mapping[str, TensorMap]) -> TensorMap:
-    """The map from what the sources of `back` are made of."""
+    """Compose `back` with the maps that make its sources."""
     first = [made[name] for name in back.sources]
     if len(first) == 1:
         return replace(back, sources=first[0].sources, op=chain(first[0].op, back.op))
     if not all(isinstance(m.op, Same) for m in first):
-        raise UnsupportedError("is made of tensors that are joined twice", tensor=back.target)
+        raise UnsupportedError("is made of tensors that are joined more than once", tensor=back.target)
     return replace(back, sources=tuple(name for m in first for name in m.sources))
 
 
 @contextmanager
-def _of(tensor: str, file: object) -> Iterator[None]:
-    """Errors of operations name the tensor and the file."""
+def _error_context(tensor: str, file: object) -> Iterator[None]:
+    """Add the tensor and the file to errors of operations."""
     try:
         yield
     except (InputError, UnsupportedError) as e:

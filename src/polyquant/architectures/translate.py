@@ -1,10 +1,10 @@
-"""A checkpoint said in another format's words: names, row order, metadata, tokenizer.
+"""Translation of a checkpoint into another naming scheme: names, row order, metadata, tokenizer.
 
     to_gguf: Hugging Face -> GGUF, in the order and with the value types of llama.cpp's converter
     to_hf:   GGUF -> Hugging Face, its inverse
 
-Nothing is read but headers, configuration and tokenizer (and the few numbers of RoPE's divisors and of activations). `general.file_type` is left to
-the caller, who knows the codecs.
+Only headers, configuration and tokenizer are read (and the small tensors of RoPE divisors and activations). The caller,
+which knows the codecs, sets `general.file_type`.
 """
 
 from __future__ import annotations
@@ -48,24 +48,25 @@ def to_gguf(
     name: str | None = None,
     pre: str | None = None,
 ) -> Translation:
-    """GGUF names and metadata of a Hugging Face checkpoint.
+    """Return GGUF names and metadata of a Hugging Face checkpoint.
 
-    architecture: another of our GGUF architectures than the usual one (`bitnet` for llama.cpp's BitNet). name: general.name, else made
-    from the folder's. pre: llama.cpp's name of the pre-tokenizer, else found by what it does. Unknown architectures keep their tensor
-    names, with a warning. Raises InputError, UnknownNameError, PlanError, UnsupportedError.
+    architecture: another GGUF architecture than the usual one (`bitnet` for llama.cpp's BitNet). name: general.name, by
+    default derived from the folder. pre: llama.cpp's name of the pre-tokenizer, by default recognized by its behaviour.
+    Unknown architectures keep their tensor names, with a warning. Raises InputError, UnknownNameError, PlanError,
+    UnsupportedError.
     """
     config = checkpoint.config
     family = of_config(config)
     if architecture is not None:
-        asked = by_name(architecture)
-        if asked is None:
+        requested = by_name(architecture)
+        if requested is None:
             raise UnknownNameError("architecture", architecture, known())
-        if family is not None and asked.name != family.name and asked.model_type != family.model_type:
+        if family is not None and requested.name != family.name and requested.model_type != family.model_type:
             raise PlanError(
                 f"a model of type '{family.model_type}' cannot become architecture '{architecture}'",
                 file=checkpoint.path,
             )
-        family = family if family is not None and asked.name == family.name else asked
+        family = family if family is not None and requested.name == family.name else requested
     warnings: list[str] = []
     unknown: list[str] = []
     dropped: dict[str, str] = {}
@@ -74,8 +75,8 @@ def to_gguf(
     label = family.name if family else str(config.get("model_type") or "unknown")
     if family is None:
         unknown.append(
-            f"architecture '{printable(label)}' is unknown: tensors keep their own names and no hyper-parameters are written; "
-            "llama.cpp will not run this file"
+            f"architecture '{printable(label)}' is unknown: tensors keep their own names and no hyper-parameters "
+            "are written; llama.cpp will not run this file"
         )
         tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
     else:
@@ -94,7 +95,7 @@ def to_gguf(
         warnings += found.warnings
         if found.prefix:
             words = " ".join(found.tokens[i] for i in found.prefix)
-            warnings.append(f"GGUF cannot say that every text begins with {words}: put them in front yourself")
+            warnings.append(f"GGUF cannot express that every input starts with {words}: prepend it yourself")
     return Translation(
         label,
         tensors,
@@ -107,7 +108,7 @@ def to_gguf(
 
 
 def _pooling(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, warnings: list[str]) -> dict[str, Meta]:
-    """What an embedding model says of it; a decoder whose pooling GGUF cannot say is still a decoder."""
+    """Return the pooling metadata of an embedding model; a decoder with an unsupported pooling only gets a warning."""
     if not family.encoder and MODULES not in checkpoint.files:
         return {}
     try:
@@ -115,7 +116,7 @@ def _pooling(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, warning
     except UnsupportedError as problem:
         if family.encoder:
             raise
-        warnings.append(f"{problem.message}: the GGUF file does not say how vectors of texts are made")
+        warnings.append(f"{problem.message}: the GGUF file does not specify how token vectors are pooled")
         return {}
 
 
@@ -124,7 +125,7 @@ def _hyper(checkpoint: Checkpoint, family: Architecture) -> Hyper:
     spelled = (
         usual
         if usual in checkpoint
-        else next(  # those of a bare decoder lack the root
+        else next(  # bare decoders omit the root prefix
             (name for name in checkpoint if family.names.to_gguf(name) == "token_embd.weight"), None
         )
     )
@@ -141,34 +142,37 @@ def _gguf_tensors(
     trained_ternary = family.ternary is not None or trained
     mapped = gguf_maps(_stored(checkpoint, family, hyper, dropped), family, hyper, checkpoint.path)
     out: dict[str, TensorMap] = {}
-    for made in mapped.maps:
-        if made.target in out:
+    for tensor_map in mapped.maps:
+        if tensor_map.target in out:
             raise InputError(
-                f"two tensors would become '{made.target}'", file=checkpoint.path, tensor=made.sources[0], found=out[made.target].origin
-            )  # fmt: skip
-        stem = made.target.split(".")[2] if made.target.startswith("blk.") else ""
-        ternary = trained_ternary and stem in family.linears and made.target.endswith(".weight")
-        out[made.target] = replace(
-            made,
-            ternarize=ternary and checkpoint[made.sources[0]].codec.name in _FLOAT_CODECS,
-            keep_float=is_float_tensor(made.target, made.shape),
+                f"two tensors would become '{tensor_map.target}'",
+                file=checkpoint.path,
+                tensor=tensor_map.sources[0],
+                found=out[tensor_map.target].origin,
+            )
+        stem = tensor_map.target.split(".")[2] if tensor_map.target.startswith("blk.") else ""
+        ternary = trained_ternary and stem in family.linears and tensor_map.target.endswith(".weight")
+        out[tensor_map.target] = replace(
+            tensor_map,
+            ternarize=ternary and checkpoint[tensor_map.sources[0]].codec.name in _FLOAT_CODECS,
+            keep_float=is_float_tensor(tensor_map.target, tensor_map.shape),
         )
     if mapped.strange:
         unknown.append(
             f"{len(mapped.strange)} tensors are not part of architecture '{family.name}' and keep their names "
             f"(first: {printable(mapped.strange[0])}); llama.cpp may refuse the file"
         )
-    _complain_of_missing(set(out), family, hyper, unknown)
+    _report_missing(set(out), family, hyper, unknown)
     return tuple(out.values())
 
 
 def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str]) -> Iterator[Weight]:
-    """The tensors that GGUF stores; the others go to `dropped`, with a reason."""
+    """Yield the tensors that GGUF stores; add the others to `dropped` with a reason."""
     for weight in checkpoint.values():
         if _COMPUTED.fullmatch(weight.name):
             dropped[weight.name] = "computed from the configuration, not a weight"
         elif (number := layer_numbers.find(weight.name, family)) is not None:
-            dropped[weight.name] = f"said by {number.key}"
+            dropped[weight.name] = f"stored as {number.key}"
         elif hyper.tied and family.names.to_gguf(weight.name) == "output.weight":
             dropped[weight.name] = "tie_word_embeddings: the head is the embedding"
         elif (reason := family.left_out(weight.name, hyper.layers)) is not None:
@@ -177,19 +181,19 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
             yield weight
 
 
-def _complain_of_missing(targets: set[str], family: Architecture, hyper: Hyper, unknown: list[str]) -> None:
+def _report_missing(targets: set[str], family: Architecture, hyper: Hyper, unknown: list[str]) -> None:
     if missing := _missing(targets, family, hyper):
-        unknown.append(f"{len(missing)} tensors that the configuration promises are not there (first: {missing[0]})")
+        unknown.append(f"{len(missing)} tensors required by the configuration are missing (first: {missing[0]})")
 
 
 def _missing(targets: set[str], family: Architecture, hyper: Hyper) -> list[str]:
-    """GGUF names of matrices that the configuration promises."""
-    whole = set(family.names.top.values()) & {
+    """GGUF names of matrices that the configuration requires."""
+    top = set(family.names.top.values()) & {
         "token_embd",
         "output_norm",
         *(("output",) if hyper.tied is False else ()),
     }
-    needed = [f"{stem}.weight" for stem in sorted(whole)]
+    needed = [f"{stem}.weight" for stem in sorted(top)]
     for i in range(hyper.layers):
         stems = family.linears & family.layer.shapes(hyper, i).keys()
         needed += [f"blk.{i}.{stem}.weight" for stem in sorted(stems)]
@@ -246,24 +250,24 @@ def _general(checkpoint: Checkpoint, architecture: str, name: str | None, size_l
 
 
 def _title(checkpoint: Checkpoint) -> str:
-    """The model's name: from the configuration, the hub's cache layout, or the folder."""
-    said = checkpoint.config.get("_name_or_path")
+    """Return the model's name: from the configuration, the hub's cache layout, or the folder."""
+    declared = checkpoint.config.get("_name_or_path")
     parts = checkpoint.path.absolute().parts
     cached = next((p for p in reversed(parts) if p.startswith("models--")), None)
-    if isinstance(said, str) and said.strip("/. "):
-        stem = said.rstrip("/").rpartition("/")[2]
+    if isinstance(declared, str) and declared.strip("/. "):
+        stem = declared.rstrip("/").rpartition("/")[2]
     elif cached:
         stem = cached.rpartition("--")[2]
     else:
         names = [p for p in parts if p not in ("hf", "/")]
         stem = names[-1] if names else "model"
     words = stem.replace("_", "-").split("-")
-    # As the converter does: a word in lower case gets a capital, "7B" and "v0.3" stay.
+    # As in llama.cpp's converter: lower-case words are capitalized, "7B" and "v0.3" stay.
     return " ".join(w.title() if w.islower() and not re.match(r"v?\d", w) else w for w in words if w) or "model"
 
 
 def _size_label(shapes: Mapping[str, Shape]) -> str:
-    """1.0M; of experts "8x1.0M": their number, then the weights of one of them with all that is shared."""
+    """Return e.g. 1.0M, or for experts "8x1.0M": their count, then the weights of one expert plus all shared ones."""
     total, stacks, one = 0, [], 0
     for name, shape in shapes.items():
         size = math.prod(shape)
@@ -277,7 +281,7 @@ def _size_label(shapes: Mapping[str, Shape]) -> str:
 
 
 def _rounded(parameters: int) -> str:
-    """1,048,000 -> 1.0M: at least two digits."""
+    """Format with at least two digits: 1,048,000 -> 1.0M."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (0, "K")):
         if parameters > limit or not limit:
             scaled = parameters / (limit or 1e3)
@@ -291,7 +295,7 @@ def _sizes(family: Architecture, hyper: Hyper, config: Mapping[str, Any], warnin
     warnings += lost
     window = None if "window" in hyper.more else config.get("sliding_window")
     if isinstance(window, int) and window < hyper.context and config.get("use_sliding_window", True):
-        warnings.append(f"sliding_window {window} has no counterpart here: runtimes will attend to the whole context")
+        warnings.append(f"sliding_window {window} cannot be stored: runtimes will attend to the whole context")
     return {f"{family.name}.{k}": v for k, v in keys.items()}
 
 
@@ -305,11 +309,11 @@ def to_hf(
     quantization_config: Mapping[str, Any] | None = None,
     packed: bool = False,
 ) -> Translation:
-    """Hugging Face names and the small files (config.json, generation_config.json, tokenizer) of a GGUF checkpoint.
+    """Return Hugging Face names and small files (config.json, generation_config.json, tokenizer) of a GGUF checkpoint.
 
-    dtype: of the matrices that will be written, as config.json calls it; None: the source's if they are floats of one type, else
-    bfloat16. quantization_config: goes into config.json. packed: weights may have the names of tensors that another tool packs their codes into. Unknown
-    architectures keep their tensor names, with a warning. Raises InputError.
+    dtype: of the matrices that will be written, as config.json names it; None: the source's if all are floats of one
+    type, else bfloat16. quantization_config: written into config.json. packed: use the names of tensors that another
+    tool packs codes into. Unknown architectures keep their tensor names, with a warning. Raises InputError.
     """
     metadata = checkpoint.metadata
     label = metadata.get("general.architecture")
@@ -326,7 +330,8 @@ def to_hf(
     tied = "output.weight" not in checkpoint.weights
     if family is None:
         unknown.append(
-            f"architecture '{printable(label)}' is unknown: tensors keep their GGUF names, transformers will not load them"
+            f"architecture '{printable(label)}' is unknown: tensors keep their GGUF names, "
+            "transformers cannot load them"
         )
         tensors = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in checkpoint.values())
         config: dict[str, Any] = {
@@ -376,7 +381,7 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 
 def _known(checkpoint: Checkpoint, label: str) -> dict[str, Any]:
-    """What can be said of an architecture that is not ours: its plain numbers and strings."""
+    """Return the scalar numbers and strings of an unknown architecture's metadata."""
     prefix = f"{label}."
     return {
         k.removeprefix(prefix): v
@@ -391,10 +396,12 @@ def _hf_tensors(
     stored = (w for w in checkpoint.values() if w.name not in rope_tensors.NAMES)
     mapped = hf_maps(stored, family, hyper, checkpoint.path, packed=packed)
     seen: set[str] = set()
-    for made in mapped.maps:
-        if made.target in seen:
-            raise InputError(f"two tensors would become '{made.target}'", file=checkpoint.path, tensor=made.origin)
-        seen.add(made.target)
+    for tensor_map in mapped.maps:
+        if tensor_map.target in seen:
+            raise InputError(
+                f"two tensors would become '{tensor_map.target}'", file=checkpoint.path, tensor=tensor_map.origin
+            )
+        seen.add(tensor_map.target)
     if mapped.strange:
         unknown.append(
             f"{len(mapped.strange)} tensors are not part of architecture '{family.name}' and keep their names "
@@ -404,7 +411,7 @@ def _hf_tensors(
 
 
 def usual_tensors(checkpoint: Checkpoint) -> tuple[TensorMap, ...]:
-    """The tensors of a checkpoint with Hugging Face's names as transformers names them: as they are, but for a folder of mlx-lm.
+    """Return the transformers tensors of a Hugging Face checkpoint: unchanged, except for an mlx-lm folder.
 
     Raises InputError for tensors that do not fit the configuration.
     """
@@ -415,7 +422,7 @@ def usual_tensors(checkpoint: Checkpoint) -> tuple[TensorMap, ...]:
 
 
 def float_config(data: bytes) -> bytes:
-    """A config.json without what it says of quantized weights, for a folder that holds their floats. Raises InputError."""
+    """Remove the quantization entries from a config.json, for a folder of float weights. Raises InputError."""
     config = strict_json.typed(strict_json.parse(data, file="config.json"), dict, "config.json")
     return _json({k: v for k, v in config.items() if k not in ("quantization_config", "quantization_bit")})
 

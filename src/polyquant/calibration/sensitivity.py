@@ -130,7 +130,7 @@ class Probe:
     def _alone(self, index: int, x: F32, passing: Passing) -> F32:
         cache = self.decoder.cache()
         cache.passing = passing
-        return self.decoder.alone(index, x, cache)
+        return self.decoder.run_layer(index, x, cache)
 
     def _log_probs(self, x: F32) -> F32:
         logits = self.decoder.logits(self.decoder.norm(x))

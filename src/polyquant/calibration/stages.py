@@ -81,7 +81,7 @@ class DecoderStages:
                 for i, x in enumerate(self._states):
                     held = empty()
                     held.passing = self._passing[i]
-                    self._states[i] = decoder.alone(index, x, held)
+                    self._states[i] = decoder.run_layer(index, x, held)
                     tick((i + 1) / len(self._states))
             return {name: inputs for _, tap in taps for name, inputs in tap.gathered.items()}
         head = LinearTap(decoder.head, wanted, make)

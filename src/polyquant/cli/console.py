@@ -13,6 +13,7 @@ import click
 from polyquant.cli.grouped import SPEED, GroupedOption
 from polyquant.cli.terminal import say, say_json, styled, width
 from polyquant.errors import printable
+from polyquant.tables import size
 
 if TYPE_CHECKING:
     from polyquant.formats.steps import Progress as ProgressEvent
@@ -34,15 +35,6 @@ __all__ = [
     "tensor_name",
     "watcher",
 ]
-
-
-def size(n: float) -> str:
-    """A byte count with a unit, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.2f} TiB"
 
 
 def decibel(x: float) -> str:

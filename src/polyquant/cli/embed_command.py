@@ -16,7 +16,7 @@ from polyquant.cli.console import activations_option, as_json
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import InputError
-from polyquant.runtime.embed import settled, text_ids, vectors
+from polyquant.runtime.embed import resolved_pooling, text_ids, vectors
 from polyquant.runtime.load import load
 from polyquant.runtime.text import read_text
 from polyquant.types import F32
@@ -73,7 +73,7 @@ def embed(
         raise InputError("already exists", file=output, hint="pass --overwrite to replace it")
     words = list(texts) if file is None else _lines(file)
     model = load(path, **{k: options[k] for k in _LOADING})
-    how = settled(model, pooling, normalize)
+    how = resolved_pooling(model, pooling, normalize)
     ids = [text_ids(model, text) for text in words]
     embeddings = np.stack(list(vectors(model, ids, how)))
     say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)

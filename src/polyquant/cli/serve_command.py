@@ -80,7 +80,7 @@ def serve(
     One request runs at a time, on all cores. Ctrl-C stops the server.
     """
     try:
-        from polyquant.integrations.server.app import Door
+        from polyquant.integrations.server.app import Access
         from polyquant.integrations.server.engine import Engine
         from polyquant.integrations.server.serving import bind
         from polyquant.integrations.server.serving import serve as run
@@ -95,9 +95,9 @@ def serve(
     address = bind(host, port)  # before the model is loaded, so that a port in use fails fast
     model = load(path, activations=activations, cache=cache, context=context)
     engine = Engine(model, pooling)
-    door = Door(api_key, _hosts(address), cors, max_body)
+    access = Access(api_key, _hosts(address), cors, max_body)
     identity = name or _identity(path)
-    notes = (*model.checkpoint.notes, *model.tokenizer.notes, *(model.recommended.notes if engine.writes else ()))
+    notes = (*model.checkpoint.notes, *model.tokenizer.notes, *(model.recommended.notes if engine.generates else ()))
     say_some(notes, "note: ", err=True)
     if engine.defaults:
         said = ", ".join(
@@ -110,7 +110,7 @@ def serve(
     def ready() -> None:
         say(f"serving {printable(identity)} at {address.url}/v1")
 
-    run(engine, identity, address, door, queue=queue, on_ready=ready)
+    run(engine, identity, address, access, queue=queue, on_ready=ready)
 
 
 def _check_key(key: str | None) -> None:

@@ -1,1 +1,5 @@
 """Codecs, one file per family. A codec works on arrays and never touches files."""
+
+from polyquant.callable_package import make_callable
+
+make_callable(__name__, "polyquant.analysis.catalogue:codecs")

@@ -12,7 +12,17 @@ from polyquant.errors import CodecError
 from polyquant.ops import matmul
 from polyquant.types import F32, U8, ArraySpec, Parts, Shape, as_matrix
 
-__all__ = ["column_weights", "exact_part", "output", "packed_rows", "part", "real", "stored_bytes"]
+__all__ = [
+    "column_weights",
+    "exact_part",
+    "finite",
+    "non_finite",
+    "output",
+    "packed_rows",
+    "part",
+    "real",
+    "stored_bytes",
+]
 
 _EXTENDED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # of ml_dtypes; numpy calls their kind "V"
 
@@ -23,6 +33,24 @@ def real(name: str, w: ArrayLike) -> NDArray[Any]:
     if array.dtype.kind not in "fiub" and array.dtype.name not in _EXTENDED:
         raise CodecError(f"{name} takes real numbers", expected="an array of floats", found=array.dtype)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def finite(name: str, w: NDArray[Any]) -> F32:
+    """The weights that are to be quantized, C-contiguous float32. Raises CodecError for NaN and infinity, which no code stands for."""
+    with np.errstate(over="ignore"):
+        floats = np.ascontiguousarray(w, np.float32)
+    if not np.isfinite(floats).all():
+        raise non_finite(name, w)
+    return floats
+
+
+def non_finite(name: str, w: NDArray[Any]) -> CodecError:
+    """What quantizing NaN or infinity raises: how many there are, and where the first is."""
+    wrong = np.argwhere(~np.isfinite(w))
+    first = f"{w[tuple(wrong[0])]} at {wrong[0].tolist()}" if len(wrong) else "values beyond the range of float32"
+    return CodecError(
+        f"{name} cannot quantize NaN or infinity", found=f"{len(wrong):,} of {w.size:,} values, first {first}"
+    )
 
 
 def column_weights(importance: ArrayLike | None, k: int) -> F32 | None:

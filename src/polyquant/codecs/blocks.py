@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import Field
-from polyquant.codecs.arguments import column_weights, output, packed_rows, real, stored_bytes
+from polyquant.codecs.arguments import column_weights, finite, output, packed_rows, real, stored_bytes
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
@@ -106,10 +106,10 @@ class BlockCodec:
         if self.encode is None:
             raise UnsupportedError(f"{self.name} is read-only", hint="choose another codec, e.g. q4_k")
         importance = column_weights(importance, k)
-        flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
+        flat = finite(self.name, w).reshape(rows, k)
         out = np.empty((rows, k // self.block * self.type_size), np.uint8)
         if flat.size and not native.quantize_blocks(self.name, flat, out, importance):
-            with np.errstate(all="ignore"):  # infinity and NaN are reported elsewhere; a reference never warns
+            with np.errstate(all="ignore"):  # a reference never warns
                 self._encode_rows(self.encode, flat, importance, out)
         return Blocks(self.name, out)
 

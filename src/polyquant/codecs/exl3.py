@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import exact_part, real
+from polyquant.codecs.arguments import exact_part, finite, real
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
@@ -145,7 +145,7 @@ class EXL3:
         The scale of an output lies outside the rotation along N (in svh), so each row is divided by its root mean
         square first; the rest has one scale per block.
         """
-        target = np.asarray(real(self.name, w), np.float32)
+        target = finite(self.name, real(self.name, w))
         self.specs(target.shape)
         size = np.asarray(np.sqrt(np.square(target, dtype=np.float64).mean(1)), np.float32)  # [N]
         size[~(size > 0)] = 1

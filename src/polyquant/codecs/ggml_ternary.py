@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import Field
-from polyquant.codecs.arguments import packed_rows, real
+from polyquant.codecs.arguments import finite, packed_rows, real
 from polyquant.codecs.blocks import BlockCodec, check_columns
 from polyquant.errors import CodecError
 from polyquant.ops import native
@@ -72,7 +72,7 @@ def put_tq2_0(codes: I8) -> U8:
     return packed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TernaryBlockCodec:
     """A ggml type of form Ternary.
 
@@ -85,6 +85,9 @@ class TernaryBlockCodec:
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"<codec {self.name}>"
 
     @property
     def name(self) -> str:
@@ -139,7 +142,7 @@ class TernaryBlockCodec:
         """Quantize floats [..., K] to codes [rows, K] and float32 scales [rows, K / 256]. Ignores importance."""
         w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, _BLOCK)
-        flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
+        flat = finite(self.name, w).reshape(rows, k)
         codes, scale = np.empty((rows, k), np.int8), np.empty((rows, k // _BLOCK), np.float32)
         if not native.ternarize(flat, codes, scale):
             step = max(1, (1 << 22) // max(1, k))

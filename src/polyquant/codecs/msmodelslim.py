@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
-from polyquant.codecs.arguments import exact_part, output, part, real
+from polyquant.codecs.arguments import exact_part, non_finite, output, part, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -351,7 +351,7 @@ class MsModelSlim:
         else:
             scale, offset = affine.min_max_grid(floats, groups, self.bits, symmetric=symmetric)
         if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
-            raise CodecError("contains NaN or infinity", hint="run polyquant validate to list all of them")
+            raise non_finite(self.name, floats)
         if self.dtype != "f32":  # encode with the scale as stored
             with np.errstate(over="ignore"):
                 scale = scale.astype(FLOAT_TYPES[self.dtype]).astype(np.float32)

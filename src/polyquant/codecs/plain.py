@@ -55,7 +55,7 @@ def bf16_bits(w: Float32) -> NDArray[np.uint16]:
     return np.where(nan, bits >> 16 | 0x40, rounded).astype(np.uint16)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PlainCodec:
     """Values of one dtype. type_id: the type number in GGUF files, None if GGUF has none."""
 
@@ -66,6 +66,9 @@ class PlainCodec:
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"<codec {self.name}>"
 
     @property
     def dtype(self) -> np.dtype[Any]:

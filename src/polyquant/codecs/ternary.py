@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import real
+from polyquant.codecs.arguments import non_finite, real
 from polyquant.errors import CodecError
 from polyquant.ops import matmul, native
 from polyquant.types import F32, I8, U8, Ternary, as_matrix
@@ -122,7 +122,7 @@ def ternarize(name: str, w: F32, lossy: bool) -> Ternary:
             out[:] = np.where(size > floor, np.where(np.signbit(part), -1, 1), 0)
             good = good and (lossy or bool(((size == 0) | (size == top)).all()))
     if not np.isfinite(top):
-        raise CodecError(f"{name} cannot hold NaN or infinity")
+        raise non_finite(name, w)
     if not good:
         raise CodecError(
             f"{name} needs ternary weights: every value -s, 0 or +s",

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.capabilities import Cut
-from polyquant.codecs.arguments import column_weights, exact_part, output, real, stored_bytes
+from polyquant.codecs.arguments import column_weights, exact_part, finite, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
@@ -249,12 +249,10 @@ class Trellis:
         for codebook "lut". Raises CodecError for a non-matrix or NaN or infinity, numpy.linalg.LinAlgError for a
         Hessian that is not positive definite.
         """
-        target = np.ascontiguousarray(real(self.name, w), np.float32)
-        shape = as_matrix(target.shape)
-        target = target.reshape(shape)
+        floats = real(self.name, w)
+        shape = as_matrix(floats.shape)
         specs = self.specs(shape)
-        if not np.isfinite(target).all():
-            raise CodecError("the weight contains NaN or infinity")
+        target = finite(self.name, floats).reshape(shape)
         if (table is None) != (self.codebook != "lut"):
             raise CodecError("a table is required for codebook 'lut' and not allowed for others", found=self.codebook)
         book = ops.codebook(self.codebook, self.window_bits) if table is None else np.asarray(table, np.float32)
@@ -302,7 +300,7 @@ class Trellis:
         tiles = stored_bytes(self.name, parts, "indices", specs["indices"])
         table = self.table(parts)
         book = self.codebook
-        levels = ops.fractions(table) if book == "lut" else ops.whole_levels(book, self.window_bits)
+        levels = ops.fractions(table) if book == "lut" else ops.integer_levels(book, self.window_bits)
         return matmul.trellis(
             tiles,
             table,
@@ -328,7 +326,7 @@ class Trellis:
         levels, step, zero = (
             ops.fractions(self.table(parts))
             if codes.table is not None
-            else ops.whole_levels(self.codebook, self.window_bits)
+            else ops.integer_levels(self.codebook, self.window_bits)
         )
         values = from_tiles(
             levels[ops.states(codes.codes, self.bits, self.window_bits)], (shape[1], shape[0]), self.tile_order

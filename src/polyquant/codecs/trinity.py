@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, packed_rows, part, real, stored_bytes
+from polyquant.codecs.arguments import finite, output, packed_rows, part, real, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ternary import Lanes, scaled
 from polyquant.errors import CodecError
@@ -63,10 +63,8 @@ class TrinityTQ2:
         """
         w = real(self.name, w)
         rows, k = check_columns(self.name, w.shape, 32)
-        blocks = np.ascontiguousarray(w, np.float32).reshape(rows, k // 32, 32)
+        blocks = finite(self.name, w).reshape(rows, k // 32, 32)
         d = np.abs(blocks).max(axis=2)  # [rows, K / 32]
-        if not np.isfinite(d).all():
-            raise CodecError(f"{self.name} cannot hold NaN or infinity")
         half = d[:, :, None] / 2
         codes = np.where(np.abs(blocks) >= half, np.sign(blocks), 0).astype(np.int8)
         return Ternary(codes.reshape(rows, k), d)

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from polyquant.architectures.language_model import language_model
 from polyquant.calibration.importance import load_importance
@@ -17,17 +17,30 @@ from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target
 from polyquant.formats.protocol import Format, OnTensor, Target
 from polyquant.formats.steps import Progress
+from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords, PlanKeywords
 from polyquant.opening import detect, open_as
-from polyquant.options import build, given, options_of, refuse_unknown
+from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.recipes.reading import parse_rule
 from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.storage.work_folder import Resume, held_bytes
 from polyquant.types import F32
 
-__all__ = ["check_disk", "convert", "guess_format", "plan", "quantize", "smaller", "targets"]
+__all__ = [
+    "check_disk",
+    "convert",
+    "guess_format",
+    "known_options",
+    "plan",
+    "quantize",
+    "refuse_foreign",
+    "smaller",
+    "targets",
+    "writable",
+]
 
 
+@with_keywords(FormatKeywords, PLAN_DEFAULTS)
 def plan(
     src: str | os.PathLike[str],
     to: str,
@@ -39,28 +52,24 @@ def plan(
     allow_unknown: bool = False,
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
-    **options: Any,
+    **options: Unpack[FormatKeywords],
 ) -> Plan:
-    """Open `src` and plan every step and byte of its conversion to format `to` ("gguf", "hf", "trellis-v3",
-    "msmodelslim").
+    """Open `src` and plan every step and byte of its conversion to `to` ("gguf", "hf", "trellis-v3", "msmodelslim").
 
-        Nothing is written. codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules:
-        `PATTERN=CODEC`, which take precedence. allow_unknown: also write models of an unknown architecture, or with
-        missing
-        or extra tensors. importance: an imatrix GGUF file, or a mapping from target tensor name to float32 [K], for a
-        stack
-        of experts also [experts, K]. on_tensor: called during long measurements.
-        options: those of the target (bits, effort, calibration, smooth, shard_bytes, ...: `polyquant convert --help`
-        lists
-        them by format), and properties of the source that its bytes do not show (ternary_layout, tile, repair, axes).
-        None,
-        False and empty values count as not given.
-        Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.
+    Nothing is written. codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules:
+    `PATTERN=CODEC`, which take precedence. requantize: allow quantizing what is quantized already. allow_unknown: also
+    write models of an unknown architecture, or with missing or extra tensors. importance: an imatrix GGUF file, or a
+    mapping from target tensor name to float32 [K], for a stack of experts also [experts, K]. on_tensor: called with
+    (done, total, name) during long measurements.
+    The other keywords are options of the formats, which `polyquant convert --help` explains: what the target takes
+    (bits, effort, calibration, smooth, shard_bytes, ...), and what the bytes of the source do not tell (ternary_layout,
+    tile, repair, axes). None, False and empty values count as not given.
+    Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.
     """
-    refuse_unknown(options, _known(), "plan")
+    refuse_unknown(options, known_options(), "plan")
     form = format_named(to)
-    target = _target(form)
-    _refuse_foreign(options, form, target)
+    target = writable(form)
+    refuse_foreign(options, form, target)
     source_form, _ = detect(src)
     of_source = options_of(source_form.open_options)
     open_options = {n: v for n, v in options.items() if n in of_source or n not in options_of(target.options)}
@@ -77,7 +86,7 @@ def plan(
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     return make_plan(
         source,
-        source_form,
+        source_form.carry,
         form.name,
         target,
         build(target.options, options),
@@ -96,20 +105,21 @@ def targets() -> list[tuple[Format, Target]]:
     return [(form, form.target) for form in formats() if form.target is not None]
 
 
-def _target(form: Format) -> Target:
+def writable(form: Format) -> Target:
+    """The format's target. Raises UnsupportedError for a format that is only read."""
     if form.target is None:
         names = ", ".join(f.name for f, _ in targets())
         raise UnsupportedError(f"{form.title} can be read, not written", expected=names, found=form.name)
     return form.target
 
 
-def _known() -> set[str]:
+def known_options() -> set[str]:
     """Every option of every format."""
     of_targets = {name for _, target in targets() for name in options_of(target.options)}
     return of_targets | {name for form in formats() for name in options_of(form.open_options)}
 
 
-def _refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) -> None:
+def refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) -> None:
     """Raise PlanError for an option of other targets, unless it may describe the source."""
     of_sources = {name for f in formats() for name in options_of(f.open_options)}
     for name in given(options):
@@ -120,6 +130,7 @@ def _refuse_foreign(options: Mapping[str, Any], form: Format, target: Target) ->
         raise PlanError(f"{having[0][1].flag or name} is for {titles}", hint=f"add --to {having[-1][0].name}")
 
 
+@with_keywords(PlanKeywords, PLAN_DEFAULTS)
 def convert(
     src: str | os.PathLike[str] | Plan,
     dst: str | os.PathLike[str],
@@ -130,7 +141,7 @@ def convert(
     threads: int | None = None,
     measure: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
-    **options: Any,
+    **options: Unpack[PlanKeywords],
 ) -> Report:
     """Convert `src` (a path or a Plan) to `dst`, which appears only when complete.
 
@@ -151,6 +162,7 @@ def convert(
     )
 
 
+@with_keywords(PlanKeywords, PLAN_DEFAULTS)
 def quantize(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -161,7 +173,7 @@ def quantize(
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
-    **options: Any,
+    **options: Unpack[PlanKeywords],
 ) -> Report:
     """Like `convert`, with a default size: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
     to = to or guess_format(Path(dst), src, **options)
@@ -175,7 +187,7 @@ def smaller(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `quantize`, with the target's default if they select no codec, recipe or bits."""
     if any(options.get(key) is not None for key in ("codec", "recipe", "bits", "target_bpw")):
         return dict(options)
-    return {**options, **_target(format_named(to)).smaller}
+    return {**options, **writable(format_named(to)).smaller}
 
 
 def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:

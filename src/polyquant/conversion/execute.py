@@ -22,7 +22,7 @@ import numpy as np
 
 from polyquant.conversion import work
 from polyquant.conversion.steps import Plan
-from polyquant.errors import CodecError, InputError
+from polyquant.errors import CodecError, InputError, printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.protocol import Context
 from polyquant.formats.steps import Piece, Progress, Step
@@ -30,6 +30,7 @@ from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
+from polyquant.tables import Table, decibel, size
 from polyquant.types import Affine, as_matrix
 
 __all__ = ["Report", "StepReport", "cores", "execute"]
@@ -76,7 +77,7 @@ class StepReport:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """A finished conversion."""
 
@@ -86,6 +87,19 @@ class Report:
     seconds: float
     steps: tuple[StepReport, ...]
     warnings: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        what = f"{len(self.steps)} tensors, {size(self.nbytes)}, SNR {decibel(self.error.snr)}"
+        return f"<Report {printable(self.path)} ({self.format}): {what}, {self.seconds:.1f} s{warned}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (s.tensor, list(s.shape), s.action, s.source, s.target, size(s.nbytes), decibel(s.error.snr) if s.error else "", s.note)
+            for s in self.steps
+        )  # fmt: skip
+        columns = ("tensor", "shape", "action", "from", "to", "size", "SNR", "note")
+        return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
 
     @property
     def error(self) -> ErrorSums:
@@ -123,7 +137,7 @@ def execute(
     disk.
     """
     target, started = Path(dst), time.monotonic()
-    refuse_target(target, plan.source.path, overwrite=overwrite)
+    refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     run = _Run(plan, threads or cores(), measure, on_progress)
     with (
         staged(
@@ -291,7 +305,9 @@ class _Run:
                 file=self.plan.source.path,
                 tensor=step.map.origin,
                 expected=problem.expected,
-                found=problem.found,
+                found=f"{problem.found} (of rows {rows.start} to {rows.stop - 1})"
+                if rows and problem.found
+                else problem.found,
                 hint=problem.hint,
             ) from None
         if error is not None and self.worker is not None and (stated := self.worker.stated(step, error)):

@@ -21,7 +21,7 @@ from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
-from polyquant.formats.protocol import Choice, Format, OnTensor, Planning, Target
+from polyquant.formats.protocol import Choice, OnTensor, Planning, Target
 from polyquant.formats.steps import Step, importance_shapes
 from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
@@ -34,7 +34,7 @@ __all__ = ["make_plan"]
 
 def make_plan(
     source: Checkpoint,
-    form: Format,
+    carry: Callable[[Checkpoint], Translation],
     to: str,
     target: Target,
     options: Any,
@@ -47,7 +47,8 @@ def make_plan(
     importance: Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
 ) -> Plan:
-    """Make the plan. form: the source's format. options: those of `target`, which writes the format `to`.
+    """Make the plan. carry: the source's names, metadata and files as they are (Format.carry). options: those of
+    `target`, which writes the format `to`.
 
     codec: one for all matrices; recipe: a mix by name or file; neither: keep the source's codecs. on_tensor: called
     with (done, total, name) of the tensors whose sensitivity is measured. Raises PlanError for lossy steps without
@@ -58,7 +59,7 @@ def make_plan(
     base = uniform(codec) if codec else load_recipe(recipe) if recipe else Recipe("as the source")
     chosen = target.recipe(base, rules, options, named=bool(codec or recipe))
     target.refuse(options, importance)
-    translation = _translate(source, form, target, chosen, options)
+    translation = _translate(source, carry, target, chosen, options)
     if translation.unknown and not allow_unknown:
         raise PlanError(translation.unknown[0], file=source.path, hint="pass --allow-unknown to write it anyway")
     options = target.for_model(source, translation, options)
@@ -81,12 +82,14 @@ def make_plan(
 
 
 @no_collection()
-def _translate(source: Checkpoint, form: Format, target: Target, recipe: Recipe, options: Any) -> Translation:
+def _translate(
+    source: Checkpoint, carry: Callable[[Checkpoint], Translation], target: Target, recipe: Recipe, options: Any
+) -> Translation:
     """Names, metadata and files: unchanged if source and target share a naming scheme, else translated.
 
     Tensors are sorted into the model's order, except from GGUF to GGUF, which keeps the order of the source.
     """
-    found = form.carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
+    found = carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
     return found if source.naming == target.naming == "gguf" else replace(found, tensors=model_order(found.tensors))
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from polyquant.calibration.samples import OWN_TEXT
 from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.errors import printable
 from polyquant.formats.protocol import Target
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Recipe
 from polyquant.runtime.text import read_text
 from polyquant.storage.source import state_of
+from polyquant.tables import Table, size
 from polyquant.types import (
     F32,
     Action,
@@ -39,7 +41,7 @@ HESSIAN_BYTES = 44
 """Working memory per element [K, K] of a Hessian: as collected, rotated, and its factor in float64."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """A conversion, ready to run.
 
@@ -59,6 +61,20 @@ class Plan:
     importance: Mapping[str, F32] = field(default_factory=dict)
     method: str | None = None
     text: str | None = None
+
+    def __repr__(self) -> str:
+        actions = ", ".join(f"{action.value} {count}" for action, count in self.actions.items())
+        warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
+        where = f"{printable(self.source.path)} -> {self.format}"
+        return f"<Plan {where}: {len(self.steps)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight; {actions}{warned}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (s.map.target, list(s.map.shape), s.action.value, s.source or "", s.target, s.why, size(s.nbytes))
+            for s in self.steps
+        )
+        columns = ("tensor", "shape", "action", "from", "to", "why", "size")
+        return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +121,8 @@ class Plan:
         """A hash of source files, steps and header bytes. Only a journal with the same hash is resumed."""
         h = hashlib.sha256()
         root = self.source.path
-        states = {path.absolute(): state_of(path.stat()) for path in (_files(root) if root.is_dir() else [root])}
+        read = [] if self.source.in_memory else _files(root) if root.is_dir() else [root]
+        states = {path.absolute(): state_of(path.stat()) for path in read}
         for path, state in sorted({**states, **self.source.opened}.items()):
             h.update(os.fsencode(path.name) + f" {state[1:]}\n".encode())
         for s in self.steps:

@@ -1,1 +1,5 @@
 """One package per format, behind two protocols: `protocol.Format` (sniff, open, check) and `protocol.Target` (choose, prepare, lay out)."""
+
+from polyquant.callable_package import make_callable
+
+make_callable(__name__, "polyquant.analysis.catalogue:formats")

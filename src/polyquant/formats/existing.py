@@ -21,7 +21,7 @@ _DEPTH = 2
 """Folders of a Trellis v2 model hold one folder per layer."""
 
 
-def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
+def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
     """PlanError if writing `dst` would destroy something: the source, a folder around it, or what is at the target.
 
     What a killed run left half-way between old and new is finished or undone first.
@@ -31,17 +31,20 @@ def refuse_target(dst: Path, source: Path, *, overwrite: bool) -> None:
     refuse_existing(dst, overwrite=overwrite)
 
 
-def refuse_overlap(dst: Path, source: Path) -> None:
-    """PlanError for a target that is, holds or lies inside the source, and for unfinished output of a run."""
-    real, origin = Path(os.path.realpath(dst)), Path(os.path.realpath(source))  # never fails, on no loop of links
-    if real == origin or origin in real.parents or real in origin.parents:
+def refuse_overlap(dst: Path, source: Path | None) -> None:
+    """Raise PlanError for a target that is, holds or lies inside the source, and for unfinished output of a run."""
+    real = Path(os.path.realpath(dst))  # never fails, on no loop of links
+    origin = None if source is None else Path(os.path.realpath(source))  # None: arrays in memory
+    if origin is not None and (real == origin or origin in real.parents or real in origin.parents):
         raise PlanError("target is, holds or lies inside the source", file=dst, hint="choose another target")
-    if inside_work_folder(origin) or inside_work_folder(real):
-        raise PlanError("is the unfinished output of a run", file=source, hint="start that run again to finish it")
+    if inside_work_folder(real) or (origin is not None and inside_work_folder(origin)):
+        raise PlanError(
+            "is the unfinished output of a run", file=source or dst, hint="start that run again to finish it"
+        )
 
 
 def refuse_existing(dst: Path, *, overwrite: bool) -> None:
-    """PlanError for what is at the target, unless it may be overwritten, and for a target in no folder."""
+    """Raise PlanError for an existing target that may not be overwritten, and for a target in a missing folder."""
     if os.path.lexists(dst):
         if not overwrite:
             raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")

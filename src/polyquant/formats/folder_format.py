@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyquant.formats.packaged import PackagedFormat
 
 if TYPE_CHECKING:
-    from polyquant.types import Checkpoint, Translation
+    from polyquant.types import Checkpoint, TensorMap, Translation
 
 __all__ = ["FolderFormat"]
 
@@ -33,6 +34,20 @@ class FolderFormat(PackagedFormat):
         paths = {**checkpoint.files, **({"config.json": folder / "config.json"} if checkpoint.config else {})}
         files = {n: contents(p) for n, p in paths.items()}
         return Translation(str(checkpoint.config.get("model_type", "")), tensors, files=files)
+
+    def of_arrays(
+        self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
+    ) -> tuple[Translation, Mapping[str, Any]]:
+        """The metadata as config.json; none is written where there is no metadata. Raises PlanError."""
+        from polyquant.errors import PlanError
+        from polyquant.types import Translation
+
+        try:
+            text = json.dumps(dict(metadata), indent=2, ensure_ascii=False, allow_nan=False)
+            files = {"config.json": text.encode() + b"\n"} if metadata else {}
+        except (TypeError, ValueError) as problem:
+            raise PlanError(f"the metadata does not fit config.json: {problem}", file=path) from None
+        return Translation(str(metadata.get("model_type", "")), tensors, files=files), {}
 
     def plain(self, checkpoint: Checkpoint) -> Checkpoint:
         """Nothing in it is this format's alone."""

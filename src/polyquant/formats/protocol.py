@@ -29,10 +29,12 @@ __all__ = [
     "ChecksConsumers",
     "Choice",
     "Context",
+    "DeclaresCodecs",
     "Format",
     "OnTensor",
     "Planning",
     "ReportsLayerTypes",
+    "TakesArrays",
     "Target",
     "Worker",
 ]
@@ -101,6 +103,35 @@ class ReportsLayerTypes(Protocol):
 
     def layer_types(self, checkpoint: Checkpoint) -> Mapping[str, str]:
         """Matrix -> the type that the file states."""
+
+
+@runtime_checkable
+class TakesArrays(Protocol):
+    """A format that can hold tensors that belong to no model (`polyquant.save`)."""
+
+    def of_arrays(
+        self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
+    ) -> tuple[Translation, Mapping[str, Any]]:
+        """What the files hold besides the tensors, and target options that follow from the path. Raises PlanError."""
+
+
+@runtime_checkable
+class DeclaresCodecs(Protocol):
+    """A format that can list what it holds (`polyquant formats`, `polyquant codecs`)."""
+
+    @property
+    def name(self) -> str:
+        """As of Format."""
+
+    @property
+    def files(self) -> str:
+        """What a model consists of, e.g. "one .gguf file"."""
+
+    def reads(self, codec: Codec) -> bool:
+        """True if opening a file can give weights of this codec."""
+
+    def writes(self, codec: Codec) -> bool:
+        """True if a conversion can store weights of this codec."""
 
 
 class Choice(NamedTuple):

@@ -1,1 +1,1 @@
-"""Ways into other programs: each imports its host when it is used."""
+"""Integrations with other programs; each imports its host on first use."""

@@ -1,4 +1,4 @@
-"""What an operation is, the one that changes nothing, and the checks that all share."""
+"""The base class of operations, the identity operation, and shared checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def matrix(shape: Shape) -> tuple[int, int]:
-    """(rows, K) of a logical shape, as types.as_matrix says it."""
+    """Return (rows, K) of a logical shape, like types.as_matrix."""
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
@@ -34,42 +34,45 @@ class Operation(ABC):
 
     @property
     def moves(self) -> bool:
-        """True if numbers only change places."""
+        """True if values are only moved."""
         return True
 
     @property
     def identity(self) -> bytes:
-        """Tells it from every other operation."""
+        """A unique key of this operation."""
         values: list[object] = [getattr(self, f.name) for f in fields(self)] if is_dataclass(self) else []
         return b"(" + type(self).__name__.encode() + b"".join(_identity(v) for v in values) + b")"
 
     @abstractmethod
     def shape(self, shapes: Sequence[Shape], tensor: str = "") -> Shape:
-        """Shape of the target. Raises InputError, of `tensor`, for sources that do not fit."""
+        """Return the shape of the target. Raises InputError, naming `tensor`, for sources that do not fit."""
 
     @abstractmethod
     def keeps_rows(self, shapes: Sequence[Shape]) -> bool:
-        """True if each target row is a source row as it is stored; else the operation needs floats."""
+        """True if each target row is a stored source row; otherwise the operation needs floats."""
 
     def together(self, shapes: Sequence[Shape]) -> int:
-        """Target rows that are best made together: blocks of other sizes read a source more than once."""
+        """Return the best number of target rows per block: other block sizes read a source more than once."""
         return 1
 
     @abstractmethod
     def needs(self, rows: Index, shapes: Sequence[Shape]) -> tuple[Index, ...]:
-        """Rows of each source that these target rows are made of, in the order in which `make` takes them."""
+        """Return the rows of each source needed for these target rows, in the order expected by `make`."""
 
     @abstractmethod
     def make(self, pieces: Sequence[Array], rows: Index, shapes: Sequence[Shape]) -> Array:
-        """These target rows [n, ...] of the rows [n_i, ...] of each source that `needs` names."""
+        """Make these target rows [n, ...] from the rows [n_i, ...] of each source that `needs` returns."""
 
     @abstractmethod
     def reference(self, arrays: Sequence[Array]) -> Array:
-        """The whole target of whole sources."""
+        """Make the whole target from whole sources."""
 
     @abstractmethod
     def inverse(self, shapes: Sequence[Shape]) -> tuple[Operation, ...]:
-        """For each source the operation that makes it of the target. Raises UnsupportedError where the target does not hold it whole."""
+        """Return, per source, the operation that restores it from the target.
+
+        Raises UnsupportedError if information is lost.
+        """
 
 
 def _identity(value: object) -> bytes:
@@ -81,36 +84,36 @@ def _identity(value: object) -> bytes:
 
 
 def refuse(tensor: str, message: str, expected: object, found: object) -> InputError:
-    """What a source that does not fit raises."""
+    """Return the error for a source that does not fit."""
     return InputError(message, tensor=tensor or None, expected=expected, found=found)
 
 
 def single(shapes: Sequence[Shape], tensor: str) -> Shape:
-    """The shape of the one source. Raises InputError for several."""
+    """Return the shape of the only source. Raises InputError for several."""
     if len(shapes) != 1:
-        raise refuse(tensor, "is made of one tensor", "1 source", f"{len(shapes)} sources")
+        raise refuse(tensor, "requires a single source tensor", "1 source", f"{len(shapes)} sources")
     return shapes[0]
 
 
 def partial(op: Operation) -> UnsupportedError:
-    """What asking for the inverse raises where a part of the source is gone."""
+    """Return the error for inverting an operation that drops a part of its source."""
     return UnsupportedError(
-        f"{type(op).__name__} leaves out a part of its source, so that nothing brings the source back",
+        f"{type(op).__name__} drops a part of its source and cannot be inverted",
         hint="invert all the operations on that source together",
     )
 
 
 def alike(shapes: Sequence[Shape], tensor: str) -> None:
-    """Raises InputError for no shape, and for different ones."""
+    """Raise InputError if there are no shapes, or different ones."""
     if not shapes:
-        raise refuse(tensor, "is made of nothing", "a source", "none")
-    for found in shapes[1:]:
-        if found != shapes[0]:
-            raise refuse(tensor, "is made of tensors of different shapes", list(shapes[0]), list(found))
+        raise refuse(tensor, "has no source tensors", "a source", "none")
+    for shape in shapes[1:]:
+        if shape != shapes[0]:
+            raise refuse(tensor, "is made of tensors of different shapes", list(shapes[0]), list(shape))
 
 
 def placed(pieces: Sequence[Array], which: Index) -> Array:
-    """Row i is the next one of piece which[i]."""
+    """Merge pieces: row i is the next row of piece which[i]."""
     filled = [j for j, piece in enumerate(pieces) if len(piece)]
     if len(filled) <= 1:
         return pieces[filled[0] if filled else 0]
@@ -122,30 +125,30 @@ def placed(pieces: Sequence[Array], which: Index) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Same(Operation):
-    """The source as it is."""
+    """The unchanged source."""
 
     def shape(self, shapes: Sequence[Shape], tensor: str = "") -> Shape:
-        """That of the source."""
+        """Return the source's shape."""
         return single(shapes, tensor)
 
     def keeps_rows(self, shapes: Sequence[Shape]) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def needs(self, rows: Index, shapes: Sequence[Shape]) -> tuple[Index, ...]:
-        """These."""
+        """Return these rows."""
         return (rows,)
 
     def make(self, pieces: Sequence[Array], rows: Index, shapes: Sequence[Shape]) -> Array:
-        """The piece."""
+        """Return the piece."""
         return pieces[0]
 
     def reference(self, arrays: Sequence[Array]) -> Array:
-        """The array."""
+        """Return the array."""
         return arrays[0]
 
     def inverse(self, shapes: Sequence[Shape]) -> tuple[Operation, ...]:
-        """Itself."""
+        """Return itself."""
         return (self,)
 
 

@@ -1,1 +1,1 @@
-"""Pure array functions: each a numpy reference with, where it pays, a native twin."""
+"""Pure array functions: each a numpy reference, with a native counterpart where speed matters."""

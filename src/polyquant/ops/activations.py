@@ -1,7 +1,7 @@
-"""What stands between the two matrices of a feed-forward part: numpy references and the choice of their native twins. All float32.
+"""Activations between the matrices of a feed-forward part: numpy references and their native counterparts, in float32.
 
-gelu, gelu_tanh: Hendrycks & Gimpel 2016, exactly and by their formula with tanh. silu: x / (1 + e^-x). relu2: max(x, 0)^2 (So et al. 2021).
-xielu: Huang et al. 2024.
+gelu, gelu_tanh: Hendrycks & Gimpel 2016, exact and the tanh approximation. silu: x / (1 + e^-x). relu2: max(x, 0)^2 (So
+et al. 2021). xielu: Huang et al. 2024.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ACTIVATIONS: dict[str, Kind] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-"""As config.json names them."""
+"""The names used in config.json."""
 
 
 def gated(kind: Kind, gate: F32, up: F32) -> F32:
-    """f(gate) * up of one shape."""
+    """Return f(gate) * up, elementwise; both of the same shape."""
     if (native := lib()) is not None:
         out = empty(*gate.shape)
         native.gate(gate, up, out, _CODES[kind])
@@ -42,7 +42,7 @@ def gated(kind: Kind, gate: F32, up: F32) -> F32:
 
 
 def activate(kind: Kind, x: F32) -> F32:
-    """f(x) of each number."""
+    """Return f(x), elementwise."""
     if (native := lib()) is not None:
         out = empty(*x.shape)
         native.gate(x, None, out, _CODES[kind])
@@ -51,7 +51,7 @@ def activate(kind: Kind, x: F32) -> F32:
 
 
 def xielu(x: F32, positive: float, negative: float, beta: float, eps: float) -> F32:
-    """positive x^2 + beta x where x > 0, else negative (e^min(x, eps) - 1 - x) + beta x."""
+    """Return positive x^2 + beta x where x > 0, else negative (e^min(x, eps) - 1 - x) + beta x."""
     if (native := lib()) is not None:
         out = empty(*x.shape)
         native.xielu(x, out, positive, negative, beta, eps)

@@ -1,9 +1,11 @@
-"""Whole numbers on evenly spaced levels, w = (q - z) * s: min-max grids, rounding to them, and back. The numpy references; twins in native/affine.cpp.
+"""Affine-quantized integers, w = (q - z) * s: min-max grids, quantization and dequantization. Native counterparts:
+native/affine.cpp.
 
 symmetric     s = max|w| / 127               z = 0                             q = clamp(round(w / s), -127, 127)
 asymmetric    s = (max - min) / 255          z = round(-min / s) - 128         q = clamp(round(w / s + z), -128, 127)
 
-with max and min widened to include 0; for 4 bits 7, 15, 8 in place of 127, 255, 128. Rounds half to even, all in float32. A group of zeros has s = 1.
+with max and min extended to include 0; for 4 bits 7, 15, 8 instead of 127, 255, 128. Rounds half to even, all in
+float32. A zero group has s = 1.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ __all__ = ["decode", "encode", "min_max_grid", "quantize_stored", "row_sums"]
 
 
 def min_max_grid(w: F32, groups: int, bits: int, *, symmetric: bool) -> tuple[F32, F32]:
-    """Scale and offset float32 [rows, groups] of w [rows, K]: the tightest grid that cuts nothing off. Not finite where w is not."""
+    """Return scale and offset float32 [rows, groups] of w [rows, K]: the tightest grid without clipping.
+
+    Not finite where w is not.
+    """
     rows, k = w.shape
     scale, offset = np.empty((rows, groups), np.float32), np.zeros((rows, groups), np.float32)
     if (lib := native.lib()) is not None:
@@ -40,7 +45,7 @@ def min_max_grid(w: F32, groups: int, bits: int, *, symmetric: bool) -> tuple[F3
 
 
 def encode(w: F32, scale: F32, offset: F32, bits: int, *, symmetric: bool) -> I8:
-    """w [rows, K] -> codes int8 [rows, K] on the grid scale, offset [rows, G]."""
+    """Quantize w [rows, K] to codes int8 [rows, K] on the grid scale, offset [rows, G]."""
     (rows, k), groups = w.shape, scale.shape[1]
     codes = np.empty((rows, k), np.int8)
     if (lib := native.lib()) is not None:
@@ -48,13 +53,13 @@ def encode(w: F32, scale: F32, offset: F32, bits: int, *, symmetric: bool) -> I8
         return codes
     high = 2 ** (bits - 1) - 1
     with np.errstate(all="ignore"):
-        found = np.rint(w.reshape(rows, groups, k // groups) / scale[:, :, None] + offset[:, :, None])
-        codes[:] = np.clip(np.nan_to_num(found), -high if symmetric else -high - 1, high).reshape(rows, k)
+        quotient = np.rint(w.reshape(rows, groups, k // groups) / scale[:, :, None] + offset[:, :, None])
+        codes[:] = np.clip(np.nan_to_num(quotient), -high if symmetric else -high - 1, high).reshape(rows, k)
     return codes
 
 
 def decode(codes: I8, scale: F32, offset: F32, out: F32) -> F32:
-    """(codes - offset) * scale into out [rows, K]; scale, offset [rows, G]."""
+    """Write (codes - offset) * scale into out [rows, K]; scale, offset [rows, G]."""
     if (lib := native.lib()) is not None:
         lib.affine_decode(codes, scale, offset, out)
         return out
@@ -66,7 +71,7 @@ def decode(codes: I8, scale: F32, offset: F32, out: F32) -> F32:
 
 
 def row_sums(codes: I8) -> NDArray[np.int64]:
-    """Sums of the rows of codes [rows, K], int64 [rows]."""
+    """Return the sums of the rows of codes [rows, K], int64 [rows]."""
     if (lib := native.lib()) is not None:
         out = np.empty(len(codes), np.int64)
         lib.affine_row_sums(np.ascontiguousarray(codes), out)
@@ -77,10 +82,11 @@ def row_sums(codes: I8) -> NDArray[np.int64]:
 def quantize_stored(
     source: str, data: U8, shape: tuple[int, int], groups: int, bits: int, *, symmetric: bool, measure: bool
 ) -> tuple[I8, F32, F32, ErrorSums | None] | None:
-    """Rows [rows, K] as they lie in a file, float codec `source` ("f32", "f16", "bf16"), to codes, scale and offset, and what they miss.
+    """Quantize stored rows [rows, K] of float codec `source` ("f32", "f16", "bf16") to codes, scale and offset, with
+    error sums.
 
-    The same bits as min_max_grid, encode, decode and error_sums of the floats, without these in memory. None without native kernels, and for rows
-    that hold NaN or infinity.
+    Bit-identical to min_max_grid, encode, decode and error_sums on the floats, without materializing them. None without
+    native kernels, and for rows that hold NaN or infinity.
     """
     lib = native.lib()
     if lib is None:

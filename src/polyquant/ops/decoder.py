@@ -1,24 +1,30 @@
-"""What a decoder layer does between its matrices: numpy references and the choice of their native twins. All float32. Activations: ops/activations.py.
+"""The operations of a decoder layer between its matrices: numpy references and their native counterparts, in float32.
 
-RMS norm: Zhang & Sennrich 2019. Layer norm: Ba et al. 2016. ALiBi: Press et al. 2021. Capped scores: Gemma Team 2024. Sinks: OpenAI 2025, gpt-oss. Rotary positions: Su et al. 2021. SwiGLU: Shazeer 2020. Grouped queries: Ainslie et al. 2023.
+RMS norm: Zhang & Sennrich 2019. Layer norm: Ba et al. 2016. ALiBi: Press et al. 2021. Capped scores: Gemma Team 2024.
+Sinks: OpenAI 2025, gpt-oss. Rotary positions: Su et al. 2021. SwiGLU: Shazeer 2020. Grouped queries: Ainslie et al.
+2023. Activations: ops/activations.py.
 
-Attention reads keys and values from a cache of blocks of 32 positions (T tokens, H heads, G groups, B blocks, D numbers a head):
+Attention reads keys and values from a cache of blocks of 32 positions (T tokens, H heads, G groups, B blocks, head size
+D):
 
     keys    [G, B, D, 32]   channel by channel, so that scores of 32 positions are one row operation
     values  [G, B, 32, D]
     steps   [G, B, 4, D]    int8 only: step and offset of each key channel, then of each value channel
-    recent  [G, 2, 32 * D]  int8 only: keys [D, 32] and values [32, D] of the block under way, in float32
+    recent  [G, 2, 32 * D]  int8 only: keys [D, 32] and values [32, D] of the current block, in float32
 
-float32 and float16 are stored as they come. int8 (Liu et al. 2024, KIVI, for its keys) gives each channel of a full block its own grid:
+    float32 and float16 are stored unchanged. int8 (as KIVI's keys, Liu et al. 2024) gives each channel of a full block
+    its own grid:
 
-    step = (max - min) / 255    offset = min + 128 step    code = min(round((x - min) / step), 255) - 128    x = code * step + offset
+    step = (max - min) / 255    offset = min + 128 step
+    code = min(round((x - min) / step), 255) - 128    x = code * step + offset
 
-or, where a grid is given beforehand (msModelSlim's C8), one step and offset for each channel of all blocks, and what comes is rounded to it at once:
+or, with a given grid (msModelSlim's C8), one step and offset per channel for all blocks, and inputs are rounded to it
+immediately:
 
     code = clamp(round(x / step + offset), -128, 127)    x = (code - offset) * step
 
-A query sees its own block in float32 and all earlier ones in int8, whether its text came at once or token by token. A channel that holds
-NaN or infinity reads back as NaN.
+A query attends to its own block in float32 and to earlier ones in int8, regardless of how the tokens were batched. A
+channel that holds NaN or infinity reads back as NaN.
 """
 
 from __future__ import annotations
@@ -41,8 +47,8 @@ __all__ = [
     "add_bias",
     "attend",
     "attend_int8",
+    "concatenated",
     "dequantize_block",
-    "joined",
     "layer_norm",
     "on_grid",
     "rms_norm",
@@ -51,15 +57,18 @@ __all__ = [
 ]
 
 BLOCK = 32
-"""Positions of a block of the cache."""
+"""Positions per block of the cache."""
 
 F16: TypeAlias = NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What is done to the scores of attention before their softmax, in this order. softcap: c tanh(score / c), 0 for none. slopes [H]: slope times (key's
-    position - query's) is added. sinks [H]: one more score, of no value. chunk: a query sees the positions from the last multiple of it on, 0 for all."""
+    """Transformations of attention scores before the softmax, in this order.
+
+    softcap: c tanh(score / c), 0 for none. slopes [H]: slope times (key position - query position) is added. sinks [H]:
+    an extra score without a value. chunk: a query attends to positions from the last multiple of it on, 0 for all.
+    """
 
     softcap: float = 0.0
     slopes: F32 | None = None
@@ -68,11 +77,11 @@ class Scores:
 
 
 PLAIN = Scores()
-"""Nothing."""
+"""No transformation."""
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis; x [..., n], weight [n]."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis; x [..., n], weight [n]."""
     if (native := lib()) is not None:
         out = empty(*x.shape)
         native.rms_norm(x, weight, out, eps)
@@ -82,7 +91,10 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
 
 
 def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; x [..., n], weight, bias [n]; weight [H, n] for x [T, H, n]."""
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
+
+    x [..., n], weight, bias [n]; or weight [H, n] for x [T, H, n].
+    """
     if (native := lib()) is not None:
         out = empty(*x.shape)
         native.layer_norm(x, weight.reshape(-1), bias, out, eps)
@@ -95,7 +107,7 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
 
 
 def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
-    """Rotary positions: the first 2R numbers of each head turn, the rest stay. x [T, H, D]; cos, sin [T, R].
+    """Apply rotary positions to the first 2R dimensions of each head. x [T, H, D]; cos, sin [T, R].
 
     Pairs are (i, i + R), or (2i, 2i + 1) if interleaved.
     """
@@ -116,12 +128,12 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
 
 
 def swiglu(gate: F32, up: F32) -> F32:
-    """silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
+    """Return silu(gate) * up, silu(x) = x / (1 + exp(-x))."""
     return gated("silu", gate, up)
 
 
 def add(x: F32, y: F32, scale: float = 1.0) -> F32:
-    """x + scale * y of one shape."""
+    """Return x + scale * y; both of the same shape."""
     if (native := lib()) is not None:
         out = empty(*x.shape)
         native.add(x, y, out, scale)
@@ -130,15 +142,15 @@ def add(x: F32, y: F32, scale: float = 1.0) -> F32:
 
 
 def add_bias(y: F32, bias: F32) -> None:
-    """y [T, n] += bias [n]."""
+    """Add bias [n] to y [T, n] in place."""
     if (native := lib()) is not None:
         native.add_bias(y, bias)
     else:
         np.add(y, bias, out=y)
 
 
-def joined(*parts: F32) -> F32:
-    """[n, a], [n, b], ..., rows anywhere -> [n, a + b + ...], contiguous."""
+def concatenated(*parts: F32) -> F32:
+    """Concatenate columns: [n, a], [n, b], ..., with any row stride -> [n, a + b + ...], contiguous."""
     if (native := lib()) is None:
         return np.concatenate(parts, axis=1)
     out, end = empty(len(parts[0]), sum(part.shape[1] for part in parts)), 0
@@ -160,15 +172,16 @@ def attend(
     window: int = 0,
     scores: Scores = PLAIN,
 ) -> F32:
-    """Store k, v [T, G, D] at positions start ... and let each query attend to its own position and all before. q [T, H, D] -> [T, H, D].
+    """Store k, v [T, G, D] at positions start ... and attend causally. q [T, H, D] -> [T, H, D].
 
-    Head h reads group h * G // H. keys, values: with room for start + T positions. window: how many of the last positions a query sees, its
-    own among them; 0 for all.
+    Head h reads group h * G // H. keys, values: with room for start + T positions. window: number of last positions
+    that a query attends to, including its own; 0 for all.
     """
     if (native := lib()) is not None:
         out = empty(*q.shape)
         native.attend(
-            q, k, v, keys, values, out, start, scale, window, None, None, None, scores.softcap, scores.slopes, scores.sinks,
+            q, k, v, keys, values, out, start, scale, window, None, None, None, scores.softcap, scores.slopes,
+            scores.sinks,
             scores.chunk,
         )  # fmt: skip
         return out
@@ -178,12 +191,13 @@ def attend(
         keys[:, at // BLOCK, :, at % BLOCK] = k
         values[:, at // BLOCK, at % BLOCK] = v.swapaxes(0, 1)
     used = -(-end // BLOCK)
-    seen = _by_position(keys[:, :used].astype(np.float32), values[:, :used].astype(np.float32))
-    return _causal(q, *(x[:end] for x in seen), start=start, scale=scale, window=window, how=scores)
+    past = _by_position(keys[:, :used].astype(np.float32), values[:, :used].astype(np.float32))
+    return _causal(q, *(x[:end] for x in past), start=start, scale=scale, window=window, how=scores)
 
 
 def on_grid(x: F32, step: F32, offset: F32) -> F32:
-    """x [T, ...] rounded to levels that each number of a row has: (q - offset) * step, q = clamp(round(x / step + offset), -128, 127)."""
+    """Round x [T, ...] to a grid per element of a row: (q - offset) * step, q = clamp(round(x / step + offset), -128,
+    127)."""
     if (native := lib()) is not None:
         out = empty(*x.shape)
         native.on_grid(x, step.reshape(-1), offset.reshape(-1), out)
@@ -208,44 +222,46 @@ def attend_int8(
     grid: F32 | None = None,
     scores: Scores = PLAIN,
 ) -> F32:
-    """`attend` on an int8 cache: `recent` holds the positions of start's block before start; a block that gets full is quantized.
+    """Compute `attend` on an int8 cache.
 
-    grid: float32 [G, 4, D], step and offset of the keys' channels and of the values', if they are known beforehand.
+    recent: the positions of start's block before start; a block that becomes full is quantized. grid: float32 [G, 4,
+    D], step and offset of the key and value channels, if known in advance.
     """
     out = empty(*q.shape)
     if (native := lib()) is not None:
         native.attend(
-            q, k, v, keys, values, out, start, scale, window, steps, recent, grid, scores.softcap, scores.slopes, scores.sinks,
+            q, k, v, keys, values, out, start, scale, window, steps, recent, grid, scores.softcap, scores.slopes,
+            scores.sinks,
             scores.chunk,
         )  # fmt: skip
         return out
     groups, _, size, _ = keys.shape
     if grid is not None:
         k, v = on_grid(k, grid[:, 0], grid[:, 1]), on_grid(v, grid[:, 2], grid[:, 3])
-    own = recent[:, :1].reshape(groups, 1, size, BLOCK), recent[:, 1:].reshape(groups, 1, BLOCK, size)
+    current = recent[:, :1].reshape(groups, 1, size, BLOCK), recent[:, 1:].reshape(groups, 1, BLOCK, size)
     end = start + len(k)
     for block in range(start // BLOCK, -(-end // BLOCK)):
         first, last = max(start, block * BLOCK), min(end, (block + 1) * BLOCK)
         part, at = slice(first - start, last - start), np.arange(first, last) % BLOCK
-        own[0][:, 0, :, at] = k[part]
-        own[1][:, 0, at] = v[part].swapaxes(0, 1)
+        current[0][:, 0, :, at] = k[part]
+        current[1][:, 0, at] = v[part].swapaxes(0, 1)
         past = dequantize_block(keys[:, :block], values[:, :block], steps[:, :block])
-        seen = _by_position(*(np.concatenate([a, b], 1) for a, b in zip(past, own, strict=True)))
-        out[part] = _causal(q[part], *(x[:last] for x in seen), start=first, scale=scale, window=window, how=scores)
+        visible = _by_position(*(np.concatenate([a, b], 1) for a, b in zip(past, current, strict=True)))
+        out[part] = _causal(q[part], *(x[:last] for x in visible), start=first, scale=scale, window=window, how=scores)
         if last == (block + 1) * BLOCK:
             if grid is None:
-                keys[:, block], steps[:, block, 0], steps[:, block, 1] = _quantize(own[0][:, 0], axis=2)
-                values[:, block], steps[:, block, 2], steps[:, block, 3] = _quantize(own[1][:, 0], axis=1)
+                keys[:, block], steps[:, block, 0], steps[:, block, 1] = _quantize(current[0][:, 0], axis=2)
+                values[:, block], steps[:, block, 2], steps[:, block, 3] = _quantize(current[1][:, 0], axis=1)
             else:
-                keys[:, block] = _codes(own[0][:, 0], grid[:, 0, :, None], grid[:, 1, :, None])
-                values[:, block] = _codes(own[1][:, 0], grid[:, 2, None], grid[:, 3, None])
+                keys[:, block] = _codes(current[0][:, 0], grid[:, 0, :, None], grid[:, 1, :, None])
+                values[:, block] = _codes(current[1][:, 0], grid[:, 2, None], grid[:, 3, None])
                 steps[:, block] = grid
                 steps[:, block, 1::2] *= -grid[:, ::2]
     return out
 
 
 def dequantize_block(keys: I8, values: I8, steps: F32) -> tuple[F32, F32]:
-    """int8 blocks [G, B, D, 32], [G, B, 32, D] and steps [G, B, 4, D] -> float32 of the same shapes."""
+    """Dequantize int8 blocks [G, B, D, 32], [G, B, 32, D] with steps [G, B, 4, D] -> float32 of the same shapes."""
     return (
         keys * steps[:, :, 0, :, None] + steps[:, :, 1, :, None],
         values * steps[:, :, 2, None, :] + steps[:, :, 3, None, :],
@@ -253,7 +269,8 @@ def dequantize_block(keys: I8, values: I8, steps: F32) -> tuple[F32, F32]:
 
 
 def _quantize(x: F32, *, axis: int) -> tuple[I8, F32, F32]:
-    """Codes of a full block, and step and offset [G, D] of its channels; `axis` is the one of its 32 positions."""
+    """Return the codes of a full block, and step and offset [G, D] of its channels; `axis`: the axis of its 32
+    positions."""
     with np.errstate(all="ignore"):
         low = x.min(axis, keepdims=True)
         step = (x.max(axis, keepdims=True) - low) / np.float32(255)
@@ -263,20 +280,20 @@ def _quantize(x: F32, *, axis: int) -> tuple[I8, F32, F32]:
 
 
 def _codes(x: F32, step: F32, offset: F32) -> I8:
-    """Codes of a full block that lies on given levels."""
+    """Return the codes of a full block that is on the given grid."""
     with np.errstate(all="ignore"):
         return np.asarray(np.nan_to_num(np.clip(np.rint(x / step + offset), -128, 127), nan=0), np.int8)
 
 
 def _by_position(keys: F32, values: F32) -> tuple[F32, F32]:
-    """Blocks [G, B, D, 32], [G, B, 32, D] -> [32 B, G, D] each."""
+    """Reorder blocks [G, B, D, 32], [G, B, 32, D] to [32 B, G, D] each."""
     groups, blocks, size, _ = keys.shape
     shape = blocks * BLOCK, groups, size
     return keys.transpose(1, 3, 0, 2).reshape(shape), values.transpose(1, 2, 0, 3).reshape(shape)
 
 
 def _causal(q: F32, keys: F32, values: F32, *, start: int, scale: float, window: int, how: Scores) -> F32:
-    """q [T, H, D] at positions start ...; keys, values [start + T, G, D] -> [T, H, D]."""
+    """Attend causally with q [T, H, D] at positions start ... to keys, values [start + T, G, D] -> [T, H, D]."""
     tokens, heads, size = q.shape
     span, groups = keys.shape[:2]
     at = np.arange(start, start + tokens)[:, None]

@@ -1,4 +1,4 @@
-"""Attention in which every position sees every other one, or those near to it on both sides."""
+"""Bidirectional attention, over all positions or within a window on both sides."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 
 from polyquant.types import F32
 
-__all__ = ["attend_both_ways"]
+__all__ = ["attend_bidirectional"]
 
-_SCORES = 1 << 24  # numbers of a float32 array of scores, 64 MB: queries are taken in runs of so many
+_SCORES = 1 << 24  # elements of a float32 array of scores, 64 MB: limits the queries processed at a time
 
 
-def attend_both_ways(q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
-    """softmax(scale q k^T) v for q [T, H, D], k and v [T, G, D] -> [T, H, D]. Head h reads group h * G // H.
+def attend_bidirectional(q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
+    """Return softmax(scale q k^T) v for q [T, H, D], k and v [T, G, D] -> [T, H, D]. Head h reads group h * G // H.
 
-    window: positions at most window // 2 away are seen, on either side; 0 for all.
+    window: positions at most window // 2 away are attended to, on either side; 0 for all.
     """
     tokens, heads, size = q.shape
     groups = k.shape[1]
@@ -29,8 +29,8 @@ def attend_both_ways(q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -
         first, last = max(0, a - near), min(tokens, b + near)
         scores = np.matmul(queries[:, :, a:b], keys[..., first:last])  # [G, H / G, b - a, last - first]
         if window:
-            apart = np.abs(np.arange(a, b)[:, None] - np.arange(first, last)[None, :])
-            scores[..., apart > near] = -np.inf
+            distance = np.abs(np.arange(a, b)[:, None] - np.arange(first, last)[None, :])
+            scores[..., distance > near] = -np.inf
         scores -= scores.max(-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(-1, keepdims=True)

@@ -1,9 +1,10 @@
-"""A mixture of experts: who computes a token, and what becomes of their outputs. numpy references and the choice of their native twins.
+"""Mixture of experts: routing, and combination of the experts' outputs. numpy references and their native counterparts.
 
-T tokens, E experts, `used` of them for each token, A = T * used assignments: assignment t * used + j is the j-th expert of token t.
+T tokens, E experts, `used` per token, A = T * used assignments: assignment t * used + j is the j-th expert of token t.
 
-Shazeer et al. 2017 (the mixture), Fedus et al. 2021 (Switch), DeepSeek-AI 2024 (V2: groups of experts; V3: sigmoid scores and a bias that
-only chooses). Softmax and sigmoid are computed in float64 and rounded to float32, so that both engines choose alike.
+Shazeer et al. 2017 (mixtures), Fedus et al. 2021 (Switch), DeepSeek-AI 2024 (V2: groups of experts; V3: sigmoid scores
+and a selection bias). Softmax and sigmoid are computed in float64 and rounded to float32, so that both engines select
+the same experts.
 """
 
 from __future__ import annotations
@@ -32,29 +33,34 @@ __all__ = [
     "add_gated",
     "clamped_swiglu",
     "combine",
-    "multiplied",
     "route",
-    "spread",
+    "scaled_weights",
+    "weighted_inputs",
 ]
 
 Ids: TypeAlias = NDArray[np.int32]
 Gating: TypeAlias = Literal["softmax", "sigmoid", "softmax_after_topk"]
-"""What makes scores of logits: softmax over all experts, sigmoid, or softmax over those that were chosen by their logits."""
+"""The function from logits to scores: softmax over all experts, sigmoid, or softmax over the experts selected by
+logits."""
 _SCORES: dict[Gating, int] = {"softmax": 0, "sigmoid": 1, "softmax_after_topk": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a token chooses its experts, and what their outputs weigh. Raises InputError for numbers that fit no router.
+    """Selection and weighting of experts. Raises InputError for invalid parameters.
 
-    experts, used: how many there are, and how many compute a token. norm: weights are divided by max(their sum, least) + eps. scale: of all
-    weights, last. groups: of neighbouring experts, of which only the best groups_used take part; a group's score is the largest of its experts
-    ("max", DeepSeek V2) or the sum of its two largest ("top2", V3).
+    experts, used: number of experts, and how many are selected per token. norm: weights are divided by max(their sum,
+    least) + eps. scale: final factor of all weights. groups: of adjacent experts, of which only the best groups_used
+    take part; the score of a group is the largest of its experts ("max", DeepSeek V2) or the sum of its two largest
+    ("top2", V3).
 
-        Mixtral, Qwen3-MoE        Routing(E, used, norm=True)                 OLMoE, Qwen2-MoE      norm as norm_topk_prob says
-        GPT-OSS, Granite-MoE      Routing(E, used, "softmax_after_topk")      Llama 4               Routing(E, 1, "sigmoid")
+        Mixtral, Qwen3-MoE        Routing(E, used, norm=True)
+        OLMoE, Qwen2-MoE          Routing(E, used, norm=norm_topk_prob)
+        GPT-OSS, Granite-MoE      Routing(E, used, "softmax_after_topk")
+        Llama 4                   Routing(E, 1, "sigmoid")
         DeepSeek V2               Routing(E, used, groups=, groups_used=, scale=)
-        DeepSeek V3, GLM-4-MoE    Routing(E, used, "sigmoid", norm=True, eps=1e-20, scale=, groups=, groups_used=, group_score="top2") and a bias
+        DeepSeek V3, GLM-4-MoE    Routing(E, used, "sigmoid", norm=True, eps=1e-20, scale=, groups=, groups_used=,
+                                          group_score="top2") and a bias
         MiniMax-M2                Routing(E, used, "sigmoid", norm=True) and a bias
         LFM2-MoE                  Routing(E, used, "sigmoid", norm=True, eps=1e-6, scale=) and a bias
         ERNIE-4.5-MoE             Routing(E, used, norm=True, least=1e-12) and a bias
@@ -89,23 +95,23 @@ class Routing:
                 "groups per token out of range", expected=f"{fewest} to {self.groups}", found=self.groups_used
             )
         if self.group_score == "top2" and size < 2:
-            raise InputError("groups of one expert have no two best", expected="at least 2 experts", found=size)
+            raise InputError("top2 needs groups of at least two experts", expected="at least 2 experts", found=size)
         if not all(math.isfinite(x) for x in (self.scale, self.eps, self.least)):
             raise InputError("scale, eps and least of a router must be finite")
 
 
 def route(logits: F32, how: Routing, bias: F32 | None = None) -> tuple[Ids, F32]:
-    """logits [T, E] -> ids int32 [T, used], the best first (of equals the one with the lower index), and weights float32 [T, used].
+    """Select experts by logits [T, E]; return ids int32 [T, used], best first, lower index first, and weights float32
+    [T, used].
 
-    bias: float32 [E], added to scores when they choose; weights are the scores without it. A logit that is NaN chooses as -inf does. Raises
-    InputError for shapes that do not fit, and for a bias with "softmax_after_topk", whose scores follow the choice.
+    bias: float32 [E], added to the scores for the selection only; weights are the scores without it. A NaN logit counts
+    as -inf. Raises InputError for shapes that do not fit, and for a bias with "softmax_after_topk", which has no scores
+    of all experts.
     """
     if logits.ndim != 2 or logits.shape[1] != how.experts or (bias is not None and bias.shape != (how.experts,)):
-        raise InputError(
-            "one logit and one bias for each expert needed", expected=how.experts, found=list(logits.shape)
-        )
+        raise InputError("one logit and one bias per expert required", expected=how.experts, found=list(logits.shape))
     if bias is not None and how.gating == "softmax_after_topk":
-        raise InputError("a bias of the choice needs scores of all experts", expected="softmax or sigmoid")
+        raise InputError("a selection bias requires scores of all experts", expected="softmax or sigmoid")
     if (lib := native.lib()) is not None:
         ids = native.empty(len(logits), how.used).view(np.int32)
         weights = native.empty(len(logits), how.used)
@@ -152,18 +158,19 @@ def _best(values: F32, count: int) -> Ids:
 
 def _in_groups(choice: F32, how: Routing) -> F32:
     tokens = len(choice)
-    apart = choice.reshape(tokens, how.groups, -1)
-    top = -np.sort(-apart, axis=2)
+    grouped = choice.reshape(tokens, how.groups, -1)
+    top = -np.sort(-grouped, axis=2)
     score = top[:, :, 0] + top[:, :, 1] if how.group_score == "top2" else top[:, :, 0]
     kept = np.zeros((tokens, how.groups, 1), bool)
     np.put_along_axis(kept[:, :, 0], _best(_ordered(score), how.groups_used), True, 1)
-    return np.where(kept, apart, np.float32(-np.inf)).reshape(choice.shape)
+    return np.where(kept, grouped, np.float32(-np.inf)).reshape(choice.shape)
 
 
 class ExpertGroup:
-    """Native stacks of matrices with one input. stacks: for each a handle on E * N rows, or E handles on N rows (ops.matmul.packed).
+    """Native stacks of matrices with a common input. stacks: each one handle on E * N rows, or E handles on N rows
+    (ops.matmul.packed).
 
-    Raises ValueError where one handle cannot be cut into experts, or shapes differ.
+    Raises ValueError if a handle cannot be split into experts, or shapes differ.
     """
 
     def __init__(self, stacks: Sequence[Any], experts: int, sizes: Sequence[int]) -> None:
@@ -173,23 +180,26 @@ class ExpertGroup:
         self._slices = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
 
     def __call__(self, x: F32, ids: Ids | None, rounding: Rounding) -> list[F32]:
-        """x [T, K] or [A, K], ids [T, used] -> one [A, N_i] for each stack: columns of one array. ids: None where row i takes matrix i % E."""
+        """Multiply x [T, K] or [A, K] by the experts ids [T, used] -> one [A, N_i] per stack, as columns of one array.
+
+        ids: None if row i uses matrix i % E.
+        """
         y = native.empty(len(x) if ids is None else ids.size, self._rows)
         self._multiply(x, None if ids is None else ids.reshape(-1), ROUNDING_CODES[rounding], y)
         return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
 
 
-def multiplied(weights: F32, factors: F32, ids: Ids) -> F32:
-    """weights [T, used], none of them negative, times factors [E] of the experts ids [T, used]."""
+def scaled_weights(weights: F32, factors: F32, ids: Ids) -> F32:
+    """Multiply non-negative weights [T, used] by factors [E] of the experts ids [T, used]."""
     if native.lib() is None:
         return np.asarray(weights * factors[ids], np.float32)
-    found = add(weights, weights, -1.0)  # zeros that a tape makes anew each time
-    add_expert_bias(found.reshape(-1, 1), np.ascontiguousarray(factors[:, None]), ids)
-    return gated("relu", weights, found)
+    gathered = add(weights, weights, -1.0)  # zeros, recomputed when a tape is replayed
+    add_expert_bias(gathered.reshape(-1, 1), np.ascontiguousarray(factors[:, None]), ids)
+    return gated("relu", weights, gathered)
 
 
 def add_expert_bias(y: F32, bias: F32, ids: Ids) -> None:
-    """y [A, n] += bias[ids], bias [E, n]."""
+    """Add bias[ids] to y [A, n] in place; bias [E, n]."""
     if (lib := native.lib()) is not None:
         lib.add_expert_bias(y, bias, ids.reshape(-1))
     else:
@@ -197,21 +207,21 @@ def add_expert_bias(y: F32, bias: F32, ids: Ids) -> None:
 
 
 def combine(y: F32, used: int, weights: F32 | None = None) -> F32:
-    """Sum of what a token's experts give: y [A, n], weights [T, used] or None for ones -> [T, n]."""
+    """Sum the expert outputs of each token: y [A, n], weights [T, used] or None for ones -> [T, n]."""
     tokens = len(y) // used
     if (lib := native.lib()) is not None:
         out = native.empty(tokens, y.shape[1])
         lib.combine(y, weights, out)
         return out
-    apart = y.reshape(tokens, used, -1)
+    outputs = y.reshape(tokens, used, -1)
     out = np.zeros((tokens, y.shape[1]), np.float32)
     for j in range(used):
-        out += apart[:, j] if weights is None else apart[:, j] * weights[:, j : j + 1]
+        out += outputs[:, j] if weights is None else outputs[:, j] * weights[:, j : j + 1]
     return out
 
 
-def spread(x: F32, weights: F32) -> F32:
-    """Weighted inputs of each assignment: x [T, n], weights [T, used] -> [A, n]."""
+def weighted_inputs(x: F32, weights: F32) -> F32:
+    """Return the weighted input of each assignment: x [T, n], weights [T, used] -> [A, n]."""
     tokens, used = weights.shape
     if (lib := native.lib()) is not None:
         out = native.empty(tokens * used, x.shape[1])
@@ -221,7 +231,7 @@ def spread(x: F32, weights: F32) -> F32:
 
 
 def add_gated(y: F32, x: F32, gate: F32) -> F32:
-    """y + sigmoid(gate) * x; y, x [T, n], gate [T, 1]."""
+    """Return y + sigmoid(gate) * x; y, x [T, n], gate [T, 1]."""
     if (lib := native.lib()) is not None:
         out = native.empty(*y.shape)
         lib.add_gated(y, x, gate, out)
@@ -231,7 +241,10 @@ def add_gated(y: F32, x: F32, gate: F32) -> F32:
 
 
 def clamped_swiglu(gate: F32, up: F32, alpha: float = 1.702, limit: float = 7.0) -> F32:
-    """(clamp(up, -limit, limit) + 1) * g / (1 + exp(-alpha g)), g = min(gate, limit), as in GPT-OSS; gate, up [A, n] of any steps."""
+    """Return (clamp(up, -limit, limit) + 1) * g / (1 + exp(-alpha g)), g = min(gate, limit), as in GPT-OSS.
+
+    gate, up [A, n], with any strides.
+    """
     if (lib := native.lib()) is not None:
         out = native.empty(*gate.shape)
         lib.clamped_swiglu(gate, up, out, alpha, limit)

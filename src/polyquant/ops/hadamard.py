@@ -1,7 +1,7 @@
-"""Orthonormal Hadamard rotations in blocks: the numpy reference and its native twin.
+"""Orthonormal block-diagonal Hadamard rotations: the numpy reference and its native counterpart.
 
-The matrix of size B = 2 ** b is Sylvester's, H[i, j] = (-1) ** popcount(i & j) / sqrt(B): symmetric, its own inverse. Blocks follow one another along
-an axis whose length they divide; size 1 leaves the axis as it is.
+The matrix of size B = 2 ** b is Sylvester's, H[i, j] = (-1) ** popcount(i & j) / sqrt(B): symmetric, its own inverse.
+Blocks are consecutive along an axis whose length they divide; size 1 is the identity.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ LARGEST_BLOCK = 128
 
 
 def block_size(length: int) -> int:
-    """The largest power of two up to 128 that divides `length`."""
+    """Return the largest power of two up to 128 that divides `length`."""
     return min(LARGEST_BLOCK, length & -length) if length else 1
 
 
 def hadamard_reference(x: F32, block: int) -> F32:
-    """x [..., M] with each block of its last axis rotated; float32, sums in the order of the butterflies."""
+    """Rotate each block of the last axis of x [..., M]; float32, summed in butterfly order."""
     y = np.asarray(x, np.float32).reshape(-1, block)
     half = 1
     while half < block:
@@ -33,7 +33,7 @@ def hadamard_reference(x: F32, block: int) -> F32:
 
 
 def hadamard(x: F32, block: int) -> F32:
-    """x [..., M], a block size that divides M -> the rotation along the last axis, in fresh memory."""
+    """Rotate x [..., M] along its last axis by blocks of a size that divides M; return a new array."""
     if block == 1 or x.size == 0:
         return np.array(x, np.float32)
     lib = native.lib()

@@ -1,4 +1,4 @@
-"""Factors of symmetric matrices, in blocks."""
+"""Block factorization of symmetric matrices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ F64: TypeAlias = NDArray[np.float64]
 
 
 def block_ldl(h: F64, block: int) -> tuple[F32, F64]:
-    """L and D of H = L blockdiag(D) L^T: L [K, K] float32, lower, with identities of `block` x `block` on its diagonal; D [K] the diagonal of the
-    middle factor's blocks.
+    """Return L and D of H = L blockdiag(D) L^T.
 
-    From the Cholesky factor C: L_ij = C_ij C_jj^-1, D_j = C_jj C_jj^T. `block` divides K. Raises numpy.linalg.LinAlgError where H is not positive
-    definite.
+    L [K, K] float32 is lower triangular with `block` x `block` identities on its diagonal; D [K] holds the diagonals of
+    the middle blocks. From the Cholesky factor C: L_ij = C_ij C_jj^-1, D_j = C_jj C_jj^T. `block` divides K. Raises
+    numpy.linalg.LinAlgError if H is not positive definite.
     """
     c = np.linalg.cholesky(h)
     lower = np.zeros(c.shape, np.float32)

@@ -1,9 +1,10 @@
-"""Packed weights times activations: the numpy reference of every native kernel, and the choice between the two.
+"""Products of packed weights and activations: the numpy reference of every native kernel, and the choice between the
+two.
 
-int8 activations: each block of 32 numbers has its own scale d, q = round(x / d) half to even, x is about d * q. Of the scales max|x| / t,
-t = 127 ... 120, the one with the least squared error is taken (the first of equals). Ternary weights take blocks of 128, which lets their
-kernels add in 16 bits. BitNet rounds a whole token with one scale,
-max(max|x|, 1e-5) / 127, as it was trained: then all blocks of the token share it.
+int8 activations: each block of 32 values has its own scale d, q = round(x / d) half to even, x is about d * q. Of the
+scales max|x| / t, t = 127 ... 120, the one with the least squared error is used (the first among equals). Ternary
+weights use blocks of 128, which lets their kernels add in 16 bits. BitNet rounds a whole token with one scale,
+max(max|x|, 1e-5) / 127, as in training.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ ROUNDING_CODES: dict[Rounding, int] = {"none": 0, "block": 1, "token": 2, "wide"
 
 
 def packed(name: str, blocks: U8, rows: int, cols: int, *, scale: float = 1.0, lane_step: int = 0) -> Any | None:
-    """A handle on packed bytes for `Group`, which keeps them alive; None if there is no native kernel of that name.
+    """Return a handle on packed bytes for `Group`, which keeps them alive; None if there is no native kernel of that
+    name.
 
-    blocks: uint8, at least the payload of [rows, cols]. scale: of the whole matrix, beside what the bytes hold. lane_step: 0 if each
-    line of bytes holds one row; else four rows share a line, and lane_step apart (1, or rows / 4).
+    blocks: uint8, at least the payload of [rows, cols]. scale: of the whole matrix, in addition to stored scales.
+    lane_step: 0 if each line of bytes holds one row; otherwise four rows share a line, lane_step apart (1, or rows /
+    4).
     """
     if not native.available() or rows == 0 or cols == 0:
         return None
@@ -55,22 +58,25 @@ def trellis(
     su: F32,
     sv: F32,
 ) -> Any | None:
-    """A handle on a trellis-coded matrix [N, K] (codecs/trellis.py) for `Group`, which keeps the arrays alive; None without native kernels.
+    """Return a handle on a trellis-coded matrix [N, K] (codecs/trellis.py) for `Group`, which keeps the arrays alive;
+    None without native kernels.
 
-    table: the exact numbers, float32 [2 ** window_bits]; levels: whole numbers about (number - zero) / step; halves: weights of half precision.
+    table: the exact values, float32 [2 ** window_bits]; levels: integers about (value - zero) / step; halves: weights
+    in half precision.
     """
     if not native.available():
         return None
-    whole, step, zero = levels
+    integers, step, zero = levels
     order = None if tile_order == "row_major" else TILE_ORDERS[tile_order].astype(np.uint8)
     return native.module().trellis(
         np.ascontiguousarray(tiles).reshape(-1), shape[1], shape[0], bits, window_bits, book,
-        np.append(whole, np.int16(0)), table, step, zero, order, blocks, *map(np.ascontiguousarray, (scales, su, sv)), halves,
+        np.append(integers, np.int16(0)), table, step, zero, order, blocks,
+        *map(np.ascontiguousarray, (scales, su, sv)), halves,
     )  # fmt: skip
 
 
 class Group:
-    """Handles of matrices [N_i, K] that share an input, of one kind."""
+    """Handles of matrices [N_i, K] of one kind, with a common input."""
 
     def __init__(self, handles: Sequence[Any], sizes: Sequence[int]) -> None:
         lib = native.module()
@@ -82,14 +88,14 @@ class Group:
         self._slices = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
 
     def __call__(self, x: F32, rounding: Rounding) -> list[F32]:
-        """x [T, K] C-contiguous -> one [T, N_i] for each: columns of one array."""
+        """Multiply x [T, K], C-contiguous -> one [T, N_i] per matrix, as columns of one array."""
         y = native.empty(len(x), self._rows)
         self._multiply(x, ROUNDING_CODES[rounding], y)
         return [y[:, part] for part in self._slices] if len(self._slices) > 1 else [y]
 
 
 def round_activations(x: F32, rounding: Rounding) -> F32:
-    """Activations [T, K] rounded to int8 and back to float32: what the packed kernels multiply with."""
+    """Round activations [T, K] to int8 and back to float32, as the packed kernels do."""
     if rounding == "none":
         return x
     if rounding == "token":
@@ -113,7 +119,8 @@ def round_activations(x: F32, rounding: Rounding) -> F32:
 
 
 def _sum(x: F32) -> F32:
-    """Sums over the last axis in the order of the kernels, so that both choose the same scale: [..., 8 n] -> [..., 1]."""
+    """Sum over the last axis in the order of the kernels, so that both select the same scale: [..., 8 n] -> [...,
+    1]."""
     lanes = np.zeros((*x.shape[:-1], 8), np.float32)
     for i in range(0, x.shape[-1], 8):
         lanes = lanes + x[..., i : i + 8]

@@ -1,6 +1,6 @@
-"""Error figures between two float arrays, as sums that add up over row blocks.
+"""Error metrics between two float arrays, from sums that can be added over row blocks.
 
-SNR     10 log10(sum a^2 / sum (a-b)^2)      dB, infinite where equal
+SNR     10 log10(sum a^2 / sum (a-b)^2)      dB, infinite if equal
 rRMSE   sqrt(sum (a-b)^2 / sum a^2)          relative root mean squared error
 cosine  sum ab / sqrt(sum a^2 sum b^2)
 """
@@ -20,7 +20,7 @@ __all__ = ["ErrorSums", "error_sums"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorSums:
-    """Sums over `count` pairs (a: the truth, b: the approximation). `a + b` joins two row blocks."""
+    """Sums over `count` pairs (a: original, b: approximation). `a + b` combines two row blocks."""
 
     count: int = 0
     aa: float = 0.0
@@ -41,7 +41,7 @@ class ErrorSums:
 
     @property
     def finite(self) -> bool:
-        """False if either side held a NaN or an infinity."""
+        """False if either array holds NaN or infinity."""
         return math.isfinite(self.aa + self.bb)
 
     @property
@@ -58,13 +58,13 @@ class ErrorSums:
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between the two; 1 where both are zero."""
+        """Cosine similarity; 1 if both are zero."""
         norm = math.sqrt(self.aa) * math.sqrt(self.bb)
         return self.ab / norm if norm > 0 else float(self.aa == self.bb)
 
 
 def error_sums(a: F32, b: F32) -> ErrorSums:
-    """Sums over two float32 arrays of equal size, accumulated in float64."""
+    """Return the sums over two float32 arrays of equal size, accumulated in float64."""
     x, y = np.ascontiguousarray(a, np.float32).reshape(-1), np.ascontiguousarray(b, np.float32).reshape(-1)
     if (lib := native.lib()) is not None:
         return ErrorSums(x.size, *lib.error_sums(x, y))

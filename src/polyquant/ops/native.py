@@ -1,6 +1,7 @@
-"""The only importer of the extension module. Everything above asks here and falls back to its numpy reference.
+"""The only importer of the extension module. Callers get it from here, or fall back to their numpy reference.
 
-`POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, turns the native kernels off: results are equal, only slower.
+`POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, disables the native kernels: results are equal, but
+slower.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from polyquant.types import F32, I8, U8
 
 _native: ModuleType | None
 try:
-    from polyquant import _native  # type: ignore[no-redef]
-except ImportError:  # the pure package: `doctor` says so
+    from polyquant import _native
+except ImportError:  # the pure package, reported by `doctor`
     _native = None
 
 _enabled = os.environ.get("POLYQUANT_NATIVE", "1") != "0"
@@ -47,20 +48,20 @@ def available() -> bool:
 
 
 def module() -> ModuleType:
-    """The extension module, whichever engine is chosen. Only where `available()`."""
+    """Return the extension module, whichever engine is selected. Requires `available()`."""
     assert _native is not None, "ask available() first"
     return _native
 
 
 def lib() -> ModuleType | None:
-    """The extension module, or None when the numpy references are to run."""
+    """Return the extension module, or None if the numpy references are selected."""
     return _native if _enabled else None
 
 
 @contextmanager
 def engine(which: Literal["native", "numpy"]) -> Iterator[None]:
-    """Within the block run native kernels or numpy references (tests, `doctor`, comparisons). Not for concurrent use."""
-    global _enabled  # noqa: PLW0603 - the switch is one per process, as the environment variable is
+    """Select native kernels or numpy references within the block (tests, `doctor`, comparisons). Not thread-safe."""
+    global _enabled  # noqa: PLW0603 - a process-wide switch, like the environment variable
     before, _enabled = _enabled, which == "native"
     try:
         yield
@@ -69,66 +70,76 @@ def engine(which: Literal["native", "numpy"]) -> Iterator[None]:
 
 
 def empty(*shape: int) -> F32:
-    """Uninitialized float32; while a tape records, in memory that it owns: the activations of a recordable layer."""
+    """Return an uninitialized float32 array; while a tape records, in memory that it owns: activations of a recordable
+    layer."""
     lent = None if _native is None else _native.lent(shape)
     return np.empty(shape, np.float32) if lent is None else lent
 
 
 def instruction_set() -> str:
-    """Which kernels run: "numpy", or the instruction set that the CPU was found to have."""
-    found = lib()
-    return "numpy" if found is None else str(found.instruction_set())
+    """Return "numpy", or the instruction set of the native kernels."""
+    module = lib()
+    return "numpy" if module is None else str(module.instruction_set())
 
 
 def threads() -> int:
-    """How many threads a multiplication uses; 1 without native kernels."""
+    """Return the number of threads of a multiplication; 1 without native kernels."""
     return int(_native.get_threads()) if _native is not None else 1
 
 
 def set_threads(count: int) -> None:
-    """Threads of the native kernels, 1 to 256; 0 for as many as there are processors for us. Changes nothing in the numpy engine."""
+    """Set the threads of the native kernels, 1 to 256; 0 for all available processors.
+
+    No effect on the numpy engine.
+    """
     if _native is not None:
         _native.set_threads(count)
 
 
 def kernel_seconds() -> float:
-    """Seconds that this process has spent inside the kernels of a decoder: what is left of a token's time is Python's."""
+    """Return the seconds that this process has spent in decoder kernels; the rest of a token's time is spent in
+    Python."""
     return _native.kernel_nanoseconds() / 1e9 if _native is not None else 0.0
 
 
 def dequantize_blocks(codec: str, blocks: U8, out: F32) -> bool:
-    """Decode whole blocks [n * bytes] into out [n * weights] (both C-contiguous). False if there is no native kernel."""
-    found = lib()
-    return found is not None and bool(found.dequantize(codec, blocks.reshape(-1), out.reshape(-1)))
+    """Decode whole blocks [n * bytes] into out [n * weights], both C-contiguous. False if there is no native kernel."""
+    module = lib()
+    return module is not None and bool(module.dequantize(codec, blocks.reshape(-1), out.reshape(-1)))
 
 
 def quantize_blocks(codec: str, w: F32, out: U8, importance: F32 | None) -> bool:
-    """Encode w [rows, K] into out [rows, bytes_per_row] (both C-contiguous). False if there is no native kernel."""
-    found = lib()
-    if found is None:
+    """Quantize w [rows, K] into out [rows, bytes_per_row] (both C-contiguous). False if there is no native kernel."""
+    module = lib()
+    if module is None:
         return False
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
-    return bool(found.quantize(codec, w, out, weights))
+    return bool(module.quantize(codec, w, out, weights))
 
 
 def pack_ternary(codec: str, codes: I8, scale: F32, out: U8) -> bool:
-    """Codes of whole blocks and one scale each into out. All C-contiguous. False if there is no native kernel."""
-    found = lib()
-    return found is not None and bool(found.pack_ternary(codec, codes.reshape(-1), scale.reshape(-1), out.reshape(-1)))
+    """Pack the codes of whole blocks, with one scale each, into out.
+
+    All C-contiguous. False if there is no native kernel.
+    """
+    module = lib()
+    return module is not None and bool(
+        module.pack_ternary(codec, codes.reshape(-1), scale.reshape(-1), out.reshape(-1))
+    )
 
 
 def unpack_ternary(codec: str, blocks: U8, codes: I8, scale: F32) -> bool:
-    """Whole blocks into codes and scales. All C-contiguous. False if there is no native kernel."""
-    found = lib()
-    return found is not None and bool(
-        found.unpack_ternary(codec, blocks.reshape(-1), codes.reshape(-1), scale.reshape(-1))
+    """Unpack whole blocks into codes and scales. All C-contiguous. False if there is no native kernel."""
+    module = lib()
+    return module is not None and bool(
+        module.unpack_ternary(codec, blocks.reshape(-1), codes.reshape(-1), scale.reshape(-1))
     )
 
 
 def ternarize(w: F32, codes: I8, scale: F32) -> bool:
-    """Blocks of 256 floats into codes and scales. All C-contiguous. False if there is no native kernel."""
-    found = lib()
-    if found is None:
+    """Ternarize blocks of 256 floats into codes and scales, all C-contiguous. False if there is no native kernel."""
+    module = lib()
+    if module is None:
         return False
-    found.ternarize(w.reshape(-1), codes.reshape(-1), scale.reshape(-1))
+    module.ternarize(w.reshape(-1), codes.reshape(-1), scale.reshape(-1))
     return True

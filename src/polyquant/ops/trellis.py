@@ -1,12 +1,13 @@
-"""Trellis-coded numbers: bit streams, windows, codebooks, and the encoder; each with its numpy reference.
+"""Trellis codes: bit streams, windows, codebooks, and the encoder, each with its numpy reference.
 
-A tile is 256 numbers. Its codes of k bits are one circular stream of 256 k bits, least significant bit first:
+A tile is 256 values. Its codes of k bits form one circular stream of 256 k bits, least significant bit first:
 
     bit      0    k    2k   3k                     256 k
              | c0 | c1 | c2 | c3 | ...  | c255 |  (then c0 again)
-    state j  [-- window of L bits that starts at bit k j --)        number j = codebook(state j)
+    state j  [-- window of L bits that starts at bit k j --)        value j = codebook(state j)
 
-With L = k the states are the codes. With L > k neighbours share L - k bits: a tail-biting trellis of 2 ** L states.
+With L = k the states are the codes. With L > k adjacent states share L - k bits: a tail-biting trellis of 2 ** L
+states.
 """
 
 from __future__ import annotations
@@ -20,14 +21,27 @@ from polyquant.ops import native
 from polyquant.types import F32, U8
 
 __all__ = [
-    "CODEBOOKS", "GRID_STEP", "SEAM", "TILE", "TILE_ORDERS", "codebook", "decode", "encode", "encode_reference", "fractions", "pack_bits", "states", "unpack_bits", "whole_levels",
+    "CODEBOOKS",
+    "GRID_STEP",
+    "SEAM",
+    "TILE",
+    "TILE_ORDERS",
+    "codebook",
+    "decode",
+    "encode",
+    "encode_reference",
+    "fractions",
+    "integer_levels",
+    "pack_bits",
+    "states",
+    "unpack_bits",
 ]  # fmt: skip
 
 TILE = 256
 GRID_STEP = np.float32(1.24371088)
 CODEBOOKS = ("grid", "mul1", "mcg", "3inst", "lut")
 SEAM = 128
-"""Steps on either side of the seam of a tile that are looked at to choose the state there."""
+"""Steps on either side of a tile's seam that are considered when choosing the state there."""
 
 _U16 = NDArray[np.uint16]
 
@@ -36,7 +50,8 @@ _U16 = NDArray[np.uint16]
 
 
 def pack_bits(codes: U8, bits: int) -> U8:
-    """Codes [..., n] below 2 ** bits -> uint8 [..., ceil(n * bits / 8)], least significant bit first, zeros at the end."""
+    """Pack codes [..., n] below 2 ** bits -> uint8 [..., ceil(n * bits / 8)], least significant bit first,
+    zero-padded."""
     lib = native.lib()
     if lib is not None and codes.shape[-1] % 8 == 0 and codes.size:
         out = np.empty((*codes.shape[:-1], codes.shape[-1] * bits // 8), np.uint8)
@@ -47,7 +62,7 @@ def pack_bits(codes: U8, bits: int) -> U8:
 
 
 def unpack_bits(packed: U8, bits: int, count: int = TILE) -> U8:
-    """uint8 [..., at least ceil(count * bits / 8)] -> codes [..., count]."""
+    """Unpack uint8 [..., at least ceil(count * bits / 8)] -> codes [..., count]."""
     lib = native.lib()
     if lib is not None and count % 8 == 0 and packed.shape[-1] == count * bits // 8 and packed.size:
         out = np.empty((*packed.shape[:-1], count), np.uint8)
@@ -60,7 +75,7 @@ def unpack_bits(packed: U8, bits: int, count: int = TILE) -> U8:
 
 
 def states(codes: U8, bits: int, window_bits: int) -> _U16:
-    """Codes [..., 256] -> the windows [..., 256]: state j holds the codes j, j + 1, ... from its low end."""
+    """Return the windows [..., 256] of codes [..., 256]: state j holds the codes j, j + 1, ... from its low end."""
     out = np.zeros(codes.shape, np.uint32)
     for i in range(-(-window_bits // bits)):
         out |= np.roll(codes, -i, -1).astype(np.uint32) << np.uint32(i * bits)
@@ -78,7 +93,8 @@ def _byte_sums(state: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 def _mul1(state: NDArray[np.uint32]) -> F32:
-    """What a multiply-add in half precision gives, as on the GPUs that this code comes from."""
+    """Return the values as a fused multiply-add in half precision computes them, as on the GPUs of the original
+    code."""
     total = np.float32(1024) + _byte_sums(state).astype(np.float32)
     return np.asarray(total * np.float32(MUL1_STEP) - np.float32(MUL1_MIDDLE), np.float32)
 
@@ -90,10 +106,12 @@ def _halves(bits: NDArray[np.uint32]) -> F32:
 
 @cache
 def codebook(name: str, window_bits: int) -> F32:
-    """The numbers of a codebook, float32 [2 ** window_bits], read-only. "lut" has none of its own. Raises KeyError.
+    """Return the values of a codebook, float32 [2 ** window_bits], read-only. "lut" has no built-in values. Raises
+    KeyError.
 
-    grid: (i - (2 ** L - 1) / 2) * 1.24371088, L = bits (Metal Marlin). mul1, mcg, 3inst: those of EXL3, which hash 16 bits; a shorter window is a
-    number below 2 ** L. All but the grid are half-precision numbers with a variance of about 1.
+    grid: (i - (2 ** L - 1) / 2) * 1.24371088, L = bits (Metal Marlin). mul1, mcg, 3inst: those of EXL3, which hash 16
+    bits; a shorter window is a value below 2 ** L. Except for the grid, values are half precision with a variance of
+    about 1.
     """
     state = np.arange(1 << window_bits, dtype=np.uint32)
     if name == "grid":
@@ -111,7 +129,8 @@ def codebook(name: str, window_bits: int) -> F32:
 
 
 def _tensor_core_order() -> NDArray[np.intp]:
-    """EXL3 keeps a tile as the 32 threads of a tensor-core fragment hold it, from the last to the first when read in our direction."""
+    """Return EXL3's tile order: the layout of the 32 threads of a tensor-core fragment, reversed in our reading
+    direction."""
     thread, i = np.divmod(np.arange(TILE), 8)
     row = thread % 4 * 2 + i % 2 + i // 2 % 2 * 8
     column = thread // 4 + i // 4 * 8
@@ -119,19 +138,21 @@ def _tensor_core_order() -> NDArray[np.intp]:
 
 
 TILE_ORDERS: dict[str, NDArray[np.intp]] = {"row_major": np.arange(TILE), "exl3": _tensor_core_order()}
-"""Stream position -> place in the tile, 16 * input + output."""
+"""Stream position -> index in the tile, 16 * input + output."""
 
 
 def decode(codes: U8, bits: int, window_bits: int, table: F32) -> F32:
-    """Codes [..., 256] -> numbers float32 [..., 256] in stream order."""
+    """Decode codes [..., 256] -> values float32 [..., 256] in stream order."""
     return table[states(codes, bits, window_bits)]
 
 
 @cache
-def whole_levels(name: str, window_bits: int) -> tuple[NDArray[np.int16], float, float]:
-    """(levels int16 [2 ** window_bits], step, zero): numbers of a codebook are about level * step + zero. What kernels multiply with.
+def integer_levels(name: str, window_bits: int) -> tuple[NDArray[np.int16], float, float]:
+    """Return (levels int16 [2 ** window_bits], step, zero) for kernels: values of a codebook are about level * step +
+    zero.
 
-    mul1: sums of four bytes, the grid: its index: exact but for the rounding to half precision. Others: 16-bit fractions of the largest.
+    mul1: sums of four bytes, grid: its index: exact except for half-precision rounding. Others: 16-bit fractions of the
+    largest.
     """
     state = np.arange(1 << window_bits, dtype=np.uint32)
     if name == "grid":
@@ -142,7 +163,7 @@ def whole_levels(name: str, window_bits: int) -> tuple[NDArray[np.int16], float,
 
 
 def fractions(table: F32) -> tuple[NDArray[np.int16], float, float]:
-    """`whole_levels` of any table."""
+    """Compute `integer_levels` of any table."""
     levels, factor = _levels(table)
     return levels, float(1 / factor), 0.0
 
@@ -151,19 +172,20 @@ def fractions(table: F32) -> tuple[NDArray[np.int16], float, float]:
 
 
 def _levels(table: F32) -> tuple[NDArray[np.int16], np.float32]:
-    """The codebook as int16, and the factor: 4 standard deviations, or the largest number, fill the range."""
+    """Return the codebook as int16, and the factor: 4 standard deviations, or the largest value, fill the range."""
     factor = np.float32(32767) / max(np.float32(4), np.abs(table).max())
     return np.rint(table * factor).astype(np.int16), factor
 
 
 def _doublings(bits: int) -> int:
-    """How often a difference is doubled before it is squared, so that the small errors of many bits keep their digits."""
+    """Return how often a difference is doubled before squaring, so that the small errors of many bits keep their
+    precision."""
     return max(0, bits - 3)
 
 
 def _square(x: NDArray[np.int32], levels: NDArray[np.int32], doublings: int) -> NDArray[np.int32]:
-    """round(d ** 2 / 2 ** 15) of saturated differences x - level: [..., S], at most 32768."""
-    d = (x - levels) << doublings  # saturating once is saturating after each doubling
+    """Return round(d ** 2 / 2 ** 15) of saturated differences x - level: [..., S], at most 32768."""
+    d = (x - levels) << doublings  # saturating once equals saturating after each doubling
     np.maximum(d, -32768, out=d)
     np.minimum(d, 32767, out=d)
     d *= d
@@ -173,33 +195,35 @@ def _square(x: NDArray[np.int32], levels: NDArray[np.int32], doublings: int) -> 
 
 
 def encode_reference(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
-    """Codes uint8 [T, 256] of numbers [T, 256]: the tail-biting path of least squared error through the trellis (Viterbi), in 16-bit arithmetic.
+    """Encode values [T, 256] as codes uint8 [T, 256]: the tail-biting path of least squared error (Viterbi), in 16-bit
+    arithmetic.
 
-    First a whole round that begins half a tile before the seam is walked from all states, which chooses the state there; then the tile from that state to itself.
-    Ties go to the smallest code. Metrics saturate at 65535; the smallest is taken off at each step.
+    A first pass over a full round, starting half a tile before the seam from all states, selects the state at the seam;
+    a second pass goes from that state back to itself. Ties go to the smallest code. Metrics saturate at 65535; the
+    smallest is subtracted at each step.
     """
     levels, factor = _levels(table)
     x = np.clip(np.rint(tiles * factor), -32767, 32767).astype(np.int32)
-    together = max(1, (1 << 19) >> window_bits)  # tiles side by side: numpy's overhead is one of a step, not of a tile
+    batch = max(1, (1 << 19) >> window_bits)  # tiles per batch, to share numpy's overhead per step
     out = np.empty(tiles.shape, np.uint8)
-    for t in range(0, len(x), together):
-        out[t : t + together] = _encode_some(x[t : t + together], bits, window_bits, levels.astype(np.int32))
+    for t in range(0, len(x), batch):
+        out[t : t + batch] = _encode_some(x[t : t + batch], bits, window_bits, levels.astype(np.int32))
     return out
 
 
 def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDArray[np.int32]) -> U8:
-    """x [T, 256] in units of the levels -> codes [T, 256]."""
+    """Encode x [T, 256], in units of the levels -> codes [T, 256]."""
     groups, each, steps = 1 << (window_bits - bits), np.arange(len(x))[:, None], np.arange(1 << bits)
 
     def sums(metric: NDArray[np.int32], value: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Of all states: [T, groups, 2 ** bits], the states that lead to one group side by side."""
+        """Return the metrics of all states: [T, groups, 2 ** bits], with the predecessors of a group adjacent."""
         e = _square(value[:, None], levels, _doublings(bits)).reshape(len(x), 1 << bits, groups)
         e += metric[:, None]
         np.minimum(e, 65535, out=e)
         return np.asarray(e.reshape(len(x), groups, 1 << bits), np.int32)
 
-    def into(metric: NDArray[np.int32], value: NDArray[np.int32], group: NDArray[np.intp]) -> NDArray[np.int32]:
-        """`sums` of the states that lead to one group of each tile: [T, 2 ** bits]."""
+    def predecessors(metric: NDArray[np.int32], value: NDArray[np.int32], group: NDArray[np.intp]) -> NDArray[np.int32]:
+        """Return `sums` of the predecessors of one group per tile: [T, 2 ** bits]."""
         states = group[:, None] << bits | steps
         e = _square(value[:, None], levels[states], _doublings(bits)) + metric[each, states & (groups - 1)]
         return np.asarray(np.minimum(e, 65535), np.int32)
@@ -216,7 +240,7 @@ def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDAr
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         path = np.empty((values.shape[1], len(x)), np.intp)
         for j in range(values.shape[1] - 1, -1, -1):
-            path[j] = group << bits | into(history[j], values[:, j], group).argmin(-1)
+            path[j] = group << bits | predecessors(history[j], values[:, j], group).argmin(-1)
             group = path[j] & (groups - 1)
         return group, path
 
@@ -230,7 +254,7 @@ def _encode_some(x: NDArray[np.int32], bits: int, window_bits: int, levels: NDAr
 
 
 def encode(tiles: F32, bits: int, window_bits: int, table: F32) -> U8:
-    """`encode_reference`, by the native kernel where there is one: equal codes."""
+    """Compute `encode_reference`, natively if available, with equal codes."""
     lib = native.lib()
     tiles = np.ascontiguousarray(tiles, np.float32)
     if lib is None:

@@ -1,1 +1,5 @@
 """Recipes: named mixes and rules that choose each tensor's codec."""
+
+from polyquant.callable_package import make_callable
+
+make_callable(__name__, "polyquant.analysis.catalogue:recipes")

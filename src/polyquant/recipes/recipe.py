@@ -64,7 +64,9 @@ class Rule:
         pattern = self.match
         if pattern == "output":
             pattern = "token_embd.weight" if facts.tied else "output.weight"
-        return list(filter(_matches(pattern), names)) if _GLOB.search(pattern) else [pattern] * (pattern in names)
+        if pattern in names:  # a name may hold the brackets of a glob
+            return [pattern]
+        return list(filter(_matches(pattern), names)) if _GLOB.search(pattern) else []
 
     def applies(self, names: Sequence[str], facts: Facts) -> bool:
         """True if one of the tensor's names matches and every condition holds."""

@@ -1,1 +1,1 @@
-"""Running a checkpoint: a decoder whose linears multiply the packed parts."""
+"""Running a checkpoint: a decoder whose linear layers multiply packed weights."""

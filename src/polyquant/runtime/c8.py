@@ -1,9 +1,9 @@
-"""msModelSlim's cache of keys and values in int8: levels for each channel, calibrated beforehand and stored with the weights.
+"""msModelSlim's int8 cache of keys and values: per-channel grids, calibrated in advance and stored with the weights.
 
-    X.k_proj.kv_cache_scale  X.k_proj.kv_cache_offset  (and v_proj)   [kv_heads * head_size]      x = (q - offset) * scale
+    X.k_proj.kv_cache_scale  X.k_proj.kv_cache_offset  (and v_proj)   [kv_heads * head_size]   x = (q - offset) * scale
 
-The tool's current command line measures keys as they are cached, after their rotation: those are cached in int8 here too. Its older quantizer
-measures the outputs of the linear layers, which the rotation then turns: keys and values are rounded there, and cached as floats.
+The current tool measures keys as they are cached, after RoPE: those are cached as int8 here too. Its older quantizer
+measures the outputs of the linear layers, before RoPE: keys and values are rounded there and cached as floats.
 """
 
 from __future__ import annotations
@@ -30,39 +30,47 @@ _STORED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class C8:
-    """grids: of each layer with attention, float32 [G, 4, D]: step and offset of the keys' channels, then of the values'. turned: measured after the rotation."""
+    """The grids of the cache.
+
+    grids: per layer with attention, float32 [G, 4, D]: step and offset of the key channels, then of the value channels.
+    after_rope: measured after RoPE.
+    """
 
     grids: tuple[F32 | None, ...]
-    turned: bool
+    after_rope: bool
 
     def rounded(self, index: int, k: F32, v: F32) -> tuple[F32, F32]:
-        """Outputs of the linear layers [T, G, D] on the levels of layer `index`."""
+        """Round outputs of the linear layers [T, G, D] to the grid of layer `index`, if it was measured before RoPE."""
         grid = self.grids[index]
-        if self.turned or grid is None:
+        if self.after_rope or grid is None:
             return k, v
         parts = [np.ascontiguousarray(grid[:, i]) for i in range(4)]
         return on_grid(k, parts[0], parts[1]), on_grid(v, parts[2], parts[3])
 
 
 def grid_name(architecture: Architecture, name: str) -> str | None:
-    """The decoder's name of a stored scale or offset of the cache, e.g. "blk.0.attn_k.kv_cache_scale"; None for other tensors."""
-    found = _STORED.fullmatch(name)
-    if found is None:
+    """Return the decoder's name of a stored scale or offset of the cache, e.g. "blk.0.attn_k.kv_cache_scale", or
+    None."""
+    match = _STORED.fullmatch(name)
+    if match is None:
         return None
-    stem = found["owner"] + (found["fused"] or f".{found['which']}_proj")
+    stem = match["owner"] + (match["fused"] or f".{match['which']}_proj")
     known = architecture.names.to_gguf(f"{stem}.weight")
     if known is None:
         return None
-    return f"{known.removesuffix('.weight').replace('attn_qkv', 'attn_' + found['which'])}.{found['part']}"
+    return f"{known.removesuffix('.weight').replace('attn_qkv', 'attn_' + match['which'])}.{match['part']}"
 
 
-def read_c8(tensors: Tensors, hyper: Hyper, *, turned: bool) -> C8 | None:
-    """The levels of all layers with attention; None if no layer has any. Raises InputError if a layer lacks some, and for steps that are not positive."""
+def read_c8(tensors: Tensors, hyper: Hyper, *, after_rope: bool) -> C8 | None:
+    """Read the grids of all layers with attention, None if there are none.
+
+    Raises InputError if a layer's grid is missing or a step is not positive.
+    """
     needed = [_names(i) for i in range(hyper.layers)]
     if not any(name in tensors for names in needed for name in names):
         return None
     return C8(
-        tuple(_grid(tensors, hyper, names) if hyper.attends(i) else None for i, names in enumerate(needed)), turned
+        tuple(_grid(tensors, hyper, names) if hyper.attends(i) else None for i, names in enumerate(needed)), after_rope
     )
 
 

@@ -1,7 +1,7 @@
-"""Messages -> the text that a model was trained to answer, by the chat template of its checkpoint.
+"""Render messages into a prompt with the chat template of a checkpoint.
 
-A template is rendered as transformers does, in a process of its own with limits (chat_child.py): the time that it takes to start, about
-0.1 s, is the price for a template that cannot hang or fill the machine.
+Templates are rendered as in transformers, but in a separate process with limits (chat_child.py). Its startup of about
+0.1 s is the price for templates that cannot hang or exhaust the machine.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from polyquant.tokenizers.tokenizer import Tokenizer
 __all__ = ["render", "render_chat", "template_of"]
 
 _SECONDS = 0.75
-"""Of processor time for a template; real ones take milliseconds."""
+"""Processor time for a template; real ones take milliseconds."""
 _WALL = 10.0
-"""Seconds until the process is killed on a machine so busy that it does not get its share."""
+"""Seconds until the process is killed, for machines too busy to give it processor time."""
 _MEMORY = 512 << 20
 _OUTPUT = 1 << 20
-"""Characters."""
+"""In characters."""
 _CHILD = Path(__file__).with_name("chat_child.py")
 _KEPT = ("LD_LIBRARY_PATH", "TZ")
-"""Environment that the process needs to start and to tell the time; it gets nothing else."""
-_PLAIN = "give a plain prompt instead of messages"
+"""The only environment variables passed on: the process needs them to start and to tell the time."""
+_PLAIN = "use a plain prompt instead of messages"
 _WHY = {
     "memory": "the chat template needs too much memory",
     "output": "the chat template writes too much",
-    "reach": "the chat template reaches for what it may not see",
+    "reach": "the chat template accesses a forbidden attribute",
     "syntax": "the chat template is not valid Jinja",
-    "refused": "the chat template refuses these messages",
+    "refused": "the chat template rejects these messages",
     "fails": "the chat template fails on these messages",
 }
 
@@ -50,7 +50,10 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The prompt that stands for messages; to be encoded without BOS and EOS, which the template writes. Raises InputError, UnsupportedError."""
+    """Return the prompt for messages, to be encoded without BOS and EOS, which the template adds.
+
+    Raises InputError, UnsupportedError.
+    """
     variables: dict[str, Any] = {
         f"{k}_token": text for k in tokenizer.special if (text := tokenizer.text_of(k)) is not None
     }
@@ -64,26 +67,30 @@ def render_chat(
 
 
 def template_of(tokenizer: Tokenizer, name: str | None = None, *, tools: bool = False) -> str:
-    """The template of that name; without a name, `tool_use` where there are tools and such a template, else the default one.
-    Raises UnsupportedError."""
+    """Return the template `name`; without a name, `tool_use` if there are tools and such a template, else the default.
+
+    Raises UnsupportedError.
+    """
     known = tokenizer.templates
     if not known:
-        raise UnsupportedError("there is no chat template: this is a base model", file=tokenizer.file, hint=_PLAIN)
-    wanted = name or ("tool_use" if tools and "tool_use" in known else "default")
-    if wanted not in known:
+        raise UnsupportedError("the model has no chat template: it is a base model", file=tokenizer.file, hint=_PLAIN)
+    selected = name or ("tool_use" if tools and "tool_use" in known else "default")
+    if selected not in known:
         raise UnsupportedError(
-            f"no chat template is called '{printable(wanted)}'",
+            f"no chat template is called '{printable(selected)}'",
             file=tokenizer.file,
             hint=f"known: {listed(sorted(known), 8)}",
         )
-    return known[wanted]
+    return known[selected]
 
 
 def render(template: str, variables: Mapping[str, Any], *, file: object = None) -> str:
-    """What a Jinja template says of variables (JSON values). Raises InputError where it breaks a limit or fails, UnsupportedError without
-    jinja2."""
+    """Render a Jinja template with variables (JSON values).
+
+    Raises InputError if it exceeds a limit or fails, UnsupportedError without jinja2.
+    """
     job = {
-        "path": _where_jinja_is(),
+        "path": _jinja_folders(),
         "seconds": _SECONDS,
         "memory": _MEMORY,
         "output": _OUTPUT,
@@ -111,25 +118,25 @@ def render(template: str, variables: Mapping[str, Any], *, file: object = None) 
     return text
 
 
-def _broken(told: bytes) -> dict[str, str]:
-    """The last line of a process that could not say itself what happened."""
-    last = told.decode(errors="replace").strip().rpartition("\n")[2]
+def _broken(stderr: bytes) -> dict[str, str]:
+    """Return the error of a process that failed without reporting one, from its last line."""
+    last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
     return {"error": "memory", "detail": ""} if "MemoryError" in last else {"error": "fails", "detail": last}
 
 
-def _where_jinja_is() -> list[str]:
-    """Folders that hold jinja2 and what it needs, found without importing them."""
-    found = []
+def _jinja_folders() -> list[str]:
+    """Return the folders of jinja2 and its dependency, found without importing them."""
+    folders = []
     for package in ("jinja2", "markupsafe"):
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             raise UnsupportedError("chat templates need the package 'jinja2'", hint="pip install 'polyquant[run]'")
-        found.append(str(Path(spec.origin).parent.parent))
-    return list(dict.fromkeys(found))
+        folders.append(str(Path(spec.origin).parent.parent))
+    return list(dict.fromkeys(folders))
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Roles are texts; contents are texts, or lists of parts that are texts, as OpenAI's clients write them."""
+    """Return the messages; contents are strings, or lists of text parts as written by OpenAI's clients."""
     out = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -142,7 +149,7 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(content, Sequence) and not isinstance(content, str):
             content = "".join(_part(part, i) for part in content)
         elif content is not None and not isinstance(content, str):
-            raise InputError(f"the content of message {i} is no text", found=type(content).__name__)
+            raise InputError(f"the content of message {i} is not a string", found=type(content).__name__)
         out.append({**message, "content": content})
     if not out:
         raise InputError("there are no messages", expected="at least one")
@@ -153,4 +160,4 @@ def _part(part: Any, index: int) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise UnsupportedError(f"message {index} holds a part that is no text", found=kind)
+    raise UnsupportedError(f"message {index} contains a non-text part", found=kind)

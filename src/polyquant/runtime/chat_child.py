@@ -1,10 +1,11 @@
-"""The program that renders one chat template and ends: started by runtime/chat.py as a process of its own.
+"""The program that renders one chat template and exits: run by runtime/chat.py in a separate process.
 
-A template is a program from strangers. The sandbox keeps it from Python's objects, the limits of the process from time and memory: a timer
-on processor time and a cap on the address space that the kernel keeps, whatever the template is doing.
+A template is untrusted code. The sandbox restricts its access to Python objects; the kernel enforces a timer on
+processor time and a cap on the address space.
 
-stdin: JSON {"path": sys.path entries, "seconds", "memory", "output", "template", "variables"}; stdout: JSON {"text"} or {"error", "detail"}.
-Imports nothing of polyquant, so that it starts fast.
+stdin: JSON {"path": sys.path entries, "seconds", "memory", "output", "template", "variables"};
+stdout: JSON {"text"} or {"error", "detail"}.
+Imports nothing from polyquant, for a fast start.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks an answer in templates that trainers use: its body is rendered as it is."""
+        """`{% generation %}` marks an answer in templates for training: its body is rendered unchanged."""
 
-        tags = {"generation"}  # noqa: RUF012 - jinja2's own way to say it
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 requires
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -34,7 +35,7 @@ def _environment() -> Any:
             return nodes.Scope(body, lineno=line)
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        """An attribute that is not for templates is an error at once, not an empty text."""
+        """Raise an error for a forbidden attribute instead of rendering an empty string."""
 
         def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
             raise SecurityError(f"attribute '{attribute}' of a {type(obj).__name__}")
@@ -47,30 +48,30 @@ def _environment() -> Any:
     ) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    return made
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    sandbox.filters["tojson"] = tojson
+    sandbox.globals["raise_exception"] = refuse
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return sandbox
 
 
 def _render(environment: Any, job: dict[str, Any]) -> dict[str, str]:
-    """{"text"} or {"error": kind, "detail"}."""
-    pieces, room = [], job["output"]
+    """Return {"text"} or {"error": kind, "detail"}."""
+    pieces, remaining = [], job["output"]
     try:
         for piece in environment.from_string(job["template"]).generate(**job["variables"]):
-            room -= len(piece)
-            if room < 0:
+            remaining -= len(piece)
+            if remaining < 0:
                 return {"error": "output", "detail": ""}
             pieces.append(piece)
     except MemoryError:
         return {"error": "memory", "detail": ""}
-    except Exception as e:  # noqa: BLE001 - whatever an expression of the template raises
-        return _told(e)
+    except Exception as e:  # noqa: BLE001 - template expressions can raise anything
+        return _error(e)
     return {"text": "".join(pieces)}
 
 
-def _told(e: Exception) -> dict[str, str]:
+def _error(e: Exception) -> dict[str, str]:
     from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
     if isinstance(e, SecurityError):
@@ -83,11 +84,11 @@ def _told(e: Exception) -> dict[str, str]:
 
 
 def main() -> None:
-    """One job from stdin to stdout."""
+    """Process one job from stdin to stdout."""
     job = json.load(sys.stdin)
     sys.path[:0] = job["path"]
     environment = _environment()
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # terminates the process
     signal.setitimer(signal.ITIMER_PROF, job["seconds"])
     resource.setrlimit(resource.RLIMIT_AS, (job["memory"], job["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""Embedding, layers, last norm, head: what every architecture shares."""
+"""The decoder of all architectures: embedding, layers, final norm, head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyquant.runtime.ends import Embedding, Head, LayerInputs
 from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
-from polyquant.runtime.rotary import Rotary, Turns, angles
+from polyquant.runtime.rotary import Rotary, Rotation, rotations_at
 from polyquant.runtime.site import Place
 from polyquant.runtime.state import Keeps
 from polyquant.runtime.step import Step
@@ -25,11 +25,13 @@ __all__ = ["Decoder", "Layer"]
 
 
 class Layer(Protocol):
-    """A decoder layer: x [T, hidden] -> [T, hidden]. places: of its linear layers, in the order of the computation; stacks: of its experts; reads: of what matrices
-    read that are multiplied in other forms. keeps: what it keeps of a text.
+    """A decoder layer: x [T, hidden] -> [T, hidden].
 
-    recordable: for one token it does nothing to activations but run the operations of ops/decoder.py and Linear and take views of their
-    outputs, and what it runs does not depend on them or on the position: see runtime/step.py.
+    places: of its linear layers, in computation order. stacks: of its experts. reads: of its Readers. keeps: its
+    per-layer state.
+
+    recordable: for a single token, it only runs operations of ops/decoder.py and Linear and takes views of their
+    outputs, independently of values and position: see runtime/step.py.
     """
 
     recordable: bool
@@ -44,14 +46,14 @@ class Layer(Protocol):
 
     @property
     def stacks(self) -> Sequence[Place]:
-        """Of ExpertLinears."""
+        """The places of ExpertLinears."""
 
     @property
     def reads(self) -> Sequence[Place]:
-        """Of Readers."""
+        """The places of Readers."""
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
-        """turns: of the positions of the T tokens, one of each of the decoder's rotations."""
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+        """rotations: the positions of the T tokens, one entry per rotation of the decoder."""
 
 
 class Decoder:
@@ -67,27 +69,27 @@ class Decoder:
         rotaries: Sequence[Rotary],
         cache: CacheType = "f32",
         grids: Sequence[F32 | None] | None = None,
-        behind: Head | None = None,
+        logit_head: Head | None = None,
         inputs: LayerInputs | None = None,
     ) -> None:
-        """grids: of the cache c8, see KVCache. behind: what is done to the logits. inputs: what each layer reads of the tokens, where they do."""
+        """grids: of the cache c8, see KVCache. logit_head: computes the logits. inputs: per-layer embeddings, if any."""
         self.hyper, self.embed, self.layers = hyper, embedding, tuple(layers)
         self.norm, self.head, self.rotaries, self.cache_type, self.grids = norm, head, tuple(rotaries), cache, grids
-        self.behind, self.inputs = behind or Head(), inputs
+        self.logit_head, self.inputs = logit_head or Head(), inputs
         self._recordable = all(layer.recordable for layer in self.layers)
 
     def cache(self) -> KVCache:
-        """An empty cache for what its layers keep."""
+        """Return an empty cache for the state of its layers."""
         return KVCache([layer.keeps for layer in self.layers], self.cache_type, self.grids)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
-        """States after the last norm [T, hidden] of the T tokens that follow those in the cache."""
+        """Return the states after the final norm [T, hidden] of the T tokens that follow the cached ones."""
         if len(tokens) == 1 and self._recordable and native.lib() is not None:
             return self._step(tokens, cache)
         return deque(self.states(tokens, cache), maxlen=1).pop()
 
     def _step(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
-        """`hidden` of one token: as recorded, or recorded for those that follow."""
+        """Compute `hidden` of one token: replay the recorded step, or record it."""
         step, position = cache.step, cache.length
         known = step is not None and step.owner is self and position < step.tape.room
         if step is None or not known:
@@ -95,53 +97,56 @@ class Decoder:
         self.embed(tokens, position, step.x)
         if self.inputs is not None:
             self.inputs.look(tokens, step.looked)
-        self._turns(cache, 1, step.turns)
+        self._rotations(cache, 1, step.rotations)
         if known:
             step.tape.run(position)
             cache.stepped()
         else:
             with step.tape:
-                self._hand_on(step.x, step.looked, cache)
-                step.out = deque(self._through(step.x, step.turns, cache), maxlen=1).pop()
+                self._set_layer_inputs(step.x, step.looked, cache)
+                step.out = deque(self._run_layers(step.x, step.rotations, cache), maxlen=1).pop()
             if step.tape.complete:
                 cache.step = step
         return step.out.copy()
 
     def states(self, tokens: NDArray[np.int64], cache: KVCache) -> Iterator[F32]:
-        """The same step by step, each [T, hidden]: the embeddings, the output of every layer, and that of the last norm.
+        """Yield intermediate states [T, hidden]: the embeddings, the output of every layer, and that of the final norm.
 
-        An array is good until the next is asked for: a layer may work in place.
+        An array is valid until the next one is requested: layers may work in place.
         """
         x = self.embed(tokens, cache.length, np.empty((len(tokens), self.hyper.hidden), np.float32))
-        turns = self._turns(cache, len(tokens))
+        rotations = self._rotations(cache, len(tokens))
         if self.inputs is not None:
             looked = self.inputs.look(tokens, np.empty((len(tokens), self.inputs.width), np.float32))
-            self._hand_on(x, looked, cache)
+            self._set_layer_inputs(x, looked, cache)
         yield x
-        yield from self._through(x, turns, cache)
+        yield from self._run_layers(x, rotations, cache)
 
-    def _hand_on(self, x: F32, looked: F32, cache: KVCache) -> None:
-        """What the layers read of the tokens beside the embeddings x goes into the cache."""
+    def _set_layer_inputs(self, x: F32, looked: F32, cache: KVCache) -> None:
+        """Store the per-layer embeddings of the tokens, if any, in the cache; x: their embeddings."""
         if self.inputs is not None:
             cache.passing[INPUTS] = (self.inputs(x, looked),)
 
-    def _through(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> Iterator[F32]:
-        """The output of every layer, and that of the last norm."""
+    def _run_layers(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> Iterator[F32]:
+        """Yield the output of every layer, and that of the final norm."""
         for layer in self.layers:
-            x = layer(x, turns, cache)
+            x = layer(x, rotations, cache)
             yield x
         cache.length += len(x)
         yield self.norm(x)
 
-    def alone(self, index: int, x: F32, cache: KVCache) -> F32:
-        """The output [T, hidden] of one layer for the input x [T, hidden]; the caller moves cache.length on after all layers, and sees to it that
-        cache.passing has what earlier layers, and the beginning of `states`, left there."""
-        return self.layers[index](x, self._turns(cache, len(x)), cache)
+    def run_layer(self, index: int, x: F32, cache: KVCache) -> F32:
+        """Run one layer: x [T, hidden] -> [T, hidden].
+
+        The caller advances cache.length after the last layer, and provides cache.passing of earlier layers and of the
+        start of `states`.
+        """
+        return self.layers[index](x, self._rotations(cache, len(x)), cache)
 
     def logits(self, hidden: F32) -> F32:
-        """[T, hidden] -> [T, vocab]."""
-        return self.behind(self.head, hidden)
+        """Return the logits: [T, hidden] -> [T, vocab]."""
+        return self.logit_head(self.head, hidden)
 
-    def _turns(self, cache: KVCache, tokens: int, out: Sequence[Turns] | None = None) -> tuple[Turns, ...]:
-        """Of the next positions."""
-        return angles(self.rotaries, cache.length, tokens, max(cache.reach, cache.length + tokens), out)
+    def _rotations(self, cache: KVCache, tokens: int, out: Sequence[Rotation] | None = None) -> tuple[Rotation, ...]:
+        """Return the rotations of the next positions."""
+        return rotations_at(self.rotaries, cache.length, tokens, max(cache.reach, cache.length + tokens), out)

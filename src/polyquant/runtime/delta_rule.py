@@ -1,8 +1,10 @@
-"""The gated delta rule (Yang, Kautz and Hatamizadeh 2024) as Qwen3-Next has it (modeling_qwen3_next.py of transformers):
+"""The gated delta rule (Yang, Kautz and Hatamizadeh 2024) as in Qwen3-Next (modeling_qwen3_next.py of transformers):
 
 [q, k, v] = silu(conv(QKV n));  z = G n;  [b, d] = B n;  n = norm(h)
-rate = sigmoid(b);  S = exp(a softplus(d + dt)) S;  S = S + k (rate (v - S^T k))^T;  y = S^T q, of each head, q and k of length one, q / sqrt(size)
-Out (norm(y) * silu(z)), the norm over the numbers of a head
+rate = sigmoid(b);  S = exp(a softplus(d + dt)) S;  S = S + k (rate (v - S^T k))^T;  y = S^T q
+Out (norm(y) * silu(z))
+
+Per head; q and k are normalized to unit length, q is divided by sqrt(size), and the norm is over a head.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from polyquant.architectures import delta_rule as record
 from polyquant.architectures.delta_rule import delta_sizes
 from polyquant.ops.recurrent import convolve, delta_rule, sigmoid, silu, softplus, unit
 from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.rotary import Turns
+from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
@@ -23,14 +25,14 @@ __all__ = ["DeltaRule"]
 
 
 class DeltaRule:
-    """The rule of one layer."""
+    """The gated delta rule of one layer."""
 
     linears = ("first", "out")
     recordable = False
 
     def __init__(self, part: record.DeltaRule, site: Site) -> None:
         shapes = part.parameters(site.hyper, site.index)
-        self.index, self.turned = site.index, part.turned
+        self.index, self.tiled = site.index, part.tiled
         self.keys, self.key, self.each, self.value = delta_sizes(site.hyper)
         self.norm, self.head_norm = site.norm(part.norm), site.norm("ssm_norm")
         self.first, self.out = site.linear(*part.inputs), site.linear("ssm_out")
@@ -42,15 +44,15 @@ class DeltaRule:
         self.dt_bias, self.a = (site.array(name, shapes[name]) for name in ("ssm_dt.bias", "ssm_a"))
         self.keeps = site.states((span - 1, channels), (self.keys * self.each, self.key, self.value))
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
-        """x [T, hidden] -> [T, hidden]; the last inputs of the convolution and the state go into the cache."""
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; the last convolution inputs and the recurrent state are stored in the cache."""
         tokens, cut = len(x), self.keys * self.key
         mixed, z, *rest = self.first(self.norm(x))
-        b, d = rest if self.turned else self._apart(rest[0])
+        b, d = rest if self.tiled else self._split(rest[0])
         window, state = cache.recall(self.index)
         mixed, window = convolve(window, mixed, self.kernel, self.bias)
         q, k, v = np.split(silu(mixed), (cut, 2 * cut), axis=1)
-        q, k = (self._spread(unit(y.reshape(tokens, self.keys, self.key))) for y in (q, k))
+        q, k = (self._repeat_heads(unit(y.reshape(tokens, self.keys, self.key))) for y in (q, k))
         decays = self.a * softplus(d + self.dt_bias)
         y, state = delta_rule(
             state, q * np.float32(self.key**-0.5), k, v.reshape(tokens, -1, self.value), decays, sigmoid(b)
@@ -59,11 +61,11 @@ class DeltaRule:
         (out,) = self.out(self.head_norm(y).reshape(tokens, -1) * silu(z))
         return out
 
-    def _apart(self, both: F32) -> tuple[F32, F32]:
-        """[T, 2 * heads], of each key head its rates and its decays -> [T, heads] each."""
+    def _split(self, both: F32) -> tuple[F32, F32]:
+        """Split [T, 2 * heads], per key head its rates and decays, into [T, heads] each."""
         b, d = np.split(both.reshape(len(both), self.keys, 2 * self.each), 2, axis=2)
         return b.reshape(len(both), -1), d.reshape(len(both), -1)
 
-    def _spread(self, x: F32) -> F32:
-        """[T, keys, size] -> [T, heads, size]: of each value head its key head's."""
-        return np.tile(x, (1, self.each, 1)) if self.turned else x.repeat(self.each, axis=1)
+    def _repeat_heads(self, x: F32) -> F32:
+        """Repeat key heads for their value heads: [T, keys, size] -> [T, heads, size]."""
+        return np.tile(x, (1, self.each, 1)) if self.tiled else x.repeat(self.each, axis=1)

@@ -1,4 +1,4 @@
-"""A loaded encoder: vectors of texts. It is a Model, so that whatever takes one says by itself that this one writes no text."""
+"""A loaded encoder. It is a Model, so functions that require a decoder report that this one does not generate text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["EncoderModel"]
 
 
 class EncoderModel(Model):
-    """A checkpoint with its encoder. `embed` and `states` are what it does; what needs a decoder raises UnsupportedError."""
+    """A checkpoint with its encoder.
+
+    `embed` and `states` are supported; operations that need a decoder raise UnsupportedError.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, architecture: Architecture, encoder: Encoder, *, context: int | None = None
@@ -30,16 +33,16 @@ class EncoderModel(Model):
 
     @property
     def hyper(self) -> Hyper:
-        """Its sizes."""
+        """Its hyper-parameters."""
         return self.encoder.hyper
 
     @property
     def decoder(self) -> Decoder:
-        """Raises UnsupportedError: there is none."""
+        """Raises UnsupportedError: an encoder has no decoder."""
         raise UnsupportedError(
-            f"'{self.architecture.name}' is an encoder: it gives embeddings and writes no text",
+            f"'{self.architecture.name}' is an encoder: it produces embeddings and generates no text",
             file=self.checkpoint.path,
-            hint="polyquant embed, or load(...).embed(texts)",
+            hint="polyquant embed, or load(...).embed([...])",
         )
 
     def states(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:

@@ -1,4 +1,4 @@
-"""Embedding, layers, perhaps a last norm: an encoder, whose positions all see each other. No cache, no logits; a text goes through it at once."""
+"""An encoder: embedding, layers, optionally a final norm. Attention is bidirectional; there is no cache and no head."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from polyquant.architectures import bidirectional
 from polyquant.architectures.hyper import Hyper
 from polyquant.errors import UnsupportedError
 from polyquant.ops.decoder import PLAIN, Scores, add
-from polyquant.ops.encoder import attend_both_ways
+from polyquant.ops.encoder import attend_bidirectional
 from polyquant.runtime.attention import Attention, Keys
 from polyquant.runtime.ends import Embedding
 from polyquant.runtime.layer import SequentialLayer
 from polyquant.runtime.norm import Norm
-from polyquant.runtime.rotary import Rotary, Turns, angles
+from polyquant.runtime.rotary import Rotary, Rotation, rotations_at
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
-__all__ = ["BothWays", "Encoder", "LaterNorm", "PostNormLayer"]
+__all__ = ["Bidirectional", "Encoder", "LaterNorm", "PostNormLayer"]
 
 
-class BothWays:
-    """What a query attends to: the keys of its own text, before it and behind it. See attention.Keys."""
+class Bidirectional:
+    """Bidirectional attention over the current input. See attention.Keys."""
 
     def attend(
         self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
     ) -> F32:
-        """q [T, H, D], k and v [T, G, D] of a whole text -> [T, H, D]. Raises UnsupportedError for scores that go through more than a softmax."""
+        """Attend with q [T, H, D] to k, v [T, G, D] -> [T, H, D].
+
+        Raises UnsupportedError for scores other than a plain softmax.
+        """
         if scores.softcap or scores.slopes is not None or scores.sinks is not None:
-            raise UnsupportedError("soft caps, ALiBi and sinks are not computed in an encoder")
-        return attend_both_ways(q, k, v, scale=scale, window=window)
+            raise UnsupportedError("softcap, ALiBi and sinks are not supported in an encoder")
+        return attend_bidirectional(q, k, v, scale=scale, window=window)
 
 
 class LaterNorm(Attention):
-    """The attention of a layer, without its norm in the first one."""
+    """Attention without a norm in the first layer."""
 
     def __init__(self, part: bidirectional.LaterNorm, site: Site) -> None:
         super().__init__(part.at(site.index), site)
@@ -49,9 +52,9 @@ class PostNormLayer(SequentialLayer):
         super().__init__(layer, site)
         self.attention_norm, self.norm = site.norm("attn_output_norm"), site.norm("layer_output_norm")
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: Keys) -> F32:
         """See decoder.Layer."""
-        h = self.attention_norm(add(x, self.attention(x, turns, cache)))
+        h = self.attention_norm(add(x, self.attention(x, rotations, cache)))
         return self.norm(add(h, self.feed_forward(h)))
 
 
@@ -66,15 +69,15 @@ class Encoder:
         norm: Norm | None,
         rotaries: Sequence[Rotary],
     ) -> None:
-        """norm: the last one, where there is one."""
+        """norm: the final norm, if any."""
         self.hyper, self.embed, self.layers = hyper, embedding, tuple(layers)
         self.norm, self.rotaries = norm, tuple(rotaries)
 
     def hidden(self, tokens: NDArray[np.int64]) -> F32:
-        """States [T, hidden] of a text of T tokens."""
-        count, seen = len(tokens), BothWays()
-        turns = angles(self.rotaries, 0, count, count)
+        """Return the states [T, hidden] of T tokens."""
+        count, attention = len(tokens), Bidirectional()
+        rotations = rotations_at(self.rotaries, 0, count, count)
         x = self.embed(tokens, 0, np.empty((count, self.hyper.hidden), np.float32))
         for layer in self.layers:
-            x = layer(x, turns, seen)
+            x = layer(x, rotations, attention)
         return x if self.norm is None else self.norm(x)

@@ -1,7 +1,8 @@
-"""y = x W_e^T + b_e, e the expert that each row chose: stacks of matrices as they lie in the file.
+"""y = x W_e^T + b_e with the expert e selected for each row, on stacks in their stored layout.
 
-Only the matrices of chosen experts are read. Where all experts have a packed kernel (ops/matmul.py), one native call does every row of every expert:
-one token's experts share the threads, many tokens are sorted by expert. Else each expert is a `Linear` of its own, made when it is first chosen.
+Only the matrices of selected experts are read. If all experts have a packed kernel (ops/matmul.py), one native call
+computes all rows of all experts: for a single token the threads share its experts, many tokens are sorted by expert.
+Otherwise each expert is a separate `Linear`, created when first selected.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from polyquant.types import F32, Rounding, Ternary, Weight
 __all__ = ["ExpertLinear", "Stack"]
 
 Stack: TypeAlias = Weight | Sequence[Weight]
-"""Matrices [N, K] of E experts: one weight [E, N, K], or one for each expert."""
+"""Matrices [N, K] of E experts: one weight [E, N, K], or a list of weights."""
 
 
 class ExpertLinear:
-    """Stacks with one input. bias: float32 [E, N_i] or None, one for each.
+    """Stacks with a common input. bias: float32 [E, N_i] or None, one per stack.
 
-    Raises InputError where stacks differ in experts or input, or a bias does not fit; UnsupportedError for a codec that holds a stack as one.
+    Raises InputError if the stacks differ in experts or input, or a bias does not fit; UnsupportedError for a codec
+    that cannot be split by expert.
     """
 
     def __init__(self, stacks: Sequence[Stack], bias: Sequence[F32 | None], rounding: Rounding) -> None:
@@ -39,14 +41,14 @@ class ExpertLinear:
         for stack, first, b in zip(self.stacks, firsts, self.bias, strict=True):
             if _count(stack) != self.experts or first.shape[1] != self.cols:
                 raise InputError(
-                    "stacks of other experts or another input",
+                    "stacks with different experts or inputs",
                     tensor=first.name,
                     expected=f"{self.experts} experts of {self.cols} inputs",
                     found=f"{_count(stack)} of {first.shape[1]}",
                 )
             if b is not None and b.shape != (self.experts, first.shape[0]):
                 raise InputError(
-                    "a bias that does not fit its experts",
+                    "a bias does not fit its experts",
                     tensor=first.name,
                     expected=[self.experts, first.shape[0]],
                     found=list(b.shape),
@@ -58,37 +60,38 @@ class ExpertLinear:
         self._linears: dict[int, Linear] = {}
 
     def names(self, e: int) -> tuple[str, ...]:
-        """What matrix e of each stack is called where it is asked for by itself."""
+        """Return the name of matrix e of each stack."""
         return tuple(matrix_name(s.name, e) if isinstance(s, Weight) else s[e].name for s in self.stacks)
 
     @property
     def kernel(self) -> Literal["packed", "apart"]:
-        """How the next call multiplies: "packed" can be recorded, "apart" goes through Python expert by expert."""
+        """The method of the next call: "packed" can be recorded, "apart" runs expert by expert in Python."""
         return "packed" if self._group is not None and native.lib() is not None else "apart"
 
     def __call__(self, x: F32, ids: Ids | None) -> Sequence[F32]:
-        """x [T, K], or [A, K] with a row for each assignment, ids [T, used] -> one [A, N_i] for each stack, A = T * used.
+        """Multiply x [T, K], or [A, K] with a row per assignment, by the experts ids [T, used] -> one [A, N_i] per
+        stack, A = T * used.
 
-        ids: None where row i takes matrix i % E, as the heads of tokens do.
+        ids: None if row i uses matrix i % E, as for heads.
         """
         if self._group is None or native.lib() is None:
-            return self._apart(x, self._in_turn(x) if ids is None else ids.reshape(-1))
+            return self._apart(x, self._row_ids(x) if ids is None else ids.reshape(-1))
         y = self._group(x, ids, self.rounding)
         for out, bias in zip(y, self.bias, strict=True):
             if bias is not None:
-                add_expert_bias(out, bias, self._in_turn(x) if ids is None else ids)
+                add_expert_bias(out, bias, self._row_ids(x) if ids is None else ids)
         return y
 
-    def _in_turn(self, x: F32) -> Ids:
+    def _row_ids(self, x: F32) -> Ids:
         return np.arange(len(x), dtype=np.int32) % np.int32(self.experts)
 
     def _apart(self, x: F32, ids: Ids) -> Sequence[F32]:
         out = [np.empty((len(ids), n), np.float32) for n in self.sizes]
         rows = np.arange(len(ids)) // (len(ids) // len(x))
         for e in np.unique(ids).tolist():
-            chose = np.flatnonzero(ids == e)
-            for y, found in zip(out, self._linear(e)(x[rows[chose]]), strict=True):
-                y[chose] = found
+            selected = np.flatnonzero(ids == e)
+            for y, product in zip(out, self._linear(e)(x[rows[selected]]), strict=True):
+                y[selected] = product
         return out
 
     def _linear(self, e: int) -> Linear:
@@ -113,7 +116,7 @@ def _of(stack: Stack, e: int) -> Weight:
 
 
 def _handles(stack: Stack) -> Any | None:
-    """One handle on all rows, or one for each expert; None where some expert has no packed kernel."""
+    """Return one handle on all rows, or one per expert; None if an expert has no packed kernel."""
     if not _packed(packed_handle(_of(stack, 0))):
         return None
     if isinstance(stack, Weight) and isinstance(stack.codec, Packed):

@@ -1,7 +1,9 @@
-"""A feed-forward part of experts, of which each token takes a few: sum over its experts of weight_e * D_e activation(U_e x), plus a shared expert.
+"""A mixture-of-experts feed-forward part: sum over the selected experts of weight_e * D_e activation(U_e x), plus a
+shared expert.
 
-Behind the norm, and independent of the architectures' records: whoever builds a layer hands in what it computes with. One token's way through it is
-native steps only, ids and weights included, so that a tape can record it (runtime/step.py) as long as `ExpertLinear.kernel` is "packed".
+It comes after the norm and does not depend on architecture records: the code that builds a layer provides its
+components. For a single token it runs native steps only, including ids and weights, so a tape can record it
+(runtime/step.py) if `ExpertLinear.kernel` is "packed".
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 
 from polyquant.errors import InputError
 from polyquant.ops.decoder import add, swiglu
-from polyquant.ops.experts import Ids, Routing, add_gated, combine, multiplied, route, spread
+from polyquant.ops.experts import Ids, Routing, add_gated, combine, route, scaled_weights, weighted_inputs
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.linear import Linear
 from polyquant.types import F32
@@ -21,11 +23,12 @@ from polyquant.types import F32
 __all__ = ["Activation", "Experts", "SharedExpert"]
 
 Activation = Callable[..., F32]
-"""What stands between the matrices: takes the outputs of the first, [rows, n] each, e.g. gate and up, and gives the input of the second."""
+"""The function between the matrices: from the outputs of the first, [rows, n] each, e.g. gate and up, to the input of
+the second."""
 
 
 class SharedExpert:
-    """The expert of all tokens: D activation(U x), times sigmoid(gate x) where there is a gate [1, hidden]."""
+    """The expert that all tokens go to: D activation(U x), times sigmoid(gate x) if there is a gate [1, hidden]."""
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class SharedExpert:
         self.linears = ("gate_up", "down") if gate is None else ("gate_up", "down", "gate")
 
     def added(self, y: F32, x: F32) -> F32:
-        """y + what this expert makes of x; [T, hidden] each."""
+        """Return y plus this expert's output for x; [T, hidden] each."""
         (out,) = self.down(self.activation(*self.gate_up(x)))
         if self.gate is None:
             return add(y, out)
@@ -50,10 +53,13 @@ class SharedExpert:
 class Experts:
     """x [T, hidden] -> [T, hidden].
 
-    router: gives logits [T, E]; a bias of its own is part of them. bias: float32 [E], takes part in the choice only. gate_up: stacks whose outputs the
-    activation takes: gate and up, one of both (halves: gate first), or up alone. weighed: where the weights go, "outputs" of
-    experts, or their "inputs" (Llama 4). narrow, widen: matrices before the routed experts and behind their sum. factors: float32 [E], of the weights of each expert.
-    Raises InputError where router, experts and routing do not fit together.
+    router: returns logits [T, E], including its bias. bias: float32 [E], applies to the selection only.
+    gate_up: stacks whose outputs the activation takes: gate and up, one fused stack (halves: gate first), or up only.
+    weighed: the weights scale the experts' "outputs" or "inputs" (Llama 4).
+    narrow, widen: projections before the routed experts and after their sum.
+    factors: float32 [E], on the weight of each expert.
+
+    Raises InputError if router, experts and routing are inconsistent.
     """
 
     stacks = ("gate_up", "down")
@@ -74,30 +80,28 @@ class Experts:
         widen: Linear | None = None,
         factors: F32 | None = None,
     ) -> None:
-        found = [router.weights[0].shape[0], gate_up.experts, down.experts]
-        if any(n != routing.experts for n in found):
-            raise InputError(
-                "router and experts do not fit together", expected=f"{routing.experts} experts", found=found
-            )
+        counts = [router.weights[0].shape[0], gate_up.experts, down.experts]
+        if any(n != routing.experts for n in counts):
+            raise InputError("router and experts are inconsistent", expected=f"{routing.experts} experts", found=counts)
         self.router, self.routing, self.bias = router, routing, bias
         self.gate_up, self.down, self.shared = gate_up, down, shared
         self.activation, self.halves, self.weighed, self.factors = activation, halves, weighed, factors
         self.narrow, self.widen = narrow, widen
 
     def __call__(self, x: F32) -> F32:
-        """See above."""
+        """Return the sum of the selected experts: [T, hidden] -> [T, hidden]."""
         return self.computed(x, *self.chosen(x))
 
     def chosen(self, x: F32) -> tuple[Ids, F32]:
-        """What the router says of x [T, hidden]: ids and weights [T, used]."""
+        """Route x [T, hidden]: ids and weights [T, used]."""
         (logits,) = self.router(x)
         ids, weights = route(logits, self.routing, self.bias)
-        return ids, weights if self.factors is None else multiplied(weights, self.factors, ids)
+        return ids, weights if self.factors is None else scaled_weights(weights, self.factors, ids)
 
     def computed(self, x: F32, ids: Ids, weights: F32) -> F32:
-        """What these experts make of x [T, hidden] together."""
+        """Return the combined output of these experts for x [T, hidden]."""
         inner = x if self.narrow is None else self.narrow(x)[0]
-        outputs = self.gate_up(inner if self.weighed == "outputs" else spread(inner, weights), ids)
+        outputs = self.gate_up(inner if self.weighed == "outputs" else weighted_inputs(inner, weights), ids)
         h = self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs))
         (y,) = self.down(h, ids)
         out = combine(y, self.routing.used, weights if self.weighed == "outputs" else None)

@@ -1,4 +1,7 @@
-"""A feed-forward part: [norm] D [norm] (activation(gate) * up), [gate, up] = GU [norm] x; without a gate D activation(U x). See parts.FeedForward."""
+"""A feed-forward part: [norm] D [norm] (activation(gate) * up), [gate, up] = GU [norm] x; ungated: D activation(U x).
+
+See parts.FeedForward.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ __all__ = ["FeedForward"]
 
 
 class FeedForward:
-    """The feed-forward part of one layer. Raises UnsupportedError for an activation that the architecture does not have."""
+    """The feed-forward part of one layer.
+
+    Raises UnsupportedError for an activation that the architecture does not support.
+    """
 
     linears = ("gate_up", "down")
 
@@ -26,7 +32,7 @@ class FeedForward:
         activation = site.hyper.activation
         if activation not in part.activations:
             raise UnsupportedError(
-                f"activation '{activation}' is not run in this architecture", file=site.tensors.checkpoint.path
+                f"activation '{activation}' is not supported in this architecture", file=site.tensors.checkpoint.path
             )
         self.middle = _middle(part, site)
         self.fused = part.fused
@@ -45,7 +51,8 @@ class FeedForward:
 
 
 def _middle(part: parts.FeedForward, site: Site) -> Callable[..., F32]:
-    """What stands between the matrices. xIELU's two learned numbers pass through softplus (Huang and Schlag 2024)."""
+    """Return the function between the matrices. xIELU applies softplus to its two learned scalars (Huang and Schlag
+    2024)."""
     activation = site.hyper.activation
     if activation != "xielu":
         return partial(gated if part.gated else activate, ACTIVATIONS[activation])

@@ -1,12 +1,13 @@
-"""The layer of Gemma 4 (Google 2026), built of architectures/gemma4_layer.py and a checkpoint's tensors.
+"""The layer of Gemma 4 (Google 2026), built from architectures/gemma4_layer.py and a checkpoint's tensors.
 
-    h = x + norm(attention(norm(x)))            q, k and v of each head are normed, v without numbers of its own; scores are not scaled
+    h = x + norm(attention(norm(x)))            heads of q, k and v are normed, v without weights; scores are not scaled
     f = D (gelu(G norm(h)) * U norm(h))
-    f = norm_1(f) + norm_2(experts(norm(h)))    where there are experts; their router reads norm(h) scale / sqrt(hidden)
+    f = norm_1(f) + norm_2(experts(norm(h)))    with experts; their router reads norm(h) scale / sqrt(hidden)
     g = h + norm(f)
-    y = (g + norm(P (gelu(W g) * t))) s         t: what this layer reads of the token itself (runtime/ends.py), in some models
+    y = (g + norm(P (gelu(W g) * t))) s         t: the token's per-layer embedding (runtime/ends.py), in some models
 
-Where a layer has no V it is K before its norm. The last layers may have neither: they read those of the last layer of their kind that has some.
+    Without V, values are K before its norm. The last layers may have neither: they reuse those of the last layer of
+    their kind.
 Source: modeling_gemma4.py of transformers.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 from polyquant.architectures import gemma4_layer as records
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.ops.activations import ACTIVATIONS, gated
-from polyquant.ops.decoder import add, joined
+from polyquant.ops.decoder import add, concatenated
 from polyquant.ops.experts import Routing
 from polyquant.runtime import feed_forward
 from polyquant.runtime.experts import Experts
@@ -28,7 +29,7 @@ from polyquant.runtime.kv_cache import INPUTS, KVCache
 from polyquant.runtime.layer import SequentialLayer
 from polyquant.runtime.mixture import stacks
 from polyquant.runtime.norm import Norm, bare_norm
-from polyquant.runtime.rotary import Turns
+from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Place, Site
 from polyquant.runtime.state import Keeps
 from polyquant.types import F32
@@ -37,19 +38,21 @@ __all__ = ["Attention", "FeedForward", "Gemma4Layer"]
 
 
 class Attention:
-    """The attention of one layer. lender: the layer whose keys and values it reads, None for its own."""
+    """The attention of one layer. lender: the layer whose keys and values it reuses, None for its own."""
 
     linears = ("qkv", "o")
 
     def __init__(self, part: records.Gemma4Attention, site: Site) -> None:
         hyper, file = site.hyper.at(site.index), site.tensors.checkpoint.path
         if site.c8 is not None:
-            raise UnsupportedError("a C8 cache is not run in this architecture", file=file, hint="choose another cache: f16, int8")  # fmt: skip
+            raise UnsupportedError(
+                "a C8 cache is not supported in this architecture", file=file, hint="choose another cache: f16, int8"
+            )
         self.index, self.lender, self.size = site.index, part.lender(site.hyper, site.index), hyper.head_size
         if self.lender is None and site.index >= hyper.layers - hyper.count("shared_kv_layers"):
             raise InputError("no earlier layer has keys for this one", file=file, tensor=f"blk.{site.index}.attn_q")
         self.window = hyper.windows[site.index] if hyper.windows else 0
-        self.turns = int(hyper.slides(site.index) and hyper.real("rope_theta_swa", 0.0) > 0)
+        self.rotation_index = int(hyper.slides(site.index) and hyper.real("rope_theta_swa", 0.0) > 0)
         self.scale = hyper.real("attention_scale", 1.0)
         self.norm, self.q_norm = site.norm("attn_norm"), site.norm("attn_q_norm")
         self.keeps = Keeps() if self.lender is not None else Keeps(rows=(hyper.kv_heads, hyper.head_size))
@@ -61,13 +64,13 @@ class Attention:
         self.o = site.linear("attn_output")
         self.post_norm = site.norm("post_attention_norm")
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
-        """x [T, hidden] -> [T, hidden]; the keys and values of these T tokens go into the cache, and to later layers."""
-        turn = turns[self.turns]
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; keys and values of these T tokens go to the cache and to later layers."""
+        rotation = rotations[self.rotation_index]
         q, *kv = (y.reshape(len(x), -1, self.size) for y in self.qkv(self.norm(x)))  # [T, heads, size]
-        q = turn(self.q_norm(q))
+        q = rotation(self.q_norm(q))
         if self.lender is None:
-            k, v = turn(self.k_norm(kv[0])), self.v_norm(kv[-1])
+            k, v = rotation(self.k_norm(kv[0])), self.v_norm(kv[-1])
             cache.passing[self.index] = (k, v)
             a = cache.attend(self.index, q, k, v, scale=self.scale, window=self.window)
         else:
@@ -78,7 +81,7 @@ class Attention:
 
 
 class FeedForward:
-    """The feed-forward part of one layer, and its experts if it has some."""
+    """The feed-forward part of one layer, with its experts, if any."""
 
     linears = ()
 
@@ -102,7 +105,7 @@ class FeedForward:
 
 
 class _Experts(Experts):
-    """Behind a norm; the router has one of its own, and each expert a factor."""
+    """The routed experts, after a norm; the router has a separate norm, and each expert a factor."""
 
     linears = ("router",)
     stacks = ("gate_up", "down")
@@ -130,7 +133,7 @@ class _Experts(Experts):
 
 
 class Gemma4Layer(SequentialLayer):
-    """See the module. The factor s is that of the last norm's numbers, and of what it is added to."""
+    """The whole layer. The factor s is folded into the last norm's weights, and applied to the residual."""
 
     def __init__(self, layer: records.Gemma4Layer, site: Site) -> None:
         super().__init__(layer, site)
@@ -144,16 +147,16 @@ class Gemma4Layer(SequentialLayer):
         else:
             self.feed_forward.post_norm = _scaled(self.feed_forward.post_norm, self.factor)
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:  # type: ignore[override]
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:  # type: ignore[override]
         """See decoder.Layer."""
-        x = add(x, self.attention(x, turns, cache))
+        x = add(x, self.attention(x, rotations, cache))
         out = self.feed_forward(x)
         if self.gate is None or self.projection is None:
             return add(out, x, self.factor)
         x = add(x, out)
         (inputs,) = cache.passing[INPUTS]
         (gate,) = self.gate(x)
-        (out,) = self.projection(self.activation(gate, joined(inputs[:, self.index])))
+        (out,) = self.projection(self.activation(gate, concatenated(inputs[:, self.index])))
         return add(self.post_norm(out), x, self.factor)
 
     @property

@@ -1,9 +1,9 @@
-"""Prompt -> tokens, one at a time.
+"""Generate tokens from a prompt, one at a time.
 
     for token in model.generate("Once upon a time", max_tokens=64):
         print(token.text, end="", flush=True)
 
-A text ends with "stop" (a token that ends texts, or a stop string) or with "length" (max_tokens, or the context is full).
+Generation finishes with "stop" (an end token or a stop string) or with "length" (max_tokens, or a full context).
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from polyquant.runtime.session import Session
 from polyquant.tokenizers.tokenizer import TextStream, Tokenizer
 from polyquant.types import F32
 
-__all__ = ["Finish", "Generation", "Speaks", "Token", "generate"]
+__all__ = ["Finish", "Generation", "Generator", "Token", "generate"]
 
 Finish = Literal["stop", "length"]
-_LONGEST = 256  # characters of a token, on average: a longer prompt is refused unread
+_LONGEST = 256  # characters per token, on average: longer prompts are rejected without tokenizing
 
 
-class Speaks(Protocol):
-    """What writing text needs of a model (runtime.model.Model)."""
+class Generator(Protocol):
+    """The members of a model that generation uses (runtime.model.Model)."""
 
     @property
     def vocab(self) -> int:
-        """Number of tokens."""
+        """The vocabulary size."""
 
     @property
     def context(self) -> int:
-        """Positions of a text."""
+        """The maximum number of tokens."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Text <-> ids. Raises UnsupportedError where there is none that can be run."""
+        """The tokenizer. Raises UnsupportedError if there is none that is supported."""
 
     def session(self) -> Session:
-        """A new text."""
+        """Return a new session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """text: what this token completes; empty while a character is half done or a stop string may be beginning. The texts of all tokens
-    joined are the answer. logprob: natural, the model's own (before temperature and cuts)."""
+    """A generated token.
+
+    text: the characters that it completes; empty within a multi-byte character or a possible stop string. The texts of
+    all tokens joined are the answer. logprob: natural, of the model itself (before temperature and sampling cuts).
+    """
 
     id: int
     text: str
@@ -58,10 +61,10 @@ class Token:
 
 
 class Generation:
-    """An answer on its way; iterate over it once.
+    """A generation in progress; iterate over it once.
 
-    prompt_tokens, generated: counts, the token that ends the text included. finish: None until the end. prompt_seconds, seconds: spent on
-    the prompt and on the tokens after the first.
+    prompt_tokens, generated: counts, including the end token. finish: None until the end. prompt_seconds, seconds: time
+    for the prompt, and for the tokens after the first.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Generation:
         self.prompt_seconds = self.seconds = 0.0
         self.reused = 0
         self._sampler, self._ends, self._text = sampler, ends, text
-        self._room = session.context - len(prompt) + 1  # the last token needs no place of its own
+        self._room = session.context - len(prompt) + 1  # the last token is not fed
         self._limit = self._room if limit is None else min(limit, self._room)
         self._tokens = self._run()
 
@@ -93,12 +96,12 @@ class Generation:
 
     @property
     def prompt_rate(self) -> float:
-        """Tokens of the prompt that went through the model, a second; 0 before the first token."""
+        """Processed prompt tokens per second; 0 before the first token."""
         return (self.prompt_tokens - self.reused) / self.prompt_seconds if self.prompt_seconds else 0.0
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first one; 0 until there is a second."""
+        """Tokens per second after the first one; 0 until there are two."""
         return (self.generated - 1) / self.seconds if self.seconds else 0.0
 
     def _run(self) -> Iterator[Token]:
@@ -126,20 +129,20 @@ class Generation:
                 self.seconds += perf_counter() - began
 
     def _start(self) -> F32:
-        """Logits after the prompt; what the session has seen of it already is not run again."""
-        seen = sum(
+        """Return the logits after the prompt; tokens that the session has already processed are not run again."""
+        reusable = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.session.tokens, self.prompt, strict=False))
         )
-        seen = min(seen, len(self.prompt) - 1)  # one token at least must be fed: its logits are needed
+        reusable = min(reusable, len(self.prompt) - 1)  # feed at least one token, for its logits
         began = perf_counter()
-        self.reused = seen - self.session.rewind(seen)
-        logits = self.session.feed(self.prompt[seen:])
+        self.reused = reusable - self.session.rewind(reusable)
+        logits = self.session.feed(self.prompt[reusable:])
         self.prompt_seconds = perf_counter() - began
         return logits
 
 
 class _Text:
-    """The text of the tokens so far, held back where a stop string may be beginning."""
+    """The text of the tokens so far, held back while it may be the start of a stop string."""
 
     def __init__(self, stream: TextStream | None, stop: Sequence[str]) -> None:
         self._stream, self._stop, self._held = stream, tuple(stop), ""
@@ -155,25 +158,25 @@ class _Text:
         return text
 
     def _pass(self, text: str) -> str:
-        """What can be said now: up to a stop string, or up to where one may begin."""
+        """Return the text that is final: up to a stop string, or up to its possible start."""
         text = self._held + text
-        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
+        positions = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        if positions:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(positions)]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of the text that begin the stop string."""
+    """Return the length of the longest end of the text that starts the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def generate(
-    model: Speaks,
+    model: Generator,
     prompt: str | Sequence[int],
     *,
     max_tokens: int | None = 128,
@@ -182,16 +185,19 @@ def generate(
     session: Session | None = None,
     add_special: bool = True,
 ) -> Generation:
-    """prompt: text, or token ids that are taken as they are. max_tokens None: until the context is full. session: goes on in this one;
-    what it shares with the prompt is not run again. add_special: BOS and EOS around a text as the tokenizer says.
+    """Generate from a prompt: a string, or token ids, which are used unchanged.
 
-    Token ids need no tokenizer; without one the tokens have no text. Raises InputError, UnsupportedError, before any work.
+    max_tokens: None for until the context is full. session: continues this one; its common prefix with the prompt is
+    not run again. add_special: add BOS and EOS to a string as the tokenizer specifies.
+
+    Token ids need no tokenizer; without one the tokens have no text. Raises InputError, UnsupportedError, before any
+    work.
     """
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(s, str) and s for s in stops):
-        raise InputError("stop strings must be texts of at least one character", found=stops)
+        raise InputError("stop strings must not be empty", found=stops)
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
-        raise InputError("max_tokens is out of range", expected="a whole number of at least 1", found=max_tokens)
+        raise InputError("max_tokens is out of range", expected="an integer of at least 1", found=max_tokens)
     ids = _ids(model, prompt, add_special)
     tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or bool(stops))
     text = _Text(tokenizer.stream() if tokenizer is not None else None, stops)
@@ -199,7 +205,7 @@ def generate(
     return Generation(session or model.session(), ids, Sampler(sampling or Sampling()), max_tokens, ends, text)
 
 
-def _tokenizer(model: Speaks, *, needed: bool) -> Tokenizer | None:
+def _tokenizer(model: Generator, *, needed: bool) -> Tokenizer | None:
     try:
         return model.tokenizer
     except UnsupportedError:
@@ -208,17 +214,17 @@ def _tokenizer(model: Speaks, *, needed: bool) -> Tokenizer | None:
         return None
 
 
-def _ids(model: Speaks, prompt: str | Sequence[int], add_special: bool) -> list[int]:
+def _ids(model: Generator, prompt: str | Sequence[int], add_special: bool) -> list[int]:
     limit = model.context
     if isinstance(prompt, str):
         if len(prompt) > _LONGEST * limit:
-            raise _too_long(limit, f"a text of {len(prompt)} characters")
+            raise _too_long(limit, f"a prompt of {len(prompt)} characters")
         ids = model.tokenizer.encode(prompt, add_special=add_special)
     else:
         array = np.asarray(prompt)
         ids = [int(i) for i in array] if array.ndim == 1 and array.dtype.kind in "iu" else []
     if not ids:
-        raise InputError("the prompt is empty", expected="a text or token ids")
+        raise InputError("the prompt is empty", expected="a string or token ids")
     if len(ids) > limit:
         raise _too_long(limit, f"{len(ids)} tokens")
     if min(ids) < 0 or max(ids) >= model.vocab:

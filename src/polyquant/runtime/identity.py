@@ -1,5 +1,8 @@
-"""What a checkpoint is, before a tensor is looked at: its architecture, the decoder's names for its tensors, its hyper-parameters, and how its linears
-were trained. What is not run is refused here by its name."""
+"""The identity of a checkpoint, from its headers: architecture, decoder's tensor names, hyper-parameters, activation
+rounding.
+
+Unsupported architectures are rejected by name.
+"""
 
 from __future__ import annotations
 
@@ -21,48 +24,53 @@ __all__ = ["architecture", "hyper_parameters", "names", "rounds_tokens"]
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    """Raises UnsupportedError for an architecture, a variant or a quantization that is not run."""
+    """Return the architecture. Raises UnsupportedError for an unsupported architecture, variant or quantization."""
     if checkpoint.naming == "gguf":
         label = checkpoint.metadata.get("general.architecture")
-        found = of_metadata(checkpoint.metadata)
+        record = of_metadata(checkpoint.metadata)
     else:
         if not checkpoint.config:
             raise InputError(
-                "nothing says what these tensors mean", file=checkpoint.path, expected="a folder with config.json"
+                "the folder has no config.json to identify its model",
+                file=checkpoint.path,
+                expected="a folder with config.json",
             )
         label = checkpoint.config.get("model_type") or checkpoint.config.get("architectures")
-        found = of_config(checkpoint.config)
-    if found is None:
+        record = of_config(checkpoint.config)
+    if record is None:
         raise UnsupportedError(
-            f"architecture '{label}' is not run here" if label else "no architecture is named",
+            f"architecture '{label}' is not supported" if label else "the architecture is not specified",
             file=checkpoint.path,
-            hint="see `polyquant architectures`; its weights still convert: polyquant convert --allow-unknown",
+            hint="see `polyquant architectures`; its weights can be converted: polyquant convert --allow-unknown",
         )
-    experts = _said(checkpoint, f"{found.name}.expert_count", "num_local_experts", "num_experts")
-    if not found.has_experts and experts and experts != 1:  # some dense models say 1
+    experts = _declared(checkpoint, f"{record.name}.expert_count", "num_local_experts", "num_experts")
+    if not record.has_experts and experts and experts != 1:  # some dense models declare 1
         raise UnsupportedError(
-            "a mixture of experts is not run here",
+            f"a mixture of experts is not supported in architecture '{record.name}'",
             file=checkpoint.path,
             found=f"{experts} experts",
-            hint="its weights still convert: polyquant convert",
+            hint="its weights can be converted: polyquant convert",
         )
-    _refuse_foreign_scales(checkpoint)
-    return found
+    _refuse_missing_scales(checkpoint)
+    return record
 
 
-_READ = ("bitnet", "exl3")  # quantizations whose scales the weights carry
-_DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4")  # the same, where weights were decoded
+_READ = ("bitnet", "exl3")  # quantizations whose scales are part of the weights
+_DECODED = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4")  # the same, if weights were decoded
 
 
-def _said(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
-    """The value of a key of the metadata or of the config, None where neither says it."""
+def _declared(checkpoint: Checkpoint, metadata_key: str, *config_keys: str) -> Any:
+    """Return the value of a metadata or config.json key, None if absent."""
     if checkpoint.naming == "gguf":
         return checkpoint.metadata.get(metadata_key)
     return next((checkpoint.config[k] for k in config_keys if checkpoint.config.get(k) is not None), None)
 
 
-def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
-    """A folder that names a quantization which none of its weights has: they may be codes without their scales. (What is not decoded does not open.)"""
+def _refuse_missing_scales(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedError for a folder whose declared quantization matches none of its weights.
+
+    They may be codes without scales. (A folder with an undecoded quantization does not open.)
+    """
     if checkpoint.describes_itself:
         return
     file = checkpoint.path / "config.json"
@@ -70,53 +78,58 @@ def _refuse_foreign_scales(checkpoint: Checkpoint) -> None:
     bits = checkpoint.config.get("quantization_bit")
     if bits and not decoded:
         raise UnsupportedError(
-            f"config.json says ChatGLM's own quantization (quantization_bit {bits}), and no weight is quantized so",
+            f"config.json declares ChatGLM's quantization (quantization_bit {bits}), but no weight has it",
             file=file,
-            hint="set quantization_bit to 0 if these are floats",
+            hint="set quantization_bit to 0 if the weights are floats",
         )
-    said = checkpoint.config.get("quantization_config")
-    if not said:
+    declared = checkpoint.config.get("quantization_config")
+    if not declared:
         return
-    method = said.get("quant_method") if isinstance(said, Mapping) else said
+    method = declared.get("quant_method") if isinstance(declared, Mapping) else declared
     if method not in _READ and not (method in _DECODED and decoded):
         raise UnsupportedError(
-            f"config.json says quantization method '{method}', and no weight is quantized so",
+            f"config.json declares quantization method '{method}', but no weight has it",
             file=file,
             expected=f"{', '.join((*_READ, *_DECODED))}, a Trellis folder, or none",
         )
-    if said.get("use_rms_norm"):
-        raise UnsupportedError("BitNet linears with a norm of their own (use_rms_norm) are not run", file=file)
+    if declared.get("use_rms_norm"):
+        raise UnsupportedError("BitNet linears with their own norm (use_rms_norm) are not supported", file=file)
 
 
 def rounds_tokens(checkpoint: Checkpoint, architecture: Architecture) -> bool:
-    """True where activations have one int8 scale a token: BitNet as it was trained. Some GGUF architectures have one a block."""
+    """True if activations are rounded with one int8 scale per token, as BitNet is trained.
+
+    Some GGUF architectures use one per block.
+    """
     ternary = architecture.ternary
     if checkpoint.naming == "gguf":
         return ternary is not None and ternary.tokens_in_gguf
-    said = checkpoint.config.get("quantization_config")
-    return ternary is not None or (isinstance(said, Mapping) and said.get("quant_method") == "bitnet")
+    declared = checkpoint.config.get("quantization_config")
+    return ternary is not None or (isinstance(declared, Mapping) and declared.get("quant_method") == "bitnet")
 
 
 def names(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, str]:
-    """Decoder's name -> name in the checkpoint."""
+    """Return decoder's name -> name in the checkpoint."""
     if checkpoint.naming == "gguf":
         return _with_suffix({name: name for name in checkpoint}, architecture)
-    found = {target: name for name in checkpoint if (target := architecture.names.to_gguf(name)) is not None}
+    stored = {target: name for name in checkpoint if (target := architecture.names.to_gguf(name)) is not None}
     if checkpoint.describes_itself:
-        found |= {target: name for name in checkpoint if (target := grid_name(architecture, name)) is not None}
-        found |= {target: name for name in checkpoint if (target := _twin_name(architecture, name)) is not None}
-    return _with_suffix(found, architecture)
+        stored |= {target: name for name in checkpoint if (target := grid_name(architecture, name)) is not None}
+        stored |= {target: name for name in checkpoint if (target := _module_name(architecture, name)) is not None}
+    return _with_suffix(stored, architecture)
 
 
-def _with_suffix(found: dict[str, str], architecture: Architecture) -> dict[str, str]:
-    """The same, with `.weight` behind the names of norms that GGUF calls without: Falcon-H1's ffn_norm."""
+def _with_suffix(stored_names: dict[str, str], architecture: Architecture) -> dict[str, str]:
+    """Add `.weight` to the names of norms that GGUF stores without a suffix: Falcon-H1's ffn_norm."""
     bare = {feed.source for feed in architecture.feeds("norm")} & set(architecture.names.exact.values())
-    named = {f"{name}.weight": stored for name, stored in found.items() if bare and name.split(".", 2)[-1] in bare}
-    return named | found if named else found
+    named = {
+        f"{name}.weight": stored for name, stored in stored_names.items() if bare and name.split(".", 2)[-1] in bare
+    }
+    return named | stored_names if named else stored_names
 
 
-def _twin_name(architecture: Architecture, name: str) -> str | None:
-    """The decoder's name of `norm.module.weight`; None for other tensors."""
+def _module_name(architecture: Architecture, name: str) -> str | None:
+    """Return the decoder's name of `norm.module.weight`; None for other tensors."""
     stem, _, suffix = name.rpartition(".")
     if not stem.endswith(".module"):
         return None
@@ -125,7 +138,10 @@ def _twin_name(architecture: Architecture, name: str) -> str | None:
 
 
 def hyper_parameters(checkpoint: Checkpoint, architecture: Architecture, names: Mapping[str, str]) -> Hyper:
-    """Raises InputError for what cannot be right, UnsupportedError for RoPE scalings that are not run."""
+    """Return the hyper-parameters.
+
+    Raises InputError for invalid ones, UnsupportedError for unsupported RoPE scalings.
+    """
     table = checkpoint.weights.get(names.get("token_embd.weight", ""))
     rows = table.shape[0] if table is not None and len(table.shape) == 2 else 0
     if checkpoint.naming != "gguf":
@@ -136,7 +152,7 @@ def hyper_parameters(checkpoint: Checkpoint, architecture: Architecture, names: 
     listed = "rope_factors_long.weight" in checkpoint.weights
     if scaling not in (None, "none", "linear", "yarn", *(("longrope",) * listed)):
         raise UnsupportedError(
-            f"RoPE scaling '{scaling}' is not run", file=checkpoint.path, hint="known: linear, yarn, longrope"
+            f"RoPE scaling '{scaling}' is not supported", file=checkpoint.path, hint="known: linear, yarn, longrope"
         )
     hyper = architecture.hyper.read_metadata(metadata, architecture.name, vocab=rows, tied=tied, file=checkpoint.path)
     if listed:

@@ -1,8 +1,10 @@
-"""What a decoder keeps of the text so far: keys and values of its positions, and the states of recurrent parts (runtime/state.py). Keys and values grow
-with the text, not with the context promised.
+"""The per-layer state of a decoder: keys and values of all positions, and the states of recurrent parts
+(runtime/state.py).
 
-float32 and float16 keep what they are given. int8 keeps each full block of 32 positions with a step and an offset for each channel (1.25 bytes
-a number), and the block under way in float32: see ops/decoder.py. c8 is int8 on levels that the checkpoint brings. Another way to keep a layer is one more class with `attend` and `nbytes`.
+Memory grows with the number of tokens, not with the declared context. float32 and float16 store values unchanged. int8
+stores each full block of 32 positions with a step and an offset per channel (1.25 bytes per value), and the current
+block in float32: see ops/decoder.py. c8 is int8 on grids from the checkpoint. Another storage type is one more class
+with `attend` and `nbytes`.
 """
 
 from __future__ import annotations
@@ -23,37 +25,40 @@ __all__ = ["INPUTS", "CacheType", "KVCache", "Passing"]
 CacheType: TypeAlias = Literal["f32", "f16", "int8", "c8"]
 T = TypeVar("T", bound=np.generic)
 Passing: TypeAlias = dict[int, tuple[F32, ...]]
-"""What is handed to later layers in the pass under way: by the number of a layer its keys and values, and for all layers INPUTS."""
+"""Values handed to later layers in the current pass: keys and values by layer index, and INPUTS for all layers."""
 INPUTS = -1
-"""Of the tokens [T, layers, n], where every layer reads some numbers of them."""
+"""The key of the per-layer embeddings [T, layers, n], in models that have them."""
 
 
 class KeptLayer(Protocol):
-    """The keys and values of one layer."""
+    """The stored keys and values of one layer."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays, room for the next positions included."""
+        """Bytes of its arrays, including room for the next positions."""
 
     def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores) -> F32:
-        """Store k, v [T, G, D] at positions start ..., attend to them and all before. q [T, H, D] -> [T, H, D].
+        """Store k, v [T, G, D] at positions start ..., attend to them and all earlier ones. q [T, H, D] -> [T, H, D].
 
-        What was stored at `start` and after is forgotten.
+        Positions stored at `start` and later are dropped.
         """
 
     def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores) -> F32:
-        """Other queries on the same keys and values: those that the last `attend` or `again` had."""
+        """Attend with other queries to the keys and values of the last `attend` or `again`."""
 
     def stored(self, end: int) -> None:
-        """A recorded step stored the position before `end`, past `attend`."""
+        """Update after a recorded step stored the position before `end` without calling `attend`."""
 
 
 class KVCache:
-    """`length`: positions that every layer holds; one who has fed all layers moves it. reach: how long the text will be at
-    least, 0 for what is fed (runtime/rotary.py, longrope). layers, states: of the layers that keep keys and values, or states; None for others. passing: of the
-    pass under way.
-    grain: a cache truncated to a multiple of it is as if nothing had been there. step: the recorded step of one token (runtime/step.py); it
-    knows the arrays of now, so whatever goes past it, `attend` or `truncate`, forgets it."""
+    """The cache of a decoder.
+
+    length: positions that every layer holds; the caller that feeds all layers advances it. reach: minimum length that
+    the sequence will have, 0 for the fed length (runtime/rotary.py, longrope). layers, states: of the layers with keys
+    and values, or with recurrent states; None for others. passing: of the current pass. grain: truncating to a multiple
+    of it restores the exact earlier state. step: the recorded step of one token (runtime/step.py); it refers to the
+    current arrays, so `attend` and `truncate` discard it.
+    """
 
     def __init__(
         self, keeps: Sequence[Keeps], kind: CacheType = "f32", grids: Sequence[F32 | None] | None = None
@@ -71,40 +76,43 @@ class KVCache:
 
     @property
     def recurrent(self) -> bool:
-        """True if some layer keeps states."""
+        """True if a layer has recurrent states."""
         return any(state is not None for state in self.states)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers' arrays, those of marks included."""
-        held = [array for state in self.states if state is not None for array in state.arrays]
-        held += [array for states in self._marks.values() for arrays in states for array in arrays]
-        return sum({id(array): array.nbytes for array in held}.values()) + sum(
+        """Bytes of all layers' arrays, including those of marks."""
+        arrays = [array for state in self.states if state is not None for array in state.arrays]
+        arrays += [array for states in self._marks.values() for arrays in states for array in arrays]
+        return sum({id(array): array.nbytes for array in arrays}.values()) + sum(
             layer.nbytes for layer in self.layers if layer is not None
         )
 
     def attend(
         self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0, scores: Scores = PLAIN
     ) -> F32:
-        """Store k, v [T, G, D] of the T next positions and attend to them and all before. q [T, H, D] -> [T, H, D]."""
+        """Store k, v [T, G, D] of the next T positions, attend to them and all earlier ones. q [T, H, D] -> [T, H,
+        D]."""
         self.step = None
         return self._kept(layer).attend(q, k, v, self.length, scale, window, scores)
 
     def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
-        """Queries of a later layer on the keys and values of layer `layer`, which stored k, v in this pass (`passing` has them)."""
+        """Attend with queries of a later layer to the keys and values of `layer`, which stored k, v in this pass (see
+        `passing`)."""
         self.step = None
         return self._kept(layer).again(q, k, v, self.length, scale, window, PLAIN)
 
     def recall(self, layer: int) -> Arrays:
-        """The states of a layer as the tokens so far left them. Not to be changed."""
+        """Return the states of a layer after the tokens so far. Do not modify them."""
         return self._state(layer).read(self.length)
 
     def keep(self, layer: int, tokens: int, *states: F32) -> None:
-        """Its states after so many tokens more. Nobody changes these arrays later."""
+        """Set its states after `tokens` more tokens. These arrays must not be modified later."""
         self._state(layer).write(self.length, self.length + tokens, states)
 
     def mark(self) -> None:
-        """Hold the states of now, so that the text can be cut back to here; of earlier marks the last one stays."""
+        """Keep the current states, so that the sequence can be truncated to here; of earlier marks only the last one
+        stays."""
         if self.recurrent and self.length:
             last = max(self._marks.keys() - {self.length}, default=None)
             marks = {} if last is None else {last: self._marks[last]}
@@ -112,7 +120,7 @@ class KVCache:
             self._marks = {**marks, self.length: now}
 
     def reachable(self, length: int) -> int:
-        """The last position up to `length` to which the cache can be truncated as if nothing had been behind it."""
+        """Return the last position up to `length` to which the cache can be truncated exactly."""
         if not self.recurrent:
             return length - length % self.grain
         if length >= self.length:
@@ -120,21 +128,24 @@ class KVCache:
         return max((at for at in self._marks if at <= length and at % self.grain == 0), default=0)
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on, or, of a model with recurrent parts, from the last mark before it; `self.length` says where it stands then. In int8, positions
-        of a block that was full stay as int8 left them."""
+        """Drop the positions from `length` on; with recurrent parts, those after the last mark before it, see
+        `self.length`.
+
+        In int8, positions of a block that was full stay rounded to int8.
+        """
         self.step = None
         length = max(0, min(self.length, length))
         if self.recurrent and length < self.length:
             length = max((at for at in self._marks if at <= length), default=0)
-            self._marks = {at: held for at, held in self._marks.items() if at <= length}
-            held = iter(self._marks.get(length, ()))
+            self._marks = {at: marked for at, marked in self._marks.items() if at <= length}
+            marked = iter(self._marks.get(length, ()))
             for state in self.states:
                 if state is not None:
-                    state.go_back(length, next(held, None))
+                    state.rewind(length, next(marked, None))
         self.length = length
 
     def stepped(self) -> None:
-        """The recorded step ran once more."""
+        """Update after one more run of the recorded step."""
         for layer in self.layers:
             if layer is not None:
                 layer.stored(self.length + 1)
@@ -142,12 +153,12 @@ class KVCache:
 
     def _kept(self, layer: int) -> KeptLayer:
         kept = self.layers[layer]
-        assert kept is not None, "a layer that said it keeps no keys"
+        assert kept is not None, "this layer declares no keys"
         return kept
 
     def _state(self, layer: int) -> State:
         state = self.states[layer]
-        assert state is not None, "a layer that said it keeps no states"
+        assert state is not None, "this layer declares no states"
         return state
 
 
@@ -158,7 +169,7 @@ def _kept_layer(rows: tuple[int, int], kind: CacheType, grid: F32 | None) -> Kep
 
 
 class FloatLayer:
-    """float32 or float16."""
+    """Keys and values in float32 or float16."""
 
     def __init__(self, groups: int, size: int, dtype: DTypeLike) -> None:
         self.room = 0
@@ -178,7 +189,7 @@ class FloatLayer:
         return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window, scores=scores)
 
     def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
-        """See KeptLayer: the same is stored once more."""
+        """See KeptLayer. Stores the same values once more."""
         return self.attend(q, k, v, start, scale, window, scores)
 
     def stored(self, end: int) -> None:
@@ -186,7 +197,10 @@ class FloatLayer:
 
 
 class Int8Layer:
-    """int8 per channel and block, or on a given grid. end: the positions that `recent` continues; before: what it was before the last tokens, of several."""
+    """Keys and values in int8 per channel and block, or on a given grid.
+
+    end: the position after `recent`. before: `recent` before the last call with several tokens.
+    """
 
     def __init__(self, groups: int, size: int, grid: F32 | None = None) -> None:
         self.room = self.end = 0
@@ -205,16 +219,19 @@ class Int8Layer:
     def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
         """See KeptLayer."""
         if start != self.end:
-            self._go_back(start)
+            self._rewind(start)
         self.before = self.recent.copy() if len(k) > 1 else None
         if (end := start + len(k)) > self.room:
             self.keys, self.values, self.steps = grown(self.keys, end), grown(self.values, end), grown(self.steps, end)
             self.room = self.keys.shape[1] * BLOCK
-        self.end = end  # before the kernel: an interrupt is raised as soon as it returns
+        self.end = end  # before the kernel: an interrupt is raised when it returns
         return self._attend(q, k, v, start, scale, window, scores)
 
     def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
-        """See KeptLayer: the same is stored once more, from where the block under way stood; one token's floats are still there. An empty layer stores it."""
+        """See KeptLayer.
+
+        Stores the same values once more, from the earlier `recent`; a single token's floats are still in it.
+        """
         if self.end != start + len(k):
             return self.attend(q, k, v, start, scale, window, scores)
         if self.before is not None:
@@ -231,17 +248,18 @@ class Int8Layer:
         """See KeptLayer."""
         self.end = end
 
-    def _go_back(self, start: int) -> None:
+    def _rewind(self, start: int) -> None:
         block = start // BLOCK
         full = self.end // BLOCK
-        if block < full and start % BLOCK:  # its floats are gone
+        if block < full and start % BLOCK:  # the block's floats are no longer available
             at = slice(block, block + 1)
             past = dequantize_block(self.keys[:, at], self.values[:, at], self.steps[:, at])
             self.recent[:] = np.stack([x.reshape(len(x), -1) for x in past], 1)
 
 
 def grown(blocks: NDArray[T], positions: int) -> NDArray[T]:
-    """blocks [G, B, ...] copied to where at least `positions` fit: half as many again, so that a long text is copied a few times only."""
+    """Copy blocks [G, B, ...] into an array with room for `positions`, at least 1.5 times as many, so that copies are
+    rare."""
     need = max(-(-positions // BLOCK), blocks.shape[1] * 3 // 2)
     out = np.zeros((blocks.shape[0], need, *blocks.shape[2:]), blocks.dtype)
     out[:, : blocks.shape[1]] = blocks

@@ -1,14 +1,15 @@
-"""Latent attention (MLA, DeepSeek-AI 2024, section 2.1), in the space of what it keeps.
+"""Latent attention (MLA, DeepSeek-AI 2024, section 2.1), computed in the latent space.
 
-    [q_n, q_r] = Q norm(x), of each head;  [a, k_r] = A norm(x);  c = norm(a)
+    [q_n, q_r] = Q norm(x), per head;  [a, k_r] = A norm(x);  c = norm(a)
     score = (q_n K_b c + rope(q_r) rope(k_r)) * scale = [rope(q_r), K_b^T q_n] [rope(k_r), c] * scale
     out = O [V_b (sum of softmax(score) c) of each head]
 
-So all heads share one key, [rope(k_r), c], which is their value too: of a position the cache holds rope_head + kv_lora numbers twice, as a key and as a value.
-What rotates comes first, where a rotation finds it. The sum of the values' rotated numbers is left aside.
+All heads share one key, [rope(k_r), c], which is also their value: the cache holds rope_head + kv_lora values per
+position twice, as key and as value. The rotary dimensions come first, as the rotation expects. Their weighted sum in
+the values is ignored.
 
-All heads read c, and what is wrong in the cache stays wrong. So where inputs are rounded to int8, those of Q and A keep what rounding leaves over (runtime/twice.py), and
-those of K_b and V_b, which are small, are not rounded.
+All heads read c, and errors in the cache persist. So if inputs are rounded to int8, Q and A use an additional int8 term
+for the rounding error (runtime/split_input.py), and the inputs of K_b and V_b, which are small, are not rounded.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from collections.abc import Sequence
 
 from polyquant.architectures import latent
 from polyquant.architectures.hyper import Hyper
-from polyquant.ops.decoder import joined
+from polyquant.ops.decoder import concatenated
 from polyquant.runtime.expert_linear import ExpertLinear
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.linear import Reader
-from polyquant.runtime.rotary import Turns
+from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
+from polyquant.runtime.split_input import SplitInput
 from polyquant.runtime.state import Keeps
-from polyquant.runtime.twice import Twice
 from polyquant.types import F32
 
 __all__ = ["LatentAttention"]
@@ -42,7 +43,7 @@ class LatentAttention:
         self.keeps = Keeps(rows=(1, self.lora + self.rope))
         self.norm = site.norm("attn_norm")
         self.first = site.linear(*part.inputs(hyper))
-        self.twice = Twice(self.first)
+        self.split_input = SplitInput(self.first)
         two = "attn_q_a" in shapes
         self.q_norm = site.norm("attn_q_a_norm") if two else None
         self.q_b = site.linear("attn_q_b") if two else None
@@ -51,34 +52,35 @@ class LatentAttention:
             ExpertLinear([site.stack(stem, shapes[stem])], [None], "none") for stem in ("attn_k_b", "attn_v_b")
         )
         self.o = site.linear("attn_output")
-        whole = site.whole("attn_k_b")
-        self.latent = None if whole is None else Reader(whole)
-        self.reads = () if whole is None else ("latent",)
+        source = site.source("attn_k_b")
+        self.latent = None if source is None else Reader(source)
+        self.reads = () if source is None else ("latent",)
         self.linears = ("first", "q_b", "o") if two else ("first", "o")
         self.recordable = self.k_b.kernel == "packed" and self.v_b.kernel == "packed"
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
-        """x [T, hidden] -> [T, hidden]; what these T tokens leave behind goes into the cache."""
-        tokens, turn = len(x), turns[0]
-        q, kv = self.twice(self.first, self.norm(x))
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; the latents of these T tokens go to the cache."""
+        tokens, rotation = len(x), rotations[0]
+        q, kv = self.split_input(self.first, self.norm(x))
         if self.q_b is not None and self.q_norm is not None:
             (q,) = self.q_b(self.q_norm(q))
         rows = q.reshape(tokens * self.heads, -1)  # [T * heads, nope + rope]
-        (turned,) = self.k_b(joined(rows[:, : self.nope]), None)
-        queries = joined(rows[:, self.nope :], turned).reshape(tokens, self.heads, -1)
+        (absorbed,) = self.k_b(concatenated(rows[:, : self.nope]), None)
+        queries = concatenated(rows[:, self.nope :], absorbed).reshape(tokens, self.heads, -1)
         c = self.kv_norm(kv[:, : self.lora])
         if self.latent is not None:
             (c,) = self.latent(c)
-        keys = joined(kv[:, self.lora :], c).reshape(tokens, 1, -1)
-        keys = turn(keys)
-        a = cache.attend(self.index, turn(queries), keys, keys, scale=self.scale)
-        (values,) = self.v_b(joined(a.reshape(tokens * self.heads, -1)[:, self.rope :]), None)
+        keys = concatenated(kv[:, self.lora :], c).reshape(tokens, 1, -1)
+        keys = rotation(keys)
+        a = cache.attend(self.index, rotation(queries), keys, keys, scale=self.scale)
+        (values,) = self.v_b(concatenated(a.reshape(tokens * self.heads, -1)[:, self.rope :]), None)
         (out,) = self.o(values.reshape(tokens, -1))
         return out
 
 
 def latent_scale(hyper: Hyper) -> float:
-    """1 / sqrt(nope + rope), times (0.1 mscale_all_dim ln(factor) + 1)^2 where a yarn scaling says mscale_all_dim (DeepSeek's code)."""
+    """Return 1 / sqrt(nope + rope), times (0.1 mscale_all_dim ln(factor) + 1)^2 for a YaRN scaling with mscale_all_dim
+    (DeepSeek's code)."""
     scale = 1 / math.sqrt(hyper.count("nope_head") + hyper.head_size)
     factor, all_dim = (hyper.rope.get(key) for key in ("factor", "mscale_all_dim"))
     if not isinstance(factor, int | float) or not isinstance(all_dim, int | float) or factor <= 1:

@@ -12,16 +12,16 @@ from polyquant.architectures.parts import Layer as Record
 from polyquant.architectures.parts import ParallelLayer as ParallelRecord
 from polyquant.ops.decoder import add
 from polyquant.runtime.attention import Keys
-from polyquant.runtime.rotary import Turns
+from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Place, Site
 from polyquant.runtime.state import Keeps
 from polyquant.types import F32
 
-__all__ = ["ParallelLayer", "SequentialLayer", "computes", "kept_by"]
+__all__ = ["ParallelLayer", "SequentialLayer", "combined_state", "computes"]
 
 
 class SequentialLayer:
-    """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1. Layers of some architectures lack one of the two (None)."""
+    """h = x + s attention(x);  y = h + s feed_forward(h), s = residual_scale or 1. Either part may be None."""
 
     recordable: bool = True
 
@@ -33,16 +33,16 @@ class SequentialLayer:
             getattr(part, "recordable", True) for part in (self.attention, self.feed_forward)
         )
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: Keys) -> F32:
         """See decoder.Layer."""
         if self.attention is not None:
-            x = add(x, self.attention(x, turns, cache), self.scale)
+            x = add(x, self.attention(x, rotations, cache), self.scale)
         return x if self.feed_forward is None else add(x, self.feed_forward(x), self.scale)
 
     @property
     def keeps(self) -> Keeps:
         """See decoder.Layer."""
-        return kept_by(self.attention, self.feed_forward)
+        return combined_state(self.attention, self.feed_forward)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -61,7 +61,7 @@ class SequentialLayer:
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        """And those inside of them."""
+        """The parts, including nested ones."""
         own = (part for part in (self.attention, self.feed_forward) if part is not None)
         return tuple(one for part in own for one in (part, *getattr(part, "nested", ())))
 
@@ -76,20 +76,20 @@ class ParallelLayer(SequentialLayer):
             layer = replace(layer, feed_forward=replace(layer.feed_forward, norm=""))
         super().__init__(layer, site)
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: Keys) -> F32:
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: Keys) -> F32:
         """See decoder.Layer."""
         if not self.parallel:
-            return super().__call__(x, turns, cache)
+            return super().__call__(x, rotations, cache)
         if self.shared:
             n = self.attention.norm(x)
-            a, f = self.attention.behind_norm(n, turns, cache), self.feed_forward(n)
+            a, f = self.attention.after_norm(n, rotations, cache), self.feed_forward(n)
         else:
-            a, f = self.attention(x, turns, cache), self.feed_forward(x)
+            a, f = self.attention(x, rotations, cache), self.feed_forward(x)
         return add(add(x, a, self.scale), f, self.scale)
 
 
-def kept_by(*parts: Any) -> Keeps:
-    """What parts keep of a text together: most say nothing of it, and keep nothing."""
+def combined_state(*parts: Any) -> Keeps:
+    """Return the combined state of parts; those without `keeps` have none."""
     out = Keeps()
     for part in parts:
         out |= getattr(part, "keeps", Keeps())
@@ -97,6 +97,6 @@ def kept_by(*parts: Any) -> Keeps:
 
 
 def computes(part: Part | Record) -> Any:
-    """The class that computes a part."""
+    """Return the class that computes a part."""
     module, _, attribute = part.runtime.partition(":")
     return getattr(import_module(module), attribute)

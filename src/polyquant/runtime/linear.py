@@ -1,8 +1,9 @@
-"""y = x W^T + b with W as it lies in the file.
+"""y = x W^T + b with W in its stored layout.
 
-A codec that is `Packed` (capabilities.py) brings its own kernel (ops/matmul.py). Ternary weights and trellis codes without one are packed
-anew in memory, which loses nothing. Any other codec is dequantized some rows at a time: correct, and slow; `Linear.kernel` says which.
-Weights that share an input (q, k, v; gate and up) are one Linear, so that the input is rounded once and the threads meet once.
+A codec that is `Packed` (capabilities.py) provides its own kernel (ops/matmul.py). Ternary weights and Trellis codes
+without one are losslessly repacked in memory. Weights of any other codec are dequantized some rows at a time: correct,
+but slow; see `Linear.kernel`. Weights with a common input (q, k, v; gate and up) form one Linear, so that the input is
+rounded once and the threads synchronize once.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from polyquant.types import F32, Floats, Rounding, Ternary, Weight
 
 __all__ = ["Linear", "Reader", "packed_handle"]
 
-_CHUNK = 1 << 20  # weights that are dequantized at a time
+_CHUNK = 1 << 20  # weights dequantized at a time
 
 
 class Linear:
-    """Weights [N_i, K] with one input. bias: float32 [N_i] or None, one for each."""
+    """Weights [N_i, K] with a common input. bias: float32 [N_i] or None, one per weight."""
 
     def __init__(self, weights: Sequence[Weight], bias: Sequence[F32 | None], rounding: Rounding) -> None:
         if rounding == "block" and all(w.codec.form is Ternary for w in weights):
@@ -38,11 +39,11 @@ class Linear:
 
     @property
     def kernel(self) -> Literal["packed", "dequantized"]:
-        """How the next call multiplies."""
+        """The method of the next call."""
         return "packed" if self._groups and native.lib() is not None else "dequantized"
 
     def __call__(self, x: F32) -> Sequence[F32]:
-        """x [T, K] -> one [T, N_i] for each weight."""
+        """Multiply: x [T, K] -> one [T, N_i] per weight."""
         if self._groups and native.lib() is not None:
             y: Sequence[F32] = [out for group in self._groups for out in group(x, self.rounding)]
         else:
@@ -55,44 +56,48 @@ class Linear:
 
 
 class Reader:
-    """What a matrix reads that is multiplied in other forms: gives its input on. Calibration looks at it by the matrix's name."""
+    """An identity in front of a matrix that is multiplied in a different form: calibration observes its input under the
+    matrix's name."""
 
     def __init__(self, weight: Weight) -> None:
         self.weights = (weight,)
 
     def __call__(self, x: F32) -> Sequence[F32]:
-        """x [T, K] -> one [T, K], the same."""
+        """Return x [T, K] unchanged."""
         return (x,)
 
 
 def _groups(weights: Sequence[Weight]) -> list[Group]:
-    """Neighbours of one kind together; none if a weight has no kernel."""
+    """Group adjacent weights of the same kernel; [] if a weight has no kernel."""
     handles = [packed_handle(w) for w in weights]
     if any(h is None for h in handles):
         return []
     out = []
     for _, run in groupby(range(len(weights)), key=lambda i: type(handles[i])):
-        chosen = list(run)
-        out.append(Group([handles[i] for i in chosen], [weights[i].shape[0] for i in chosen]))
+        members = list(run)
+        out.append(Group([handles[i] for i in members], [weights[i].shape[0] for i in members]))
     return out
 
 
 def packed_handle(weight: Weight) -> Any | None:
-    """A native handle on a weight [N, K] as it lies, or arranged anew in memory; None where no kernel takes it."""
+    """Return a native handle on a weight [N, K], in its stored layout or repacked in memory; None without a kernel."""
     if not native.available():
         return None
     codec, shape = weight.codec, weight.shape
-    found = codec.packed(weight.parts, shape) if isinstance(codec, Packed) else None
-    if found is None and codec.form is Ternary:
-        found = repacked(codec.unpack(weight.parts, shape))
-    if found is None and isinstance(codec, TrellisDialect) and (own := codec.trellis(shape)) is not weight.codec:
-        arranged = own.pack(codec.unpack(weight.parts, shape))  # anew in memory
-        found = own.packed(arranged, shape) if isinstance(own, Packed) else None
-    return found
+    handle = codec.packed(weight.parts, shape) if isinstance(codec, Packed) else None
+    if handle is None and codec.form is Ternary:
+        handle = repacked(codec.unpack(weight.parts, shape))
+    if handle is None and isinstance(codec, TrellisDialect) and (own := codec.trellis(shape)) is not weight.codec:
+        arranged = own.pack(codec.unpack(weight.parts, shape))  # in memory
+        handle = own.packed(arranged, shape) if isinstance(own, Packed) else None
+    return handle
 
 
 def _reference(weight: Weight, x: F32, rounding: Rounding) -> F32:
-    """x [T, K] times one weight [N, K], some rows dequantized at a time; codecs that round another input than x know how."""
+    """Multiply x [T, K] by one weight [N, K], dequantizing some rows at a time.
+
+    Codecs that round their inputs differently provide their own product.
+    """
     if isinstance(weight.codec, OwnProduct):
         return np.asarray(weight.codec.multiply(weight.parts, weight.shape, x, rounding), np.float32)
     x = x if weight.codec.form is Floats else round_activations(x, rounding)

@@ -1,4 +1,4 @@
-"""A checkpoint -> a Model that runs."""
+"""Load a checkpoint as a Model."""
 
 from __future__ import annotations
 
@@ -51,12 +51,16 @@ def load(
 ) -> Model:
     """Open a checkpoint to run it. Weights stay packed in their file; only norms and biases are read.
 
-    activations: "int8" rounds the inputs of quantized weights (blocks of 32 numbers, or tokens for BitNet), as their fast kernels do; "float"
-    does not. cache: how keys and values are kept, "f32", "f16" or "int8" per channel; by default "f16" where activations are rounded, else
-    "f32", which promises exact arithmetic. threads: of the native kernels, in the whole process; by default one for each processor. context: most positions of a text, fewer than the model was made for. ternary_layout, dialect, tile:
-    what a GGUF file of BitNet weights cannot tell, see open_checkpoint.
+    activations: "int8" rounds the inputs of quantized weights (per block of 32, or per token for BitNet), as fast
+    kernels do; "float" does not.
+    cache: storage of keys and values, "f32", "f16" or "int8" per channel; by default "f16" if activations are rounded,
+    else "f32" for exact arithmetic.
+    threads: of the native kernels, in the whole process; by default one per processor.
+    context: maximum number of tokens, at most that of the model.
+    ternary_layout, dialect, tile: properties that a GGUF file of BitNet weights does not specify, see open_checkpoint.
 
-    An encoder (BERT, ...) gives embeddings alone: EncoderModel. A folder of BitNet master weights is made ternary in memory, and its notes say so; they also name tensors that the decoder does not use.
+    An encoder (BERT, ...) only produces embeddings: EncoderModel. BitNet master weights are made ternary in memory. The
+    notes of the checkpoint report this, and name tensors that the decoder does not use.
     Raises InputError, UnsupportedError.
     """
     _one_of("activations", activations, ("int8", "float"))
@@ -67,8 +71,10 @@ def load(
     architecture = identity.architecture(checkpoint)
     if not architecture.runs:
         raise UnsupportedError(
-            f"architecture '{architecture.name}' is converted and not run", file=checkpoint.path, hint="see `polyquant architectures`"
-        )  # fmt: skip
+            f"architecture '{architecture.name}' can be converted but not run",
+            file=checkpoint.path,
+            hint="see `polyquant architectures`",
+        )
     names = identity.names(checkpoint, architecture)
     hyper = identity.hyper_parameters(checkpoint, architecture, names)
     if context is not None and not 1 <= context <= hyper.context:
@@ -90,7 +96,7 @@ def load(
     )
     if architecture.encoder:
         if cache is not None:
-            raise InputError("an encoder keeps no keys and values", file=checkpoint.path, hint="leave the cache out")
+            raise InputError("an encoder has no key/value cache", file=checkpoint.path, hint="omit the cache option")
         encoder = build_encoder(tensors, architecture, hyper)
         return EncoderModel(tensors.noted(), architecture, encoder, context=context)
     exact = activations == "float" or all(w.codec.form is Floats for w in checkpoint.values())
@@ -98,17 +104,20 @@ def load(
     return Model(tensors.noted(), architecture, decoder, context=context)
 
 
-def _one_of(what: str, found: object, known: tuple[str | None, ...]) -> None:
-    if found not in known:
-        raise InputError(f"unknown {what}", expected=" or ".join(k for k in known if k), found=found)
+def _one_of(what: str, value: object, known: tuple[str | None, ...]) -> None:
+    if value not in known:
+        raise InputError(f"unknown {what}", expected=" or ".join(k for k in known if k), found=value)
 
 
 def build(
     tensors: Tensors, architecture: Architecture, hyper: Hyper, cache: CacheType | None = None, *, exact: bool = True
 ) -> Decoder:
-    """The decoder of an architecture. Raises InputError for missing and misshapen tensors, and for a cache that the checkpoint does not have."""
+    """Build the decoder.
+
+    Raises InputError for missing or misshapen tensors, and for a cache type that the checkpoint does not have.
+    """
     c8 = _c8(tensors, hyper, cache, exact=exact)
-    layers = _layers(tensors, architecture, hyper, c8 if c8 is not None and not c8.turned else None)
+    layers = _layers(tensors, architecture, hyper, c8 if c8 is not None and not c8.after_rope else None)
     ends, head, kind = architecture.ends, "token_embd" if hyper.tied else "output", architecture.norm
     bare = bare_norm(hyper.hidden, hyper.norm_eps, kind)
     last = bare if ends.bare else read_norm(tensors, ends.last_stem, hyper.hidden, hyper.norm_eps, ["output"], kind)
@@ -121,7 +130,7 @@ def build(
         last,
         linear,
         _rotaries(tensors, architecture, hyper),
-        "c8" if c8 is not None and c8.turned else cache if cache not in (None, "c8") else "f32" if exact else "f16",
+        "c8" if c8 is not None and c8.after_rope else cache if cache not in (None, "c8") else "f32" if exact else "f16",
         c8.grids if c8 is not None else None,
         Head(logit_scale(ends, hyper), hyper.real("logit_softcap", 0.0), lengths),
         _layer_inputs(tensors, architecture, hyper),
@@ -129,7 +138,7 @@ def build(
 
 
 def build_encoder(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Encoder:
-    """The encoder of an architecture. Raises InputError for missing and misshapen tensors."""
+    """Build the encoder. Raises InputError for missing or misshapen tensors."""
     kind, ends = architecture.norm, architecture.ends
     return Encoder(
         hyper,
@@ -141,16 +150,16 @@ def build_encoder(tensors: Tensors, architecture: Architecture, hyper: Hyper) ->
 
 
 def _layers(tensors: Tensors, architecture: Architecture, hyper: Hyper, c8: C8 | None) -> list[Any]:
-    """c8: levels for what goes into the cache."""
-    if hyper.layers > len(tensors.names):  # before a list of that length is made
+    """Build the layers. c8: grids for rounding keys and values before the cache."""
+    if hyper.layers > len(tensors.names):  # before allocating a list of that length
         raise InputError(
             "more layers than tensors",
             file=tensors.checkpoint.path,
             expected=f"at most {len(tensors.names)}",
             found=hyper.layers,
         )
-    made = computes(architecture.layer)
-    return [made(architecture.layer, Site(tensors, architecture, hyper, i, c8)) for i in range(hyper.layers)]
+    layer_class = computes(architecture.layer)
+    return [layer_class(architecture.layer, Site(tensors, architecture, hyper, i, c8)) for i in range(hyper.layers)]
 
 
 def _rotaries(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> tuple[Rotary, ...]:
@@ -171,7 +180,7 @@ def _embedding(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> Em
 
 
 def _layer_inputs(tensors: Tensors, architecture: Architecture, hyper: Hyper) -> LayerInputs | None:
-    """What each layer reads of the tokens; None where none does."""
+    """Return the per-layer embeddings, None for models without them."""
     size = hyper.count("per_layer_input") if architecture.ends.layer_inputs else 0
     if not size:
         return None
@@ -184,7 +193,7 @@ def _layer_inputs(tensors: Tensors, architecture: Architecture, hyper: Hyper) ->
 
 
 def _first_type(tensors: Tensors, hyper: Hyper) -> F32 | None:
-    """The embedding [hidden] of the first kind of text; None for a model that knows no kinds."""
+    """Return the first token type embedding [hidden]; None for a model without token types."""
     kinds = hyper.count("token_types")
     if not kinds or (tensors.checkpoint.naming == "gguf" and "token_types.weight" not in tensors):
         return None
@@ -192,14 +201,14 @@ def _first_type(tensors: Tensors, hyper: Hyper) -> F32 | None:
 
 
 def _c8(tensors: Tensors, hyper: Hyper, cache: CacheType | None, *, exact: bool) -> C8 | None:
-    """The levels of the cache where the checkpoint has some and nobody asks for another cache."""
+    """Return the checkpoint's C8 grids, unless another cache type is requested."""
     if cache not in (None, "c8"):
         return None
     checkpoint = tensors.checkpoint
-    turned = checkpoint.dialect is not None and checkpoint.dialect.name == "v1"
-    found = read_c8(tensors, hyper, turned=turned)
-    if found is None and cache == "c8":
+    after_rope = checkpoint.dialect is not None and checkpoint.dialect.name == "v1"
+    c8 = read_c8(tensors, hyper, after_rope=after_rope)
+    if c8 is None and cache == "c8":
         raise InputError(
             "the checkpoint has no scales for a C8 cache", file=checkpoint.path, hint="choose another cache: f16, int8"
         )
-    return found if cache == "c8" or not exact else None
+    return c8 if cache == "c8" or not exact else None

@@ -1,4 +1,5 @@
-"""A feed-forward part of experts, built of an architecture's record (architectures/mixture.py) and a checkpoint's tensors."""
+"""A mixture-of-experts part, built from an architecture's record (architectures/mixture.py) and a checkpoint's
+tensors."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ _GATINGS: dict[int, Gating] = {GATING[name]: name for name in get_args(Gating)}
 
 
 def feed_forward(part: Record, site: Site) -> FeedForward | Mixture:
-    """What layer `site.index` has: experts, or a plain feed-forward part."""
+    """Return the part of layer `site.index`: experts, or a dense feed-forward part."""
     return Mixture(part, site) if part.has_experts(site.hyper, site.index) else FeedForward(part.dense, site)
 
 
 class Mixture(Experts):
-    """Experts behind a norm."""
+    """Experts after a norm."""
 
     def __init__(self, part: Record, site: Site) -> None:
         activation = _activation(part, site)
@@ -62,7 +63,7 @@ def _activation(part: Record, site: Site) -> Activation:
     name = site.hyper.activation
     if name not in part.activations:
         raise UnsupportedError(
-            f"activation '{name}' is not run in this architecture", file=site.tensors.checkpoint.path
+            f"activation '{name}' is not supported in this architecture", file=site.tensors.checkpoint.path
         )
     if part.clamped:
         return clamped_swiglu
@@ -87,7 +88,7 @@ def _routing(part: Record, site: Site) -> Routing:
 
 
 def stacks(site: Site, shapes: dict[str, Shape], *stems: str) -> ExpertLinear:
-    """Stacks that read the same."""
+    """Return stacks with a common input."""
     stacks = [site.stack(stem, shapes[stem]) for stem in stems]
     biases = [site.optional_bias(stem, *shapes[stem][:2]) for stem in stems]
     return ExpertLinear(stacks, [None if b is None else np.ascontiguousarray(b) for b in biases], site.tensors.rounding)

@@ -1,4 +1,4 @@
-"""A loaded model: logits, sessions, vectors of texts, and text that it writes."""
+"""A loaded model: logits, sessions, embeddings and text generation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.pooling import Kind, Pooling, pooling_of
 from polyquant.architectures.record import Architecture
+from polyquant.errors import printable
 from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.embed import Texts, embed
@@ -34,35 +35,42 @@ class Model:
         self.checkpoint, self.architecture = checkpoint, architecture
         self._decoder, self._context = decoder, context
 
+    def __repr__(self) -> str:
+        sizes = f"{self.hyper.layers} layers of {self.hyper.hidden}, vocabulary {self.vocab}, context {self.context}"
+        return f"<{type(self).__name__} {self.architecture.name} {printable(self.checkpoint.path)}: {sizes}>"
+
     @property
     def decoder(self) -> Decoder:
-        """What computes it."""
+        """The decoder."""
         assert self._decoder is not None
         return self._decoder
 
     @property
     def hyper(self) -> Hyper:
-        """Its sizes."""
+        """Its hyper-parameters."""
         return self.decoder.hyper
 
     @property
     def vocab(self) -> int:
-        """Number of tokens."""
+        """The vocabulary size."""
         return self.hyper.vocab
 
     @property
     def context(self) -> int:
-        """Positions of a text: what the model was made for, or fewer if `load` was told so."""
+        """The maximum number of tokens: the model's, or less if passed to `load`."""
         return self.hyper.context if self._context is None else self._context
 
     @cached_property
     def pooling(self) -> Pooling | None:
-        """How the states of a text's tokens become one vector; None if its files do not say. Raises InputError, UnsupportedError."""
+        """The pooling of token states into a vector; None if the files do not specify it.
+
+        Raises InputError, UnsupportedError.
+        """
         return pooling_of(self.checkpoint, self.architecture.name)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Text <-> ids. Raises UnsupportedError where there is none that can be run, InputError where it is broken."""
+        """The tokenizer. Raises UnsupportedError if there is none that is supported, InputError if it is invalid."""
         return open_tokenizer(self.checkpoint)
 
     @cached_property
@@ -71,19 +79,25 @@ class Model:
         return recommended(self.checkpoint)
 
     def session(self) -> Session:
-        """A new text: an empty cache."""
+        """Return a new session with an empty cache."""
         return Session(self.decoder, self.context)
 
     def logits(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
-        """float32 [T, vocab]: row t after token t. Raises InputError for tokens outside the vocabulary, or more than the context."""
+        """Return the logits float32 [T, vocab]; row t follows token t.
+
+        Raises InputError for invalid tokens or too many.
+        """
         return self.session().feed_all(tokens)
 
     def states(self, tokens: Sequence[int] | NDArray[np.integer]) -> F32:
-        """float32 [T, hidden]: what the last layer and its norm give. Raises InputError as `logits`."""
+        """Return the states after the final norm, float32 [T, hidden]. Raises InputError as `logits`."""
         return self.session().states(tokens)
 
     def embed(self, texts: Texts, *, pooling: Kind | None = None, normalize: bool | None = None) -> F32:
-        """float32 [n, hidden]: a vector for each text, or list of token ids; see runtime/embed.py. Raises InputError, UnsupportedError."""
+        """Return embeddings float32 [n, hidden] of strings or lists of token ids; see runtime/embed.py.
+
+        Raises InputError, UnsupportedError.
+        """
         return embed(self, texts, pooling=pooling, normalize=normalize)
 
     def generate(
@@ -102,7 +116,10 @@ class Model:
         session: Session | None = None,
         add_special: bool = True,
     ) -> Generation:
-        """Tokens that follow a prompt, to iterate over; see runtime/generate.py and runtime/sampling.py. Raises InputError, UnsupportedError."""
+        """Generate tokens from a prompt; iterate over the result. See runtime/generate.py and runtime/sampling.py.
+
+        Raises InputError, UnsupportedError.
+        """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
         return generate(
             self, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, session=session, add_special=add_special
@@ -116,8 +133,11 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> Generation:
-        """The answer to messages such as {"role": "user", "content": "Hello"}. template: a name among the checkpoint's templates.
-        options: as of `generate`. Raises InputError, UnsupportedError."""
+        """Generate the answer to messages such as {"role": "user", "content": "Hello"}.
+
+        template: the name of one of the checkpoint's templates. options: as for `generate`. Raises InputError,
+        UnsupportedError.
+        """
         return self.generate(
             render_chat(self.tokenizer, messages, name=template, tools=tools), **{**options, "add_special": False}
         )

@@ -1,6 +1,8 @@
-"""RMS and layer norms of a decoder, with what smoothing gives it in msModelSlim folders: a bias, and a twin `module.weight` for the quantized layers behind it.
+"""RMS and layer norms, including those of smoothed msModelSlim folders: with a bias, and with a second weight
+`module.weight` for the quantized layers that follow.
 
-The document lets `.weight` be that of the float model, for layers that fell back to floats; the tool itself writes the smoothed one twice.
+The specification keeps the float model's norm in `.weight`, for layers that fall back to floats; the tool itself writes
+the smoothed norm to both.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Norm:
         self.weight, self.eps, self.bias, self.kind = weight, eps, bias, kind
 
     def __call__(self, x: F32) -> F32:
-        """x [..., n] -> [..., n]; [T, n] where there is a bias."""
+        """Apply the norm: [..., n] -> [..., n]; [T, n] with a bias."""
         if self.kind == "layer":
             return layer_norm(x, self.weight, self.bias, self.eps)
         out = rms_norm(x, self.weight, self.eps)
@@ -35,16 +37,18 @@ class Norm:
 
 
 def bare_norm(size: int, eps: float, kind: NormKind = "rms") -> Norm:
-    """A norm without numbers of its own."""
+    """Return a norm without learned weights."""
     return Norm(np.ones(size, np.float32), eps, None, kind)
 
 
 def read_norm(
     tensors: Tensors, name: str, size: int, eps: float, readers: Sequence[str] = (), kind: NormKind = "rms"
 ) -> Norm:
-    """The norm of that name without suffix. readers: the linear layers behind it, which say which of two twins is meant.
+    """Read the norm of that name without suffix. readers: the linear layers that read it, which select the plain or the
+    module weight.
 
-    Raises InputError if its weight is missing or misshapen, UnsupportedError if quantized and float layers share a norm whose twins differ.
+    Raises InputError if its weight is missing or misshapen, UnsupportedError if quantized and float layers read a norm
+    whose two weights differ.
     """
     plain, module = f"{name}.weight", f"{name}.module.weight"
     if module in tensors and not np.array_equal(tensors.vector(plain, size), tensors.vector(module, size)):
@@ -55,7 +59,7 @@ def read_norm(
         }
         if len(kinds) > 1:
             raise UnsupportedError(
-                "quantized and float layers behind one norm, which is another for each",
+                "quantized and float layers share a norm with a different weight for each",
                 file=tensors.checkpoint.path,
                 tensor=tensors.names[module],
             )

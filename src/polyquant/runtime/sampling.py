@@ -1,11 +1,12 @@
-"""Logits -> the next token.
+"""Sample the next token from logits.
 
-In this order: repetition penalty, top-k, top-p, min-p, temperature, draw. transformers and llama.cpp agree on it but for the place of the
-temperature, where we follow llama.cpp: the cuts are made on the model's own probabilities, so a high temperature lets no new tokens in.
-Temperature 0 takes the likeliest token; of equal ones, the lowest id.
+The order is: repetition penalty, top-k, top-p, min-p, temperature, draw. transformers and llama.cpp agree, except on
+the temperature, where we follow llama.cpp: the cuts use the model's own probabilities, so a high temperature admits no
+additional tokens. Temperature 0 selects the most likely token; among equal ones, the lowest id.
 
-top-k keeps the k likeliest; top-p the fewest of those whose probabilities (of what top-k left) reach p; min-p those at least min_p times
-as likely as the likeliest. Each keeps a beginning of the tokens sorted by logit, so only that beginning is ever sorted.
+top-k keeps the k most likely tokens; top-p the fewest of those whose probabilities (among the tokens left by top-k) reach
+p; min-p those at least min_p times as likely as the most likely one. Each keeps a prefix of the tokens sorted by logit,
+so only that prefix is ever sorted.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from polyquant.types import F32
 
 __all__ = ["Sampler", "Sampling", "log_probability"]
 
-_STRIP = 256  # logits whose maximum or sum stands for them at first
-_FEW = 256  # tokens that hold the nucleus as a rule
-_BUCKETS, _BUCKETS_A_NAT = 512, 16.0  # of the logits below the largest; the last bucket takes the rest
+_STRIP = 256  # logits per strip, represented by its maximum or sum
+_FEW = 256  # tokens that usually contain the nucleus
+_BUCKETS, _BUCKETS_A_NAT = 512, 16.0  # of the distance to the largest logit; the last bucket holds the rest
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """temperature 0: greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1: off. repetition_window: how many of the last tokens are
-    penalized. seed None: another text every time. Raises InputError for values out of range."""
+    """Sampling parameters.
+
+    temperature 0: greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1: off. repetition_window: number of recent
+    tokens that are penalized. seed None: a random seed. Raises InputError for values out of range.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -45,10 +49,10 @@ class Sampling:
         _number("top_p", self.top_p, 0.0, 1.0)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
-        _whole("top_k", self.top_k)
-        _whole("repetition_window", self.repetition_window)
+        _integer("top_k", self.top_k)
+        _integer("repetition_window", self.repetition_window)
         if self.seed is not None:
-            _whole("seed", self.seed)
+            _integer("seed", self.seed)
 
 
 def _number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
@@ -60,20 +64,23 @@ def _number(name: str, value: object, low: float, high: float, *, above: bool = 
         raise InputError(f"{name} is out of range", expected=f"a number {span}", found=value)
 
 
-def _whole(name: str, value: object) -> None:
+def _integer(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{name} is out of range", expected="a whole number of at least 0", found=value)
+        raise InputError(f"{name} is out of range", expected="an integer of at least 0", found=value)
 
 
 class Sampler:
-    """The choices of one text: the generator of random numbers goes on from token to token."""
+    """The random choices of one sequence: the generator's state carries over from token to token."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
 
     def pick(self, logits: F32, history: Sequence[int]) -> int:
-        """logits [vocab], history: the tokens so far, prompt included -> id. Raises InputError where the logits are no numbers."""
+        """Choose a token id from logits [vocab]. history: all tokens so far, including the prompt.
+
+        Raises InputError for NaN or infinite logits.
+        """
         s = self.sampling
         if s.repetition_penalty != 1 and s.repetition_window and history:
             logits = _penalized(logits, history[-s.repetition_window :], s.repetition_penalty)
@@ -81,33 +88,37 @@ class Sampler:
         top = float(logits[best])
         if not math.isfinite(top):
             raise InputError(
-                "the logits are no numbers: the weights hold NaN or infinities, or overflow",
+                "the logits are not finite: the weights hold NaN or infinities, or overflow",
                 found=top,
                 hint="polyquant validate",
             )
         if s.temperature == 0 or s.top_k == 1 or s.top_p == 0:
             return best
         ids = _cut(logits, top, s)
-        kept = logits if ids is None else logits[ids]
-        weights = np.exp((kept - np.float32(top)) * np.float32(min(1 / s.temperature, 1e30)))
-        found = self._draw(weights)
-        return found if ids is None else int(ids[found])
+        candidates = logits if ids is None else logits[ids]
+        weights = np.exp((candidates - np.float32(top)) * np.float32(min(1 / s.temperature, 1e30)))
+        index = self._draw(weights)
+        return index if ids is None else int(ids[index])
 
     def _draw(self, weights: F32) -> int:
-        """Index i with a probability proportional to weights[i]: first a strip, then one of the strip. Never one of weight zero."""
+        """Draw index i with probability proportional to weights[i]: first a strip, then an element.
+
+        Never one of weight zero.
+        """
         strips = np.add.reduceat(weights, np.arange(0, len(weights), _STRIP))
         running = np.cumsum(strips, dtype=np.float64)
-        wanted = self._random.random() * running[-1]
-        strip = min(int(np.searchsorted(running, wanted, side="right")), int(np.flatnonzero(strips)[-1]))
+        target = self._random.random() * running[-1]
+        strip = min(int(np.searchsorted(running, target, side="right")), int(np.flatnonzero(strips)[-1]))
         inside = weights[strip * _STRIP : (strip + 1) * _STRIP].astype(np.float64)
         share = np.cumsum(inside)
-        rest = (wanted - running[strip] + strips[strip]) / strips[strip] * share[-1]
-        last = int(np.flatnonzero(inside)[-1])  # where rounding leads beyond the end
+        rest = (target - running[strip] + strips[strip]) / strips[strip] * share[-1]
+        last = int(np.flatnonzero(inside)[-1])  # in case rounding leads past the end
         return strip * _STRIP + min(int(np.searchsorted(share, rest, side="right")), last)
 
 
 def _penalized(logits: F32, recent: Sequence[int], penalty: float) -> F32:
-    """Keskar et al. 2019 (CTRL): positive logits divided, negative ones multiplied, once for each token that occurs."""
+    """Apply the repetition penalty (CTRL, Keskar et al. 2019): divide positive logits, multiply negative ones, once per
+    distinct token."""
     ids = np.unique(np.asarray(recent, np.int64))
     out = logits.copy()
     out[ids] = np.where(out[ids] > 0, out[ids] / np.float32(penalty), out[ids] * np.float32(penalty))
@@ -115,7 +126,7 @@ def _penalized(logits: F32, recent: Sequence[int], penalty: float) -> F32:
 
 
 def _cut(logits: F32, top: float, s: Sampling) -> NDArray[np.intp] | None:
-    """Ids that may be drawn; None: all."""
+    """Return the ids that may be drawn; None for all."""
     ids: NDArray[np.intp] | None = None
     if 0 < s.top_k < len(logits):
         ids = _largest(logits, s.top_k)
@@ -128,9 +139,10 @@ def _cut(logits: F32, top: float, s: Sampling) -> NDArray[np.intp] | None:
 
 
 def _largest(logits: F32, k: int) -> NDArray[np.intp]:
-    """Ids of the k largest, largest first, lower ids before equal ones.
+    """Return the ids of the k largest logits, largest first, lower ids first among equal ones.
 
-    k strips hold a maximum of at least the k-th largest strip maximum t, so at least k logits reach t: few more have to be looked at.
+    k strips have a maximum of at least the k-th largest strip maximum t, so at least k logits reach t: few more need to
+    be examined.
     """
     strips = len(logits) // _STRIP
     if k >= strips:
@@ -144,33 +156,34 @@ def _largest(logits: F32, k: int) -> NDArray[np.intp]:
 
 
 def _nucleus(logits: F32, top: float, p: float) -> NDArray[np.intp]:
-    """The fewest of the likeliest whose probabilities reach p: a few hundred as a rule, else all of the upper buckets and part of one."""
+    """Return the fewest most likely ids whose probabilities reach p: usually a few hundred, else all of the upper
+    buckets and part of one."""
     weights = np.exp(logits - np.float32(top))
-    wanted = p * float(weights.sum())
+    target = p * float(weights.sum())
     ids = _largest(logits, min(_FEW, len(logits)))
-    if len(ids) < len(logits) and float(weights[ids].sum()) < wanted:
+    if len(ids) < len(logits) and float(weights[ids].sum()) < target:
         bucket = np.minimum((np.float32(top) - logits) * np.float32(_BUCKETS_A_NAT), _BUCKETS - 1).astype(np.intp)
         running = np.cumsum(np.bincount(bucket, weights, _BUCKETS))
-        edge = int(np.searchsorted(running, wanted))
+        edge = int(np.searchsorted(running, target))
         above, at = np.flatnonzero(bucket < edge), np.flatnonzero(bucket == edge)
         at = at[np.argsort(-logits[at], kind="stable")]
-        wanted -= running[edge - 1] if edge else 0.0
-        return np.concatenate([above, at[: _reach(weights[at], wanted)]])
-    return ids[: _reach(weights[ids], wanted)]
+        target -= running[edge - 1] if edge else 0.0
+        return np.concatenate([above, at[: _reach(weights[at], target)]])
+    return ids[: _reach(weights[ids], target)]
 
 
-def _share(kept: F32, top: float, p: float) -> int:
-    """How many of the sorted logits [n] hold the share p of what all of them hold."""
-    weights = np.exp(kept - np.float32(top))
+def _share(logits: F32, top: float, p: float) -> int:
+    """Return how many of the sorted logits [n] hold the fraction p of their total probability."""
+    weights = np.exp(logits - np.float32(top))
     return _reach(weights, p * float(weights.sum()))
 
 
-def _reach(weights: F32, wanted: float) -> int:
-    """How many of the sorted weights [n] it takes for their sum to reach `wanted`; at least one."""
-    return int(np.searchsorted(np.cumsum(weights, dtype=np.float64), wanted)) + 1
+def _reach(weights: F32, target: float) -> int:
+    """Return how many of the sorted weights [n] are needed for a sum of `wanted`; at least one."""
+    return int(np.searchsorted(np.cumsum(weights, dtype=np.float64), target)) + 1
 
 
 def log_probability(logits: F32, token: int) -> float:
-    """Natural logarithm of the probability that the model itself gives a token: before penalties, cuts and temperature."""
+    """Return the log-probability of a token under the model itself: before penalties, cuts and temperature."""
     top = logits.max()
     return float(logits[token] - top) - math.log(float(np.exp(logits - top).sum()))

@@ -1,7 +1,7 @@
-"""Log-probabilities of the tokens of a text, from states to figures without ever holding the logits of the whole text.
+"""Token log-probabilities of a text, computed without ever holding the logits of the whole text.
 
-Memory: states of at most _FED tokens [_FED, hidden], logits of at most _LOGITS / vocab tokens at a time (32 MB an array, of which a
-handful live at once), and 8 bytes for each scored token and figure.
+Memory: states of at most _FED tokens [_FED, hidden], logits of at most _LOGITS / vocab tokens at a time (32 MB per
+array, a handful at once), and 8 bytes per scored token and metric.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from polyquant.types import F32
 
 __all__ = ["log_sum_exp", "pieces", "steps", "target_log_probs"]
 
-_FED = 512  # tokens that go through the layers at a time
-_LOGITS = 1 << 23  # numbers of a float32 array of logits
+_FED = 512  # tokens per forward pass
+_LOGITS = 1 << 23  # elements of a float32 array of logits
 
 
 def steps(window: Window) -> Iterator[tuple[NDArray[np.int64], int, NDArray[np.int64]]]:
-    """(tokens to feed, first of their states that predicts a scored token, the tokens predicted), until all are scored.
+    """Yield (tokens to feed, index of the first state that predicts a scored token, predicted tokens), until all are
+    scored.
 
-    The last token is predicted and predicts nothing, so it is not fed.
+    The last token is predicted but not fed.
     """
     fed = window.tokens[:-1]
     for a in range(0, len(fed), _FED):
@@ -36,13 +37,16 @@ def steps(window: Window) -> Iterator[tuple[NDArray[np.int64], int, NDArray[np.i
 
 
 def pieces(rows: int, vocab: int) -> Iterator[slice]:
-    """Slices of `rows` so small that the logits of each fit into memory."""
+    """Return slices of `rows` whose logits fit into memory."""
     step = max(1, _LOGITS // vocab)
     return (slice(a, min(a + step, rows)) for a in range(0, rows, step))
 
 
 def log_sum_exp(logits: F32) -> NDArray[np.float64]:
-    """log sum exp over the last axis: [n, vocab] -> [n], summed in float64. Raises InputError if a logit is no number."""
+    """Return log sum exp over the last axis: [n, vocab] -> [n], summed in float64.
+
+    Raises InputError if a logit is not finite.
+    """
     top = logits.max(-1)
     if not np.isfinite(top).all():
         raise InputError(
@@ -53,7 +57,7 @@ def log_sum_exp(logits: F32) -> NDArray[np.float64]:
 
 
 def target_log_probs(decoder: Decoder, cache: KVCache, window: Window) -> NDArray[np.float64]:
-    """log p of every scored token of a window, [scored], in nats. The cache is empty before."""
+    """Return log p of every scored token of a window, [scored], in nats. The cache must be empty."""
     out = []
     for fed, skip, targets in steps(window):
         states = decoder.hidden(fed, cache)[skip:]

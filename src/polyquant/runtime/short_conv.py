@@ -1,6 +1,6 @@
 """The gated short convolution of LFM2 (Liquid AI 2025; modeling_lfm2.py of transformers):
 
-y = Out (c * conv(b * x)),  [b, c, x] = In norm(h),  conv of each channel over its own and the k - 1 positions before
+y = Out (c * conv(b * x)),  [b, c, x] = In norm(h),  conv per channel over its own and the k - 1 preceding positions
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from polyquant.architectures import short_conv
 from polyquant.ops.recurrent import convolve
 from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.rotary import Turns
+from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
@@ -33,8 +33,8 @@ class ShortConv:
         self.kernel, self.bias = site.array(name, shape), site.optional_bias("shortconv.conv", shape[0])
         self.keeps = site.states((shape[1] - 1, shape[0]))
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
-        """x [T, hidden] -> [T, hidden]; the last inputs of the convolution go into the cache."""
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; the last convolution inputs are stored in the cache."""
         b, c, inner = np.split(self.first(self.norm(x))[0], 3, axis=1)
         (window,) = cache.recall(self.index)
         y, window = convolve(window, b * inner, self.kernel, self.bias)

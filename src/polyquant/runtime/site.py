@@ -1,4 +1,4 @@
-"""Where a part of a layer gets its tensors: by their stems, with the shapes and the wiring that the architecture's record says."""
+"""Access to the tensors of a layer part: by stem, with the shapes and the wiring of the architecture's record."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from polyquant.types import F32, Shape, Weight
 
 __all__ = ["Place", "Site"]
 
-_MOST = 1 << 26  # numbers of a recurrent state; the largest known, Nemotron-H's of 56B, has 2^22
+_MOST = 1 << 26  # elements of a recurrent state; the largest known, of Nemotron-H 56B, has 2^22
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Layer `index` of a decoder that is being built. c8: levels for what goes into the cache, None where it takes floats."""
+    """Layer `index` of a decoder under construction. c8: grids for rounding before the cache, None for a float
+    cache."""
 
     tensors: Tensors
     architecture: Architecture
@@ -37,65 +38,75 @@ class Site:
     c8: C8 | None
 
     def norm(self, stem: str) -> Norm:
-        """The norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
+        """Return the norm of that stem. Raises InputError, UnsupportedError: see read_norm."""
         if stem == BARE:
             return bare_norm(self.hyper.hidden, self.hyper.norm_eps, self.architecture.norm)
         (size,) = self._shapes[stem]
-        readers = [self._name(reader) for reader in self.architecture.behind(stem)]
+        readers = [self._name(reader) for reader in self.architecture.readers_of(stem)]
         return read_norm(self.tensors, self._name(stem), size, self.hyper.norm_eps, readers, self.architecture.norm)
 
     def vector(self, stem: str) -> F32:
-        """The weight of that stem, float32 [n]. Raises InputError."""
+        """Return the weight of that stem, float32 [n]. Raises InputError."""
         (size,) = self._shapes[stem]
         return self.tensors.vector(f"{self._name(stem)}.weight", size)
 
     def linear(self, *stems: str) -> Linear:
-        """Matrices that read the same. Raises InputError."""
+        """Return matrices with a common input. Raises InputError."""
         shapes = self._shapes
         return self.tensors.linear(shapes[stems[0]][1], [(self._name(stem), shapes[stem][0]) for stem in stems])
 
     def matrix(self, stem: str, shape: Shape) -> F32:
-        """The weight of that stem as floats. Raises InputError."""
+        """Return the weight of that stem as floats. Raises InputError."""
         return np.ascontiguousarray(self.tensors.weight(f"{self._name(stem)}.weight", shape).dequantize(), np.float32)
 
     def array(self, name: str, shape: Shape) -> F32:
-        """The tensor of that whole name inside the layer as floats. Raises InputError."""
+        """Return the tensor with this full name inside the layer as floats. Raises InputError."""
         return np.ascontiguousarray(self.tensors.weight(self._name(name), shape).dequantize(), np.float32)
 
     def states(self, *shapes: Shape) -> Keeps:
-        """What a recurrent part keeps, arrays of these shapes. Raises InputError for more than any model has: their product is in no tensor's shape."""
-        if (found := max(math.prod(shape) for shape in shapes)) > _MOST:
+        """Return the state of a recurrent part, arrays of these shapes.
+
+        Raises InputError for implausible sizes, which no tensor's shape bounds.
+        """
+        if (size := max(math.prod(shape) for shape in shapes)) > _MOST:
             raise InputError(
                 "a recurrent state of this size cannot be right",
                 file=self.tensors.checkpoint.path,
-                expected=f"at most {_MOST} numbers a layer",
-                found=found,
+                expected=f"at most {_MOST} elements per layer",
+                found=size,
             )
         return Keeps(states=shapes)
 
     def stack(self, stem: str, shape: Shape) -> Stack:
-        """The matrices [experts, n, k] of that stem. Raises InputError."""
+        """Return the matrices [experts, n, k] of that stem. Raises InputError."""
         return self.tensors.stack(f"{self._name(stem)}.weight", shape)
 
-    def whole(self, stem: str) -> Weight | None:
-        """The stored tensor that the weight of that stem is a part of, None if it is stored by itself."""
-        made = self.tensors.derived.get(f"{self._name(stem)}.weight")
-        return self.tensors.checkpoint[made.sources[0]] if made is not None and len(made.sources) == 1 else None
+    def source(self, stem: str) -> Weight | None:
+        """Return the stored tensor that contains the weight of that stem, None if it is stored separately."""
+        tensor_map = self.tensors.derived.get(f"{self._name(stem)}.weight")
+        return (
+            self.tensors.checkpoint[tensor_map.sources[0]]
+            if tensor_map is not None and len(tensor_map.sources) == 1
+            else None
+        )
 
     def optional_bias(self, stem: str, *shape: int) -> F32 | None:
-        """The bias of that stem as floats of this shape, None if there is none. Raises InputError for another number of entries."""
+        """Return the bias of that stem as floats of this shape, None if absent.
+
+        Raises InputError if the size differs.
+        """
         name = f"{self._name(stem)}.bias"
         if name not in self.tensors:
             return None
-        found = self.tensors.floats(name)
-        if found.size != math.prod(shape):
+        values = self.tensors.floats(name)
+        if values.size != math.prod(shape):
             raise InputError(
-                "wrong shape for this configuration", tensor=name, expected=list(shape), found=list(found.shape)
+                "wrong shape for this configuration", tensor=name, expected=list(shape), found=list(values.shape)
             )
-        return np.ascontiguousarray(found.reshape(shape), np.float32)
+        return np.ascontiguousarray(values.reshape(shape), np.float32)
 
     def number(self, key: str) -> float:
-        """This layer's entry of a list of numbers (record.LayerNumber), called by its key in GGUF."""
+        """Return this layer's entry of a list (record.LayerNumber), by its GGUF key."""
         return self.tensors.numbers[key][self.index]
 
     def __contains__(self, stem: str) -> bool:
@@ -111,16 +122,16 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part keeps a linear: its attribute `key`. Calibration puts something else there for a while."""
+    """The attribute `key` of a part, which holds a linear. Calibration replaces it temporarily."""
 
     part: object
     key: str
 
     @property
     def linear(self) -> Any:
-        """What is there."""
+        """The current value."""
         return getattr(self.part, self.key)
 
     def put(self, linear: object) -> None:
-        """Put a callable there that takes what the linear takes and gives what it gives."""
+        """Set a callable with the signature of the linear."""
         setattr(self.part, self.key, linear)

@@ -1,6 +1,7 @@
-"""What a layer keeps of a text: rows of keys and values at every position, or states that each token changes.
+"""The state that a layer keeps for a sequence: keys and values of every position, or states that each token updates.
 
-A state belongs to one position and cannot be cut back: whoever goes back needs a copy from there (KVCache.mark), or computes the text anew (Session.rewind).
+A recurrent state belongs to one position and cannot be truncated: going back requires a copy (KVCache.mark) or
+recomputation (Session.rewind).
 """
 
 from __future__ import annotations
@@ -21,22 +22,28 @@ Arrays: TypeAlias = tuple[F32, ...]
 
 @dataclass(frozen=True, slots=True)
 class Keeps:
-    """rows: (heads of keys, numbers of each) that every position leaves, once as keys and once as values; None for no attention. states: shapes of the
-    arrays that each token changes, zeros before the first: the last inputs of a convolution, a recurrent state."""
+    """The state of a layer.
+
+    rows: (key heads, head size) stored per position, once for keys and once for values; None without attention. states:
+    shapes of the arrays that each token updates, initially zero: last inputs of a convolution, a recurrent state.
+    """
 
     rows: tuple[int, int] | None = None
     states: tuple[Shape, ...] = ()
 
     def __or__(self, other: Keeps) -> Keeps:
-        """Both parts' of one layer. Raises ValueError where both keep the same kind."""
+        """Combine the state of two parts of a layer. Raises ValueError if both keep the same kind."""
         if (self.rows and other.rows) or (self.states and other.states):
-            raise ValueError("two parts of one layer keep the same")
+            raise ValueError("two parts of a layer keep the same kind of state")
         return Keeps(self.rows or other.rows, self.states or other.states)
 
 
 class State:
-    """The states of one layer at the position that was written last, and at the one that they were made of: a step that was broken off half way can be
-    taken again. Arrays are never changed, so that whoever holds some has a copy."""
+    """The recurrent states of one layer at the last written position, and at the one before, so that an interrupted
+    step can be repeated.
+
+    Arrays are never modified in place, so a reference is as good as a copy.
+    """
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._shapes = tuple(shapes)
@@ -44,22 +51,22 @@ class State:
 
     @property
     def arrays(self) -> Sequence[F32]:
-        """All that it holds."""
+        """All arrays held."""
         return [array for arrays in self._held.values() for array in arrays]
 
     def read(self, position: int) -> Arrays:
-        """After `position` tokens. Raises InputError for another position than the last two."""
+        """Return the states after `position` tokens. Raises InputError if it is not one of the last two positions."""
         if position == 0:
             return tuple(np.zeros(shape, np.float32) for shape in self._shapes)
         if position not in self._held:
-            raise InputError("a recurrent state of another position", expected=sorted(self._held), found=position)
+            raise InputError("no recurrent state for this position", expected=sorted(self._held), found=position)
         return self._held[position]
 
     def write(self, start: int, end: int, arrays: Arrays) -> None:
-        """After `end` tokens, made of those after `start`."""
+        """Set the states after `end` tokens, computed from those after `start`."""
         before = {start: self._held[start]} if start in self._held else {}
         self._held = {**before, end: arrays}
 
-    def go_back(self, position: int, arrays: Arrays | None) -> None:
-        """Forget all but these, which were read after `position` tokens; None for the beginning."""
+    def rewind(self, position: int, arrays: Arrays | None) -> None:
+        """Keep only these states, which were read after `position` tokens; None for the start of the sequence."""
         self._held = {} if arrays is None else {position: arrays}

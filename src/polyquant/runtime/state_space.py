@@ -1,9 +1,10 @@
 """The mixer of Mamba-2 (Dao and Gu 2024; modeling_mamba2.py of transformers):
 
-    [z, x, B, C, dt] = In norm(h);  [x, B, C] = silu(conv([x, B, C]));  dt = softplus(dt + b)
-    S = exp(dt a) S + dt x B^T;  y = S C + d x, of each head;  Out norm(y * silu(z)), the norm over the numbers of a group of heads
+[z, x, B, C, dt] = In norm(h);  [x, B, C] = silu(conv([x, B, C]));  dt = softplus(dt + b)
+S = exp(dt a) S + dt x B^T;  y = S C + d x, per head;  Out norm(y * silu(z)), the norm over a group of heads
 
-Nothing limits dt: `time_step_min` of Nemotron-H, which transformers applies to prompts and not to single tokens, is left out, as llama.cpp does.
+dt is not limited: like llama.cpp, we ignore `time_step_min` of Nemotron-H, which transformers applies to prompts
+but not to single tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from polyquant.errors import UnsupportedError
 from polyquant.ops.recurrent import convolve, silu, softplus, state_space
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.norm import bare_norm
-from polyquant.runtime.rotary import Turns
+from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
 from polyquant.types import F32
 
@@ -25,7 +26,7 @@ __all__ = ["StateSpace"]
 
 
 class StateSpace:
-    """The mixer of one layer. Raises UnsupportedError for a limit of the time steps."""
+    """The mixer of one layer. Raises UnsupportedError if the time steps are limited."""
 
     linears = ("first", "out")
     recordable = False
@@ -51,8 +52,8 @@ class StateSpace:
         self.gate_last = bool(hyper.count("norm_before_gate"))
         self.keeps = site.states((span - 1, channels), (self.heads, self.inner // self.heads, self.states))
 
-    def __call__(self, x: F32, turns: Sequence[Turns], cache: KVCache) -> F32:
-        """x [T, hidden] -> [T, hidden]; the last inputs of the convolution and the state go into the cache."""
+    def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
+        """x [T, hidden] -> [T, hidden]; the last convolution inputs and the recurrent state are stored in the cache."""
         tokens, inner, wide = len(x), self.inner, len(self.kernel)
         z, mixed, dt = np.split(self.first(self.norm(x))[0], (inner, inner + wide), axis=1)
         window, state = cache.recall(self.index)
@@ -79,13 +80,16 @@ class StateSpace:
 
 
 def _refuse_limits(site: Site) -> None:
-    """Raises UnsupportedError where config.json limits the time steps: GGUF cannot say it, and transformers itself does so in prompts only."""
+    """Raise UnsupportedError if config.json limits the time steps: GGUF cannot express it, and transformers applies it
+    to prompts only."""
     checkpoint = site.tensors.checkpoint
-    said = checkpoint.config.get("time_step_limit") if checkpoint.naming != "gguf" else None
-    if not isinstance(said, Sequence) or isinstance(said, str) or len(said) != 2:
+    limits = checkpoint.config.get("time_step_limit") if checkpoint.naming != "gguf" else None
+    if not isinstance(limits, Sequence) or isinstance(limits, str) or len(limits) != 2:
         return
-    low, high = said
+    low, high = limits
     if (isinstance(low, int | float) and low > 0) or (isinstance(high, int | float) and high < 1e30):
         raise UnsupportedError(
-            "time steps with a limit are not run", file=checkpoint.path / "config.json", found=f"time_step_limit {list(said)}"
-        )  # fmt: skip
+            "limited time steps are not supported",
+            file=checkpoint.path / "config.json",
+            found=f"time_step_limit {list(limits)}",
+        )

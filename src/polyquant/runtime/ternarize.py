@@ -1,7 +1,8 @@
-"""BitNet master weights in memory: what a training run leaves is floats, what the model multiplies with is ternary.
+"""Make BitNet master weights ternary in memory: training leaves floats, the model multiplies by ternary weights.
 
-codes = round(w / s) clipped to -1 ... 1 with s = mean|w| (quantizers/absmean.py), s rounded to the dtype of the weight, as transformers'
-`autobitlinear` does online. A weight that is ternary already (all numbers -s, 0 or s) keeps its s. Held as i2_s.x86: two bits a weight.
+codes = round(w / s) clipped to -1 ... 1 with s = mean|w| (quantizers/absmean.py), s rounded to the dtype of the weight,
+as transformers' `autobitlinear` does online. A weight that is already ternary (all values -s, 0 or s) keeps its s.
+Stored as i2_s.x86: two bits per weight.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ _NARROW: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 
 
 def ternarized(weight: Weight, *, file: object = None) -> Weight:
-    """A float weight [N, K] -> the same as ternary codes with one scale, packed in memory. Raises InputError for NaN and infinity."""
+    """Convert a float weight [N, K] to packed ternary codes with one scale. Raises InputError for NaN and infinity."""
     floats = weight.dequantize()
     if not np.isfinite(floats).all():
         raise InputError("a master weight holds NaN or infinity", file=file, tensor=weight.name)
     codec = I2_S_X86 if weight.shape[1] % 128 == 0 else I2_S_X4
     try:
-        found = codec.quantize(floats)
+        ternary = codec.quantize(floats)
     except CodecError:  # not ternary yet
-        found = absmean_codes(weight)
-        found = Ternary(found.codes, found.scale.astype(_NARROW.get(weight.codec.name, np.float32)).astype(np.float32))
-    parts = codec.pack(found)
+        ternary = absmean_codes(weight)
+        ternary = Ternary(
+            ternary.codes, ternary.scale.astype(_NARROW.get(weight.codec.name, np.float32)).astype(np.float32)
+        )
+    parts = codec.pack(ternary)
     return Weight(weight.name, weight.shape, codec, in_memory(parts))

@@ -1,4 +1,4 @@
-"""A text file, and the tokens that a model makes of it."""
+"""Read a text file, and tokenize it for a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from polyquant.storage.source import Source
 
 __all__ = ["MAX_TEXT_BYTES", "read_text", "text_tokens"]
 
-MAX_TEXT_BYTES = 1 << 24  # 4 million tokens, whose tokenizer's records take most of a gigabyte
+MAX_TEXT_BYTES = 1 << 24  # 4 million tokens; the tokenizer's records for them take most of a gigabyte
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """A UTF-8 file as it is. Raises InputError for more than 16 MiB, or another encoding."""
+    """Read a UTF-8 file. Raises InputError for more than 16 MiB, or another encoding."""
     source = Source(path)
     try:
         if source.size > MAX_TEXT_BYTES:
@@ -26,7 +26,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
                 file=path,
                 expected=f"at most {MAX_TEXT_BYTES} bytes",
                 found=source.size,
-                hint="give a part of it",
+                hint="use a part of it",
             )
         raw = bytes(source.pread(0, source.size))
     finally:
@@ -38,7 +38,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def text_tokens(model: Model, words: str, limit: int | None) -> tuple[NDArray[np.int64], int | None]:
-    """The text's ids [T], at most `limit`, and BOS if the tokenizer puts one in front of a text."""
+    """Return the ids [T] of the text, at most `limit`, and BOS if the tokenizer adds one."""
     tokenizer = model.tokenizer
     bos = tokenizer.special.get("bos")
     if tokenizer.encode("")[:1] != [bos]:

@@ -106,7 +106,7 @@ def check_wiring(record: Architecture) -> None:
         )
         assert (len(shapes.get(feed.source, "")) == 1) == (feed.kind == "norm"), f"{feed.source} is not a {feed.kind}"
         if feed.kind == "norm":
-            assert record.behind(feed.source) == feed.readers
+            assert record.readers_of(feed.source) == feed.readers
             for index in range(tiny_hyper(record).layers):
                 here = record.layer.shapes(tiny_hyper(record), index)
                 widths = {here[r][-1] for r in feed.readers if r in here}

@@ -18,6 +18,7 @@
     rows       rows [a, b) of every part of a `row_sliced` codec are rows [a, b) of the weight
     out        is filled and returned; arrays that do not fit are rejected
     refusals   non-weights, missing or short parts, wrong dtypes, wrong shapes, unknown options: one-line errors
+    finite     NaN and infinity are rejected by every codec but those of unquantized values
     importance is validated, if the codec accepts it (`weighted`)
     claims     every declared capability (polyquant.testing.capabilities)
 
@@ -41,7 +42,7 @@ from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.testing.capabilities import check_capabilities
 from polyquant.testing.refusals import refused
-from polyquant.types import F32, Codec, Form, Parts, Shape, as_matrix
+from polyquant.types import F32, Codec, Floats, Form, Parts, Shape, as_matrix
 
 __all__ = [
     "any_parts", "awkward_floats", "check_codec", "check_dequantize", "check_opaque", "check_quantize_bytes",
@@ -90,6 +91,7 @@ def check_codec(
             )
             for wrong in nonsense:
                 refused(partial(codec.quantize, wrong), CodecError, says="real numbers")
+            _check_finite(codec, floats)
             if weighted:
                 _check_importance(codec, floats, whole)
         _check_reading(codec, parts, shape)
@@ -219,6 +221,15 @@ def _check_shapes(codec: Codec, w: F32, finish: Finish) -> None:
         refused(lambda: codec.specs((rows, k + 1)), CodecError)
 
 
+def _check_finite(codec: Codec, w: F32) -> None:
+    if codec.form is Floats:
+        return
+    for wrong in (np.nan, np.inf, -np.inf):
+        broken = w.copy()
+        broken[-1, -1] = wrong
+        refused(partial(codec.quantize, broken), CodecError, says="NaN or infinity")
+
+
 def _check_importance(codec: Codec, w: F32, finish: Finish) -> None:
     k = w.shape[1]
     good = np.linspace(0, 2, k)  # zero is allowed, for inputs that were never active
@@ -344,9 +355,9 @@ def awkward_floats(seed: int, shape: tuple[int, int]) -> F32:
 
 
 def check_same_engines(name: str | Codec, searched: bool = False, shape: tuple[int, int] = (48, 768)) -> None:
-    """Check that native and numpy encode to the same bytes (part `blocks`).
+    """Check that native and numpy encode to the same bytes (part `blocks`), and reject NaN and infinity.
 
-    Neither may fail or warn on infinity and NaN. searched: with importance.
+    searched: with importance.
     """
     codec = registry.codec(name)
     with warnings.catch_warnings():
@@ -360,6 +371,9 @@ def check_same_engines(name: str | Codec, searched: bool = False, shape: tuple[i
                     packed.append(codec.pack(codec.quantize(w, importance=weight))["blocks"])
             np.testing.assert_array_equal(packed[0], packed[1])
             w[seed::5, ::7], w[2::9, seed::11] = np.nan, -np.inf
-            for numpy_too in (False, True):
-                with native.engine("numpy" if numpy_too else "native"):
-                    assert codec.pack(codec.quantize(w, importance=weight))["blocks"].shape == packed[0].shape
+            if codec.form is Floats:
+                for numpy_too in (False, True):
+                    with native.engine("numpy" if numpy_too else "native"):
+                        assert codec.pack(codec.quantize(w, importance=weight))["blocks"].shape == packed[0].shape
+            else:
+                refused(partial(codec.quantize, w, importance=weight), CodecError, says="NaN or infinity")

@@ -1,4 +1,4 @@
-"""The special tokens of ChatGLM2 and ChatGLM3, which tokenization_chatglm.py numbers and no file lists.
+"""The special tokens of ChatGLM2 and ChatGLM3, which are numbered in tokenization_chatglm.py and listed in no file.
 
 Source: tokenization_chatglm.py of THUDM/chatglm2-6b and THUDM/chatglm3-6b.
 """
@@ -7,7 +7,8 @@ __all__ = ["LETTERS", "MODEL_TYPE", "PREFIX", "SPECIAL"]
 
 MODEL_TYPE = "chatglm"
 SPECIAL = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
-"""Tokens that tokenization_chatglm.py numbers after the pieces of tokenizer.model (ChatGLM3 names its own in tokenizer_config.json)."""
+"""Tokens that tokenization_chatglm.py numbers after the pieces of tokenizer.model (ChatGLM3 lists more in
+tokenizer_config.json)."""
 LETTERS = ("sop", "eop")
 PREFIX = ("[gMASK]", "sop")
-"""In front of every text."""
+"""Tokens before every input."""

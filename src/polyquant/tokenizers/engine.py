@@ -1,4 +1,4 @@
-"""The `tokenizers` package (extra `run`): imported when it is used, its failures turned into one line each."""
+"""Access to the `tokenizers` package (extra `run`), imported on first use; its failures become one-line errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def installed() -> bool:
-    """Whether the package can be imported."""
+    """True if the package can be imported."""
     try:
         package()
     except UnsupportedError:
@@ -23,25 +23,29 @@ def installed() -> bool:
 
 
 def package() -> Any:
-    """The package. Raises UnsupportedError where it is not installed."""
+    """Return the package. Raises UnsupportedError if it is not installed."""
     try:
         import tokenizers
     except ImportError:
-        raise UnsupportedError("text needs the package 'tokenizers'", hint="pip install 'polyquant[run]'") from None
+        raise UnsupportedError("text requires the package 'tokenizers'", hint="pip install 'polyquant[run]'") from None
     return tokenizers
 
 
 def stage(kind: str, node: Mapping[str, Any]) -> Any:
-    """One stage of a tokenizer.json, e.g. its "pre_tokenizer", as an object that runs. Raises what the package raises."""
+    """Return a runnable stage of a tokenizer.json, e.g. its "pre_tokenizer". Raises the package's own exceptions."""
     model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "vocab": {}, "merges": []}
-    body: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-            "pre_tokenizer": None, "post_processor": None, "decoder": None, "model": model, kind: node}  # fmt: skip
+    body: dict[str, Any] = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": None, "post_processor": None, "decoder": None, "model": model, kind: node,
+    }  # fmt: skip
     return getattr(package().Tokenizer.from_str(json.dumps(body)), kind)
 
 
 def guarded(call: Callable[[], T], what: str, file: object) -> T:
-    """What `call` gives. The package raises bare `Exception`, and lets panics of its Rust code through as a BaseException that has no
-    public name: both become InputError."""
+    """Return the result of `call`, with its failures as InputError.
+
+    The package raises bare `Exception`, and Rust panics surface as a BaseException without a public name.
+    """
     try:
         return call()
     except BaseException as e:

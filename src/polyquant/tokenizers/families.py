@@ -1,19 +1,19 @@
-"""What llama.cpp's converter writes for a model family beyond what its tokenizer files say. One row per family.
+"""Tokenizer settings that llama.cpp's converter writes per model family, beyond the tokenizer files.
 
-| column | says |
+| column | meaning |
 |---|---|
 | model_types | config.json's `model_type` |
-| pre | names of pre-tokenizers: the first that cuts as the family's tokenizer does is written (others mean the same) |
+| pre | pre-tokenizer names: the first that splits like the family's tokenizer is written (others are equivalent) |
 | tokens | special tokens by their text, where the files name none |
-| ids | special tokens by their id, whatever the files say |
-| ids_in_config | special tokens by the key of config.json that has their id, whatever else the files say |
+| ids | special tokens by their id, overriding the files |
+| ids_in_config | special tokens by the key of config.json with their id, overriding the files |
 | turn_end | the first of several `eos_token_id` in generation_config.json is eot |
-| adds, default_adds | `add_bos_token`, ...: whatever the files say; where they say nothing |
-| space_prefix | `add_space_prefix`: False is written, None is left out (llama.cpp then puts a space in front), "said": as the files say |
-| added_first | an added token of tokenizer.json takes type and score from there, not from tokenizer.model |
-| raw | merges over the text itself and not over bytes: tokenizer model `gemma4` |
+| adds, default_adds | `add_bos_token`, ...: overriding the files; used if the files have none |
+| space_prefix | `add_space_prefix`: False is written, None is omitted (llama.cpp adds a space), "files": as in files |
+| added_first | an added token's type and score come from tokenizer.json, not from tokenizer.model |
+| raw | merges over the text itself instead of bytes: tokenizer model `gemma4` |
 | visible | control tokens that are shown in an answer |
-| vocab, lacks | the row is only of models with this many rows in the embedding; without this key in config.json |
+| vocab, lacks | the row applies only to models with this vocabulary size; without this key in config.json |
 
 Source: the `set_vocab` methods of llama.cpp's converter, and for `pre` its table of vocabularies.
 """
@@ -39,7 +39,7 @@ class Family:
     turn_end: bool = False
     adds: Mapping[str, bool] = field(default_factory=dict)
     default_adds: Mapping[str, bool] = field(default_factory=dict)
-    space_prefix: bool | Literal["said"] | None = "said"
+    space_prefix: bool | Literal["files"] | None = "files"
     added_first: bool = False
     raw: bool = False
     visible: tuple[str, ...] = ()
@@ -49,18 +49,19 @@ class Family:
 
 _GLM = {"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>", "bos": "<|endoftext|>"}
 _GLM_MOE = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}
-_SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+_VISIBLE = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
 
 FAMILIES = (
     Family(("llama",), vocab=32016, ids={"eot": 32010}, space_prefix=None),  # Code Llama
     Family(("llama",), vocab=49152, adds={"bos": False}, space_prefix=None),  # Granite's small models
-    Family(("llama", "mistral", "mixtral", "baichuan", "minicpm", "minicpm3", "internlm3", "ernie4_5", "ernie4_5_moe", "orion", "xverse"),
+    Family(("llama", "mistral", "mixtral", "baichuan", "minicpm", "minicpm3", "internlm3", "ernie4_5", "ernie4_5_moe",
+            "orion", "xverse"),
            space_prefix=None),
     Family(("phi3", "phimoe"), pre=("dbrx", "gpt-4o"), space_prefix=None, added_first=True),
     Family(("nemotron",), ids={"pad": 0, "unk": 1}, space_prefix=None),
     Family(("gemma",), ids={"eot": 107}, space_prefix=False),
     Family(("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), space_prefix=False),
-    Family(("gemma4", "gemma4_text"), adds={"bos": True}, space_prefix=False, raw=True, visible=_SHOWN),
+    Family(("gemma4", "gemma4_text"), adds={"bos": True}, space_prefix=False, raw=True, visible=_VISIBLE),
     Family(("phi",), pre=("phi-2",), adds={"bos": False}),
     Family(("gpt_neox", "mamba", "mamba2", "mpt"), pre=("mpt",)),
     Family(("modernbert",), pre=("modern-bert",), default_adds={"bos": True, "eos": True, "sep": True}),
@@ -74,7 +75,8 @@ FAMILIES = (
     Family(("minimax", "minimax_m2"), pre=("minimax-m2",)),
     Family(("glm", "glm4", "glm4v"), pre=("glm4",), tokens=_GLM),
     Family(("glm4_moe", "glm4_moe_lite", "glm4v_moe"), pre=("glm4",), tokens=_GLM_MOE),
-    Family(("chatglm",), pre=("chatglm-bpe",), tokens={k: v for k, v in _GLM.items() if k != "bos"}, adds={"bos": False}),
+    Family(("chatglm",), pre=("chatglm-bpe",), tokens={k: v for k, v in _GLM.items() if k != "bos"},
+        adds={"bos": False}),
     Family(("olmo", "olmoe"), pre=("olmo", "dbrx")),
     Family(("olmo2", "olmo3", "dbrx", "granitemoehybrid"), pre=("dbrx", "olmo", "refact")),
     Family(("granite", "granitemoe", "granitemoeshared"), pre=("refact", "dbrx")),
@@ -91,7 +93,7 @@ _OTHER = Family(())
 
 
 def of(config: Mapping[str, Any]) -> Family:
-    """The row of a model; one that changes nothing if it has none. An architecture inside `text_config` counts."""
+    """Return the row of a model, or one without effect. An architecture inside `text_config` counts."""
     inner = config.get("text_config")
     for body in (config, inner if isinstance(inner, Mapping) else {}):
         kind, rows = body.get("model_type"), body.get("vocab_size")

@@ -1,12 +1,12 @@
-"""Byte-level BPEs in other files than tokenizer.json, said as a tokenizer.json.
+"""Byte-level BPEs in other files than tokenizer.json, converted to a tokenizer.json.
 
 | file | what |
 |---|---|
-| tekken.json (Mistral) | `vocab`: tokens as base64 bytes by rank; `special_tokens`; `config`: the pattern, and how many of each count |
-| vocab.json, merges.txt | tokens and merges as transformers' classes of before 2020 read them; the class says how words are cut |
+| tekken.json (Mistral) | `vocab`: tokens as base64 bytes by rank; `special_tokens`; `config`: pattern and counts |
+| vocab.json, merges.txt | tokens and merges of transformers' classes before 2020; the class splits words |
 
-tekken.json has ranks and no merges: a token is made of two others whose joined rank is its own, so each cut of a token into two tokens is a
-merge, those of a lower rank first. Special tokens have the first ids, the others follow by rank.
+tekken.json has ranks and no merges: a token is made of two others whose concatenation has its rank, so every split of a
+token into two tokens is a merge, lower ranks first. Special tokens have the first ids, the others follow by rank.
 
 Source: mistral-common's tekken.py; transformers' convert_slow_tokenizer.py.
 """
@@ -29,20 +29,22 @@ from polyquant.tokenizers.sentencepiece import MAX_TOKENS
 __all__ = ["MERGES", "TEKKEN", "VOCAB", "from_merges", "from_tekken", "text"]
 
 TEKKEN, VOCAB, MERGES = "tekken.json", "vocab.json", "merges.txt"
-_TEKKEN_SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "add_bos_token": True,
-                    "add_eos_token": False}  # fmt: skip
+_TEKKEN_SETTINGS = {
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "add_bos_token": True,
+    "add_eos_token": False,
+}  # fmt: skip
 _CLASSES = {
     "GPT2Tokenizer": "gpt-2",
     "CodeGenTokenizer": "gpt-2",
     "RobertaTokenizer": "gpt-2",
     "Qwen2Tokenizer": "qwen2",
 }
-"""What cuts the words of a class of transformers (with or without `Fast` at its end)."""
-_MAX_TOKEN = 256  # bytes; longer tokens are not cut into two, so that a hostile one costs nothing
+"""The pre-tokenizer of each class of transformers (with or without the suffix `Fast`)."""
+_MAX_TOKEN = 256  # bytes; longer tokens are not split, to bound the cost of malicious files
 
 
 def from_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tokenizer.json, settings) of a tekken.json. Raises InputError."""
+    """Return (tokenizer.json, settings) of a tekken.json. Raises InputError."""
     body = typed(strict_json.read(file, strict_json.TOKENIZER), dict, TEKKEN, file=file)
     config = typed(body.get("config"), dict, "config", file=file)
     pattern = typed(config.get("pattern"), str, "pattern", file=file)
@@ -58,24 +60,24 @@ def from_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 validate=True,
             )
         except binascii.Error as e:
-            raise InputError(f"token_bytes is no base64: {e}", file=file) from None
+            raise InputError(f"token_bytes is not base64: {e}", file=file) from None
         if token in ranks or not token:
-            raise InputError("a token is empty or there twice", file=file, found=token)
+            raise InputError("a token is empty or duplicate", file=file, found=token)
         ranks[token] = strict_json.integer(entry.get("rank"), "rank", file=file)
     if sorted(ranks.values()) != list(range(len(ranks))):
-        raise InputError("the ranks of the tokens have holes", file=file)
+        raise InputError("the ranks of the tokens are not consecutive", file=file)
     names = [f"<SPECIAL_{i}>" for i in range(special)]
     for i, entry in enumerate(typed(body.get("special_tokens") or [], list, "special_tokens", file=file)[:special]):
-        said = typed(entry, dict, "a special token", file=file)
-        names[strict_json.integer(said.get("rank", i), "rank", file=file) % max(special, 1)] = typed(
-            said.get("token_str"), str, "token_str", file=file
+        fields = typed(entry, dict, "a special token", file=file)
+        names[strict_json.integer(fields.get("rank", i), "rank", file=file) % max(special, 1)] = typed(
+            fields.get("token_str"), str, "token_str", file=file
         )
     letters = _alphabet()
-    said_as = {token: "".join(letters[b] for b in token) for token in ranks}
+    spelled = {token: "".join(letters[b] for b in token) for token in ranks}
     merges = [
-        [said_as[a], said_as[b]] for token in sorted(ranks, key=ranks.__getitem__) for a, b in _cuts(token, ranks)
+        [spelled[a], spelled[b]] for token in sorted(ranks, key=ranks.__getitem__) for a, b in _cuts(token, ranks)
     ]
-    vocab = {name: i for i, name in enumerate(names)} | {said_as[t]: special + rank for t, rank in ranks.items()}
+    vocab = {name: i for i, name in enumerate(names)} | {spelled[t]: special + rank for t, rank in ranks.items()}
     added = [{"id": i, "content": name, "special": True} for i, name in enumerate(names)]
     cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return _document(vocab, merges, added, [cut, _BYTES], ignore_merges=True), dict(_TEKKEN_SETTINGS)
@@ -85,7 +87,7 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, 
 
 
 def _cuts(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Every cut of a token into two tokens, those of lower rank first."""
+    """Return every split of a token into two tokens, lower ranks first."""
     if len(token) > _MAX_TOKEN:
         return []
     pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
@@ -93,7 +95,7 @@ def _cuts(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]
 
 
 def _alphabet() -> list[str]:
-    """The letter of each byte: itself where it can be printed, else the next from U+0100 on."""
+    """Return the character of each byte: itself if printable, otherwise the next one from U+0100 on."""
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
@@ -113,14 +115,17 @@ def _document(
 
 
 def from_merges(files: Mapping[str, Path], settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer.json that vocab.json and merges.txt amount to. more: added_tokens.json. Raises InputError, UnsupportedError."""
+    """Return the tokenizer.json equivalent to vocab.json and merges.txt. more: added_tokens.json.
+
+    Raises InputError, UnsupportedError.
+    """
     name = str(settings.get("tokenizer_class", "GPT2Tokenizer")).removesuffix("Fast")
     kind = pretokenizers.kind_of(_CLASSES.get(name, ""))
     if kind is None:
         raise UnsupportedError(
-            f"how {printable(name)} cuts words is in its program, not in {VOCAB} and {MERGES}",
+            f"{printable(name)} defines word splitting in its code, not in {VOCAB} and {MERGES}",
             file=files[VOCAB],
-            hint="save the tokenizer with transformers first: that writes tokenizer.json",
+            hint="save the tokenizer with transformers first, which writes tokenizer.json",
         )
     vocab = typed(strict_json.read(files[VOCAB], strict_json.TOKENIZER), dict, VOCAB, file=files[VOCAB])
     lines = text(files[MERGES]).split("\n")
@@ -136,7 +141,7 @@ def from_merges(files: Mapping[str, Path], settings: Mapping[str, Any], more: Ma
 
 
 def text(file: Path) -> str:
-    """The content of a text file. Raises InputError."""
+    """Return the content of a text file. Raises InputError."""
     source = Source(file)
     try:
         limit = strict_json.TOKENIZER.nbytes

@@ -1,8 +1,8 @@
-"""SentencePiece's BPE: pieces with scores (model `llama`), from tokenizer.json, from tokenizer.model, or from both.
+"""SentencePiece BPE: pieces with scores (model `llama`), from tokenizer.json, tokenizer.model, or both.
 
-Spaces are ▁, bytes are the fallback. The scores are those of `tokenizer.model` where it agrees with tokenizer.json, else minus the rank
-of the merge that makes the piece. On the way back merges are made from the vocabulary: each cut of a piece into two pieces, best piece
-first.
+Spaces are ▁, bytes are the fallback. The scores are those of `tokenizer.model` if it agrees with tokenizer.json,
+otherwise minus the rank of the merge that makes the piece. In the other direction, merges are made from the vocabulary:
+every split of a piece into two pieces, best piece first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from polyquant.tokenizers.special_tokens import listed, nodes
 from polyquant.tokenizers.token_table import BYTE_PIECE, Added, Table, lay_out, looks_special
 from polyquant.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Vocabulary
 
-__all__ = ["from_json", "from_model", "say", "space_prefix"]
+__all__ = ["from_json", "from_model", "space_prefix", "to_json"]
 
 _ADDED_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
-_MAX_PIECE = 256  # characters; longer pieces are never merged into, so that a hostile one costs nothing
+_MAX_PIECE = 256  # characters; longer pieces are never merged, to bound the cost of malicious files
 
 
 @dataclass(slots=True)
 class _Pieces:
-    """Types and scores by id, while they are made."""
+    """Types and scores by id, during construction."""
 
     tokens: list[str]
     types: list[int]
@@ -44,7 +44,7 @@ def from_json(
     settings: Mapping[str, Any],
     model_file: Path | None,
 ) -> Vocabulary:
-    """A BPE with byte fallback. model_file: the tokenizer.model beside it."""
+    """Return the vocabulary of a BPE with byte fallback. model_file: the tokenizer.model next to it."""
     types = [
         BYTE if t == NORMAL and BYTE_PIECE.fullmatch(x) else t for t, x in zip(table.types, table.tokens, strict=True)
     ]
@@ -52,71 +52,73 @@ def from_json(
     if isinstance(unknown, str) and unknown in table.ids and not family.added_first:
         types[table.ids[unknown]] = UNKNOWN
     warnings = list(table.warnings)
-    made = _Pieces(list(table.tokens), types, [])
+    draft = _Pieces(list(table.tokens), types, [])
     model = sentencepiece.read(model_file) if model_file is not None else None
-    if model is None or not _score_by_model(made, model, family):
+    if model is None or not _score_by_model(draft, model, family):
         normal = {x for x, t in zip(table.tokens, types, strict=True) if t == NORMAL}
         known = set(merges)
         if not all(pair in known for piece in normal for pair in _halves(piece, normal)):
             warnings.append(
-                "some merges are missing that the vocabulary allows: llama.cpp merges by score alone and may differ"
+                "some merges allowed by the vocabulary are missing: llama.cpp merges by score only and may differ"
             )
         rank: dict[str, int] = {}
         for i, (a, b) in enumerate(merges):
             rank.setdefault(a + b, i)
-        made.scores = _scores(table.tokens, types, rank)
+        draft.scores = _scores(table.tokens, types, rank)
     else:
-        _apply_decoder(made, settings)
+        _apply_decoder(draft, settings)
     if not str(settings.get("tokenizer_class", "")).startswith("LlamaTokenizer"):
-        adds = {"bos": False, **adds}  # that class puts one in front by itself, as llama.cpp does
+        adds = {"bos": False, **adds}  # that class adds one by default, as llama.cpp does
     prefix, omits, doubts = _prefix(space_prefix(body, settings), settings, family)
     return Vocabulary(
-        model="llama", pre="default", tokens=made.tokens, types=made.types, scores=made.scores, adds=adds, space_prefix=prefix,
-        omits=omits, warnings=(*warnings, *doubts),
-    )  # fmt: skip
+        model="llama", pre="default", tokens=draft.tokens, types=draft.types, scores=draft.scores, adds=adds,
+        space_prefix=prefix, omits=omits, warnings=(*warnings, *doubts),
+            )  # fmt: skip
 
 
 def _halves(piece: str, known: set[str]) -> Iterable[tuple[str, str]]:
-    """Every cut of a piece into two known ones."""
+    """Yield every split of a piece into two known ones."""
     for i in range(1, min(len(piece), _MAX_PIECE)):
         if piece[:i] in known and piece[i:] in known:
             yield piece[:i], piece[i:]
 
 
 def _scores(tokens: list[str], types: list[int], rank: Mapping[str, int]) -> list[float]:
-    """Higher merges first, as in SentencePiece: minus the rank of the first merge that makes the piece."""
+    """Return scores that prefer earlier merges, as in SentencePiece: minus the rank of the first merge that makes the
+    piece."""
     last = float(len(rank))
     fixed = {UNUSED: _UNUSED_SCORE - last, CONTROL: _ADDED_SCORE, USER: _ADDED_SCORE, BYTE: 0.0, UNKNOWN: 0.0}
     return [fixed.get(t, -float(rank.get(x, last))) for x, t in zip(tokens, types, strict=True)]
 
 
-def _score_by_model(made: _Pieces, model: sentencepiece.Model, family: Family) -> bool:
-    """Takes the scores of tokenizer.model if it has the same pieces under the same ids: fine-tuned folders often keep a stale one."""
+def _score_by_model(draft: _Pieces, model: sentencepiece.Model, family: Family) -> bool:
+    """Use the scores of tokenizer.model if it has the same pieces under the same ids: fine-tuned folders often keep a
+    stale one."""
     pieces = model.pieces
-    scores = _scores(made.tokens, made.types, {})
-    for i, (token, kind) in enumerate(zip(made.tokens, made.types, strict=True)):
+    scores = _scores(draft.tokens, draft.types, {})
+    for i, (token, kind) in enumerate(zip(draft.tokens, draft.types, strict=True)):
         same = i < len(pieces) and pieces[i][0] == token
         if kind in (NORMAL, BYTE, UNKNOWN) and not same:
             return False
         if same and (kind in (NORMAL, BYTE, UNKNOWN) or not family.added_first):
             scores[i] = pieces[i][1]
-    made.scores = scores
+    draft.scores = scores
     return True
 
 
-def _apply_decoder(made: _Pieces, settings: Mapping[str, Any]) -> None:
-    """What `added_tokens_decoder` of tokenizer_config.json says of an id stands above tokenizer.model."""
+def _apply_decoder(draft: _Pieces, settings: Mapping[str, Any]) -> None:
+    """Apply `added_tokens_decoder` of tokenizer_config.json, which overrides tokenizer.model."""
     for i, text, special in listed(settings):
-        if i < len(made.tokens):
+        if i < len(draft.tokens):
             control = special or looks_special(text)
-            made.tokens[i] = text if control else text.replace("▁", " ")
-            made.types[i], made.scores[i] = CONTROL if control else USER, _ADDED_SCORE
+            draft.tokens[i] = text if control else text.replace("▁", " ")
+            draft.types[i], draft.scores[i] = CONTROL if control else USER, _ADDED_SCORE
 
 
 def space_prefix(body: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a text that starts a sequence is given a leading space."""
-    if isinstance(said := settings.get("add_prefix_space"), bool):
-        return said
+    """True if a leading space is added to the start of the input."""
+    if isinstance(declared := settings.get("add_prefix_space"), bool):
+        return declared
     return any(
         n.get("type") == "Prepend"
         or (
@@ -128,22 +130,22 @@ def space_prefix(body: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     )
 
 
-def _prefix(does: bool, settings: Mapping[str, Any], family: Family) -> tuple[bool, frozenset[str], list[str]]:
-    """(add_space_prefix, keys left out of the metadata, warnings)."""
+def _prefix(adds_space: bool, settings: Mapping[str, Any], family: Family) -> tuple[bool, frozenset[str], list[str]]:
+    """Return (add_space_prefix, keys omitted from the metadata, warnings)."""
     if isinstance(family.space_prefix, bool):
         return family.space_prefix, frozenset(), []
-    if isinstance(settings.get("add_prefix_space"), bool) or (family.space_prefix == "said" and not does):
-        return does, frozenset(), []
+    if isinstance(settings.get("add_prefix_space"), bool) or (family.space_prefix == "files" and not adds_space):
+        return adds_space, frozenset(), []
     doubts = []
-    if not does:
+    if not adds_space:
         doubts.append(
-            "add_space_prefix is left out, as llama.cpp's converter does for this family: llama.cpp begins a text with a space, "
+            "add_space_prefix is omitted, as in llama.cpp's converter for this family: llama.cpp adds a leading space, "
             "the tokenizer of the folder does not"
         )
-    return does, frozenset({"add_space_prefix"}), doubts
+    return adds_space, frozenset({"add_space_prefix"}), doubts
 
 
-# ---------------------------------------------------------------- tokenizer.model alone
+# ---------------------------------------------------------------- tokenizer.model only
 
 
 def from_model(
@@ -156,7 +158,8 @@ def from_model(
     more: Mapping[str, Any],
     rows: int | None,
 ) -> Vocabulary:
-    """tokenizer.model alone, with the added tokens of the JSON files beside it (more: added_tokens.json), or of ChatGLM's code."""
+    """Return the vocabulary of a tokenizer.model, with added tokens of JSON files next to it (more: added_tokens.json),
+    or of ChatGLM's code."""
     added = [Added(strict_json.integer(i, "id of an added token", file=file), text, False) for text, i in more.items()]
     added += [Added(i, text, special) for i, text, special in listed(settings) if i >= len(model.pieces)]
     items = [(text, i) for i, (text, _, _) in enumerate(model.pieces)]
@@ -167,32 +170,32 @@ def from_model(
         added += [Added(i, text, text.startswith("[")) for i, text in words if i not in taken]
     size = rows if rows is not None else max([len(items), *(a.id + 1 for a in added)])
     table = lay_out(items, added, size, file)
-    made = _Pieces(list(table.tokens), list(table.types), _scores(table.tokens, table.types, {}))
+    draft = _Pieces(list(table.tokens), list(table.types), _scores(table.tokens, table.types, {}))
     for i, (_, score, kind) in enumerate(model.pieces[:size]):
-        made.types[i], made.scores[i] = kind, score
-    _apply_decoder(made, settings)
+        draft.types[i], draft.scores[i] = kind, score
+    _apply_decoder(draft, settings)
     adds = {k: v for k in ("bos", "eos") if isinstance(v := settings.get(f"add_{k}_token"), bool)}
     prefix: tuple[int, ...] = ()
     if chatglm:
-        adds = {"bos": False, **adds}  # else llama.cpp would put one in front
-        # Letters of ordinary words: found in a text, they would tear it apart.
-        made.types = [
+        adds = {"bos": False, **adds}  # otherwise llama.cpp would add one
+        # Ordinary letter sequences: if matched as tokens, they would split words of the text.
+        draft.types = [
             UNUSED if text in chatglm_tokens.LETTERS else kind
-            for text, kind in zip(made.tokens, made.types, strict=True)
+            for text, kind in zip(draft.tokens, draft.types, strict=True)
         ]
         prefix = tuple(table.ids[text] for text in chatglm_tokens.PREFIX if text in table.ids)
     spaces, omits, doubts = _prefix(model.add_prefix, settings, family)
     return Vocabulary(
-        model="llama", pre="default", tokens=made.tokens, types=made.types, scores=made.scores, adds=adds, space_prefix=spaces,
-        omits=omits, prefix=prefix, warnings=(*table.warnings, *doubts),
-    )  # fmt: skip
+        model="llama", pre="default", tokens=draft.tokens, types=draft.types, scores=draft.scores, adds=adds,
+        space_prefix=spaces, omits=omits, prefix=prefix, warnings=(*table.warnings, *doubts),
+            )  # fmt: skip
 
 
-# ---------------------------------------------------------------- back: stages and model of tokenizer.json
+# ---------------------------------------------------------------- GGUF -> tokenizer.json: stages and model
 
 
-def say(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(stages, model) of tokenizer.json."""
+def to_json(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (stages, model) of tokenizer.json."""
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     before = [{"type": "Prepend", "prepend": "▁"}] if vocabulary.space_prefix else []
@@ -214,7 +217,7 @@ def say(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[str]:
-    """Every cut of a normal piece into two normal pieces, by falling score of the whole."""
+    """Return every split of a normal piece into two normal pieces, by descending score of the whole."""
     ids = {x: i for i, (x, t) in enumerate(zip(tokens, types, strict=True)) if t == NORMAL and " " not in x}
     out: list[str] = []
     for piece in sorted(ids, key=lambda x: (-scores[ids[x]], ids[x])):

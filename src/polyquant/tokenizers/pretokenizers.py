@@ -1,14 +1,15 @@
-"""How a BPE cuts text into words before merging: the pre_tokenizer of tokenizer.json <-> `tokenizer.ggml.pre`.
+"""Word splitting before BPE merges: the pre_tokenizer of tokenizer.json <-> `tokenizer.ggml.pre`.
 
-tokenizer.json says it as a tree of splits; llama.cpp as a name with a list of regular expressions built in, each applied to the pieces
-that the one before it left, where both what matches and what lies between become pieces. Some names also imply that a whole word found
-in the vocabulary is not merged (`ignore_merges`), that a BOS token is put in front unless the file says otherwise, or that text is
-merged as it is, with ▁ for spaces, and not as bytes (`raw`).
+tokenizer.json defines it as a tree of splits; llama.cpp as a name with a built-in list of regular expressions, each
+applied to the pieces left by the previous one, where both matches and the text between them become pieces. Some names
+also imply that a whole word in the vocabulary is not merged (`ignore_merges`), that a BOS token is added unless the
+file overrides it, or that merges apply to text with ▁ for spaces instead of bytes (`raw`).
 
-Source of the names: llama.cpp's src/llama-vocab.cpp. Names that stand for the same cut are read alike; the first one is written, unless
-the model's family has a name of its own (families.py). The expressions are those of the models' own tokenizer.json. llama.cpp's are
-rewritten for its engine, with two slips that we do not follow: in gpt-4o and tekken it takes letters outside ASCII for small and capital at
-once and marks for none; deepseek-llm keeps runs of digits, which that vocabulary has no tokens for.
+Source of the names: llama.cpp's src/llama-vocab.cpp. Names with the same splitting are equivalent when read; the first
+one is written, unless the model's family has its own name (families.py). The expressions are those of the models' own
+tokenizer.json. llama.cpp rewrites them for its engine, with two errors that we do not reproduce: in gpt-4o and tekken
+it treats non-ASCII letters as both lower and upper case, and marks as neither; deepseek-llm keeps runs of digits, for
+which that vocabulary has no tokens.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
 _CJK_OLD = "[一-龥ࠀ-一가-\ud7ff]+"
 _YOUTU_BLOCKS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK
 _AFMOE_BLOCKS = (
-    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-"
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-"
     "\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
-"""What `Punctuation` of tokenizer.json takes: ASCII's and Unicode's."""
+"""The characters of tokenizer.json's `Punctuation`: ASCII and Unicode."""
 _ALPHABETS = (
     "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f"
     "\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-"
@@ -68,16 +70,18 @@ _ALPHABETS = (
     "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
     "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+"
 )
-"""Letters with case and a space before them, as DeepSeek-LLM lists them."""
+"""Letters with case, with an optional leading space, as DeepSeek-LLM lists them."""
 _SYMBOLS = "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"
 _LINES = r"[^\n]+|[\n]+"
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way to cut. names: all that llama.cpp gives it, the one to write first. add_bos: llama.cpp's default for these names.
+    """A way to split words. names: all names in llama.cpp, the one to write first. add_bos: llama.cpp's default for
+    these names.
 
-    nfc: the models' text is composed first (llama.cpp never does that). raw: text is merged as it is, with ▁ for spaces, not as bytes.
+    nfc: text is normalized to NFC first (llama.cpp never does that). raw: merges apply to text with ▁ for spaces, not
+    to bytes.
     """
 
     names: tuple[str, ...]
@@ -90,17 +94,21 @@ class PreTokenizer:
 
 KINDS = (
     PreTokenizer(
-        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0", "mellum", "modern-bert",
+        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0", "mellum",
+            "modern-bert",
          "exaone4", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code", "roberta-bpe"),
         (GPT2,),
     ),
-    PreTokenizer(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    PreTokenizer(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+            "jina-v5-nano"),
                  (_LLAMA3,), ignore_merges=True, add_bos=True),
     PreTokenizer(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), (_LLAMA3,)),
-    PreTokenizer(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"),
+    PreTokenizer(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "megrez", "hunyuan", "solar-open",
+            "grok-2"),
                  (_QWEN2,), nfc=True),
     PreTokenizer(("qwen35",), (_QWEN35,), nfc=True),
-    PreTokenizer(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), (r"\p{N}", GPT2)),
+    PreTokenizer(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+        (r"\p{N}", GPT2)),
     PreTokenizer(("tekken",), (_TEKKEN,), ignore_merges=True, add_bos=True),
     PreTokenizer(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (_GPT4O,)),
     PreTokenizer(("granite-embed-multi-97m",), (_GPT4O,), ignore_merges=True),
@@ -121,7 +129,8 @@ KINDS = (
     PreTokenizer(("ufakzeka",), (_QWEN2.removeprefix(f"{_WORDS}|"),)),
     PreTokenizer(("bloom", "poro-chat", "gpt3-finnish"), (_BLOOM,)),
     PreTokenizer(("viking",), (_BLOOM, r"\p{N}")),
-    PreTokenizer(("chameleon",), (r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}",
+    PreTokenizer(("chameleon",), (r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )",
+            r"\p{N}",
                                   r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True),
     PreTokenizer(("superbpe",), (r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     PreTokenizer(("falcon",), (PUNCTUATION, GPT2, "[0-9][0-9][0-9]")),
@@ -134,18 +143,18 @@ _BY_NAME = {name: kind for kind in KINDS for name in kind.names}
 
 
 def kind_of(name: str) -> PreTokenizer | None:
-    """The kind that llama.cpp means by a name."""
+    """Return the kind of a llama.cpp name."""
     return _BY_NAME.get(name)
 
 
 def spelling(regex: str) -> str:
-    """One of several spellings of the same expression."""
+    """Normalize equivalent spellings of an expression."""
     regex = regex.replace("\r", r"\r").replace("\n", r"\n").replace("\t", r"\t")
     return regex.replace("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", _WORDS)
 
 
 def to_json(kind: PreTokenizer) -> dict[str, Any]:
-    """The pre_tokenizer of tokenizer.json that cuts like `kind`; text of a raw kind is cut and not turned into bytes."""
+    """Return the equivalent pre_tokenizer of tokenizer.json; text of a raw kind is not converted to bytes."""
     nodes: list[dict[str, Any]] = []
     for s in kind.splits:
         if s == GPT2:
@@ -154,7 +163,7 @@ def to_json(kind: PreTokenizer) -> dict[str, Any]:
             nodes.append({"type": "Digits", "individual_digits": True})
         else:
             nodes.append({"type": "Split", "pattern": {"Regex": s}, "behavior": "Isolated", "invert": False})
-    if GPT2 in kind.splits[:-1]:  # bytes are made last: what follows reads letters
+    if GPT2 in kind.splits[:-1]:  # bytes are made last: later splits need letters
         at = kind.splits.index(GPT2)
         nodes[at] = {"type": "Split", "pattern": {"Regex": GPT2}, "behavior": "Isolated", "invert": False}
     if not kind.raw and kind.splits[-1] != GPT2:

@@ -1,14 +1,14 @@
-"""The tokenizer of a Hugging Face folder -> the words of GGUF.
+"""Read the tokenizer of a Hugging Face folder as a GGUF vocabulary.
 
 | files | kind | becomes model | module |
 |---|---|---|---|
-| tokenizer.json; tekken.json; vocab.json with merges.txt | BPE over bytes (Llama 3, Qwen, GPT-2, ...) | gpt2 | bpe.py, other_files.py |
-| tokenizer.json, tokenizer.model | BPE with ▁ for spaces and bytes as fallback (Llama 2, Mistral, Gemma) | llama, of Gemma 4 gemma4 | pieces.py, bpe.py |
+| tokenizer.json; tekken.json; vocab.json with merges.txt | byte-level BPE (Llama 3) | gpt2 | bpe.py, other_files.py |
+| tokenizer.json, tokenizer.model | BPE with ▁ and byte fallback (Llama 2, Gemma) | llama, gemma4 | pieces.py, bpe.py |
 | tokenizer.json, vocab.txt | WordPiece (BERT) | bert | wordpiece.py |
 | tokenizer.json, tokenizer.model, spiece.model, sentencepiece.bpe.model | unigram (T5, XLM-RoBERTa) | t5 | unigram.py |
 
-tokenizer.json is preferred. Ids up to the rows of the embedding that no token has are filled as `[PADn]`, unused. What llama.cpp cannot
-cut as the tokenizer does is refused here, which is before a conversion does any work.
+tokenizer.json takes precedence. Ids without a token, up to the rows of the embedding, become unused tokens `[PADn]`. A
+word splitting that llama.cpp does not support is rejected here, before a conversion does any work.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ _MAX_TEMPLATE = 1_000_000
 def from_files(
     files: Mapping[str, Path], config: Mapping[str, Any], *, rows: int | None = None, pre: str | None = None
 ) -> Vocabulary:
-    """The vocabulary of a folder's small files. rows: of the embedding; tokens beyond are dropped with a warning. pre: llama.cpp's name of
-    the pre-tokenizer, instead of the one that cuts alike. Raises InputError, UnsupportedError."""
+    """Return the vocabulary of a folder's small files.
+
+    rows: of the embedding; tokens beyond are dropped with a warning. pre: llama.cpp's name of the pre-tokenizer,
+    instead of the equivalent one. Raises InputError, UnsupportedError.
+    """
     settings = settings_of(files)
     templates = chat_templates(files, settings)
     family = families.of(config)
@@ -57,29 +60,29 @@ def from_files(
     special = special_tokens.read(body, settings)
     texts = special.texts
     if file is not None:
-        found = _from_json(body, file, files, settings, config, special, family, rows, pre)
+        vocabulary = _from_json(body, file, files, settings, config, special, family, rows, pre)
     elif model is not None:
-        found = _from_model(model, files, settings, config, special, family, rows)
+        vocabulary = _from_model(model, files, settings, config, special, family, rows)
     elif "vocab.txt" in files:
-        found, texts = wordpiece.from_text(
+        vocabulary, texts = wordpiece.from_text(
             files["vocab.txt"], settings, special.adds, texts, family, config, pre=pre, rows=rows
         )
     else:
-        found = Vocabulary(
+        vocabulary = Vocabulary(
             warnings=("the folder has neither tokenizer.json nor tokenizer.model: no tokenizer is written",)
         )
-    if found.tokens:
-        ids = {text: i for i, text in reversed(list(enumerate(found.tokens)))}
+    if vocabulary.tokens:
+        ids = {text: i for i, text in reversed(list(enumerate(vocabulary.tokens)))}
         generation = _json(files, "generation_config.json") if family.turn_end else {}
-        named = special_tokens.ids_of(texts, config, generation, family, ids, len(found.tokens))
-        adds = dict(family.default_adds) | dict(found.adds) | dict(family.adds)
-        warnings = (*special.warnings, *found.warnings)
-        found = replace(found, special=named, adds=adds, warnings=warnings)
-    return replace(found, templates=templates)
+        named = special_tokens.ids_of(texts, config, generation, family, ids, len(vocabulary.tokens))
+        adds = dict(family.default_adds) | dict(vocabulary.adds) | dict(family.adds)
+        warnings = (*special.warnings, *vocabulary.warnings)
+        vocabulary = replace(vocabulary, special=named, adds=adds, warnings=warnings)
+    return replace(vocabulary, templates=templates)
 
 
 def settings_of(files: Mapping[str, Path]) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json. Raises InputError."""
+    """Return tokenizer_config.json merged over special_tokens_map.json. Raises InputError."""
     return {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
 
 
@@ -99,12 +102,10 @@ def _from_json(
     pre: str | None,
 ) -> Vocabulary:
     model = typed(body.get("model"), dict, "model", file=file)
-    # Files older than the `type` field hold BPE if they hold merges.
+    # Files older than the `type` field hold BPE if they have merges.
     kind = model.get("type") or ("BPE" if "merges" in model else None)
     if kind not in ("BPE", "WordPiece", "Unigram"):
-        return Vocabulary(
-            warnings=(f"tokenizer type '{printable(kind)}' has no counterpart here: no tokenizer is written",)
-        )
+        return Vocabulary(warnings=(f"tokenizer type '{printable(kind)}' is not supported: no tokenizer is written",))
     added = read_added(body.get("added_tokens") or [], file)
     if kind == "Unigram":
         return unigram.from_json(body, added, special.adds, config, settings, rows=rows, file=file)
@@ -131,10 +132,12 @@ def _bpe(
     merges = read_merges(model.get("merges") or [], file)
     for a, b in merges:
         if a + b not in vocab:
-            raise InputError("a merge makes a token that the vocabulary lacks", file=file, found=f"{a} {b}")
+            raise InputError("a merge makes a token that is not in the vocabulary", file=file, found=f"{a} {b}")
     bytes_ = _is_byte_level(body)
     if not bytes_ and not model.get("byte_fallback"):
-        return Vocabulary(warnings=("this BPE works neither on bytes nor with byte fallback: no tokenizer is written",))
+        return Vocabulary(
+            warnings=("this BPE has neither byte-level merges nor byte fallback: no tokenizer is written",)
+        )
     table = lay_out(read_vocab(vocab, file), added, rows, file)
     if bytes_:
         return bpe.byte_level(body, table, merges, special.adds, family, pre=pre, file=file)
@@ -160,7 +163,7 @@ def _from_model(
     family: Family,
     rows: int | None,
 ) -> Vocabulary:
-    """A SentencePiece file alone, with the added tokens of the JSON files beside it."""
+    """Return the vocabulary of a SentencePiece file, with added tokens of the JSON files next to it."""
     model = sentencepiece.read(file)
     more = _json(files, "added_tokens.json")
     if model.model_type == sentencepiece.BPE:
@@ -171,16 +174,16 @@ def _from_model(
 
 
 def chat_templates(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; `default` is the nameless one. Raises InputError."""
-    said = settings.get("chat_template")
-    if said is None and "chat_template.jinja" in files:
-        said = _text(files["chat_template.jinja"])
-    if said is None:
-        said = _json(files, "chat_template.json").get("chat_template")
-    if isinstance(said, str):
-        said = [{"name": "default", "template": said}]
+    """Return chat templates by name; `default` is the unnamed one. Raises InputError."""
+    templates = settings.get("chat_template")
+    if templates is None and "chat_template.jinja" in files:
+        templates = _text(files["chat_template.jinja"])
+    if templates is None:
+        templates = _json(files, "chat_template.json").get("chat_template")
+    if isinstance(templates, str):
+        templates = [{"name": "default", "template": templates}]
     out = {}
-    for entry in said if isinstance(said, list) else ():
+    for entry in templates if isinstance(templates, list) else ():
         if isinstance(entry, Mapping) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
             out[entry["name"]] = entry["template"]
     return out

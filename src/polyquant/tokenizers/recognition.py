@@ -1,9 +1,10 @@
-"""Which of llama.cpp's pre-tokenizers cuts text as a tokenizer.json does.
+"""Find llama.cpp's pre-tokenizer that splits text like a tokenizer.json.
 
-First by spelling: both sides as lists of expressions (pretokenizers.py). Where the spelling is unknown, by behaviour: the stage is run by
-the `tokenizers` package on a probe text and compared with what each kind makes of it. The probe holds what the kinds treat differently:
-letters of many scripts with case and without, combining marks, digits of several kinds and lengths, contractions in both cases,
-punctuation of ASCII and beyond, runs of spaces, tabs and line ends, slashes before line ends, emoji.
+First by spelling: both sides as lists of expressions (pretokenizers.py). Otherwise by behaviour: the `tokenizers`
+package runs the stage on a probe text, and its result is compared with that of each kind. The probe covers all
+differences between the kinds: letters of many scripts with and without case, combining marks, digits of several kinds
+and lengths, contractions in both cases, ASCII and other punctuation, runs of spaces, tabs and line ends, slashes before
+line ends, emoji.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ PROBE = (
     "Ankara'dan x'tisz y'REst n  12 \n  345   x",
     "word,word;word।अंत۔ اور، (a|b) .b ,c !d a, b. c! d?",
 )  # fmt: skip
-"""Texts on which every two kinds with different expressions differ (tests/tokenizers/test_recognition.py holds them to it)."""
+"""Lines on which every two kinds with different expressions differ (ensured by
+tests/tokenizers/test_recognition.py)."""
 
 
 _OTHER_SPELLINGS: dict[tuple[str, ...], tuple[str, ...]] = {
-    # Falcon cuts its digits off after the bytes are made, where it cuts letters of bytes as well: llama.cpp comes to the same tokens without.
+    # Falcon splits off digits after converting to bytes, where it also splits byte letters: llama.cpp gets the same
+    # tokens without.
     (PUNCTUATION, GPT2, r"\p{N}+", "[0-9][0-9][0-9]"): (PUNCTUATION, GPT2, "[0-9][0-9][0-9]"),
 }
 
@@ -45,35 +48,38 @@ _OTHER_SPELLINGS: dict[tuple[str, ...], tuple[str, ...]] = {
 def recognise(
     node: Any, *, ignore_merges: bool, whole: bool = False, prefer: Sequence[str] = (), file: object = None
 ) -> tuple[str, PreTokenizer] | None:
-    """(name, kind) of what cuts as a pre_tokenizer of tokenizer.json does; None if llama.cpp has none.
+    """Return (name, kind) of the pre-tokenizer equivalent to one of tokenizer.json; None if llama.cpp has none.
 
-    Of kinds that cut alike the one that agrees on `ignore_merges` is taken, unless merging finds all words whole (`whole`): then first
-    the one with a name in `prefer`. Of its names the first in `prefer` is. Raises InputError for a stage that cannot be run, UnsupportedError
-    where only running it could tell and the package is not installed.
+    Of equivalent kinds, the one that agrees on `ignore_merges` is used, unless merging finds all whole words (`whole`):
+    then first the one with a name in `prefer`. Its first name in `prefer` is returned. Raises InputError for a stage
+    that cannot be run, UnsupportedError if it must be run and the package is not installed.
     """
     splits = _splits(node)
     splits = _OTHER_SPELLINGS.get(splits, splits) if splits is not None else None
-    found = [k for k in KINDS if not k.raw and k.splits == splits]
-    if not found and isinstance(node, Mapping):
-        found = _by_behaviour(node, file)
-    if not found:
+    candidates = [k for k in KINDS if not k.raw and k.splits == splits]
+    if not candidates and isinstance(node, Mapping):
+        candidates = _by_behaviour(node, file)
+    if not candidates:
         return None
 
     def rank(kind: PreTokenizer) -> tuple[bool, bool, bool]:
         differs = kind.ignore_merges != ignore_merges
         return differs and not whole, not set(prefer) & set(kind.names), differs
 
-    best = min(found, key=rank)
+    best = min(candidates, key=rank)
     return next((name for name in prefer if name in best.names), best.names[0]), best
 
 
 def same(node: Any, other: Mapping[str, Any], *, file: object = None) -> bool:
-    """Whether two pre-tokenizers cut the probe alike. Raises InputError and UnsupportedError as `recognise` does."""
+    """True if two pre-tokenizers split the probe equally.
+
+    Raises InputError and UnsupportedError as `recognise` does.
+    """
     return bool(node == other) or (isinstance(node, Mapping) and _run(node, file) == _run(other, file))
 
 
 def named(name: str, *, file: object = None) -> PreTokenizer:
-    """The kind of a name that a user asks for. Raises UnsupportedError."""
+    """Return the kind of a name given by the user. Raises UnsupportedError."""
     kind = pretokenizers.kind_of(name)
     if kind is None:
         known = ", ".join(n for k in KINDS for n in k.names)
@@ -82,13 +88,13 @@ def named(name: str, *, file: object = None) -> PreTokenizer:
 
 
 def unknown(node: Any, file: object) -> UnsupportedError:
-    """What to say where no kind cuts as the stage does."""
+    """Return the error for a stage without an equivalent kind."""
     regexes = list(_regexes(node))
     return UnsupportedError(
-        "llama.cpp has no pre-tokenizer that cuts text as this one does",
+        "llama.cpp has no pre-tokenizer that splits text like this one",
         file=file,
         found=" then ".join(regexes) if regexes else node,
-        hint="name the nearest one yourself: --pre-tokenizer NAME (pre_tokenizer= in Python), e.g. gpt-2, llama-bpe, qwen2",
+        hint="choose the nearest one: --pre-tokenizer NAME (pre_tokenizer= in Python), e.g. gpt-2, llama-bpe, qwen2",
     )
 
 
@@ -107,32 +113,32 @@ def _regexes(node: Any) -> Iterator[str]:
 
 
 def _splits(node: Any) -> tuple[str, ...] | None:
-    """The tree of splits as a list of expressions in one spelling; None if it holds something else."""
-    found: tuple[str, ...] | None = None
+    """Return the tree of splits as a list of normalized expressions; None if it holds anything else."""
+    splits: tuple[str, ...] | None = None
     match node:
         case {"type": "Sequence", "pretokenizers": [*children]}:
             inner = [_splits(child) for child in children]
-            found = None if None in inner else tuple(s for part in inner for s in part or ())
+            splits = None if None in inner else tuple(s for part in inner for s in part or ())
         case {"type": "ByteLevel", "add_prefix_space": True}:
-            found = None
+            splits = None
         case {"type": "ByteLevel"}:
-            found = (GPT2,) if node.get("use_regex", True) else ()
+            splits = (GPT2,) if node.get("use_regex", True) else ()
         case {"type": "Digits"}:
-            found = (r"\p{N}",) if node.get("individual_digits") else (r"\p{N}+",)
+            splits = (r"\p{N}",) if node.get("individual_digits") else (r"\p{N}+",)
         case {"type": "Punctuation", "behavior": ("Contiguous" | "Isolated") as way}:
-            found = (PUNCTUATION if way == "Contiguous" else PUNCTUATION.removesuffix("+"),)
+            splits = (PUNCTUATION if way == "Contiguous" else PUNCTUATION.removesuffix("+"),)
         case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": way}:
-            # Cut out and thrown away, inverted, is what matches: the same as isolated for expressions that match everything.
+            # Inverted removal keeps the matches: equal to isolation for expressions that match everything.
             if (way, bool(node.get("invert"))) in (("Isolated", False), ("Removed", True)):
-                found = (spelling(regex),)
-    return found
+                splits = (spelling(regex),)
+    return splits
 
 
 # ---------------------------------------------------------------- by behaviour
 
 
 def _by_behaviour(node: Mapping[str, Any], file: object) -> list[PreTokenizer]:
-    """Kinds whose pieces of the probe are those of the stage."""
+    """Return the kinds that split the probe like the stage."""
     pieces = _run(node, file)
     return [k for k in KINDS if not k.raw and _pieces_of(k) == pieces]
 
@@ -140,7 +146,8 @@ def _by_behaviour(node: Mapping[str, Any], file: object) -> list[PreTokenizer]:
 def _run(node: Mapping[str, Any], file: object) -> list[list[str]]:
     if not engine.installed():
         raise UnsupportedError(
-            "this pre-tokenizer is not spelt as any that is known, and telling it by what it does needs the package 'tokenizers'",
+            "this pre-tokenizer is not spelled like a known one, and recognizing it by behaviour requires "
+            "the package 'tokenizers'",
             file=file,
             hint="pip install 'polyquant[run]', or name it: --pre-tokenizer NAME",
         )

@@ -1,12 +1,14 @@
-"""The pieces of a SentencePiece `tokenizer.model`: our own reader of the few protobuf fields that matter.
+"""The pieces of a SentencePiece `tokenizer.model`: a reader for the required protobuf fields.
 
     ModelProto   1 pieces (repeated)   2 trainer_spec   3 normalizer_spec
-    piece        1 text (string)       2 score (float32)   3 type (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte)
+    piece        1 text (string)   2 score (float32)   3 type (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused,
+    6 byte)
     trainer      3 model_type (1 unigram, 2 BPE, 3 word, 4 char)
-    normalizer   2 precompiled_charsmap (bytes)   3 add_dummy_prefix (bool, default true)   4 remove_extra_whitespaces (bool, default true)
+    normalizer   2 precompiled_charsmap (bytes)   3 add_dummy_prefix (bool, default true)
+                 4 remove_extra_whitespaces (bool, default true)
 
-Each field is a varint key (number << 3 | wire type) and a value: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes. The type
-numbers are also those of `tokenizer.ggml.token_type`.
+Each field is a varint key (number << 3 | wire type) and a value: 0 varint, 1 eight bytes, 2 length and bytes, 5 four
+bytes. `tokenizer.ggml.token_type` uses the same type numbers.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _MAX_FILE = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """pieces: (text, score, type) by id. model_type: 1 unigram, 2 BPE. add_prefix: a space is put before the text. charsmap: replacements
-    of characters. collapse_spaces: several count as one, and those at the ends are dropped."""
+    """pieces: (text, score, type) by id. model_type: 1 unigram, 2 BPE. add_prefix: a space is prepended. charsmap:
+    character replacements. collapse_spaces: runs of spaces become one, and leading and trailing spaces are dropped."""
 
     pieces: tuple[tuple[str, float, int], ...]
     model_type: int
@@ -40,7 +42,7 @@ class Model:
 
 
 def read(path: Path) -> Model:
-    """The model of a file. Raises InputError."""
+    """Return the model of a file. Raises InputError."""
     source = Source(path)
     try:
         if source.size > _MAX_FILE:
@@ -51,7 +53,7 @@ def read(path: Path) -> Model:
 
 
 def parse(data: bytes, *, file: object = None) -> Model:
-    """The model in `data`. Raises InputError for anything that is no such file."""
+    """Return the model in `data`. Raises InputError for other data."""
     pieces: list[tuple[str, float, int]] = []
     model_type, normalizer = UNIGRAM, dict[int, int | bytes]()
     for number, value in _fields(data, file):
@@ -93,7 +95,7 @@ def _piece(data: bytes, file: object) -> tuple[str, float, int]:
 
 
 def _fields(data: bytes, file: object) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) of one message; bytes for everything that is no varint."""
+    """Yield (field number, value) of one message; bytes for everything except varints."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at, file)

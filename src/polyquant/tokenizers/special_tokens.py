@@ -1,14 +1,15 @@
-"""The special tokens of a Hugging Face folder, and which of them are put around a text.
+"""The special tokens of a Hugging Face folder, and those added around the input.
 
-tokenizer_config.json names them (bos, eos, ...); the post_processor of tokenizer.json says what is added, as a template of tokens and
-the sequences A and B. GGUF has an id for each and three switches: add_bos_token, add_eos_token, add_sep_token (between two texts).
+tokenizer_config.json names them (bos, eos, ...); the post_processor of tokenizer.json defines what is added, as a
+template of tokens and the sequences A and B. GGUF has an id for each and three switches: add_bos_token, add_eos_token,
+add_sep_token (between two sequences).
 
-| the template says | becomes |
+| in the template | result |
 |---|---|
 | a token before A that is bos or cls; bos if none is named | add_bos_token |
 | a token after A that is eos | add_eos_token |
-| one that is not eos | it becomes eos, what was eos becomes eot |
-| A sep B with nothing after A alone, or A eos sep B | add_sep_token |
+| one that is not eos | it becomes eos, the previous eos becomes eot |
+| A sep B with no token after A in `single`, or A eos sep B | add_sep_token |
 
 Source: SpecialVocab of llama.cpp's gguf-py.
 """
@@ -29,7 +30,7 @@ KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot", "eom")
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """texts: by kind. adds: what is put around a text, by kind (bos, eos, sep)."""
+    """texts: by kind. adds: tokens added around the input, by kind (bos, eos, sep)."""
 
     texts: Mapping[str, str]
     adds: Mapping[str, bool]
@@ -37,13 +38,13 @@ class Special:
 
 
 def content(entry: Any) -> str | None:
-    """A special token is written as text or as an object with `content`."""
+    """Return the text of a special token, given as a string or as an object with `content`."""
     text = entry.get("content") if isinstance(entry, Mapping) else entry
     return text if isinstance(text, str) else None
 
 
 def nodes(node: Any) -> Iterable[Mapping[str, Any]]:
-    """A pipeline stage and the stages inside it."""
+    """Yield a pipeline stage and its nested stages."""
     if isinstance(node, Mapping):
         yield node
         for key in ("pretokenizers", "normalizers", "decoders", "processors"):
@@ -53,7 +54,7 @@ def nodes(node: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def listed(settings: Mapping[str, Any]) -> Iterable[tuple[int, str, bool]]:
-    """(id, text, special) of `added_tokens_decoder` in tokenizer_config.json."""
+    """Yield (id, text, special) of `added_tokens_decoder` in tokenizer_config.json."""
     decoder = settings.get("added_tokens_decoder")
     for key, entry in decoder.items() if isinstance(decoder, Mapping) else ():
         text = content(entry)
@@ -62,7 +63,8 @@ def listed(settings: Mapping[str, Any]) -> Iterable[tuple[int, str, bool]]:
 
 
 def read(body: Mapping[str, Any], settings: Mapping[str, Any]) -> Special:
-    """What tokenizer_config.json and the post-processor say; the switches of the former win."""
+    """Return the special tokens of tokenizer_config.json and the post-processor; the former's switches take
+    precedence."""
     texts = {k: text for k in KINDS if (text := content(settings.get(f"{k}_token")))}
     if body:
         for kind, other in (("bos", "cls"), ("eos", "sep")):
@@ -81,8 +83,8 @@ def read(body: Mapping[str, Any], settings: Mapping[str, Any]) -> Special:
         elif node.get("type") == "TemplateProcessing":
             _template(node, texts, adds, warnings)
     for kind in ("bos", "eos", "sep"):
-        if isinstance(said := settings.get(f"add_{kind}_token"), bool):
-            adds[kind] = said
+        if isinstance(switch := settings.get(f"add_{kind}_token"), bool):
+            adds[kind] = switch
     return Special(texts, adds, tuple(warnings))
 
 
@@ -90,16 +92,16 @@ def _template(node: Mapping[str, Any], texts: dict[str, str], adds: dict[str, bo
     single = [_token(item) for item in _items(node, "single")]
     where = single.index(None) if None in single else len(single)
     before, after = single[:where], single[where + 1 :]
-    for side, found in (("begins", before), ("ends", after)):
-        if len(found) > 1:
-            warnings.append(f"every text {side} with {printable(found)}, of which GGUF can say one token")
+    for side, side_tokens in (("starts", before), ("ends", after)):
+        if len(side_tokens) > 1:
+            warnings.append(f"every input {side} with {printable(side_tokens)}, of which GGUF can store only one token")
     first, last = before[0] if before else None, after[-1] if after else None
     if first is not None:
         texts.setdefault("bos", first)
         adds["bos"] = first in (texts["bos"], texts.get("cls"))
         if not adds["bos"]:
             warnings.append(
-                f"the post-processor adds {printable(first)}, which is not the bos token: GGUF cannot say this"
+                f"the post-processor adds {printable(first)}, which is not the bos token: GGUF cannot express this"
             )
     if last is not None:
         old = texts.get("eos", last)
@@ -120,12 +122,12 @@ def _template(node: Mapping[str, Any], texts: dict[str, str], adds: dict[str, bo
 
 
 def _items(node: Mapping[str, Any], key: str) -> list[Any]:
-    found = node.get(key)
-    return found if isinstance(found, list) else []
+    items = node.get(key)
+    return items if isinstance(items, list) else []
 
 
 def _token(item: Any) -> str | None:
-    """The special token of a template's item; None for a sequence."""
+    """Return the special token of a template item; None for a sequence."""
     inner = item.get("SpecialToken") if isinstance(item, Mapping) else None
     name = inner.get("id") if isinstance(inner, Mapping) else None
     return name if isinstance(name, str) else None
@@ -139,14 +141,14 @@ def ids_of(
     ids: Mapping[str, int],
     size: int,
 ) -> dict[str, int]:
-    """Ids by kind: the tokenizer's word first, then config.json's, then the family's. size: of the vocabulary."""
+    """Return ids by kind: from the tokenizer, then config.json, then the family. size: of the vocabulary."""
     out = {kind: ids[texts[kind]] for kind in KINDS if texts.get(kind) in ids}
     inner = config.get("text_config")
     for body in (config, inner if isinstance(inner, Mapping) else {}):
         for kind in KINDS:
-            said: Any = body.get(f"{kind}_token_id")
-            if kind not in out and _is_id(said, size):
-                out[kind] = said
+            declared: Any = body.get(f"{kind}_token_id")
+            if kind not in out and _is_id(declared, size):
+                out[kind] = declared
     for kind, text in family.tokens.items():
         if kind not in out and text in ids:
             out[kind] = ids[text]

@@ -17,12 +17,12 @@ from polyquant.tokenizers.vocabulary import CONTROL, NORMAL, UNUSED, USER
 __all__ = ["BYTE_PIECE", "Added", "Table", "lay_out", "looks_special", "read_added", "read_merges", "read_vocab"]
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-"""A token that stands for one byte."""
+"""A token for a single byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A token beside the vocabulary: found in the text before anything else."""
+    """A token outside the vocabulary, matched in the text before all others."""
 
     id: int
     text: str
@@ -31,7 +31,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """tokens and types by id; ids: text -> id, of what was kept."""
+    """tokens and types by id; ids: text -> id, of the kept tokens."""
 
     tokens: list[str]
     types: list[int]
@@ -40,7 +40,7 @@ class Table:
 
 
 def read_added(items: Any, file: Path) -> list[Added]:
-    """The `added_tokens` of tokenizer.json. Raises InputError."""
+    """Return the `added_tokens` of tokenizer.json. Raises InputError."""
     out = []
     for item in typed(items, list, "added_tokens", file=file):
         entry = typed(item, dict, "an added token", file=file)
@@ -55,23 +55,23 @@ def read_added(items: Any, file: Path) -> list[Added]:
 
 
 def read_vocab(vocab: Mapping[str, Any], file: Path) -> list[tuple[str, int]]:
-    """(text, id) of every piece. Raises InputError."""
+    """Return (text, id) of every piece. Raises InputError."""
     return [(text, strict_json.integer(i, "id of a token", file=file)) for text, i in vocab.items()]
 
 
 def read_merges(items: Any, file: Path) -> list[tuple[str, str]]:
-    """Merges by rank; both spellings: "a b" and ["a", "b"]."""
+    """Return merges by rank, from both spellings: "a b" and ["a", "b"]. Raises InputError."""
     out = []
     for item in typed(items, list, "merges", file=file):
         pair = item.split(" ", 1) if isinstance(item, str) else item
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(p, str) and p for p in pair):
-            raise InputError("a merge is no pair of pieces", file=file, found=item)
+            raise InputError("a merge is not a pair of pieces", file=file, found=item)
         out.append((pair[0], pair[1]))
     return out
 
 
 def looks_special(text: str) -> bool:
-    """Tokens that some files forget to mark: llama.cpp's converter takes them as control tokens."""
+    """True for tokens that llama.cpp's converter treats as control tokens although some files do not mark them."""
     return (
         text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
         or (text.startswith("<|") and text.endswith("|>"))
@@ -81,7 +81,7 @@ def looks_special(text: str) -> bool:
 
 
 def lay_out(items: Iterable[tuple[str, int]], added: Iterable[Added], rows: int | None, file: Path) -> Table:
-    """Tokens by id, holes filled. Raises InputError if an id is taken twice or absurd."""
+    """Return tokens by id, with holes filled. Raises InputError for duplicate or implausible ids."""
     items, added = list(items), list(added)
     top = max((i for i in (*(i for _, i in items), *(a.id for a in added))), default=-1) + 1
     size = rows if rows is not None else top
@@ -102,6 +102,6 @@ def lay_out(items: Iterable[tuple[str, int]], added: Iterable[Added], rows: int 
     warnings = []
     if top > size:
         beyond = sum(i >= size for _, i in items) + sum(a.id >= size for a in added)
-        warnings.append(f"{beyond} tokens have no row in the embedding ({size} rows) and are left out")
+        warnings.append(f"{beyond} tokens have no row in the embedding ({size} rows) and are dropped")
     full = [f"[PAD{i}]" if t is None else t for i, t in enumerate(tokens)]
     return Table(full, types, {t: i for i, t in enumerate(full)}, warnings)

@@ -1,13 +1,14 @@
-"""SentencePiece's unigram model -> the words of GGUF (model `t5`), and back.
+"""SentencePiece's unigram model between tokenizer files and GGUF (model `t5`).
 
-Of all ways to cut a text into pieces the one is taken whose scores (logarithms of probabilities) add up to most; characters that no piece
-has are the unknown token, several in a row one. Before that characters are replaced by a table (precompiled_charsmap), spaces are
-collapsed, one is put in front, and all become ▁.
+Among all splits of the text into pieces, the one with the highest total score (log-probability) is used; characters
+without a piece become the unknown token, consecutive ones a single token. Before that, characters are replaced by a
+table (precompiled_charsmap), spaces are collapsed, one is prepended, and all become ▁.
 
-XLM-RoBERTa's sentencepiece.bpe.model has other ids than its tokenizer.json: <s>, <pad>, </s>, <unk>, then the pieces from the fourth on.
+XLM-RoBERTa's sentencepiece.bpe.model has other ids than its tokenizer.json: <s>, <pad>, </s>, <unk>, then the pieces
+from the fourth on.
 
-Source: SentencePiece's sentencepiece_model.proto; llm_tokenizer_ugm_session of llama.cpp's src/llama-vocab.cpp; its converter for T5 and
-XLM-RoBERTa.
+Source: SentencePiece's sentencepiece_model.proto; llm_tokenizer_ugm_session of llama.cpp's src/llama-vocab.cpp;
+its converter for T5 and XLM-RoBERTa.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from polyquant.tokenizers.special_tokens import nodes
 from polyquant.tokenizers.token_table import BYTE_PIECE, Added, lay_out
 from polyquant.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Vocabulary
 
-__all__ = ["from_json", "from_model", "read_pieces", "say"]
+__all__ = ["from_json", "from_model", "read_pieces", "to_json"]
 
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, 0.0
 _FAIRSEQ = ("sentencepiece.bpe.model", ("<s>", "<pad>", "</s>", "<unk>"))
@@ -36,7 +37,7 @@ _SPACES = r" {2,}"
 
 
 def read_pieces(model: Mapping[str, Any], file: Path) -> list[tuple[str, float]]:
-    """(text, score) by id of a tokenizer.json's model. Raises InputError."""
+    """Return (text, score) by id of a tokenizer.json's model. Raises InputError."""
     out = []
     for entry in typed(model.get("vocab"), list, "vocab", file=file):
         pair = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
@@ -47,7 +48,7 @@ def read_pieces(model: Mapping[str, Any], file: Path) -> list[tuple[str, float]]
             or not isinstance(score, int | float)
             or not math.isfinite(score)
         ):
-            raise InputError("a piece is no text with a score", file=file, found=entry)
+            raise InputError("a piece is not a string with a score", file=file, found=entry)
         out.append((text, float(score)))
     return out
 
@@ -62,7 +63,7 @@ def from_json(
     rows: int | None,
     file: Path,
 ) -> Vocabulary:
-    """A unigram model of a tokenizer.json. Raises InputError."""
+    """Return the vocabulary of a unigram model of a tokenizer.json. Raises InputError."""
     model = body["model"]
     pieces = read_pieces(model, file)
     table = lay_out([(text, i) for i, (text, _) in enumerate(pieces)], added, rows, file)
@@ -72,16 +73,16 @@ def from_json(
     warnings = list(table.warnings)
     unknown = model.get("unk_id")
     if unknown is None:
-        warnings.append("the model has no unknown token: llama.cpp writes one for characters that it lacks")
+        warnings.append("the model has no unknown token: llama.cpp writes one for characters without a piece")
     else:
         i = strict_json.integer(unknown, "unk_id", file=file)
         if i < len(types):
             types[i] = UNKNOWN
     if model.get("byte_fallback"):
-        warnings.append("characters that no piece has become bytes here; llama.cpp writes the unknown token for them")
-    held = {a.id for a in added}
+        warnings.append("characters without a piece become bytes here; llama.cpp writes the unknown token for them")
+    added_ids = {a.id for a in added}
     scores = [
-        pieces[i][1] if i < len(pieces) else _ADDED_SCORE if i in held else _UNUSED_SCORE
+        pieces[i][1] if i < len(pieces) else _ADDED_SCORE if i in added_ids else _UNUSED_SCORE
         for i in range(len(table.tokens))
     ]
     charsmap, collapse = _normalizer(body, file)
@@ -101,12 +102,12 @@ def from_json(
 
 
 def _segments(config: Mapping[str, Any]) -> int | None:
-    said = config.get("type_vocab_size")
-    return said if isinstance(said, int) and not isinstance(said, bool) and 0 <= said < 1 << 16 else None
+    size = config.get("type_vocab_size")
+    return size if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 16 else None
 
 
 def _normalizer(body: Mapping[str, Any], file: Path) -> tuple[bytes, bool]:
-    """(charsmap, whether spaces collapse). Raises InputError."""
+    """Return (charsmap, whether spaces are collapsed). Raises InputError."""
     charsmap, collapse = b"", False
     for node in nodes(body.get("normalizer")):
         if node.get("type") == "Precompiled":
@@ -115,7 +116,7 @@ def _normalizer(body: Mapping[str, Any], file: Path) -> tuple[bytes, bool]:
                     typed(node.get("precompiled_charsmap"), str, "precompiled_charsmap", file=file), validate=True
                 )
             except binascii.Error as e:
-                raise InputError(f"precompiled_charsmap is no base64: {e}", file=file) from None
+                raise InputError(f"precompiled_charsmap is not base64: {e}", file=file) from None
         pattern = node.get("pattern")
         if (
             node.get("type") == "Replace"
@@ -134,7 +135,7 @@ def from_model(
     more: Mapping[str, Any],
     rows: int | None,
 ) -> Vocabulary:
-    """A unigram model of a SentencePiece file. more: added_tokens.json. Raises InputError."""
+    """Return the vocabulary of a unigram SentencePiece file. more: added_tokens.json. Raises InputError."""
     pieces = list(model.pieces)
     added = [Added(strict_json.integer(i, "id of an added token", file=file), text, False) for text, i in more.items()]
     if file.name == _FAIRSEQ[0]:
@@ -162,13 +163,14 @@ def from_model(
     )
 
 
-# ---------------------------------------------------------------- back: stages and model of tokenizer.json
+# ---------------------------------------------------------------- GGUF -> tokenizer.json: stages and model
 
 
-def say(vocabulary: Vocabulary, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(stages, model) of tokenizer.json; the pieces are the model's `vocab`, a list by id.
+def to_json(vocabulary: Vocabulary, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (stages, model) of tokenizer.json; the model's `vocab` is a list by id.
 
-    A character that no piece has costs 10 more than the worst piece: unused ones, which would lower that, are put at the worst normal score.
+    A character without a piece costs 10 more than the worst piece: unused ones, which would lower that, get the worst
+    normal score.
     """
     steps: list[dict[str, Any]] = []
     if vocabulary.charsmap:
@@ -178,7 +180,7 @@ def say(vocabulary: Vocabulary, names: Sequence[str]) -> tuple[dict[str, Any], d
             {"type": "Strip", "strip_left": True, "strip_right": True},
             {"type": "Replace", "pattern": {"Regex": _SPACES}, "content": " "},
         ]
-    # llama.cpp puts a space in front of every word where it collapses them, whatever add_space_prefix says.
+    # llama.cpp adds a space before every word if it collapses spaces, regardless of add_space_prefix.
     before = vocabulary.space_prefix or vocabulary.collapse_spaces
     spaces = {
         "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" if before else "never", "split": False,

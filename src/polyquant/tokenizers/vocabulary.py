@@ -1,9 +1,9 @@
-"""A tokenizer as GGUF says it, and the metadata keys `tokenizer.*`.
+"""A tokenizer in GGUF's form, and the metadata keys `tokenizer.*`.
 
-| key tokenizer.ggml. | here |
+| key tokenizer.ggml. | field |
 |---|---|
 | model | model: a row of the table below |
-| pre | pre: how text is cut into words (pretokenizers.py) |
+| pre | pre: word splitting (pretokenizers.py) |
 | tokens, token_type, scores, merges | lists by id (merges: by rank, "left right") |
 | bos_token_id, ... | special |
 | add_bos_token, add_eos_token, add_sep_token | adds; llama.cpp's default where absent |
@@ -12,13 +12,13 @@
 | add_space_prefix, remove_extra_whitespaces, precompiled_charsmap | space_prefix, collapse_spaces, charsmap |
 | (tokenizer.chat_template, .chat_template.NAME) | templates: never rendered here |
 
-| model | what it is | scores | merges |
+| model | description | scores | merges |
 |---|---|---|---|
-| gpt2 | BPE over bytes | | yes |
-| llama | SentencePiece's BPE: pieces merge by score, bytes as fallback | yes | |
-| gemma4 | BPE over text with ▁ for spaces, bytes as fallback | yes | yes |
-| bert | WordPiece: a word's first piece begins with ▁, others have no mark (tokenizer.json marks the others, with ##) | | |
-| t5 | SentencePiece's unigram: the pieces whose scores add up to most | yes | |
+| gpt2 | byte-level BPE | | yes |
+| llama | SentencePiece BPE: pieces merge by score, byte fallback | yes | |
+| gemma4 | BPE over text with ▁ for spaces, byte fallback | yes | yes |
+| bert | WordPiece: ▁ marks the first piece of a word (tokenizer.json marks the others, with ##) | | |
+| t5 | SentencePiece unigram: the split with the highest total score | yes | |
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ _DEFAULT_IDS = {
     "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
     "t5": {"eos": 1, "unk": 2, "pad": 0},
 }
-"""Ids that llama.cpp takes where a file names none."""
+"""The default ids of llama.cpp for missing keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """See the module's tables. scores, merges: empty for models without. Switches are None where they do not apply or nothing is said.
+    """See the module's tables. scores, merges: empty for models without. Switches are None if not applicable or absent.
 
-    prefix: ids in front of every text, in place of bos (ChatGLM); GGUF has no key for them. omits: keys that are not written.
+    prefix: ids before every input, instead of bos (ChatGLM); GGUF has no key for them. omits: keys that are not
+    written.
     """
 
     model: str = ""
@@ -89,7 +90,7 @@ class Vocabulary:
     warnings: tuple[str, ...] = ()
 
     def metadata(self) -> dict[str, Meta]:
-        """GGUF keys in the converter's order; empty without tokens, but for the chat template."""
+        """Return GGUF keys in the converter's order; only the chat template if there are no tokens."""
         out: dict[str, Meta] = {}
         if self.tokens:
             out = {"model": string(self.model)}
@@ -103,7 +104,7 @@ class Vocabulary:
                 out["token_type_count"] = u32(self.segments)
             if self.merges:
                 out["merges"] = strings(self.merges)
-            # llama.cpp has no key for cls: bos stands for it.
+            # llama.cpp has no key for cls: bos is used instead.
             out |= {_ID_KEYS[k]: u32(v) for k, v in self.special.items() if k != "cls"}
             out |= {f"add_{k}_token": boolean(v) for k, v in self.adds.items()}
             out |= {
@@ -135,22 +136,22 @@ class Vocabulary:
 
     @property
     def raw(self) -> bool:
-        """Whether merges are over the text itself, not over bytes."""
+        """True if merges apply to text, not to bytes."""
         kind = pretokenizers.kind_of(self.pre)
         return self.model == "gemma4" or (self.model == "gpt2" and kind is not None and kind.raw)
 
     def added(self, kind: str) -> bool:
-        """Whether `bos` or `eos` is put around a text, llama.cpp's defaults included."""
+        """True if `bos` or `eos` is added around the input, including llama.cpp's defaults."""
         known = pretokenizers.kind_of("gemma4" if self.model == "gemma4" else self.pre)
         implied = self.model == "llama" or (self.model in _MERGED and known is not None and known.add_bos)
         if kind == "bos" and (self.model == "bert" or (self.raw and implied)):
-            return True  # whatever the file says
+            return True  # regardless of the file
         if kind in self.adds:
             return self.adds[kind]
         return implied if kind == "bos" else kind == "eos" and self.model == "t5"
 
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids before and after every text."""
+        """Return the ids before and after every input."""
         special = self.special
         before = (special["bos"],) if self.added("bos") and "bos" in special else ()
         after = "sep" if self.model == "bert" else "eos" if self.added("eos") else ""
@@ -158,7 +159,7 @@ class Vocabulary:
 
 
 def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabulary:
-    """The tokenizer of a GGUF file; one without tokens if there is none that we can say in other words. Raises InputError."""
+    """Return the tokenizer of a GGUF file; without tokens if it cannot be converted. Raises InputError."""
 
     def get(key: str, kind: type | tuple[type, ...]) -> Any:
         value = metadata.get(f"tokenizer.ggml.{key}")
@@ -181,7 +182,7 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
         why = (
             "there is no tokenizer in the file"
             if not model
-            else f"tokenizer model '{model}' cannot be said in tokenizer.json"
+            else f"tokenizer model '{model}' cannot be expressed in tokenizer.json"
         )
         return Vocabulary(templates=templates, warnings=(f"{why}: none is written",))
     n = len(tokens)
@@ -196,7 +197,7 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
         raise InputError(f"a {model} tokenizer needs a finite score for every token", file=file)
     special = {k: v for k in _ID_KEYS if (v := get(_ID_KEYS[k], int)) is not None and 0 <= v < n}
     if model == "bert" and "bos" not in special and "cls" in special:
-        special["bos"] = special["cls"]  # as files of before 2025 say it
+        special["bos"] = special["cls"]  # as in files from before 2025
     special = {k: v for k, v in _DEFAULT_IDS.get(model, {}).items() if v < n} | special
     prefix, collapse = get("add_space_prefix", bool), get("remove_extra_whitespaces", bool)
     return Vocabulary(
@@ -219,17 +220,17 @@ def from_metadata(metadata: Mapping[str, Any], *, file: object = None) -> Vocabu
 
 
 def _charsmap(values: list[int] | None, file: object) -> bytes:
-    """SentencePiece's table of replacements, whose first four bytes tell how long its trie is. Raises InputError."""
+    """Return SentencePiece's replacement table, whose first four bytes are the size of its trie. Raises InputError."""
     if values is None:
         return b""
     raw = bytes(v & 255 for v in values)
     if len(raw) < 4 or int.from_bytes(raw[:4], "little") + 4 >= len(raw):
-        raise InputError("tokenizer.ggml.precompiled_charsmap is cut off", file=file, found=f"{len(raw)} bytes")
+        raise InputError("tokenizer.ggml.precompiled_charsmap is truncated", file=file, found=f"{len(raw)} bytes")
     return raw
 
 
 def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     prefix = "tokenizer.chat_template."
-    found = {"default": metadata.get("tokenizer.chat_template")}
-    found |= {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    return {k: v for k, v in found.items() if isinstance(v, str)}
+    templates = {"default": metadata.get("tokenizer.chat_template")}
+    templates |= {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    return {k: v for k, v in templates.items() if isinstance(v, str)}

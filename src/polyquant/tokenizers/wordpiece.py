@@ -1,11 +1,13 @@
-"""WordPiece, as BERT has it -> the words of GGUF (model `bert`), and back.
+"""BERT's WordPiece between tokenizer files and GGUF (model `bert`).
 
-A word is cut into the longest pieces that the vocabulary has, from its start on; a word that cannot be cut is the unknown token. In
-tokenizer.json and vocab.txt pieces inside a word are marked, `##ing`; in GGUF the first piece of a word is, `▁play`, and control tokens
-are as they are. Before that text is cleaned, Chinese characters are set apart, letters lose case and accents where the model says so,
-and words are cut at spaces and punctuation: llama.cpp does all of this as BERT does and knows no other way.
+A word is split into the longest pieces in the vocabulary, from its start; a word that cannot be split is the unknown
+token. tokenizer.json and vocab.txt mark pieces inside a word, `##ing`; GGUF marks the first piece, `▁play`; control
+tokens are unmarked. Before that, text is cleaned, Chinese characters are separated, letters lose case and accents if
+the model specifies it, and words are split at spaces and punctuation: llama.cpp does all of this as BERT does and
+supports no alternative.
 
-Source: `preprocess` of llm_tokenizer_wpm_session in llama.cpp's src/llama-vocab.cpp; the phantom space of its converter.
+Source: `preprocess` of llm_tokenizer_wpm_session in llama.cpp's src/llama-vocab.cpp; the phantom space of its
+converter.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from polyquant.tokenizers.special_tokens import nodes
 from polyquant.tokenizers.token_table import Added, Table, lay_out
 from polyquant.tokenizers.vocabulary import CONTROL, Vocabulary
 
-__all__ = ["from_json", "from_text", "marked", "say"]
+__all__ = ["from_json", "from_text", "to_json", "to_json_tokens"]
 
 _INSIDE = "##"
 _BERT = {"type": "BertPreTokenizer"}
@@ -40,18 +42,21 @@ def from_json(
     pre: str | None,
     file: Path,
 ) -> Vocabulary:
-    """WordPiece of a tokenizer.json. pre: written, and words are then not checked to be cut as BERT does. Raises UnsupportedError."""
+    """Return the vocabulary of a WordPiece tokenizer.json.
+
+    pre: the name to write, without checking that words are split as in BERT. Raises UnsupportedError.
+    """
     node = body.get("pre_tokenizer")
     if pre is None and not recognition.same(node, _BERT, file=file):
         raise UnsupportedError(
-            "llama.cpp cuts the words of a WordPiece model as BERT does, this pre-tokenizer does not",
+            "llama.cpp splits the words of a WordPiece model as BERT does, this pre-tokenizer does not",
             file=file,
             found=node,
-            hint="--pre-tokenizer bert-bge (pre_tokenizer= in Python) converts it all the same",
+            hint="--pre-tokenizer bert-bge (pre_tokenizer= in Python) converts it anyway",
         )
     lowercase, strip_accents, warnings = _normalizer(body)
     inside = body["model"].get("continuing_subword_prefix", _INSIDE)
-    return _made(table, adds, family, config, str(inside), pre, lowercase, strip_accents, warnings)
+    return _vocabulary(table, adds, family, config, str(inside), pre, lowercase, strip_accents, warnings)
 
 
 def from_text(
@@ -65,7 +70,10 @@ def from_text(
     pre: str | None,
     rows: int | None,
 ) -> tuple[Vocabulary, dict[str, str]]:
-    """(vocabulary, special tokens by kind) of a vocab.txt: a piece on each line. texts: the special tokens that are known. Raises InputError."""
+    """Return (vocabulary, special tokens by kind) of a vocab.txt with a piece per line. texts: known special tokens.
+
+    Raises InputError.
+    """
     lines = text(file).removesuffix("\n").split("\n")
     ids = {line: i for i, line in enumerate(lines)}
     texts = {k: t for k, t in (_NAMES | dict(texts)).items() if t in ids}
@@ -75,13 +83,13 @@ def from_text(
     lowercase = bool(settings.get("do_lower_case", True))
     accents = settings.get("strip_accents")
     around = {"bos": True, "eos": True, "sep": False, **adds}
-    words = _made(
+    words = _vocabulary(
         table, around, family, config, _INSIDE, pre, lowercase, accents if isinstance(accents, bool) else None, []
     )
     return words, texts
 
 
-def _made(
+def _vocabulary(
     table: Table,
     adds: Mapping[str, bool],
     family: Family,
@@ -112,17 +120,17 @@ def _made(
 
 
 def _normalizer(body: Mapping[str, Any]) -> tuple[bool | None, bool | None, list[str]]:
-    """(lowercase, strip_accents, warnings); None: not said."""
+    """Return (lowercase, strip_accents, warnings); None: not specified."""
     lowercase: bool | None = None
     accents: bool | None = None
     warnings = []
     for node in nodes(body.get("normalizer")):
         kind = node.get("type")
         if kind == "BertNormalizer":
-            said = node.get("lowercase"), node.get("strip_accents")
-            lowercase, accents = (x if isinstance(x, bool) else None for x in said)
+            values = node.get("lowercase"), node.get("strip_accents")
+            lowercase, accents = (x if isinstance(x, bool) else None for x in values)
             warnings += [
-                f"the normalizer's {key} is off: llama.cpp does it always, some texts will differ"
+                f"the normalizer's {key} is off: llama.cpp always applies it, some inputs will differ"
                 for key in ("clean_text", "handle_chinese_chars")
                 if node.get(key) is False
             ]
@@ -131,24 +139,24 @@ def _normalizer(body: Mapping[str, Any]) -> tuple[bool | None, bool | None, list
         elif kind == "StripAccents":
             accents = True
     if not any(n.get("type") == "BertNormalizer" for n in nodes(body.get("normalizer"))):
-        # Said outright, for llama.cpp's defaults are true and as lowercase.
+        # Written explicitly, because llama.cpp's defaults are true, and the same as lowercase.
         lowercase, accents = bool(lowercase), bool(accents)
     return lowercase, accents, warnings
 
 
-# ---------------------------------------------------------------- back: tokens, stages and model of tokenizer.json
+# ---------------------------------------------------------------- GGUF -> tokenizer.json: tokens, stages and model
 
 
-def marked(vocabulary: Vocabulary) -> list[str]:
-    """Tokens as tokenizer.json has them, `##` inside of words."""
+def to_json_tokens(vocabulary: Vocabulary) -> list[str]:
+    """Return tokens as in tokenizer.json, with `##` inside words."""
     return [
         token if kind == CONTROL else token[1:] if token.startswith("▁") else _INSIDE + token
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
 
 
-def say(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(stages, model) of tokenizer.json."""
+def to_json(vocabulary: Vocabulary) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (stages, model) of tokenizer.json."""
     lowercase = vocabulary.lowercase is not False
     accents = vocabulary.strip_accents
     stages = {

@@ -1,7 +1,8 @@
-"""The words of GGUF -> tokenizer.json and the files beside it.
+"""Write a GGUF vocabulary as tokenizer.json and the files next to it.
 
-Every token goes into the model's vocabulary, control tokens too: readers number added tokens anew, after the vocabulary, and a hole
-would shift them. Stages and model of each kind are said by its module: bpe.py, pieces.py, wordpiece.py, unigram.py.
+All tokens go into the model's vocabulary, including control tokens: readers renumber added tokens after the vocabulary,
+and a hole would shift them. Stages and model of each kind come from its module: bpe.py, pieces.py, wordpiece.py,
+unigram.py.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ __all__ = ["document", "files", "generation_config", "special_ids"]
 
 _CLASSES = {"bert": "BertTokenizerFast"}
 _BPE = {
-    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
-    "byte_fallback": False, "ignore_merges": False,
+    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+    "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
 }  # fmt: skip
 
 
 def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """The entries of config.json."""
+    """Return the entries of config.json."""
     return {f"{k}_token_id": vocabulary.special[k] for k in ("bos", "eos", "pad") if k in vocabulary.special}
 
 
 def generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
-    """generation_config.json: a turn's end ends the text as well."""
+    """Return generation_config.json: the end of a turn also ends generation."""
     out: dict[str, Any] = {"_from_model_config": True, **special_ids(vocabulary)}
     ends = [vocabulary.special[k] for k in ("eos", "eot", "eom") if k in vocabulary.special]
     if len(set(ends)) > 1:
@@ -37,7 +38,7 @@ def generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def files(vocabulary: Vocabulary) -> tuple[dict[str, bytes], list[str]]:
-    """({file name: content}, warnings); no tokenizer.json without tokens."""
+    """Return ({file name: content}, warnings); no tokenizer.json without tokens."""
     warnings: list[str] = []
     out = {}
     if vocabulary.tokens:
@@ -53,7 +54,7 @@ def files(vocabulary: Vocabulary) -> tuple[dict[str, bytes], list[str]]:
         settings |= {f"{k}_token": text[i] for k, i in vocabulary.special.items() if k not in ("eot", "eom")}
         if vocabulary.model == "bert" and "bos" in vocabulary.special:
             settings["cls_token"] = text[vocabulary.special["bos"]]
-        # No indentation: a vocabulary of 150,000 would take seconds more and a third more bytes.
+        # Without indentation: it would cost seconds and a third more bytes for a vocabulary of 150,000.
         out["tokenizer.json"] = json.dumps(document(vocabulary, warnings), ensure_ascii=False).encode()
         settings |= _template_entry(vocabulary.templates)
         out["tokenizer_config.json"] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
@@ -69,12 +70,12 @@ def _template_entry(templates: Mapping[str, str]) -> dict[str, Any]:
 
 
 def document(vocabulary: Vocabulary, warnings: list[str]) -> dict[str, Any]:
-    """What tokenizer.json holds; what could not be said is added to the warnings."""
+    """Return the content of tokenizer.json; add information that cannot be expressed to the warnings."""
     types = vocabulary.types
-    tokens = wordpiece.marked(vocabulary) if vocabulary.model == "bert" else vocabulary.tokens
+    tokens = wordpiece.to_json_tokens(vocabulary) if vocabulary.model == "bert" else vocabulary.tokens
     size = len(tokens)
     while size and types[size - 1] == UNUSED and vocabulary.tokens[size - 1].endswith(f"[PAD{size - 1}]"):
-        size -= 1  # rows of the embedding that no token has
+        size -= 1  # rows of the embedding without a token
     names: list[str] = list(tokens[:size])
     ids = dict(zip(names, range(size), strict=True))
     if repeated := size - len(ids):
@@ -82,7 +83,7 @@ def document(vocabulary: Vocabulary, warnings: list[str]) -> dict[str, Any]:
         for i, token in enumerate(tokens[:size]):
             names[i] = f"[PAD{i}] {token}" if token in ids else token
             ids[names[i]] = i
-        warnings.append(f"{repeated} tokens repeat the text of another and are renamed")
+        warnings.append(f"{repeated} tokens duplicate the text of another one and are renamed")
     added = [
         {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": types[i] != USER}
@@ -96,25 +97,25 @@ def document(vocabulary: Vocabulary, warnings: list[str]) -> dict[str, Any]:
 def _stages(
     vocabulary: Vocabulary, ids: Mapping[str, int], names: Sequence[str], warnings: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(stages, model) of a vocabulary whose tokens are called `names`."""
+    """Return (stages, model) of a vocabulary whose tokens are called `names`."""
     if vocabulary.model == "bert":
-        stages, model = wordpiece.say(vocabulary)
+        stages, model = wordpiece.to_json(vocabulary)
         return stages, {"type": "WordPiece", **model, "vocab": ids}
     if vocabulary.model == "t5":
-        stages, model = unigram.say(vocabulary, names)
+        stages, model = unigram.to_json(vocabulary, names)
         return stages, {"type": "Unigram", **model}
     if vocabulary.raw:
-        stages, model = bpe.say_over_text(vocabulary, ids, warnings)
+        stages, model = bpe.over_text_json(vocabulary, ids, warnings)
     elif vocabulary.model == "gpt2":
-        stages, model = bpe.say_byte_level(vocabulary, ids, warnings)
+        stages, model = bpe.byte_level_json(vocabulary, ids, warnings)
     else:
-        stages, model = pieces.say(vocabulary)
+        stages, model = pieces.to_json(vocabulary)
     merges = model.pop("merges")
     return stages, {**_BPE, **model, "vocab": ids, "merges": merges}
 
 
 def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """Puts bos (or the prefix) and eos around a text, where the file asks for it."""
+    """Return the post-processor that adds bos (or the prefix) and eos as the file specifies, None for none."""
     around = vocabulary.around()
     if not any(around):
         return None
@@ -125,7 +126,7 @@ def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
     def part(sequence: str, kind_id: int) -> list[dict[str, Any]]:
         return [*special(0, kind_id), {"Sequence": {"id": sequence, "type_id": kind_id}}, *special(1, kind_id)]
 
-    # BERT's second text has no token in front.
+    # BERT's second sequence has no token before it.
     second = part("B", 1)[len(around[0]) :] if vocabulary.model == "bert" else part("B", 1)
     names = {
         vocabulary.tokens[i]: {"id": vocabulary.tokens[i], "ids": [i], "tokens": [vocabulary.tokens[i]]}

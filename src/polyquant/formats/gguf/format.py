@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from polyquant.formats.gguf.options import GGUFOpenOptions, GGUFOptions
+from polyquant.formats.gguf.options import LAYOUTS, GGUFOpenOptions, GGUFOptions
 from polyquant.formats.packaged import PackagedFormat
 
 if TYPE_CHECKING:
-    from polyquant.types import Checkpoint, Translation
+    from polyquant.types import Checkpoint, Codec, TensorMap, Translation
 
 __all__ = ["GGUF"]
 
 
 class _GGUF(PackagedFormat):
     name, title, priority = "gguf", "GGUF files", 30
+    files = "one .gguf file, or the members of a split model"
     open_options: type = GGUFOpenOptions
     target_options: type = GGUFOptions
     package, target_place, sniff_place = "polyquant.formats.gguf", "target:GGUFTarget", "reading:sniff"
@@ -27,8 +28,28 @@ class _GGUF(PackagedFormat):
         opened = open_gguf(path, dialect=options.dialect, ternary_layout=options.ternary_layout)
         return opened if options.tile is None else with_tile(opened, options.tile)
 
+    def reads(self, codec: Codec) -> bool:
+        from polyquant.formats.gguf.dialect import TYPES
+
+        return codec.name in LAYOUTS or any(t.codec == codec.name for types in TYPES.values() for t in types.values())
+
+    def writes(self, codec: Codec) -> bool:
+        from polyquant.formats.gguf.dialect import WRITTEN_AS
+
+        return codec.name in WRITTEN_AS
+
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
         return set()  # one file, never a folder
+
+    def of_arrays(
+        self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
+    ) -> tuple[Translation, Mapping[str, Any]]:
+        from polyquant.formats.gguf.inferred import inferred
+        from polyquant.types import Translation
+
+        typed = inferred(metadata)
+        architecture = typed.get("general.architecture")
+        return Translation(str(architecture.value) if architecture else "", tensors, metadata=typed), {}
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         from polyquant.formats.gguf.header import Metadata

@@ -21,18 +21,20 @@ import numpy as np
 from polyquant.architectures.language_model import language_model
 from polyquant.calibration.importance import Summed, measure, unreached
 from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.errors import printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.gguf.layout import lay_out
 from polyquant.gguf_values import string, strings, u32
 from polyquant.opening import open_checkpoint
 from polyquant.registry import codec
 from polyquant.storage.staging import staged
+from polyquant.tables import size
 from polyquant.types import F32, Shape, TensorSpec
 
 __all__ = ["Importance", "importance"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Importance:
     """A file that was written. tensors: how many have importance; tokens: most that one of them read; unreached: stack -> experts that no token reached."""
 
@@ -41,6 +43,11 @@ class Importance:
     tensors: int
     tokens: int
     unreached: Mapping[str, tuple[int, ...]]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Importance {printable(self.path)}: {self.tensors} tensors, {self.tokens:,} tokens, {size(self.nbytes)}>"
+        )
 
 
 def importance(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polyquant.codecs.affine_reader import AffineReader
 from polyquant.codecs.dtypes import BY_NUMPY, word_of
 from polyquant.codecs.exl3 import EXL3
+from polyquant.codecs.fp8 import FP8
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.errors import PlanError
 from polyquant.formats.huggingface import mxfp4
@@ -14,7 +16,7 @@ from polyquant.formats.huggingface.exl3 import stored_names
 from polyquant.registry import codec
 from polyquant.types import Codec, Shape
 
-__all__ = ["PACKED", "bitnet_codec", "stored_tensors"]
+__all__ = ["PACKED", "bitnet_codec", "holds", "of_other_tools", "stored_tensors"]
 
 PACKED = "hf_bitnet."
 _ELSEWHERE = {"trellis.": "trellis-v3", "w8a": "msmodelslim", "w4a": "msmodelslim"}
@@ -28,6 +30,16 @@ def bitnet_codec(config: Mapping[str, Any]) -> Codec | None:
         return None
     kind = "autobitlinear" if quantization.get("linear_class") == "autobitlinear" else "bitlinear"
     return codec(PACKED + kind)
+
+
+def holds(codec: Codec) -> bool:
+    """True if a folder that we write can hold the codec."""
+    return word_of(codec) is not None or isinstance(codec, EXL3) or codec is HF_MXFP4 or codec.name.startswith(PACKED)
+
+
+def of_other_tools(codec: Codec) -> bool:
+    """True for the codecs of other tools' quantized folders, which are read and never written."""
+    return isinstance(codec, AffineReader | FP8)
 
 
 def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, str, str, Shape]]:

@@ -16,7 +16,7 @@ from polyquant.storage.folder import inner_name
 from polyquant.storage.safetensors import header_bytes
 from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 
-__all__ = ["lay_out"]
+__all__ = ["lay_out", "one_file"]
 
 _GONE = (METHOD, MXFP4, "polyquant_trellis")
 """Methods whose weights, if they are none of the tensors any more, were decoded or are in another form now."""
@@ -40,16 +40,15 @@ def lay_out(
     files = _agreeing(tensors, files)
     metadata = {"format": "pt"} if metadata is None else metadata
     shards = _split(list(_stored(tensors)), shard_bytes)
-    plans, slots, weight_map = [], {}, {}
+    plans: list[FilePlan] = []
+    slots: dict[tuple[str, str], Slot] = {}
+    weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards):
         file = "model.safetensors" if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
-        header, placed = header_bytes([(name, dtype, shape) for _, _, name, dtype, shape in shard], metadata)
-        at = {e.name: e for e in placed}
-        for key, spec, name, _, _ in shard:
-            assert at[name].nbytes == spec.nbytes, (name, at[name].nbytes, spec.nbytes)
-            slots[key] = Slot(file, at[name].offset, spec)
-            weight_map[name] = file
-        plans.append(FilePlan(file, len(header) + sum(e.nbytes for e in placed), ((0, header),)))
+        plan, placed = _file(file, shard, metadata)
+        plans.append(plan)
+        slots |= placed
+        weight_map |= {name: file for _, _, name, _, _ in shard}
     if len(shards) > 1:
         content = {"metadata": {"total_size": sum(s.spec.nbytes for s in slots.values())}, "weight_map": weight_map}
         plans.append(_whole(_INDEX, _json(content)))
@@ -59,6 +58,25 @@ def lay_out(
             raise PlanError("a file beside the weights needs a plain name of its own", file=name)
         plans.append(_whole(name, data))
     return Layout(tuple(plans), slots, folder=True)
+
+
+def one_file(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Layout:
+    """One safetensors file without a folder. metadata: `__metadata__`, to which {"format": "pt"} is added. Raises PlanError."""
+    _agreeing(tensors, {})
+    plan, slots = _file("model.safetensors", list(_stored(tensors)), {"format": "pt", **metadata})
+    return Layout((plan,), slots, folder=False)
+
+
+def _file(
+    file: str, stored: Sequence[_Stored], metadata: Mapping[str, str]
+) -> tuple[FilePlan, dict[tuple[str, str], Slot]]:
+    header, placed = header_bytes([(name, dtype, shape) for _, _, name, dtype, shape in stored], metadata)
+    at = {e.name: e for e in placed}
+    slots = {}
+    for key, spec, name, _, _ in stored:
+        assert at[name].nbytes == spec.nbytes, (name, at[name].nbytes, spec.nbytes)
+        slots[key] = Slot(file, at[name].offset, spec)
+    return FilePlan(file, len(header) + sum(e.nbytes for e in placed), ((0, header),)), slots
 
 
 def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:

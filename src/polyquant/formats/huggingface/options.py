@@ -17,3 +17,6 @@ class HuggingFaceOptions:
     shard_bytes: int | None = option(
         help="Largest shard, e.g. 2GB.", flag="--shard-size", metavar="SIZE", parse=parse_size, shown="5GB"
     )
+    single_file: bool = option(
+        False, type=bool, flag="", help="One .safetensors file, without config.json and the small files."
+    )

@@ -11,7 +11,7 @@ from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.codecs.trellis_forms import as_exl3
 from polyquant.errors import PlanError
 from polyquant.formats.actions import blocks_of, common
-from polyquant.formats.huggingface.layout import lay_out
+from polyquant.formats.huggingface.layout import lay_out, one_file
 from polyquant.formats.huggingface.mxfp4 import BLOCKS, as_stored
 from polyquant.formats.huggingface.options import HuggingFaceOptions
 from polyquant.formats.plain_target import TORCH_NAMES, PlainTarget
@@ -65,6 +65,11 @@ class HuggingFaceTarget(PlainTarget):
         """Shards, index and files. Raises PlanError."""
         specs, files = [s.spec for s in steps], planning.translation.files
         size = planning.options.shard_bytes
+        if planning.options.single_file:
+            if size is not None:
+                raise PlanError("single_file and shard_bytes are mutually exclusive")
+            said = {key: str(meta.value) for key, meta in planning.translation.metadata.items()}
+            return one_file(specs, said)
         return lay_out(specs, files) if size is None else lay_out(specs, files, shard_bytes=size)
 
 

@@ -11,13 +11,14 @@ from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.options import NoOptions
 
 if TYPE_CHECKING:
-    from polyquant.types import Checkpoint, Finding
+    from polyquant.types import Checkpoint, Codec, Finding
 
 __all__ = ["MSMODELSLIM"]
 
 
 class _MsModelSlim(FolderFormat):
     name, title, priority = "msmodelslim", "msModelSlim folders", 40
+    files = "a folder with quant_model_description.json"
     open_options: type = NoOptions
     target_options: type = MsModelSlimOptions
     package, target_place = "polyquant.formats.msmodelslim", "target:MsModelSlimTarget"
@@ -26,6 +27,15 @@ class _MsModelSlim(FolderFormat):
         from polyquant.formats.msmodelslim.open import open as open_folder
 
         return open_folder(path)
+
+    def reads(self, codec: Codec) -> bool:
+        from polyquant.codecs.dtypes import word_of
+        from polyquant.codecs.msmodelslim import MsModelSlim
+
+        return isinstance(codec, MsModelSlim) or word_of(codec) is not None
+
+    def writes(self, codec: Codec) -> bool:
+        return self.reads(codec)
 
     def check_consumer(self, path: Path, name: str) -> Iterable[Finding]:
         from polyquant.formats.msmodelslim.consumers import check_target

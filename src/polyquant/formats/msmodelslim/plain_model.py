@@ -162,5 +162,5 @@ def _by_role(record: Architecture | None, weights: Mapping[str, Weight]) -> dict
 def _layers_behind(record: Architecture | None, norm: str, by_role: Mapping[str, str]) -> list[str]:
     """Roles "blk.0.attn_q" of the layers that read the norm with role "blk.0.attn_norm.weight"."""
     block, _, stem = norm.rpartition(".")[0].rpartition(".")
-    readers = () if record is None else record.behind(stem)
+    readers = () if record is None else record.readers_of(stem)
     return [f"{block}.{s}" for s in readers if f"{block}.{s}.weight" in by_role]

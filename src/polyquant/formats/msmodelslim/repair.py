@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.dtypes import codec_of
-from polyquant.errors import PlanError, UnsupportedError
+from polyquant.errors import PlanError, UnsupportedError, printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.msmodelslim.check import check
 from polyquant.formats.msmodelslim.check_layers import deq_floats, floats, stored
@@ -45,13 +45,17 @@ _SIDE_BYTES = 64 << 20
 _Values = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Repaired:
     """What was done. path: the new folder, None if nothing was to be mended; changes: a line each; left: warnings that remain."""
 
     path: Path | None
     changes: tuple[str, ...]
     left: tuple[Finding, ...]
+
+    def __repr__(self) -> str:
+        where = "nothing written" if self.path is None else printable(self.path)
+        return f"<Repaired {where}: {len(self.changes)} changes, {len(self.left)} findings left>"
 
 
 @dataclass(slots=True)

@@ -1,11 +1,11 @@
-"""EleutherAI's lm-evaluation-harness on any checkpoint that runs here: model name `polyquant`.
+"""EleutherAI's lm-evaluation-harness on any supported checkpoint: model name `polyquant`.
 
     lm_eval --model polyquant --model_args pretrained=model.gguf --tasks hellaswag
 
-The harness finds the class by our entry point in its group `lm_eval.models`, which releases after 0.4.13 look for. With 0.4.13 and any later
-one the same arguments work behind
+The harness finds the class through our entry point in its group `lm_eval.models`, supported by releases after 0.4.13.
+With 0.4.13 and later, the same arguments work with
 
     python -m polyquant.integrations.lm_eval
 
-which registers the class and hands over to the harness. From Python: import polyquant.integrations.lm_eval.model first.
+which registers the class and starts the harness. From Python: import polyquant.integrations.lm_eval.model first.
 """

@@ -9,7 +9,7 @@ from polyquant.errors import PolyquantError
 
 
 def main() -> None:
-    """The harness's command line. An expected failure of ours is one line on stderr and exit code 2."""
+    """Run the harness's command line. Our own errors are one line on stderr and exit code 2."""
     try:
         import_module("polyquant.integrations.lm_eval.model")  # registers the class
         sys.argv[0] = "lm_eval"

@@ -1,7 +1,7 @@
 """The harness's model class: log-likelihoods, rolling log-likelihoods, generation and chat templates.
 
-Requests run one at a time on one session. They are sorted by their tokens, so that each goes on from what it shares with the one before:
-the answers to a question, or questions behind the same examples, read their common beginning once.
+Requests run one at a time on one session. They are sorted by their tokens, so that each reuses its common prefix with
+the previous one: answers to one question, or questions after the same examples, process their common prefix once.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ __all__ = ["PolyquantLM"]
 
 _log = logging.getLogger("lm_eval")
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names that tasks use for the most tokens of an answer; the first that is there counts, as in the harness."""
+"""Names that tasks use for the maximum length of an answer; the first one present counts, as in the harness."""
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
 @register_model("polyquant")
 class PolyquantLM(TemplateLM):
-    """--model_args pretrained=PATH and any of: activations, cache, max_length, max_gen_toks, prefix_token_id, add_bos_token.
+    """--model_args pretrained=PATH and any of: activations, cache, max_length, max_gen_toks, prefix_token_id,
+    add_bos_token.
 
-    max_length: tokens of a window (default: the model's context). max_gen_toks: most tokens of an answer where the task does not say.
-    prefix_token_id: what a text without context begins with (default: BOS, else EOS). add_bos_token: whether texts get a BOS (default: as the
-    tokenizer says).
+    max_length: tokens per window (default: the model's context). max_gen_toks: maximum tokens of an answer if the task
+    has no limit. prefix_token_id: the first token of an input without context (default: BOS, else EOS). add_bos_token:
+    whether to add BOS (default: the tokenizer's setting).
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class PolyquantLM(TemplateLM):
         max_batch_size: int | None = None,
         device: str | None = None,
     ) -> None:
-        """device: the harness always names one, "cuda:0" unless told otherwise; this runs on the CPU all the same."""
+        """device: ignored, since the harness always passes one ("cuda:0" by default); we run on the CPU."""
         super().__init__()
         if batch_size not in (None, 1, "1") or max_batch_size is not None:
-            _log.warning("polyquant runs requests one at a time; the batch size changes nothing")
+            _log.warning("polyquant runs requests one at a time; the batch size has no effect")
         self.model = load(pretrained, activations=activations, cache=cache, context=max_length)
         self.tokens = self.model.tokenizer
         self.max_length, self.max_gen_toks = self.model.context, max_gen_toks
@@ -76,15 +77,15 @@ class PolyquantLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text. Raises UnsupportedError where the tokenizer has none."""
+        """The token that ends generation. Raises UnsupportedError if the tokenizer has none."""
         for kind in ("eos", "eot"):
             if kind in self.tokens.special:
                 return self.tokens.special[kind]
-        raise UnsupportedError("the tokenizer has no token that ends a text", file=self.tokens.file)
+        raise UnsupportedError("the tokenizer has no end token", file=self.tokens.file)
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without context begins with."""
+        """The first token of an input without context."""
         if self._prefix is not None:
             return self._prefix
         bos = self.tokens.special.get("bos")
@@ -96,7 +97,10 @@ class PolyquantLM(TemplateLM):
         return str(self.tokens.file).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Ids of a text. None: BOS as the tokenizer says, but no second one in front of a text that begins with it (chat templates)."""
+        """Return the ids of a string.
+
+        None: BOS as the tokenizer specifies, but not if the string starts with it (chat templates).
+        """
         add = self._add_bos if add_special_tokens is None else add_special_tokens
         bos = self.tokens.text_of("bos")
         if add_special_tokens is None and bos and string.startswith(bos):
@@ -106,12 +110,16 @@ class PolyquantLM(TemplateLM):
         return self.tokens.encode(string, add_special=add is not False)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template's text, for the log; None if chat templates are off. Raises UnsupportedError if there is no such template."""
+        """Return the template, for the log; None if chat templates are off.
+
+        Raises UnsupportedError if it does not exist.
+        """
         self._template = chat_template if isinstance(chat_template, str) else None
         return template_of(self.tokens, self._template) if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt for a conversation; without add_generation_prompt it ends inside the last message, to be gone on with."""
+        """Return the prompt for a conversation; without add_generation_prompt it ends within the last message, to be
+        continued."""
         text = render_chat(
             self.tokens,
             chat_history,
@@ -124,11 +132,11 @@ class PolyquantLM(TemplateLM):
         at = text.rfind(last)
         if at < 0:
             raise UnsupportedError(
-                "the chat template changes the last message, which cannot be gone on with", file=self.tokens.file
+                "the chat template changes the last message, so it cannot be continued", file=self.tokens.file
             )
         return text[: at + len(last)]
 
-    # ------------------------------------------------------------ what the harness asks
+    # ------------------------------------------------------------ the harness's interface
 
     def _loglikelihood_tokens(
         self,
@@ -136,18 +144,19 @@ class PolyquantLM(TemplateLM):
         disable_tqdm: bool = False,
         **_: Any,
     ) -> list[tuple[float, bool]]:
-        """(log p of the continuation, whether greedy choice gives it) for each (texts, context ids, continuation ids)."""
-        found: dict[int, tuple[float, bool]] = {}
+        """Return (log p of the continuation, whether it is greedy) for each (strings, context ids, continuation
+        ids)."""
+        scores: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: requests[i][1] + requests[i][2])
         for i in tqdm(order, disable=disable_tqdm, desc="Running loglikelihood requests"):
             texts, context, continuation = requests[i]
-            found[i] = self._score(context, continuation)
+            scores[i] = self._score(context, continuation)
             if texts is not None:
-                self.cache_hook.add_partial("loglikelihood", texts, found[i])
-        return [found[i] for i in range(len(requests))]
+                self.cache_hook.add_partial("loglikelihood", texts, scores[i])
+        return [scores[i] for i in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Sum of log p over all tokens of each text; a text longer than the window is cut as the harness's documentation says."""
+        """Return the sum of log p over all tokens of each string; longer ones are split as the harness documents."""
         out = []
         for request in tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood_rolling requests"):
             (text,) = request.args
@@ -162,16 +171,16 @@ class PolyquantLM(TemplateLM):
         return out
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The answer to each prompt, up to a stop text or the most tokens."""
-        found: dict[int, str] = {}
+        """Return the answer to each prompt, up to a stop string or the maximum length."""
+        answers: dict[int, str] = {}
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         order = sorted(range(len(requests)), key=prompts.__getitem__)
         for i in tqdm(order, disable=disable_tqdm, desc="Running generate_until requests"):
-            found[i] = self._answer(prompts[i], requests[i].args[1])
-            self.cache_hook.add_partial("generate_until", requests[i].args, found[i])
-        return [found[i] for i in range(len(requests))]
+            answers[i] = self._answer(prompts[i], requests[i].args[1])
+            self.cache_hook.add_partial("generate_until", requests[i].args, answers[i])
+        return [answers[i] for i in range(len(requests))]
 
-    # ------------------------------------------------------------ how it is done
+    # ------------------------------------------------------------ implementation
 
     def _score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
         if not 1 <= len(continuation) <= self.max_length:
@@ -181,7 +190,7 @@ class PolyquantLM(TemplateLM):
                 found=len(continuation),
             )
         tokens = [*context, *continuation][-(self.max_length + 1) :]
-        first = len(tokens) - len(continuation)  # of the scored ones
+        first = len(tokens) - len(continuation)  # index of the first scored token
         if first < 1:
             raise InputError("a continuation without context cannot be scored", expected="at least one token before it")
         fed, targets = tokens[:-1], np.array(tokens[first:])
@@ -195,15 +204,15 @@ class PolyquantLM(TemplateLM):
         return total, greedy
 
     def _go_to(self, tokens: Sequence[int]) -> None:
-        """Bring the session behind exactly these tokens; what it has read of them already is kept."""
+        """Rewind or feed the session to exactly these tokens; its common prefix is reused."""
         pairs = zip(self._session.tokens, tokens, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._session.rewind(shared)
         if shared < len(tokens):
             self._session.feed(tokens[shared:])
 
-    def _answer(self, prompt: Sequence[int], asked: Mapping[str, Any]) -> str:
-        options = dict(asked)
+    def _answer(self, prompt: Sequence[int], task_options: Mapping[str, Any]) -> str:
+        options = dict(task_options)
         until = options.pop("until", None) or []
         lengths = [options.pop(name, None) for name in _LENGTHS]
         most = int(next((n for n in lengths if n is not None), self.max_gen_toks))
@@ -231,7 +240,7 @@ class PolyquantLM(TemplateLM):
         return "".join(token.text for token in generation)
 
     def _warn(self, options: Iterable[str]) -> None:
-        """Say once that an option of the task has no effect."""
+        """Warn once per option of the task that has no effect."""
         for name in set(options) - self._unknown:
             self._unknown.add(name)
-            _log.warning("polyquant does not know the generation option '%s' and goes on without it", name)
+            _log.warning("polyquant ignores the unknown generation option '%s'", name)

@@ -1,12 +1,12 @@
 """An OpenAI-compatible HTTP server for one model (extra `serve`: starlette and uvicorn).
 
-refusal.py   what a client gets instead of an answer: status, code, message
-fields.py    typed access to a JSON body; a field that nobody asked for is refused
+refusal.py   errors sent to clients: status, code, message
+fields.py    typed access to a JSON body; unknown fields are rejected
 requests.py  the fields of /v1/completions and /v1/chat/completions -> GenerationRequest
-engine.py    prompt tokens -> pieces of text; one session is kept and its common prefix used again
-queue.py     the one worker thread, and the bounded line of those that wait for it
+engine.py    prompt tokens -> pieces of text; one session whose common prefix is reused
+queue.py     the worker thread, and the bounded queue of waiting requests
 wire.py      OpenAI's JSON: completions, chunks, usage, errors
-answer.py    one request to its end: whole, or streamed as server-sent events
-app.py       routes, key, host and body limits
+answer.py    processing of one request, streamed or not
+app.py       routes, API key, host and body limits
 serving.py   the socket, timeouts, signals
 """

@@ -1,4 +1,4 @@
-"""One request to its end: whole, or streamed as server-sent events. A client that goes away takes its generation along."""
+"""Processing of one request, streamed as server-sent events or not. A disconnecting client cancels its generation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["Answer", "refuse", "while_connected"]
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx passes events on as they come
+    (b"x-accel-buffering", b"no"),  # nginx forwards events immediately
 ]
 
 
 def refuse(problem: RequestError) -> JSONResponse:
-    """An error as a whole response."""
+    """Return an error as a complete response."""
     headers = {}
     if problem.retry_after is not None:
         headers["Retry-After"] = str(problem.retry_after)
@@ -41,7 +41,7 @@ def refuse(problem: RequestError) -> JSONResponse:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An ASGI response that generates. The ticket is left when it ends, however it ends."""
+    """An ASGI response that generates. Its ticket is always released at the end."""
 
     engine: Engine
     line: Line[Event]
@@ -49,9 +49,10 @@ class Answer:
     model: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send. Raises RequestError before the first byte only."""
+        """Generate and send. Raises RequestError only before the first byte."""
         with self.line.enter() as ticket:
-            # A thread cannot be cancelled: the place is held until it is done, so that there are never more of them than places.
+            # A thread cannot be cancelled: the ticket is held until it finishes, so there are never more threads than
+            # tickets.
             generations = await asyncio.to_thread(self.engine.prepare, self.request)
             await while_connected(receive, self._answer(ticket, generations, scope, receive, send))
 
@@ -79,15 +80,13 @@ class Answer:
     async def _stream(
         self, ticket: Ticket[Event], envelope: Envelope, generations: list[Generation], send: Send
     ) -> None:
-        """Errors come as an event, since the status has gone out: clients raise them."""
+        """Send errors as an event, since the status has already been sent: clients raise them."""
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             async with aclosing(self._chunks(ticket, envelope, generations)) as chunks:
                 async for chunk in chunks:
                     await send(_event(json.dumps(chunk)))
-                    await asyncio.sleep(
-                        0
-                    )  # where many chunks wait, others get their turn, and a lost client is noticed
+                    await asyncio.sleep(0)  # with many chunks pending, lets other tasks run and detects a lost client
             await send(_event("[DONE]"))
         except PolyquantError as problem:
             await send(_event(json.dumps(error_body(refusal_of(problem)))))
@@ -118,12 +117,12 @@ class Answer:
 
 
 def _event(data: str) -> dict[str, Any]:
-    """A server-sent event. JSON is ASCII here, so that no reader takes U+2028 for the end of a line."""
+    """Return a server-sent event. JSON is ASCII here, so no reader mistakes U+2028 for a line end."""
     return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it when the client goes away."""
+    """Run `work`; cancel it when the client disconnects."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -1,12 +1,12 @@
-"""Routes, and who may come in: key, host, size and time of a body.
+"""Routes, and access control: API key, host, size and time of a body.
 
-| refused | status |
+| rejected | status |
 |---|---|
-| a Host that is not this machine, while only this machine can connect: a web page that had its own name point here (DNS rebinding) | 403 |
-| no key or a wrong one, where there is one | 401 |
-| a body that is not application/json, which a web page could send without asking | 415 |
-| a body over the limit, whatever its headers promise | 413 |
-| a body that takes too long | 408 |
+| a non-local Host while only this machine can connect (DNS rebinding by a web page) | 403 |
+| a missing or wrong key, if one is set | 401 |
+| a body that is not application/json, which a web page could send cross-origin without a preflight | 415 |
+| a body over the limit, regardless of its headers | 413 |
+| a body that arrives too slowly | 408 |
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from polyquant.integrations.server.requests import GenerationRequest, chat_reque
 from polyquant.integrations.server.wire import model_body
 from polyquant.storage import strict_json
 
-__all__ = ["Door", "create_app"]
+__all__ = ["Access", "create_app"]
 
-_VALUES = 300_000  # of a JSON body: a prompt of as many token ids
+_VALUES = 300_000  # values of a JSON body, such as the token ids of a prompt
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 8_000_000
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Who may come in. key None: all; hosts: names in the Host header, None: any; cors: origins of web pages; body in bytes, seconds to
-    send it in."""
+class Access:
+    """Access control. key None: no key required. hosts: allowed Host headers, None for any. cors: origins of web pages.
+    body: limit in bytes. body_seconds: time limit to receive it."""
 
     key: str | None = None
     hosts: tuple[str, ...] | None = _LOOPBACK
@@ -57,8 +57,8 @@ class Door:
     body_seconds: float = 30.0
 
 
-def create_app(engine: Engine, line: Line[Event], model: str, door: Door) -> Starlette:
-    """The ASGI application for one model."""
+def create_app(engine: Engine, line: Line[Event], model: str, access: Access) -> Starlette:
+    """Return the ASGI application for one model."""
     created = int(time.time())
     entry = model_body(model, created, engine.model.context)
 
@@ -69,24 +69,24 @@ def create_app(engine: Engine, line: Line[Event], model: str, door: Door) -> Sta
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def one_model(request: Request) -> Response:
-        asked = request.path_params["model"]
-        if asked != model:
-            raise no_model(asked, model)
+        requested = request.path_params["model"]
+        if requested != model:
+            raise no_model(requested, model)
         return JSONResponse(entry)
 
     def generation(read: Callable[[Any, str, Mapping[str, Any]], GenerationRequest]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Any:
-            engine.check_writes(model)
-            line.check()  # before the body is read: a full house says so at once
-            return Answer(engine, line, read(await _json(request, door), model, engine.defaults), model)
+            engine.check_generates(model)
+            line.check()  # before the body is read: a full queue is reported immediately
+            return Answer(engine, line, read(await _json(request, access), model, engine.defaults), model)
 
         return endpoint
 
     async def embeddings(request: Request) -> Any:
         engine.check_embeds(model)
         line.check()
-        asked = embedding_request(await _json(request, door), model, engine.model.hyper.hidden)
-        return EmbeddingAnswer(engine, line, asked, model)
+        request_ = embedding_request(await _json(request, access), model, engine.model.hyper.hidden)
+        return EmbeddingAnswer(engine, line, request_, model)
 
     return Starlette(
         routes=[
@@ -97,19 +97,19 @@ def create_app(engine: Engine, line: Line[Event], model: str, door: Door) -> Sta
             Route("/v1/chat/completions", generation(chat_request), methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
         ],
-        middleware=_middleware(door),
+        middleware=_middleware(access),
         exception_handlers={
             PolyquantError: _refused,
             HTTPException: _not_found,
-            ClientDisconnect: _nobody_left,
+            ClientDisconnect: _disconnected,
             Exception: _failed,
         },
     )
 
 
-def _middleware(door: Door) -> Sequence[Middleware]:
-    cors = [Middleware(CORSMiddleware, allow_origins=door.cors, allow_methods=["GET", "POST"], allow_headers=["*"])]
-    return [Middleware(_Lingering), *(cors if door.cors else []), Middleware(_Doorman, door=door)]
+def _middleware(access: Access) -> Sequence[Middleware]:
+    cors = [Middleware(CORSMiddleware, allow_origins=access.cors, allow_methods=["GET", "POST"], allow_headers=["*"])]
+    return [Middleware(_Drain), *(cors if access.cors else []), Middleware(_AccessControl, access=access)]
 
 
 async def _refused(_: Request, problem: Exception) -> Response:
@@ -126,50 +126,50 @@ async def _not_found(request: Request, problem: Exception) -> Response:
 
 
 async def _failed(_: Request, problem: Exception) -> Response:
-    """A bug of ours: starlette raises it again, so that it is logged with its traceback."""
+    """Report a bug: starlette raises it again, so it is logged with its traceback."""
     return refuse(RequestError(f"the server failed ({type(problem).__name__})", status=500, code="server_error"))
 
 
-async def _nobody_left(_: Request, problem: Exception) -> Response:
-    """Nobody reads this."""
+async def _disconnected(_: Request, problem: Exception) -> Response:
+    """Return a response that no client reads."""
     return Response(status_code=400)
 
 
-async def _json(request: Request, door: Door) -> Any:
-    """The body, parsed. Raises RequestError, ClientDisconnect."""
+async def _json(request: Request, access: Access) -> Any:
+    """Return the parsed body. Raises RequestError, ClientDisconnect."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError("the body must be sent as 'Content-Type: application/json'", status=415, code="invalid_json")
-    too_large = RequestError(f"the body is larger than {door.body} bytes", status=413, code="body_too_large")
+    too_large = RequestError(f"the body is larger than {access.body} bytes", status=413, code="body_too_large")
     length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length[:20]) > door.body:
+    if length.isdigit() and int(length[:20]) > access.body:
         raise too_large
     body = bytearray()
     try:
-        async with asyncio.timeout(door.body_seconds):
+        async with asyncio.timeout(access.body_seconds):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > door.body:
+                if len(body) > access.body:
                     raise too_large
     except TimeoutError:
         raise RequestError("the body took too long", status=408, code="timeout") from None
     if not body:
         raise RequestError("the body is empty", code="invalid_json")
     try:
-        return strict_json.parse(body, strict_json.Limit(door.body, _VALUES))
+        return strict_json.parse(body, strict_json.Limit(access.body, _VALUES))
     except PolyquantError as problem:
         raise RequestError(str(problem), code="invalid_json") from None
 
 
-class _Doorman:
-    """Host and key, before anything is read."""
+class _AccessControl:
+    """Check host and key before reading the body."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._door = app, door
-        self._key = None if door.key is None else b"Bearer " + door.key.encode()
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._door = app, access
+        self._key = None if access.key is None else b"Bearer " + access.key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or let in."""
+        """Reject the request, or pass it on."""
         problem = self._problem(scope)
         await (self._app if problem is None else refuse(problem))(scope, receive, send)
 
@@ -189,15 +189,18 @@ class _Doorman:
         return None
 
 
-class _Lingering:
-    """An answer that goes out before the body has come in closes the connection. What is still on its way is read and dropped for a
-    moment: closing on unread bytes resets the connection, and the client would not see the answer."""
+class _Drain:
+    """Drain the body after an early response.
+
+    A response sent before the body has been received closes the connection. Unread bytes are received and dropped for a
+    moment: closing with unread data resets the connection, and the client would not see the response.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on; linger before the last part of an early answer."""
+        """Pass everything on; drain before the last part of an early response."""
         names = {name for name, _ in scope["headers"]}
         unread = b"transfer-encoding" in names or dict(scope["headers"]).get(b"content-length", b"0") != b"0"
 

@@ -1,6 +1,8 @@
-"""/v1/embeddings: the request checked, and its answer. Names and defaults are OpenAI's; clients ask for base64 by themselves.
+"""/v1/embeddings: request validation and response. Names and defaults are OpenAI's; its clients request base64 by
+default.
 
-{"model": ID, "input": text | [text, ...] | [id, ...] | [[id, ...], ...], "encoding_format": "float" | "base64", "dimensions": n}
+{"model": ID, "input": string | [string, ...] | [id, ...] | [[id, ...], ...],
+ "encoding_format": "float" | "base64", "dimensions": n}
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _HARMLESS = ("user", "safety_identifier", "metadata")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """texts or token ids, a vector to each. base64: of little-endian float32, else numbers. dimensions: how many of the first are kept, None for all."""
+    """inputs: strings or token ids, one vector each. base64: little-endian float32, otherwise a list of floats.
+    dimensions: number of leading values to keep, None for all."""
 
     inputs: tuple[Prompt, ...]
     base64: bool
@@ -38,7 +41,7 @@ class EmbeddingRequest:
 
 
 def embedding_request(body: Any, model: str, hidden: int) -> EmbeddingRequest:
-    """The body of /v1/embeddings; hidden: numbers of a whole vector. Raises RequestError."""
+    """Parse the body of /v1/embeddings; hidden: size of a full vector. Raises RequestError."""
     fields = Fields(body)
     check_model(fields, model)
     inputs = _inputs(fields.get("input"))
@@ -51,20 +54,20 @@ def embedding_request(body: Any, model: str, hidden: int) -> EmbeddingRequest:
 
 
 def _inputs(value: Any) -> tuple[Prompt, ...]:
-    """A text, ids, or a list of either; none of them empty."""
-    found = value if isinstance(value, list) and value and not is_ids(value) else [value]
-    if len(found) > MAX_INPUTS:
-        raise wrong("input", f"a list of at most {MAX_INPUTS} texts", f"{len(found)} texts")
-    if all(isinstance(text, str) and text for text in found):
-        return tuple(found)
-    if all(isinstance(text, list) and text and is_ids(text) for text in found):
-        return tuple(tuple(ids) for ids in found)
-    raise wrong("input", "a text that is not empty, a list of token ids, or a list of these", value)
+    """Return the inputs from a string, ids, or a list of either; none may be empty."""
+    items = value if isinstance(value, list) and value and not is_ids(value) else [value]
+    if len(items) > MAX_INPUTS:
+        raise wrong("input", f"a list of at most {MAX_INPUTS} inputs", f"{len(items)} inputs")
+    if all(isinstance(text, str) and text for text in items):
+        return tuple(items)
+    if all(isinstance(text, list) and text and is_ids(text) for text in items):
+        return tuple(tuple(ids) for ids in items)
+    raise wrong("input", "a non-empty string, a list of token ids, or a list of these", value)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAnswer:
-    """An ASGI response with the vectors. The ticket is left when it ends, however it ends."""
+    """An ASGI response with the vectors. Its ticket is always released at the end."""
 
     engine: Engine
     line: Line[Event]
@@ -72,7 +75,7 @@ class EmbeddingAnswer:
     model: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Compute and send. Raises RequestError before the first byte only."""
+        """Compute and send. Raises RequestError only before the first byte."""
         with self.line.enter() as ticket:
             ids = await asyncio.to_thread(self.engine.text_ids, self.request.inputs)
             await while_connected(receive, self._answer(ticket, ids, scope, receive, send))
@@ -94,4 +97,4 @@ class EmbeddingAnswer:
     def _written(self, vector: F32) -> str | list[float]:
         if self.request.base64:
             return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        return [float(str(x)) for x in vector]  # no more digits than tell a float32 from its neighbours
+        return [float(str(x)) for x in vector]  # the shortest digits that round-trip as float32

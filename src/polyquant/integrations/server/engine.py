@@ -1,6 +1,6 @@
-"""Prompt tokens -> pieces of text. One session is kept: what the next prompt has in common with the last text is not computed again.
+"""Prompt tokens -> pieces of text. One session is kept: its common prefix with the next prompt is not recomputed.
 
-A chat that goes on sends everything said so far once more, so all but the newest message is in the cache already.
+A continued chat sends its whole history again, so everything except the newest message is already in the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polyquant.errors import PolyquantError, UnsupportedError
 from polyquant.integrations.server.refusal import RequestError
 from polyquant.integrations.server.requests import GenerationRequest, Prompt
 from polyquant.runtime.chat import render_chat
-from polyquant.runtime.embed import settled, unit, vectors
+from polyquant.runtime.embed import resolved_pooling, unit, vectors
 from polyquant.runtime.generate import Generation
 from polyquant.runtime.generate import generate as start
 from polyquant.runtime.model import Model
@@ -22,12 +22,12 @@ from polyquant.types import F32
 
 __all__ = ["Engine", "Event", "Finish", "Piece", "Vector"]
 
-_PREFILL = 128  # tokens of a prompt between two looks at whether anybody still waits for it
+_PREFILL = 128  # prompt tokens between two checks for cancellation
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token; text: what it completes, perhaps nothing."""
+    """A token; text: the characters that it completes, possibly none."""
 
     text: str
     logprob: float
@@ -35,7 +35,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """An answer's end. reason: "stop" or "length"; cached_tokens: of the prompt, not computed again."""
+    """The end of an answer. reason: "stop" or "length"; cached_tokens: prompt tokens that were not recomputed."""
 
     reason: str
     prompt_tokens: int
@@ -45,7 +45,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vector:
-    """Of a text."""
+    """The embedding of an input."""
 
     values: F32
 
@@ -54,60 +54,64 @@ Event = tuple[int, Piece | Finish | Vector]
 
 
 class Engine:
-    """A model with its one session, if it writes text. `prepare` and `text_ids` are safe in any thread; what `answers` and `vectors` give runs in one thread
-    at a time. pooling: how vectors of texts are made; None if the model gives none."""
+    """A model with its session, if it generates text.
+
+    `prepare` and `text_ids` are thread-safe; the iterators of `answers` and `vectors` run in one thread at a time.
+    pooling: of embeddings; None if the model has none.
+    """
 
     def __init__(self, model: Model, pooling: Kind | None = None) -> None:
-        """pooling: instead of what the model says. Raises UnsupportedError for an encoder that does not say it."""
+        """pooling: overrides the model's. Raises UnsupportedError for an encoder that does not specify one."""
         self.model, self.tokenizer = model, model.tokenizer
-        self.writes = not model.architecture.encoder
-        self.defaults = model.recommended.values if self.writes else {}
+        self.generates = not model.architecture.encoder
+        self.defaults = model.recommended.values if self.generates else {}
         self.pooling: Pooling | None = None
         try:
-            self.pooling = settled(model, pooling)
+            self.pooling = resolved_pooling(model, pooling)
         except UnsupportedError:
-            if not self.writes:
+            if not self.generates:
                 raise
-        self._sessions = [model.session()] if self.writes else []
+        self._sessions = [model.session()] if self.generates else []
 
     @property
     def _session(self) -> Session:
         return self._sessions[0]
 
-    def check_writes(self, name: str) -> None:
-        """Raises RequestError for a model that writes no text."""
-        if not self.writes:
-            raise _other_model(f"the model '{name}' gives embeddings and writes no text: ask /v1/embeddings")
+    def check_generates(self, name: str) -> None:
+        """Raise RequestError for a model that generates no text."""
+        if not self.generates:
+            raise _other_model(f"the model '{name}' produces embeddings and generates no text: use /v1/embeddings")
 
     def check_embeds(self, name: str) -> None:
-        """Raises RequestError for a model that gives no vectors of texts."""
+        """Raise RequestError for a model that produces no embeddings."""
         if self.pooling is None:
-            raise _other_model(f"the model '{name}' gives no embeddings: its files do not say how they are pooled")
+            raise _other_model(f"the model '{name}' produces no embeddings: its files do not specify a pooling")
 
     def text_ids(self, texts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of texts whose vectors are asked for. Raises PolyquantError for one that cannot be embedded."""
-        found = [self._encode(text) if isinstance(text, str) else list(text) for text in texts]
-        for ids in found:
+        """Return the token ids of inputs to embed. Raises PolyquantError for one that cannot be embedded."""
+        all_ids = [self._encode(text) if isinstance(text, str) else list(text) for text in texts]
+        for ids in all_ids:
             self._check(ids, "input")
             token_ids(ids, self.model.vocab, self.model.context)
-        return found
+        return all_ids
 
     def vectors(
         self, ids: Sequence[Sequence[int]], dimensions: int | None, stopped: Callable[[], bool]
     ) -> Iterator[Event]:
-        """The vector of one text after the other, cut to its first numbers if asked for; ends early once `stopped` says so."""
+        """Yield the vectors of the inputs, truncated to `dimensions` if requested; end early once `stopped` returns
+        True."""
         assert self.pooling is not None
         try:
-            for index, found in enumerate(vectors(self.model, ids, self.pooling)):
-                cut = found[:dimensions]
-                yield index, Vector(unit(cut) if self.pooling.normalize and len(cut) < len(found) else cut)
+            for index, vector in enumerate(vectors(self.model, ids, self.pooling)):
+                cut = vector[:dimensions]
+                yield index, Vector(unit(cut) if self.pooling.normalize and len(cut) < len(vector) else cut)
                 if stopped():
                     return
-        except PolyquantError as problem:  # the request was sound: the weights are not
+        except PolyquantError as problem:  # the request was valid, so the weights are at fault
             raise RequestError(problem.message, status=500, code="server_error") from None
 
     def prepare(self, request: GenerationRequest) -> list[Generation]:
-        """The answers that a request asks for, not begun: n for each prompt. Raises PolyquantError for prompts that cannot be run."""
+        """Return the unstarted answers of a request: n per prompt. Raises PolyquantError for invalid prompts."""
         if request.chat:
             prompts = [self._encode(render_chat(self.tokenizer, request.messages), add_special=False)]
         else:
@@ -117,7 +121,7 @@ class Engine:
         return [self._generation(request, ids, i) for ids in prompts for i in range(request.n)]
 
     def answers(self, generations: Sequence[Generation], stopped: Callable[[], bool]) -> Iterator[Event]:
-        """One answer after the other, as (its index, what happens); ends early once `stopped` says so."""
+        """Generate the answers in sequence as (index, event); end early once `stopped` returns True."""
         for index, generation in enumerate(generations):
             for event in self._answer(generation, stopped):
                 yield index, event
@@ -125,7 +129,7 @@ class Engine:
                 return
 
     def _answer(self, generation: Generation, stopped: Callable[[], bool]) -> Iterator[Piece | Finish]:
-        whole = False
+        complete = False
         try:
             cached = self._feed(generation.prompt, stopped)
             if not stopped():
@@ -133,17 +137,18 @@ class Engine:
                     yield Piece(token.text, token.logprob)
                     if generation.finish is None and stopped():
                         break
-            whole = True
-        except PolyquantError as problem:  # the request was sound: the weights are not
+            complete = True
+        except PolyquantError as problem:  # the request was valid, so the weights are at fault
             raise RequestError(problem.message, status=500, code="server_error") from None
         finally:
-            if not whole:  # a step that failed half way leaves layers of different lengths
+            if not complete:  # a step that failed half way leaves layers of different lengths
                 self._session.rewind(0)
         if generation.finish is not None:
             yield Finish(generation.finish, generation.prompt_tokens, generation.generated, cached)
 
     def _feed(self, prompt: Sequence[int], stopped: Callable[[], bool]) -> int:
-        """All of a prompt but its last token, from where it differs from the session -> how many tokens the session had."""
+        """Feed a prompt except its last token, after the prefix shared with the session; return the length of that
+        prefix."""
         session, last = self._session, len(prompt) - 1
         common = 0
         while common < min(session.position, last) and session.tokens[common] == prompt[common]:
@@ -158,7 +163,7 @@ class Engine:
 
     def _generation(self, request: GenerationRequest, ids: list[int], index: int) -> Generation:
         sampling = request.sampling
-        if index and sampling.seed is not None:  # n answers of one seed differ, and are the same every time
+        if index and sampling.seed is not None:  # n answers for one seed differ, but are reproducible
             sampling = replace(sampling, seed=sampling.seed + index)
         return start(
             self.model,

@@ -1,4 +1,4 @@
-"""Typed access to the JSON object of a request. null means absent; a field that nobody asked for is refused by `finish`."""
+"""Typed access to the JSON object of a request. null means absent; `finish` rejects unknown fields."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Fields", "wrong"]
 
 
 def wrong(param: str, expected: str, found: Any) -> RequestError:
-    """The error for a value that is not what the field takes."""
+    """Return the error for an invalid value of a field."""
     shown = printable(repr(found), 80)
     return RequestError(f"'{param}' must be {expected}, found {shown}", code="invalid_value", param=param)
 
 
 class Fields:
-    """A body and which of its fields were asked for. prefix: the path of a nested object, for errors."""
+    """A body, and its known fields. prefix: the path of a nested object, for errors."""
 
     def __init__(self, body: Any, prefix: str = "") -> None:
         if not isinstance(body, Mapping):
@@ -28,35 +28,35 @@ class Fields:
         self._known: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """The value, None where absent."""
+        """Return the value, None if absent."""
         self._known.add(name)
         return self._body.get(name)
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """A string."""
+        """Return a string."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise wrong(self._prefix + name, "a string", value)
         return default if value is None else value
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """true or false."""
+        """Return true or false."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise wrong(self._prefix + name, "true or false", value)
         return default if value is None else value
 
     def integer(self, name: str, default: int | None, *, low: int, high: int) -> int | None:
-        """A whole number from low to high."""
+        """Return an integer from low to high."""
         value = self.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise wrong(self._prefix + name, f"a whole number from {low} to {high}", value)
+            raise wrong(self._prefix + name, f"an integer from {low} to {high}", value)
         return value
 
     def number(self, name: str, default: float, *, low: float, high: float, above: bool = False) -> float:
-        """A number from low to high; above: low itself is refused."""
+        """Return a number from low to high; above: excludes low itself."""
         value = self.get(name)
         if value is None:
             return default
@@ -70,7 +70,7 @@ class Fields:
         return float(value)
 
     def neutral(self, name: str, *values: Any) -> None:
-        """A field that is not supported: only null and the values without effect pass."""
+        """Check an unsupported field: only null and values without effect are accepted."""
         value = self.get(name)
         if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
             raise RequestError(
@@ -80,7 +80,7 @@ class Fields:
             )
 
     def finish(self, harmless: Iterable[str] = ()) -> None:
-        """Refuse what is left. harmless: fields that change no answer."""
+        """Reject unknown fields. harmless: fields that do not affect the answer."""
         self._known.update(harmless)
         for name in self._body:
             if name not in self._known:

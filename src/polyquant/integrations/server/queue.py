@@ -1,7 +1,7 @@
-"""One worker thread, and the bounded line of requests that wait for it.
+"""One worker thread, and the bounded queue of requests that wait for it.
 
-A decoder uses every core for one token, so two generations at a time would each take twice as long: they run one after the other. The
-native kernels release the GIL, so the event loop stays awake meanwhile.
+A decoder uses all cores for one token, so two concurrent generations would each take twice as long: they run one at a
+time. The native kernels release the GIL, so the event loop stays responsive.
 """
 
 from __future__ import annotations
@@ -25,69 +25,69 @@ Work = Callable[[Stopped], Iterator[T]]
 
 
 class Line(Generic[T]):
-    """limit: how many may wait behind the one that runs. All methods belong to the event loop's thread."""
+    """limit: number of requests that may wait. All methods must be called from the event loop's thread."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._worker = ThreadPoolExecutor(1, "polyquant-generate")
         self._tickets: set[Ticket[T]] = set()
         self._closing = False
-        self._seconds = 1.0  # what the last one took
+        self._seconds = 1.0  # duration of the last request
 
     @property
     def waiting(self) -> int:
-        """Requests in the line, without the one that runs."""
+        """Waiting requests, without the running one."""
         return sum(not t.running for t in self._tickets)
 
     @property
     def running(self) -> bool:
-        """Whether a generation runs."""
+        """True if a request is running."""
         return any(t.running for t in self._tickets)
 
     def check(self) -> None:
-        """Raises RequestError 503 if nobody can come in now."""
+        """Raise RequestError 503 if no request can be accepted."""
         if self._closing:
             raise _closing()
         if len(self._tickets) > self._limit:
             raise RequestError(
-                f"the server is busy: {self._limit} requests wait already",
+                f"the server is busy: {self._limit} requests are waiting",
                 status=503,
                 code="queue_full",
                 retry_after=max(1, min(60, math.ceil(self._seconds))),
             )
 
     def enter(self) -> Ticket[T]:
-        """A place in the line, to be left by `with`. Raises RequestError 503."""
+        """Return a ticket, to be used with `with`. Raises RequestError 503."""
         self.check()
         ticket = Ticket(self)
         self._tickets.add(ticket)
         return ticket
 
     def shut(self) -> None:
-        """Nobody comes in any more; those inside are told so at once, and the worker stops at the next token."""
+        """Stop accepting requests; running and waiting ones fail at once, and the worker stops at the next token."""
         self._closing = True
         for ticket in tuple(self._tickets):
             ticket.leave()
 
     async def close(self) -> None:
-        """Shut, and wait for the worker."""
+        """Shut down, and wait for the worker."""
         self.shut()
         await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.sleep(0)  # what the worker's last words scheduled runs before the loop closes
+        await asyncio.sleep(0)  # run the callbacks that the worker scheduled before the loop closes
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Behind those that came before."""
+        """Queue the work."""
         return self._worker.submit(work)
 
     def release(self, ticket: Ticket[T], seconds: float) -> None:
-        """The place is free."""
+        """Release the ticket."""
         self._tickets.discard(ticket)
         if seconds:
             self._seconds = seconds
 
 
 class Ticket(Generic[T]):
-    """A place in the line. Leaving it cancels what waits, and stops what runs at the next token."""
+    """A place in the queue. Leaving it cancels waiting work, and stops running work at the next token."""
 
     def __init__(self, line: Line[T]) -> None:
         self._line = line
@@ -106,11 +106,11 @@ class Ticket(Generic[T]):
 
     @property
     def running(self) -> bool:
-        """Whether the worker is at it."""
+        """True if the worker is processing it."""
         return self._future is not None and self._future.running()
 
     def leave(self) -> None:
-        """Give the place back: now if the work has not begun, else when the worker has noticed."""
+        """Release the place: immediately if the work has not started, otherwise when the worker stops."""
         self._stop.set()
         self._events.put_nowait(None)
         if self._future is None:
@@ -119,7 +119,10 @@ class Ticket(Generic[T]):
             self._future.cancel()
 
     async def run(self, work: Work[T]) -> AsyncGenerator[T, None]:
-        """What `work` yields in the worker thread. Raises what it raises, and RequestError 503 when the line was shut."""
+        """Yield the results of `work` from the worker thread.
+
+        Raises its exceptions, and RequestError 503 on shutdown.
+        """
         if self._stop.is_set():
             raise _closing()
         loop = asyncio.get_running_loop()

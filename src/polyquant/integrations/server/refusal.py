@@ -1,4 +1,4 @@
-"""What a client gets instead of an answer."""
+"""Errors sent to clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 500: "server_err
 
 
 class RequestError(InputError):
-    """A request that is refused: HTTP status, OpenAI's `code` and `param`; retry_after in seconds where waiting helps."""
+    """A rejected request: HTTP status, OpenAI's `code` and `param`; retry_after in seconds if retrying helps."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class RequestError(InputError):
 
 
 def refusal_of(problem: PolyquantError) -> RequestError:
-    """Whatever polyquant raised on a request's account, as an answer; the paths of this machine are nobody's business."""
+    """Convert an exception of polyquant into a RequestError, without local paths."""
     if isinstance(problem, RequestError):
         return problem
-    said = PolyquantError(problem.message, expected=problem.expected, found=problem.found, hint=problem.hint)
-    return RequestError(str(said), code="invalid_value")
+    public = PolyquantError(problem.message, expected=problem.expected, found=problem.found, hint=problem.hint)
+    return RequestError(str(public), code="invalid_value")

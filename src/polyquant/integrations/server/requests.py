@@ -1,7 +1,8 @@
-"""The bodies of /v1/completions and /v1/chat/completions, checked before anything is computed.
+"""The bodies of /v1/completions and /v1/chat/completions, validated before any computation.
 
-Names and defaults are OpenAI's, but sampling that the model's files recommend comes first; `top_k`, `min_p` and `repetition_penalty` as vLLM names them. A field that would change the answer and
-is not supported is refused, never ignored; fields that change nothing (`user`, `metadata`, ...) pass.
+Names and defaults are OpenAI's, except that sampling recommended by the model's files comes first; `top_k`, `min_p` and
+`repetition_penalty` are vLLM's. Unsupported fields that would affect the answer are rejected, never ignored; fields
+without effect (`user`, `metadata`, ...) are accepted.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Prompt: TypeAlias = str | tuple[int, ...]
 Message: TypeAlias = Mapping[str, str]
 
 _NONE: Mapping[str, Any] = {}
-MAX_CHOICES = 64  # prompts x n of one request
+MAX_CHOICES = 64  # prompts x n per request
 MAX_STOPS = 4
-COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; a chat goes on to the end of the context
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat is limited only by the context
 
 _HARMLESS = (
     "user",
@@ -43,7 +44,10 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. `messages` for a chat, else `prompts`; n answers to each. max_tokens None: as many as the context holds."""
+    """One request.
+
+    `messages` for a chat, otherwise `prompts`; n answers each. max_tokens None: up to the full context.
+    """
 
     chat: bool
     prompts: tuple[Prompt, ...]
@@ -58,7 +62,7 @@ class GenerationRequest:
 
 
 def completion_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
-    """The body of /v1/completions. defaults: fields of Sampling that the model's files recommend. Raises RequestError."""
+    """Parse the body of /v1/completions. defaults: fields of Sampling recommended by the model. Raises RequestError."""
     fields = Fields(body)
     check_model(fields, model)
     prompts = _prompts(fields.get("prompt"))
@@ -68,7 +72,7 @@ def completion_request(body: Any, model: str, defaults: Mapping[str, Any] = _NON
     logprobs = fields.integer("logprobs", None, low=0, high=5)
     if logprobs:
         raise RequestError(
-            "only the log probabilities of the chosen tokens are given: 'logprobs' must be 0 or null",
+            "only the log probabilities of the chosen tokens are supported: 'logprobs' must be 0 or null",
             code="unsupported_parameter",
             param="logprobs",
         )
@@ -79,7 +83,7 @@ def completion_request(body: Any, model: str, defaults: Mapping[str, Any] = _NON
 
 
 def chat_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
-    """The body of /v1/chat/completions. defaults: as of `completion_request`. Raises RequestError."""
+    """Parse the body of /v1/chat/completions. defaults: as of `completion_request`. Raises RequestError."""
     fields = Fields(body)
     check_model(fields, model)
     messages = _messages(fields.get("messages"))
@@ -94,7 +98,7 @@ def chat_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> 
     old = fields.integer("max_tokens", None, low=1, high=1 << 31)
     new = fields.integer("max_completion_tokens", None, low=1, high=1 << 31)
     if old is not None and new is not None and old != new:
-        raise wrong("max_tokens", "equal to 'max_completion_tokens' where both are given", old)
+        raise wrong("max_tokens", "equal to 'max_completion_tokens' if both are given", old)
     limit = new if new is not None else old
     return _request(fields, prompts=(), messages=messages, max_tokens=limit, logprobs=logprobs, defaults=defaults)
 
@@ -108,13 +112,13 @@ def _request(
     logprobs: bool,
     defaults: Mapping[str, Any],
 ) -> GenerationRequest:
-    """The fields that both have, and nothing else left over."""
+    """Parse the fields common to both, and reject unknown ones."""
     fields.neutral("frequency_penalty", 0)
     fields.neutral("presence_penalty", 0)
     fields.neutral("logit_bias", {})
     n = fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1
     if n * max(1, len(prompts)) > MAX_CHOICES:
-        raise wrong("n", f"small enough: at most {MAX_CHOICES} answers a request (prompts x n)", n)
+        raise wrong("n", f"small enough: at most {MAX_CHOICES} answers per request (prompts x n)", n)
     top_k = fields.integer("top_k", defaults.get("top_k", 0), low=-1, high=1 << 31) or 0
     seed = fields.integer("seed", None, low=-(1 << 63), high=(1 << 64) - 1)
     sampling = Sampling(
@@ -138,18 +142,18 @@ def _request(
 
 
 def check_model(fields: Fields, model: str) -> None:
-    """Raises RequestError unless the request names this model."""
-    asked = fields.text("model")
-    if asked is None:
+    """Raise RequestError unless the request names this model."""
+    requested = fields.text("model")
+    if requested is None:
         raise RequestError(f"'model' is missing; this server has '{model}'", code="missing_parameter", param="model")
-    if asked != model:
-        raise no_model(asked, model)
+    if requested != model:
+        raise no_model(requested, model)
 
 
-def no_model(asked: str, model: str) -> RequestError:
-    """The error for a model that is not this server's."""
+def no_model(requested: str, model: str) -> RequestError:
+    """Return the error for a model that this server does not have."""
     return RequestError(
-        f"the model '{asked[:100]}' does not exist; this server has '{model}'",
+        f"the model '{requested[:100]}' does not exist; this server has '{model}'",
         status=404,
         code="model_not_found",
         param="model",
@@ -176,7 +180,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
-    """A string, ids, or a list of either."""
+    """Return the prompts from a string, ids, or a list of either."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
@@ -192,7 +196,7 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
 
 
 def is_ids(value: list[Any]) -> bool:
-    """True for a list of whole numbers."""
+    """True for a list of integers."""
     return all(isinstance(t, int) and not isinstance(t, bool) for t in value)
 
 
@@ -211,7 +215,7 @@ def _message(value: Any, where: str) -> Message:
     name = fields.text("name")
     if name is not None:
         message["name"] = name
-    # What clients send back of an answer of ours; empty, it means nothing.
+    # Fields of our own answers that clients send back; they have no effect if empty.
     for empty in ("tool_calls", "annotations"):
         fields.neutral(empty, [])
     for empty in ("function_call", "tool_call_id", "refusal", "audio"):
@@ -221,7 +225,7 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _content(value: Any, where: str) -> str:
-    """Text, or parts of type text, joined."""
+    """Return the text, or the concatenation of text parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -230,7 +234,7 @@ def _content(value: Any, where: str) -> str:
     for i, item in enumerate(value):
         part = Fields(item, f"{where}[{i}].")
         if part.text("type") != "text":
-            raise wrong(f"{where}[{i}].type", "'text' (this model takes nothing else)", part.get("type"))
+            raise wrong(f"{where}[{i}].type", "'text' (this model supports no other type)", part.get("type"))
         text = part.text("text")
         if text is None:
             raise wrong(f"{where}[{i}].text", "a string", None)

@@ -1,6 +1,7 @@
-"""The socket, the timeouts of connections, and the end.
+"""The socket, connection timeouts, and shutdown.
 
-SIGINT and SIGTERM: no new requests, those inside are told so, the generation ends at its next token, exit 0. A second SIGINT: at once, 130.
+SIGINT and SIGTERM: stop accepting requests, fail pending ones, end the generation at its next token, exit 0. A second
+SIGINT: exit immediately, 130.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from polyquant.errors import InputError
-from polyquant.integrations.server.app import Door, create_app
+from polyquant.integrations.server.app import Access, create_app
 from polyquant.integrations.server.engine import Engine, Event
 from polyquant.integrations.server.queue import Line
 
@@ -29,14 +30,14 @@ __all__ = ["Address", "bind", "serve"]
 
 _HEADER_SECONDS = 10.0  # from the connection, or the first byte of a request, to the end of its headers
 _IDLE_SECONDS = 60  # between two requests of a connection
-_STALL_SECONDS = 30.0  # a client that does not read what it is sent
-_END_SECONDS = 5  # for answers that are on their way when the server ends
-_CONNECTIONS = 128  # beside those in the line
+_STALL_SECONDS = 30.0  # for a client that does not read its response
+_END_SECONDS = 5  # for unfinished responses at shutdown
+_CONNECTIONS = 128  # in addition to the queue
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A bound socket. loopback: only this machine reaches it."""
+    """A bound socket. loopback: reachable only from this machine."""
 
     socket: socket.socket
     host: str
@@ -45,12 +46,15 @@ class Address:
 
     @property
     def url(self) -> str:
-        """Where it is, without a path."""
+        """The URL without a path."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 def bind(host: str, port: int) -> Address:
-    """Listen; port 0: a free one. Done before a model is loaded, so that a taken port costs nothing. Raises InputError."""
+    """Listen on a port; 0 for a free one.
+
+    Done before loading a model, so an occupied port fails early. Raises InputError.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):
@@ -68,11 +72,14 @@ def bind(host: str, port: int) -> Address:
     return Address(sock, host, sock.getsockname()[1], number == "::1" or number.startswith("127."))
 
 
-def serve(engine: Engine, name: str, address: Address, door: Door, *, queue: int, on_ready: Callable[[], None]) -> None:
-    """Answer requests until a signal comes. queue: how many may wait. on_ready is called once it answers."""
+def serve(
+    engine: Engine, name: str, address: Address, access: Access, *, queue: int, on_ready: Callable[[], None]
+) -> None:
+    """Serve requests until a signal arrives. queue: number of requests that may wait. on_ready is called once it
+    listens."""
     line: Line[Event] = Line(queue)
-    app = create_app(engine, line, name, door)
-    for logger in ("uvicorn.error", "asyncio"):  # bugs with their tracebacks; clients that vanish are no news
+    app = create_app(engine, line, name, access)
+    for logger in ("uvicorn.error", "asyncio"):  # log bugs with tracebacks, but not disconnecting clients
         logging.getLogger(logger).setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
@@ -92,7 +99,7 @@ def serve(engine: Engine, name: str, address: Address, door: Door, *, queue: int
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our end."""
+    """uvicorn's server with our shutdown."""
 
     def __init__(self, config: uvicorn.Config, line: Line[Event], on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -100,7 +107,7 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and call on_ready."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._on_ready()
@@ -112,7 +119,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ours, without raising the signal again at the end: the exit status is 0."""
+        """Install our handlers, without raising the signal again at the end: the exit status is 0."""
         before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -121,7 +128,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End; a second SIGINT does not wait for the worker thread, which may be deep in a kernel."""
+        """Shut down; a second SIGINT does not wait for the worker thread, which may be inside a kernel."""
         if self.should_exit and sig == signal.SIGINT:
             sys.stdout.flush()
             os._exit(130)
@@ -131,17 +138,17 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection with the timeouts that it lacks: for headers, and for a client that does not read."""
+    """uvicorn's connection with additional timeouts: for headers, and for a client that does not read."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The headers of the first request are due."""
+        """Start the timeout for the headers of the first request."""
         super().connection_made(transport)
         self._watch(_HEADER_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """The first byte of a request starts the time of its headers, their end stops it."""
+        """Start the header timeout at the first byte of a request, stop it at the end of the headers."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._watch(None)
@@ -149,28 +156,28 @@ class _Connection(H11Protocol):
             self._watch(_HEADER_SECONDS)
 
     def pause_writing(self) -> None:
-        """The client has not read for a while."""
+        """Start the timeout of a client that does not read."""
         super().pause_writing()
         self._watch(_STALL_SECONDS)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Stop that timeout."""
         super().resume_writing()
         self._watch(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is due any more."""
+        """Stop all timeouts."""
         self._watch(None)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Answers on their way may end; a request that is still coming in may not."""
+        """Let unfinished responses end, but not unfinished requests."""
         super().shutdown()
         if self.conn.their_state is h11.SEND_BODY or self.flow.write_paused:
             self.transport.abort()
 
     def _watch(self, seconds: float | None) -> None:
-        """Cut the connection off after so many seconds; None: no more."""
+        """Abort the connection after this many seconds; None to cancel."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)

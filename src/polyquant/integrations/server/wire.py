@@ -1,4 +1,4 @@
-"""OpenAI's JSON: completions and chat completions, whole and in chunks, usage, errors, models."""
+"""OpenAI's JSON: completions and chat completions, complete or in chunks, usage, errors, models."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a request. A prompt that is answered n times counts once."""
+    """Tokens of a request. A prompt with n answers counts once."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
 
     def add(self, finish: Finish, *, first: bool) -> None:
-        """One answer more; first: the first to its prompt."""
+        """Add an answer; first: the first one to its prompt."""
         self.completion += finish.completion_tokens
         if first:
             self.prompt += finish.prompt_tokens
             self.cached += finish.cached_tokens
 
     def body(self) -> Json:
-        """The `usage` object."""
+        """Return the `usage` object."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -43,7 +43,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as it grows."""
+    """One answer in progress."""
 
     index: int
     pieces: list[Piece] = field(default_factory=list)
@@ -51,13 +51,14 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
+        """The text so far."""
         return "".join(p.text for p in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every object of one answer says: id, creation time, model; chat or completion; with log probabilities or not."""
+    """Fields common to all objects of one answer: id, creation time, model; whether chat or completion; whether with
+    log probabilities."""
 
     chat: bool
     model: str
@@ -67,45 +68,45 @@ class Envelope:
 
     @classmethod
     def new(cls, *, chat: bool, model: str, logprobs: bool) -> Envelope:
-        """With a fresh id."""
+        """Create one with a new id."""
         name = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         return cls(chat, model, logprobs, name, int(time.time()))
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Json:
-        """The answer that is not streamed."""
+        """Return a complete answer."""
         return self._object("chat.completion", [self._whole(c) for c in choices], usage=usage.body())
 
     def opening(self, index: int) -> Json:
-        """The first chunk of a chat's answer: who speaks."""
+        """Return the first chunk of a chat answer, with its role."""
         return self._chunk(index, {"role": "assistant", "content": ""}, "", ())
 
     def chunk(self, index: int, piece: Piece, offset: int) -> Json:
-        """A piece of text; offset: characters of this answer before it."""
+        """Return the chunk of a piece; offset: characters of this answer before it."""
         return self._chunk(index, {"content": piece.text}, piece.text, (piece,), offset=offset)
 
     def closing(self, index: int, reason: str) -> Json:
-        """The last chunk of one answer."""
+        """Return the last chunk of one answer."""
         return self._chunk(index, {}, "", (), reason=reason)
 
     def usage(self, usage: Usage) -> Json:
-        """The last chunk of all, if it was asked for."""
+        """Return the final chunk, with the usage, if requested."""
         return self._object("chat.completion.chunk", [], usage=usage.body())
 
     def _whole(self, choice: Choice) -> Json:
-        said: Json = (
+        content: Json = (
             {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
             if self.chat
             else {"text": choice.text}
         )
         logprobs = self._logprobs(choice.pieces, 0)
-        return {"index": choice.index, **said, "logprobs": logprobs, "finish_reason": choice.reason}
+        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.reason}
 
     def _chunk(
         self, index: int, delta: Json, text: str, pieces: Sequence[Piece], *, offset: int = 0, reason: str | None = None
     ) -> Json:
-        said: Json = {"delta": delta} if self.chat else {"text": text}
+        content: Json = {"delta": delta} if self.chat else {"text": text}
         logprobs = self._logprobs(pieces, offset) if pieces else None
-        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
         return self._object("chat.completion.chunk", [choice])
 
     def _object(self, kind: str, choices: list[Json], **more: Any) -> Json:
@@ -119,7 +120,8 @@ class Envelope:
         }
 
     def _logprobs(self, pieces: Sequence[Piece], offset: int) -> Json | None:
-        """Of the chosen tokens; a token whose text waits for the rest of a character has an empty one."""
+        """Return the log probabilities of the chosen tokens; a token within an incomplete character has an empty
+        text."""
         if not self.logprobs:
             return None
         if self.chat:
@@ -141,10 +143,10 @@ class Envelope:
 
 
 def model_body(model: str, created: int, context: int) -> Json:
-    """An entry of /v1/models; max_model_len is vLLM's word for the context."""
+    """Return an entry of /v1/models; max_model_len is vLLM's name for the context."""
     return {"id": model, "object": "model", "created": created, "owned_by": "polyquant", "max_model_len": context}
 
 
 def error_body(problem: RequestError) -> Json:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     return {"error": {"message": str(problem), "type": problem.kind, "param": problem.param, "code": problem.code}}

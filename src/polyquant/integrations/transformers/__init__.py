@@ -1,15 +1,16 @@
-"""Trellis weights in Hugging Face transformers, packed as they lie in the file: `import polyquant.hf` registers, then `from_pretrained` works.
+"""Packed Trellis weights in Hugging Face transformers: `import polyquant.hf` registers the plugin, then
+`from_pretrained` works.
 
-transformers fills what it does not find with random numbers and writes a line to its log. Here that is an error before anything is loaded.
+transformers randomly initializes missing tensors and only logs it. Here that is an error before anything is loaded.
 """
 
 from polyquant.errors import UnsupportedError
 
 OLDEST = (5, 23)
-"""Of transformers: earlier releases load weights another way."""
+"""The oldest supported transformers; earlier releases load weights differently."""
 
 try:
-    import torch as _torch  # noqa: F401 - asked for here, so that the one line below says what is missing
+    import torch as _torch  # noqa: F401 - imported here, so the error below names what is missing
     from transformers import __version__ as _version
 except ImportError as absent:
     raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""What transformers keeps as `quantization_config`: the entry of config.json, and how the user wants the model loaded."""
+"""transformers' `quantization_config`: the entry of config.json, and the user's loading options."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ QUANT_METHOD = "polyquant_trellis"
 
 
 class Held:
-    """Tensors that the user's process holds instead of files. codecs: weight -> codec; shapes: tensor -> shape; source: where they came
-    from; metadata: what quantization_config.json would say of them."""
+    """Tensors in memory instead of files. codecs: weight -> codec; shapes: tensor -> shape; source: their origin;
+    metadata: their quantization_config.json."""
 
     def __init__(
         self, codecs: Mapping[str, Trellis], shapes: Mapping[str, tuple[int, ...]], source: Path, metadata: bytes
@@ -29,38 +29,39 @@ class Held:
         self.codecs, self.shapes, self.source, self.metadata = codecs, shapes, source, metadata
 
     def __deepcopy__(self, memo: Any) -> Held:
-        return self  # transformers copies its configurations again and again
+        return self  # transformers copies its configurations repeatedly
 
 
 @register_quantization_config(QUANT_METHOD)
 class TrellisConfig(QuantizationConfigMixin):
     """Options of loading: `from_pretrained(..., quantization_config=TrellisConfig(dequantize=True))`.
 
-    dequantize: plain float layers instead of packed ones. activations: "float" multiplies float32 with the packed weights, as exactly as the
-    dequantized ones; "int8" rounds each block of 32 inputs, which is faster. All else comes from config.json and is kept as it is.
+    dequantize: float layers instead of packed ones. activations: "float" multiplies packed weights in float32, as
+    exactly as dequantized ones; "int8" rounds each block of 32 inputs, which is faster. All other options come from
+    config.json, unchanged.
     """
 
     def __init__(
         self, dequantize: bool = False, activations: Activations = "float", held: Held | None = None, **described: Any
     ) -> None:
         if activations not in ("float", "int8"):
-            raise UnsupportedError("no such activations", expected="float or int8", found=activations)
+            raise UnsupportedError("unknown activations", expected="float or int8", found=activations)
         self.quant_method = QUANT_METHOD
         self.dequantize, self.activations = dequantize, activations
         self.held = held
         self.described = {key: value for key, value in described.items() if key != "quant_method"}
 
     def get_loading_attributes(self) -> dict[str, Any]:
-        """What the user's configuration says over that of config.json."""
+        """Return the user's options that override config.json."""
         return {"dequantize": self.dequantize, "activations": self.activations}
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry of config.json."""
+        """Return the entry of config.json."""
         return {"quant_method": QUANT_METHOD, **self.described}
 
     def __iter__(self) -> Any:
         return iter(self.to_dict().items())
 
 
-# Only configurations in this tuple may bring options for a checkpoint that is quantized already; others are dropped without a word.
+# Only configurations in this tuple may add options for a quantized checkpoint; transformers silently drops others.
 auto.LOADING_ATTRIBUTES_CONFIG_TYPES += (TrellisConfig,)

@@ -1,4 +1,7 @@
-"""Mixtures of experts: transformers keeps the weights of all experts in two tensors, a file has three matrices for each. Packed ones stay apart."""
+"""Mixtures of experts: transformers stores all experts in two tensors, files have three matrices per expert.
+
+Packed ones stay separate.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ __all__ = ["PackedExperts", "packed_experts"]
 _PLAIN = {
     "has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True, "has_post_expert_norm": False,
 }  # fmt: skip
-"""What transformers says of experts that are w2(act(w1 x) * w3 x) and no more."""
+"""transformers' attributes of plain experts, w2(act(w1 x) * w3 x)."""
 _LEAF = re.compile(r"(\d{1,6})\.(\w+)\.weight")
 
 
 class PackedExperts(torch.nn.Module):
-    """Takes the place of an experts module. Children: expert number -> {matrix: TrellisLinear}, named as in the file.
+    """Replaces an experts module. Children: expert index -> {matrix: TrellisLinear}, named as in the file.
 
-    matrices: what the file calls (gate, up, down).
+    matrices: the file's names of (gate, up, down).
     """
 
     def __init__(self, original: Any, experts: Sequence[Mapping[str, TrellisLinear]], matrices: Sequence[str]) -> None:
@@ -39,15 +42,15 @@ class PackedExperts(torch.nn.Module):
         for i, expert in enumerate(experts):
             self.add_module(str(i), torch.nn.ModuleDict(expert))
         self._count, self._matrices, self._kind = len(experts), tuple(matrices), type(original)
-        self._empty = (original,)  # on the meta device; in a tuple it is no child
+        self._empty = (original,)  # on the meta device; the tuple keeps it from becoming a child module
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """[tokens, hidden], [tokens, k] numbers of experts, [tokens, k] weights -> [tokens, hidden]."""
+        """Compute [tokens, hidden], [tokens, k] expert indices, [tokens, k] weights -> [tokens, hidden]."""
         out = torch.zeros_like(hidden_states)
         for i in torch.unique(top_k_index).tolist():
-            if i >= self._count:  # stands for no expert
+            if i >= self._count:  # a placeholder
                 continue
             gate, up, down = self._of(i)
             token, place = torch.where(top_k_index == i)
@@ -61,45 +64,51 @@ class PackedExperts(torch.nn.Module):
         return [expert[name] for name in self._matrices]
 
     def dequantized(self, dtype: torch.dtype | None) -> Any:
-        """The module that transformers would have made, with float weights."""
-        found = self._empty[0]
+        """Return the original module with float weights."""
+        module = self._empty[0]
         rows = [[linear.weight.dequantize().to(dtype) for linear in self._of(i)] for i in range(self._count)]
         gate_up = torch.stack([torch.cat(row[:2]) for row in rows])
-        found.gate_up_proj = torch.nn.Parameter(gate_up, requires_grad=False)
-        found.down_proj = torch.nn.Parameter(torch.stack([row[2] for row in rows]), requires_grad=False)
-        return found
+        module.gate_up_proj = torch.nn.Parameter(gate_up, requires_grad=False)
+        module.down_proj = torch.nn.Parameter(torch.stack([row[2] for row in rows]), requires_grad=False)
+        return module
 
 
 def packed_experts(
-    module: Any, path: str, names: Sequence[str], rename: Renaming, codecs: Mapping[str, Trellis], activations: Activations, file: object
-) -> PackedExperts:  # fmt: skip
-    """The packed twin of an experts module. names: the quantized weights that it would merge.
+    module: Any,
+    path: str,
+    names: Sequence[str],
+    rename: Renaming,
+    codecs: Mapping[str, Trellis],
+    activations: Activations,
+    file: object,
+) -> PackedExperts:
+    """Return the packed counterpart of an experts module. names: the quantized weights that it would merge.
 
-    Raises UnsupportedError for experts of another kind, and unless all matrices of all experts are quantized.
+    Raises UnsupportedError for unsupported experts, and unless all matrices of all experts are quantized.
     """
     patterns = _patterns(module, names, rename)
     if patterns is None:
-        raise _refusal("experts of a kind that is not known packed", type(module).__name__, names[0], file)
-    found: dict[int, dict[str, TrellisLinear]] = {}
+        raise _refusal("unsupported packed experts", type(module).__name__, names[0], file)
+    experts: dict[int, dict[str, TrellisLinear]] = {}
     matrices: dict[str, str] = {}
     width, hidden = module.down_proj.shape[2], module.down_proj.shape[1]
     for name in names:
         leaf = _LEAF.fullmatch(rename.plain(name).removeprefix(f"{path}."))
         if leaf is None:
-            raise _refusal("an expert of another name", rename.plain(name), name, file)
+            raise _refusal("unexpected name of an expert", rename.plain(name), name, file)
         pattern = rename(name)[1] or ""
         matrices[pattern] = leaf[2]
         shape = (hidden, width) if pattern == patterns[2] else (width, hidden)
-        found.setdefault(int(leaf[1]), {})[leaf[2]] = TrellisLinear(name, shape, None, codecs[name], activations)
+        experts.setdefault(int(leaf[1]), {})[leaf[2]] = TrellisLinear(name, shape, None, codecs[name], activations)
     count = module.down_proj.shape[0]
-    if sorted(found) != list(range(count)) or any(len(expert) != 3 for expert in found.values()):
-        whole = sum(len(expert) == 3 for expert in found.values())
-        raise _refusal("some experts are quantized and some are not", f"{whole} of {count} whole", names[0], file)
-    return PackedExperts(module, [found[i] for i in range(count)], [matrices[p] for p in patterns])
+    if sorted(experts) != list(range(count)) or any(len(expert) != 3 for expert in experts.values()):
+        complete = sum(len(expert) == 3 for expert in experts.values())
+        raise _refusal("some experts are quantized and some are not", f"{complete} of {count} complete", names[0], file)
+    return PackedExperts(module, [experts[i] for i in range(count)], [matrices[p] for p in patterns])
 
 
 def _patterns(module: Any, names: Sequence[str], rename: Renaming) -> list[str] | None:
-    """Patterns of gate, up and down; None if the module or its merging is another than the usual."""
+    """Return the patterns of gate, up and down; None if the module or its merging is unusual."""
     if any(getattr(module, key, None) != value for key, value in _PLAIN.items()):
         return None
     converters = {id(c): c for name in names if (c := rename.converter(name)) is not None}.values()

@@ -1,4 +1,4 @@
-"""A linear layer whose weight stays packed: torch's tensors and our kernel share one memory."""
+"""A linear layer with a packed weight: torch's tensors and our kernel share memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUNDING: dict[Activations, Rounding] = {"float": "none", "int8": "block"}
 
 
 def cpu_only(device: object) -> UnsupportedError:
-    """The refusal of any other device."""
+    """Return the error for any other device."""
     return UnsupportedError(
         "packed trellis weights run on the CPU",
         expected="device cpu",
@@ -32,7 +32,8 @@ def cpu_only(device: object) -> UnsupportedError:
 
 
 class PackedWeight(torch.nn.Module):
-    """The components of a weight [N, K] as buffers, named as in the file: indices, scales, su, sv, and lut where there is one."""
+    """The components of a weight [N, K] as buffers, named as in the file: indices, scales, su, sv, and optionally
+    lut."""
 
     def __init__(self, name: str, shape: tuple[int, int], codec: Trellis, rounding: Rounding) -> None:
         super().__init__()
@@ -43,31 +44,31 @@ class PackedWeight(torch.nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Of the components."""
+        """The device of the components."""
         return self.get_buffer("indices").device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what it decodes to."""
+        """The dtype of the decoded weight."""
         return torch.float32
 
     def extra_repr(self) -> str:
-        """For print(model)."""
+        """Return the description for print(model)."""
         return f"{list(self.shape)}, {self.codec.name}"
 
     def weight(self) -> Weight:
-        """The components as a polyquant weight: views, no copies. Raises UnsupportedError off the CPU."""
+        """Return the components as a polyquant weight: views, no copies. Raises UnsupportedError if not on the CPU."""
         if self.device.type != "cpu":
             raise cpu_only(self.device)
         arrays = in_memory({part: buffer.numpy() for part, buffer in self.named_buffers()})
         return Weight(self.name, tuple(self.shape), self.codec, arrays)
 
     def dequantize(self) -> torch.Tensor:
-        """float32 [N, K]."""
+        """Return the weight as float32 [N, K]."""
         return torch.from_numpy(self.weight().dequantize())
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] of any float dtype -> [..., N] of the same, computed in float32."""
+        """Multiply x [..., K] of any float dtype -> [..., N] of the same, computed in float32."""
         n, k = self.shape
         if x.device.type != "cpu":
             raise cpu_only(x.device)
@@ -78,14 +79,14 @@ class PackedWeight(torch.nn.Module):
         return y.to(x.dtype).reshape(*x.shape[:-1], n)
 
     def _linear(self) -> Linear:
-        """Made anew when a buffer was put in another's place."""
+        """Return the linear, recreated if a buffer was replaced."""
         addresses = tuple(buffer.data_ptr() for buffer in self.buffers())
         if self._kernel is None or self._kernel[0] != addresses:
             self._kernel = addresses, Linear([self.weight()], [None], self.rounding)
         return self._kernel[1]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedWeight:
-        """Moves, never casts: codes are no numbers, and scales in half precision would be another model."""
+        """Move, but never cast: codes are not floats, and scales in half precision would change the model."""
         for part, old in list(self.named_buffers()):
             new = fn(old)
             if new.device.type not in ("cpu", "meta"):
@@ -103,7 +104,7 @@ class PackedWeight(torch.nn.Module):
 
 
 class _Multiply(torch.autograd.Function):
-    """x times a packed weight; the gradient of x goes through the dequantized one, the weight has none."""
+    """x times a packed weight; the gradient of x uses the dequantized weight, the weight has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
@@ -116,7 +117,7 @@ class _Multiply(torch.autograd.Function):
 
 
 class TrellisLinear(torch.nn.Module):
-    """Takes the place of torch.nn.Linear; its weight is a module, so that its tensors have the names that they have in the file."""
+    """Replaces torch.nn.Linear; its weight is a module, so its tensors keep their names in the file."""
 
     def __init__(
         self,
@@ -133,10 +134,10 @@ class TrellisLinear(torch.nn.Module):
         self.bias = bias
 
     def extra_repr(self) -> str:
-        """For print(model)."""
+        """Return the description for print(model)."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in_features] -> [..., out_features]."""
+        """Compute x [..., in_features] -> [..., out_features]."""
         y = _Multiply.apply(x, self.weight)
         return y if self.bias is None else y + self.bias

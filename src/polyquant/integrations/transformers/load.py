@@ -1,4 +1,4 @@
-"""load_trellis_model: a Trellis folder of any dialect -> a transformers model that runs."""
+"""load_trellis_model: load a Trellis folder of any dialect as a transformers model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["TrellisHfQuantizer", "load_trellis_model"]
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-"""Options that say where a configuration is found."""
+"""Options that locate a configuration."""
 
 
 def load_trellis_model(
@@ -41,14 +41,19 @@ def load_trellis_model(
     repair: bool = False,
     **options: Any,
 ) -> Any:
-    """A causal language model whose linear layers keep their packed weights.
+    """Load a causal language model whose linear layers keep their packed weights.
 
-    path: a folder, Trellis v3 or any dialect (those are turned to v3's axes in memory), or a hub's name of a model that polyquant wrote.
-    torch_dtype: of activations and float weights; "auto" as stored. device_map: "auto" and "cpu" are the CPU, where packed weights run;
-    with dequantize=True whatever transformers takes. activations: "float" or "int8", see TrellisConfig. repair: decode Metal Marlin's files as
-    their quantizer meant. options: the rest of from_pretrained's, e.g. attn_implementation.
+    path: a folder, Trellis v3 or any dialect (converted to v3's axes in memory), or the hub name of a model written by
+    polyquant.
+    torch_dtype: of activations and float weights; "auto" as stored.
+    device_map: "auto" and "cpu" select the CPU, which packed weights require; with dequantize=True any value of
+    transformers.
+    activations: "float" or "int8", see TrellisConfig.
+    repair: decode Metal Marlin's files as their quantizer intended.
+    options: other options of from_pretrained, e.g. attn_implementation.
 
-    Raises InputError if a tensor is missing, unexpected or misshapen, and UnsupportedError; then nothing was loaded.
+    Raises InputError if a tensor is missing, unexpected or misshapen, and UnsupportedError; in both cases nothing is
+    loaded.
     """
     options["dtype"] = options.pop("dtype", torch_dtype)
     if not dequantize or device_map == "auto":
@@ -58,7 +63,7 @@ def load_trellis_model(
         options["device_map"] = device_map
     if not Path(path).exists():
         if repair:
-            raise InputError("repair works on folders", file=path)
+            raise InputError("repair requires a folder", file=path)
         return _by_plugin(path, dequantize, activations, options)
     checkpoint = open_checkpoint(path, repair=repair)
     if not repair and _names_plugin(checkpoint.config.get("quantization_config")):
@@ -67,13 +72,13 @@ def load_trellis_model(
 
 
 def _by_plugin(path: str | os.PathLike[str], dequantize: bool, activations: Activations, options: Any) -> Any:
-    """What AutoModelForCausalLM does by itself, with the options of loading said by the configuration."""
+    """Load like AutoModelForCausalLM, with the loading options in the configuration."""
     config = transformers.AutoConfig.from_pretrained(path, **{k: options[k] for k in _HUB if k in options})
-    said = getattr(config, "quantization_config", None)
-    if not _names_plugin(said):
-        raise UnsupportedError("not a model that polyquant wrote", file=path, hint="download it and give the folder")
+    entry = getattr(config, "quantization_config", None)
+    if not _names_plugin(entry):
+        raise UnsupportedError("not a model written by polyquant", file=path, hint="download it and pass the folder")
     chosen = TrellisConfig(dequantize, activations).get_loading_attributes()
-    config.quantization_config = {**(said or {}), **chosen}
+    config.quantization_config = {**(entry or {}), **chosen}
     return transformers.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
 
 
@@ -84,30 +89,30 @@ def _on_cpu(device_map: Any) -> None:
             raise cpu_only(place)
 
 
-def _names_plugin(said: Any) -> bool:
-    """True if transformers finds the plugin by what config.json says, so that it can read the files itself."""
-    return isinstance(said, Mapping) and said.get("quant_method") == QUANT_METHOD
+def _names_plugin(entry: Any) -> bool:
+    """True if config.json selects the plugin, so that transformers can read the files itself."""
+    return isinstance(entry, Mapping) and entry.get("quant_method") == QUANT_METHOD
 
 
 def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activations, options: dict[str, Any]) -> Any:
-    """All tensors turned into what transformers would have found in a v3 folder."""
+    """Load the model from the tensors that transformers would have read from a v3 folder."""
     if not any(w.codec.form is TrellisCodes for w in checkpoint.values()):
         raise UnsupportedError("no trellis weights in this folder", file=checkpoint.path, found=checkpoint.format)
     if not checkpoint.config:
-        raise InputError("transformers needs a config.json", file=checkpoint.path)
+        raise InputError("transformers requires a config.json", file=checkpoint.path)
     config = transformers.AutoConfig.from_pretrained(checkpoint.path)
-    for said in ("quantization_config", "transformers_weights"):  # of the files, which transformers does not see
-        if hasattr(config, said):
-            delattr(config, said)
+    for entry in ("quantization_config", "transformers_weights"):  # they describe files that transformers does not see
+        if hasattr(config, entry):
+            delattr(config, entry)
     state: dict[str, torch.Tensor] = {}
     packed: list[TensorSpec] = []
     for name, weight in checkpoint.items():
         if weight.codec.form is not TrellisCodes or dequantize:
             state[name] = _tensor(weight)
             continue
-        found = as_trellis(weight, file=checkpoint.path)
-        packed.append(TensorSpec(name, found.shape, found.codec))
-        state |= {f"{name}.{part}": torch.from_numpy(array) for part, array in found.parts.items()}
+        trellis = as_trellis(weight, file=checkpoint.path)
+        packed.append(TensorSpec(name, trellis.shape, trellis.codec))
+        state |= {f"{name}.{part}": torch.from_numpy(array) for part, array in trellis.parts.items()}
     if not dequantize:
         config.quantization_config = {**_described(checkpoint, packed, state), "activations": activations}
     kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
@@ -117,7 +122,7 @@ def _from_memory(checkpoint: Checkpoint, *, dequantize: bool, activations: Activ
 
 
 def _described(checkpoint: Checkpoint, packed: list[TensorSpec], state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What config.json would say if the folder were Trellis v3."""
+    """Return the config.json entries of the folder as Trellis v3."""
     method = method_of(checkpoint, [Action.TRANSCODE], calibrated=False)
     origins = {t.name: origin(checkpoint, checkpoint[t.name], Action.TRANSCODE) for t in packed}
     metadata, _ = config_text(packed, origins, method)
@@ -127,7 +132,7 @@ def _described(checkpoint: Checkpoint, packed: list[TensorSpec], state: Mapping[
 
 
 def _tensor(weight: Weight) -> torch.Tensor:
-    """A float tensor as it is stored, where torch has its dtype; float32 otherwise."""
+    """Return a float tensor in its stored dtype if torch has it, otherwise float32."""
     dtype = _DTYPES.get(weight.codec.name)
     if dtype is None:
         return torch.from_numpy(weight.dequantize())

@@ -1,4 +1,4 @@
-"""The plugin: transformers asks it to prepare a model for packed weights, to name the tensors, and to finish."""
+"""The plugin: transformers calls it to prepare a model for packed weights, to name the tensors, and to finish."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _CHOICES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 @register_quantizer(QUANT_METHOD)
 class TrellisHfQuantizer(HfQuantizer):
-    """Keeps linear weights packed; or dequantizes them while they are loaded."""
+    """Keeps linear weights packed, or dequantizes them during loading."""
 
     requires_calibration = False
-    serialized_names = {"weight": ["weight", *(f"weight.{part}" for part in PARTS)]}  # noqa: RUF012 - the name and form that transformers asks for
+    serialized_names = {"weight": ["weight", *(f"weight.{part}" for part in PARTS)]}  # noqa: RUF012
 
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
@@ -50,13 +50,14 @@ class TrellisHfQuantizer(HfQuantizer):
         self.unmerged: set[tuple[str, ...]] = set()
         if not self.pre_quantized:
             raise UnsupportedError(
-                "this checkpoint does not say that its weights are trellis-coded", hint="polyquant.hf_adapter.load_trellis_model opens other dialects; polyquant quantize makes new ones"
-            )  # fmt: skip
+                "this checkpoint does not declare trellis-coded weights",
+                hint="polyquant.hf_adapter.load_trellis_model opens other dialects; polyquant quantize makes new ones",
+            )
 
     # ------------------------------------------------------------ before the weights
 
     def update_device_map(self, device_map: Any) -> Any:
-        """CPU, or a refusal; dequantized models go anywhere."""
+        """Return the CPU, or raise UnsupportedError; dequantized models support all devices."""
         if device_map is None or self.quantization_config.dequantize:
             return device_map
         if isinstance(device_map, str) and device_map in _CHOICES:
@@ -68,7 +69,10 @@ class TrellisHfQuantizer(HfQuantizer):
         return device_map
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """The first hook that sees the configuration: takes out what keeps transformers without this plugin from loading random weights."""
+        """Remove the entry that keeps transformers without this plugin from loading random weights.
+
+        This is the first hook that sees the configuration.
+        """
         if getattr(config, "transformers_weights", None) == WITHOUT_PLUGIN:
             del config.transformers_weights
         return config
@@ -94,33 +98,37 @@ class TrellisHfQuantizer(HfQuantizer):
             self.unmerged |= {tuple(c.source_patterns) for n in names if (c := rename.converter(n)) is not None}
 
     def _pack(self, model: Any, name: str, target: str | None, codec: Trellis) -> None:
-        """Put a packed layer in the place of the linear one whose weight is `target`; None: the model has none."""
+        """Replace the linear layer whose weight is `target` by a packed one; None: the model has none."""
         path = (target or "").removesuffix(".weight")
         module = model.get_submodule(path) if target else None
         if not isinstance(module, torch.nn.Linear):
             raise UnsupportedError(
                 "only weights of torch.nn.Linear stay packed", file=self.file, tensor=name,
-                found="no such layer" if module is None else type(module).__name__, hint="load with TrellisConfig(dequantize=True)",
-            )  # fmt: skip
+                found="no such layer" if module is None else type(module).__name__,
+                hint="load with TrellisConfig(dequantize=True)",
+                            )  # fmt: skip
         shape = (module.out_features, module.in_features)
         model.set_submodule(path, TrellisLinear(name, shape, module.bias, codec, self.quantization_config.activations))
 
     def _read(self, files: Sequence[str] | None, source: str) -> None:
-        """Codecs and shapes: headers of the files, or what the configuration holds."""
+        """Read codecs and shapes, from file headers or from the configuration."""
         held = self.quantization_config.held
         if held is not None:
             self.codecs, self.shapes, self.file, self.metadata = held.codecs, held.shapes, held.source, held.metadata
             return
         if not files or not all(f.endswith(".safetensors") for f in files):
-            raise UnsupportedError("trellis weights come from safetensors files", file=source, found=files)
+            raise UnsupportedError("trellis weights require safetensors files", file=source, found=files)
         folder = Path(files[0]).parent
         self.file = folder
-        if (
-            not (folder / METADATA).exists() and folder.parent.name == "snapshots"
-        ):  # a hub's cache has what was asked for
+        # The hub's cache holds requested files only.
+        if not (folder / METADATA).exists() and folder.parent.name == "snapshots":
             cached_file(
-                source, METADATA, cache_dir=folder.parents[2], revision=folder.name, _raise_exceptions_for_missing_entries=False
-            )  # fmt: skip
+                source,
+                METADATA,
+                cache_dir=folder.parents[2],
+                revision=folder.name,
+                _raise_exceptions_for_missing_entries=False,
+            )
         if not (folder / METADATA).exists():
             raise InputError(
                 "trellis weights without their metadata", file=folder / METADATA, hint="finish the download"
@@ -135,37 +143,39 @@ class TrellisHfQuantizer(HfQuantizer):
             for part, spec in codec.specs(opened[name].shape).items():
                 if self.shapes.get(f"{name}.{part}") != spec.shape:
                     raise UnsupportedError(
-                        "a dialect that transformers cannot read as it lies", file=folder, tensor=f"{name}.{part}", expected=list(spec.shape),
-                        found=self.shapes.get(f"{name}.{part}"), hint="use polyquant.hf_adapter.load_trellis_model, or migrate the folder first",
-                    )  # fmt: skip
+                        "transformers cannot read this dialect in its stored layout",
+                        file=folder,
+                        tensor=f"{name}.{part}",
+                        expected=list(spec.shape),
+                        found=self.shapes.get(f"{name}.{part}"),
+                        hint="use polyquant.hf_adapter.load_trellis_model, or migrate the folder first",
+                    )
 
     def update_weight_conversions(self, weight_conversions: Sequence[Any], model: Any) -> list[Any]:
-        """The last hook before weights are read: the names are settled, so they are compared here."""
-        apart = [c for c in weight_conversions if tuple(c.source_patterns) not in self.unmerged]
-        found: list[Any] = super().update_weight_conversions(apart, model)
-        self.sources = require_match(model, found, self.shapes, self.file)
-        return found
+        """Compare the names, in the last hook before weights are read, when they are final."""
+        separate = [c for c in weight_conversions if tuple(c.source_patterns) not in self.unmerged]
+        conversions: list[Any] = super().update_weight_conversions(separate, model)
+        self.sources = require_match(model, conversions, self.shapes, self.file)
+        return conversions
 
     def get_load_operations(self) -> dict[str, Any]:
-        """How packed tensors become floats."""
+        """Return the operations from packed tensors to floats."""
         return {"dequantize": _Dequantize} if self.quantization_config.dequantize else {}
 
     # ------------------------------------------------------------ after the weights
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self.quantization_config.dequantize:
-            model._weight_conversions = (
-                None  # saving then knows the model's own conversions only: its weights are plain now
-            )
+            # Saving then uses only the model's own conversions: its weights are plain now.
+            model._weight_conversions = None
         else:
             saves_as_v3(model, self.metadata)
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
-        """model.dequantize()"""
-        dtype = (
-            getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        )  # a saved model's configuration has it as text
+        """Implement model.dequantize()."""
+        # A saved model's configuration has the dtype as a string.
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         for path, module in list(model.named_modules()):
             if isinstance(module, PackedExperts):
                 model.set_submodule(path, module.dequantized(dtype))
@@ -176,46 +186,54 @@ class TrellisHfQuantizer(HfQuantizer):
                 plain.bias = module.bias
                 model.set_submodule(path, plain)
         vars(model).pop("save_pretrained", None)
-        model._weight_conversions = None  # saving knows the model's own conversions
+        model._weight_conversions = None  # saving uses the model's own conversions
         return model
 
     def is_serializable(self) -> bool:
-        """save_pretrained writes the packed tensors."""
+        """True: save_pretrained writes the packed tensors."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Codes have no gradient."""
+        """False: codes have no gradient."""
         return False
 
 
 class _Dequantize(ConversionOps):
-    """Components -> weight, one or one for each expert that the model's own converter merges afterwards."""
+    """Components -> weight, or one weight per expert that the model's own converter merges afterwards."""
 
     def __init__(self, hf_quantizer: TrellisHfQuantizer) -> None:
         self.hf_quantizer = hf_quantizer
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], *, full_layer_name: str, model: Any, **_: Any
-    ) -> dict[str, Any]:  # fmt: skip
-        """{pattern of a component: [tensors]} -> {pattern of the weight: [floats]}, in the order of the names: some experts may be plain."""
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        *,
+        full_layer_name: str,
+        model: Any,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """Convert {component pattern: [tensors]} -> {weight pattern: [floats]}, in name order: some experts may be
+        plain."""
         dtype = model.get_parameter_or_buffer(full_layer_name).dtype
-        found: dict[str, dict[str, Any]] = {}
+        weights: dict[str, dict[str, Any]] = {}
         for pattern, tensors in input_dict.items():
             weight, dot, part = pattern.rpartition(".")
             for name, tensor in zip(self.hf_quantizer.sources[full_layer_name, pattern], tensors, strict=True):
                 if dot and part in PARTS:
-                    found.setdefault(weight, {}).setdefault(name.removesuffix(f".{part}"), {})[part] = tensor.numpy()
+                    weights.setdefault(weight, {}).setdefault(name.removesuffix(f".{part}"), {})[part] = tensor.numpy()
                 else:
-                    found.setdefault(pattern, {})[name] = tensor
+                    weights.setdefault(pattern, {})[name] = tensor
         out = {
             weight: [self._float(name, by_name[name]).to(dtype) for name in sorted(by_name, key=dot_natural_key)]
-            for weight, by_name in found.items()
+            for weight, by_name in weights.items()
         }
         return {full_layer_name: out["weight"]} if set(out) == {"weight"} else out
 
     def _float(self, name: str, stored: Any) -> Any:
-        """A plain tensor as it is, the parts of a packed one decoded."""
+        """Return a plain tensor unchanged, or decode the parts of a packed one."""
         if not isinstance(stored, dict):
             return stored
         shape = (len(stored["sv"]), len(stored["su"]))

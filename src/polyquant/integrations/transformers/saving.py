@@ -1,4 +1,5 @@
-"""save_pretrained of a packed model writes a whole Trellis v3 folder: transformers' files, and the index and the metadata that it knows nothing of."""
+"""save_pretrained of a packed model writes a complete Trellis v3 folder: transformers' files, plus the index and
+metadata."""
 
 from __future__ import annotations
 
@@ -22,16 +23,19 @@ _ONE = "model.safetensors"
 
 
 def saves_as_v3(model: Any, metadata: bytes) -> None:
-    """Teach one model to save itself. metadata: quantization_config.json, which holds for the same tensors elsewhere."""
+    """Replace save_pretrained of one model. metadata: its quantization_config.json, which stays valid."""
     model.polyquant_metadata = metadata
     model.save_pretrained = MethodType(_save, model)
 
 
 def _save(model: Any, save_directory: str | os.PathLike[str], **options: Any) -> None:
-    """PreTrainedModel.save_pretrained, then the rest of the folder. Raises UnsupportedError before anything is written."""
+    """Run PreTrainedModel.save_pretrained, then complete the folder.
+
+    Raises UnsupportedError before anything is written.
+    """
     if options.get("push_to_hub"):
         raise UnsupportedError(
-            "the folder is complete only after transformers is done", hint="save it, then upload the folder"
+            "the folder is incomplete until transformers has finished", hint="save it, then upload the folder"
         )
     options.setdefault("max_shard_size", DEFAULT_SHARD_SIZE)
     type(model).save_pretrained(model, save_directory, **options)

@@ -12,7 +12,7 @@ from polyquant.ops import native
 from polyquant.rows import in_memory
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
-from polyquant.runtime.twice import Twice
+from polyquant.runtime.split_input import SplitInput
 from polyquant.types import Weight
 
 
@@ -29,7 +29,9 @@ def test_most_of_the_rounding_is_gone(engine, codec, tokens, cols):
     linear, exact = made(codec, 48, cols), made(codec, 48, cols, "none")
     x = np.random.default_rng(tokens).standard_normal((tokens, cols), np.float32)
     wanted = exact(x)[0]
-    once, again = (np.abs(y - wanted).max() / np.abs(wanted).max() for y in (linear(x)[0], Twice(linear)(linear, x)[0]))
+    once, again = (
+        np.abs(y - wanted).max() / np.abs(wanted).max() for y in (linear(x)[0], SplitInput(linear)(linear, x)[0])
+    )
     assert once > 1e-3 and again < once / 50
 
 
@@ -37,13 +39,13 @@ def test_most_of_the_rounding_is_gone(engine, codec, tokens, cols):
 def test_any_number_of_blocks(engine, cols):
     linear = made("q8_0", 5, cols)
     x = np.random.default_rng(1).standard_normal((3, cols), np.float32)
-    np.testing.assert_allclose(Twice(linear)(linear, x)[0], made("q8_0", 5, cols, "none")(x)[0], rtol=0, atol=2e-3)
+    np.testing.assert_allclose(SplitInput(linear)(linear, x)[0], made("q8_0", 5, cols, "none")(x)[0], rtol=0, atol=2e-3)
 
 
 def test_what_is_not_rounded_by_blocks_is_left_alone():
     for linear in (made("q8_0", 4, 64, "none"), made("q8_0", 4, 64, "token"), made("bf16", 4, 64), made("f32", 4, 40)):
         x = np.random.default_rng(2).standard_normal((2, linear.weights[0].shape[1]), np.float32)
-        np.testing.assert_array_equal(Twice(linear)(linear, x)[0], linear(x)[0])
+        np.testing.assert_array_equal(SplitInput(linear)(linear, x)[0], linear(x)[0])
 
 
 def test_a_tape_records_it():
@@ -55,11 +57,11 @@ def test_a_tape_records_it():
     with tape:
         x = native.empty(1, 256)
         x[:] = first
-        (y,) = Twice(linear)(linear, x)
+        (y,) = SplitInput(linear)(linear, x)
     assert tape.complete
     x[:] = second
     tape.run(0)
-    np.testing.assert_array_equal(y, Twice(linear)(linear, second)[0])
+    np.testing.assert_array_equal(y, SplitInput(linear)(linear, second)[0])
 
 
 @pytest.mark.slow
@@ -69,8 +71,8 @@ def test_latent_attention_is_closer_to_exact(name, tmp_path):
     pq.convert(VECTORS / "architectures" / name, tmp_path / "q8.gguf", to="gguf", codec="q8_0", requantize=True)
     exact, model, plain = load(tmp_path / "q8.gguf", activations="float"), load(tmp_path / "q8.gguf"), load(tmp_path / "q8.gguf")  # fmt: skip
     for layer in plain.decoder.layers:
-        assert layer.attention.twice.pays
-        layer.attention.twice.pays = False
+        assert layer.attention.split_input.enabled
+        layer.attention.split_input.enabled = False
         layer.attention.k_b.rounding = layer.attention.v_b.rounding = "block"
     rng, errors = np.random.default_rng(6), {"model": [], "plain": []}
     for _ in range(40):

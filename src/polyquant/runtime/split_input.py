@@ -1,9 +1,10 @@
-"""A product whose input keeps about 15 bits where int8 keeps 8: what rounding leaves over is rounded as well, and multiplied beside it.
+"""A product whose input has about 15 bits instead of the 8 of int8: the rounding error is rounded as well, and
+multiplied too.
 
-    y = W q(x) + W q(x - q(x)),  q: int8 with a scale for each 32 numbers (ops/matmul.py)
+    y = W q(x) + W q(x - q(x)),  q: int8 with a scale per block of 32 (ops/matmul.py)
 
-The rows of W are read once for both, so that one token costs about half as much again, where floats cost several times as much. It pays for small
-matrices that much depends on.
+The rows of W are read once for both, so a single token costs about 1.5 times as much, whereas float inputs cost several
+times as much. This pays off for small matrices with a large effect on accuracy.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ import numpy as np
 
 from polyquant import registry
 from polyquant.ops import native
-from polyquant.ops.decoder import add, joined
+from polyquant.ops.decoder import add, concatenated
 from polyquant.ops.matmul import BLOCK, round_activations
 from polyquant.rows import in_memory
 from polyquant.runtime.linear import Linear
 from polyquant.types import F32, Blocks, Weight
 
-__all__ = ["Twice"]
+__all__ = ["SplitInput"]
 
 _SIZES = (256, 128, 64, BLOCK)
-"""Of the identity matrix: kernels pad rows to 256."""
+"""Sizes of the identity matrix: kernels pad rows to 256."""
 
 
-class Twice:
-    """A linear's product where its inputs are rounded by blocks; else what the linear gives."""
+class SplitInput:
+    """The product with a split input if a linear rounds its inputs by blocks; otherwise the plain product."""
 
     def __init__(self, linear: Linear) -> None:
-        self.pays = linear.rounding == "block" and all(_rounds(w) for w in linear.weights)
+        self.enabled = linear.rounding == "block" and all(_rounds(w) for w in linear.weights)
 
     def __call__(self, linear: Callable[[F32], Sequence[F32]], x: F32) -> Sequence[F32]:
-        """x [T, K] -> [T, N_i] of each weight. linear: the one that this was made of, or what stands in its place."""
-        if not self.pays:
+        """Multiply x [T, K] -> [T, N_i] per weight. linear: the one passed to the constructor, or its replacement."""
+        if not self.enabled:
             return linear(x)
         tokens, rest = len(x), add(x, _rounded(x), -1.0)
-        both = linear(joined(x.reshape(1, -1), rest.reshape(1, -1)).reshape(2 * tokens, -1))
-        return [add(joined(y[:tokens]), joined(y[tokens:])) for y in both]
+        both = linear(concatenated(x.reshape(1, -1), rest.reshape(1, -1)).reshape(2 * tokens, -1))
+        return [add(concatenated(y[:tokens]), concatenated(y[tokens:])) for y in both]
 
 
 def _rounds(weight: Weight) -> bool:
@@ -47,7 +48,7 @@ def _rounds(weight: Weight) -> bool:
 
 
 def _rounded(x: F32) -> F32:
-    """What is left of x in int8: natively the product with an identity matrix, which a tape can record."""
+    """Return x rounded to int8: natively as a product with an identity matrix, which a tape can record."""
     if native.lib() is None:
         return round_activations(x, "block")
     size = next(n for n in _SIZES if x.size % n == 0)
@@ -57,12 +58,12 @@ def _rounded(x: F32) -> F32:
 
 @cache
 def _identity(size: int) -> Linear:
-    """[size, size] in Q4_0: its numbers -8 ... 7 with a scale of 1 hold 0 and 1 exactly."""
+    """Return the identity [size, size] in Q4_0, whose levels -8 ... 7 with a scale of 1 hold 0 and 1 exactly."""
     codec = registry.codec("q4_0")
     blocks = np.full((size, size // BLOCK, 18), 0x88, np.uint8)  # a scale, float16, then nibbles of which 8 is 0
     blocks[..., :2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
     for row in range(size):
         block, at = divmod(row, BLOCK)
-        blocks[row, block, 2 + at % 16] += 1 if at < 16 else 16  # the first 16 of a block lie low
+        blocks[row, block, 2 + at % 16] += 1 if at < 16 else 16  # the first 16 of a block are the low nibbles
     weight = Weight("identity", (size, size), codec, in_memory({"blocks": blocks.reshape(size, -1)}))
     return Linear([weight], [None], "block")

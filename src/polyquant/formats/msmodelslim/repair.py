@@ -149,9 +149,8 @@ def _static(found: Survey, layer: Layer, changes: list[str]) -> _Values:
         raise PlanError("cannot be mended: the layer's bias is no floats of its rows", tensor=f"{layer.name}.bias")
     bias, sums = floats(own) if own is not None else None, row_sums(stored(parts["weight"]), n, k)
     old = None if "quant_bias" in layer.missing else stored(parts["quant_bias"]).read(0, n)
-    if old is None:
-        want = quant_bias(bias, deq, offset, sums)
-    else:
+    want = quant_bias(bias, deq, offset, sums)
+    if old is not None:
         want = closest_quant_bias(bias, deq, offset, sums, np.asarray(old, np.float64))
     if not (np.abs(want) < 2**31).all():
         raise PlanError(

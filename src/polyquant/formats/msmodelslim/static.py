@@ -39,21 +39,25 @@ def closest_deq_scale(input_scale: F32, weight_scale: F32, found: F32 | None) ->
 def closest_quant_bias(
     bias: F32 | None, deq_scale: F32, input_offset: F32, sums: NDArray[np.int64], found: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """quant_bias float64 [n] as ops.int8.quant_bias has it; of each entry the value nearest to `found`, where half precision allows several.
+    """quant_bias float64 [n], with bias / deq_scale unrounded, or rounded to a half-precision type if most of `found` agree with that.
 
-    The v1 command line keeps scales and biases in the model's dtype, so that bias / deq_scale is rounded to it before the offset is subtracted.
+    The v1 command line keeps scales and biases in the model's dtype: the quotient has it too, before the offset is subtracted.
     """
-    want = quant_bias(bias, deq_scale, input_offset, sums)
-    if bias is None:
-        return want
+    exact = quant_bias(bias, deq_scale, input_offset, sums)
+    if bias is None or _agreeing(exact, found) > len(found) // 2:
+        return exact
     with np.errstate(all="ignore"):
-        shares = bias / deq_scale
         for half in _HALVES:
             if all(np.array_equal(x.astype(half).astype(np.float32), x) for x in (bias, deq_scale)):
-                rounded = shares.astype(half).astype(np.float64)
-                other = np.rint(rounded - input_offset.astype(np.float64) * sums)
-                want = np.where(np.abs(other - found) < np.abs(want - found), other, want)
-    return want
+                quotient = (bias / deq_scale).astype(half).astype(np.float64)
+                rounded = np.rint(quotient - input_offset.astype(np.float64) * sums)
+                if _agreeing(rounded, found) > len(found) // 2:
+                    return rounded
+    return exact
+
+
+def _agreeing(want: NDArray[np.float64], found: NDArray[np.float64]) -> int:
+    return int(np.count_nonzero(np.abs(want - found) <= 1))
 
 
 def row_sums(codes: Any, rows: int, columns: int) -> NDArray[np.int64]:

@@ -312,7 +312,7 @@ def test_equally_many_but_other_tokens_are_not_compared(tmp_path):
     a, b = [token for token in vocabulary if vocabulary[token] in (300, 301)]
     vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
     (other / "tokenizer.json").write_text(json.dumps(body))
-    with pytest.raises(PlanError, match="different tokens: token 300"):
+    with pytest.raises(PlanError, match="vocabularies differ at token 300"):
         polyquant.evaluate(UNTIED / "hf", text=HELD_OUT, against=other)
 
 

@@ -45,7 +45,7 @@ def test_channels_that_smoothing_scaled_are_told_apart(tmp_path):
 
 
 def test_another_model_is_refused(tmp_path):
-    with pytest.raises(InputError, match="another model"):
+    with pytest.raises(InputError, match="not the same model"):
         compare_outputs(source_of("v0/fp16/w8a16"), demo_model("llama"), IDS)
 
 

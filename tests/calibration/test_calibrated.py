@@ -189,15 +189,15 @@ def test_sensitivities_are_measured(text):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "trellis_ldlq", "bits": 3}, "needs to see the inputs"),
-        ({"method": "trellis_viterbi", "bits": 3, "calibration": "self"}, "reads no calibration text"),
-        ({"method": "gptq", "bits": 3}, "no such method"),
-        ({"bits": 3, "target_bpw": 3.5}, "say how small twice"),
+        ({"method": "trellis_ldlq", "bits": 3}, "trellis_ldlq needs calibration"),
+        ({"method": "trellis_viterbi", "bits": 3, "calibration": "self"}, "does not use calibration"),
+        ({"method": "gptq", "bits": 3}, "unknown method"),
+        ({"bits": 3, "target_bpw": 3.5}, "mutually exclusive"),
         ({"target_bpw": 2.0}, "too small for these weights"),
-        ({"target_bpw": 99}, "no such size"),
+        ({"target_bpw": 99}, "out of range"),
         (
             {"bits": 3, "calibration": "self", "importance": {Q: np.ones(256, np.float32)}},
-            "importance matrix is the diagonal",
+            "--importance and --calibration are mutually exclusive",
         ),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_file_that_was_measured_is_read_and_makes_the_outputs_better(tmp_path)
     assert rare.unreached[stack] == tuple(unreached(load_importance(tmp_path / "few.gguf")[stack]))
     listed = ", ".join(map(str, rare.unreached["blk.0.ffn_gate_exps.weight"]))
     plan = pq.plan(golden.folder, "gguf", codec="iq4_nl", importance=tmp_path / "few.gguf")
-    assert any(f"reached by no token of the calibration text: their columns weigh alike (first: experts {listed} of blk.0" in w for w in plan.warnings)  # fmt: skip
+    assert any(f"reached by no token of the calibration text: their columns have equal importance (first: experts {listed} of blk.0" in w for w in plan.warnings)  # fmt: skip
 
 
 def test_inputs_are_kept_where_they_are_smaller_than_hessians():

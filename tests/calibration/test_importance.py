@@ -44,5 +44,5 @@ def test_each_expert_has_its_own_and_one_that_no_token_reached_weighs_all_alike(
 
 def test_counts_that_do_not_divide_the_sums_are_refused(tmp_path):
     path = written(tmp_path, {"a.in_sum2": np.ones((1, 64), np.float32), "a.counts": np.ones((3, 1), np.float32)})
-    with pytest.raises(InputError, match="another number of experts"):
+    with pytest.raises(InputError, match="do not match the number of experts"):
         load_importance(path)

@@ -53,7 +53,7 @@ UNWRITABLE = {
     ("bool", "hf"): "bool holds integers",
     ("i2_s.x86", "gguf"): "i2_s.x86 needs ternary weights",
     ("hf_bitnet.bitlinear", "hf"): "hf_bitnet.bitlinear needs ternary weights",
-    ("q4_k", "hf"): "cannot hold q4_k",
+    ("q4_k", "hf"): "folder cannot store q4_k",
     ("trellis.3", "gguf"): "GGUF has no type for trellis.3",
 }
 

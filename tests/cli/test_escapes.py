@@ -145,7 +145,7 @@ def test_every_part_of_an_error_is_escaped():
     assert len(str(long)) < 2500 and not steering(str(long))
     unknown = UnknownNameError("key", LONG, [LONG, EVIL, *map(str, range(1000))])
     assert len(str(unknown)) < 1000 and not steering(str(unknown))
-    assert str(UnknownNameError("key", "fist", ["first", "zero"])) == "no key is called 'fist'; did you mean first?"
+    assert str(UnknownNameError("key", "fist", ["first", "zero"])) == "no key is named 'fist'; did you mean first?"
 
 
 def test_plain_text_stays_as_it_is():

@@ -50,7 +50,7 @@ def test_layers_that_had_better_stay_float_are_found_and_said(polyquant, tmp_pat
     words = ("--codec", "w8a8", "--calibration", IDS, "--keep", "auto", "--keep-error", "0.005")
     made = polyquant("quantize", MODEL, tmp_path / "out", *words)
     assert made.code == 0 and "--keep auto: 1 layers float" in made.out, made
-    layer = next(x for x in made.out.splitlines() if x.startswith("stay float: ")).removeprefix("stay float: ")
+    layer = next(x for x in made.out.splitlines() if x.startswith("kept as floats: ")).removeprefix("kept as floats: ")
     said = json.loads((tmp_path / "out/quant_model_description.json").read_text())
     assert said[f"{layer}.weight"] == "FLOAT" and f"{layer}.weight_scale" not in said
 
@@ -82,22 +82,22 @@ def test_from_dialect_to_dialect_without_asking_for_more(polyquant, tmp_path):
         (("--codec", "w8a16", "--keep", "auto"), "--calibration FILE"),
         (("--codec", "w8a16", "--keep-error", "0.1"), "--keep auto"),
         (("--codec", "w4a16", "--keep", "auto", "--keep-error", "1e-9", "--calibration", IDS), "--keep-error"),
-        (("--codec", "w8a16", "--calibration", IDS), "leave out --calibration"),
-        (("--codec", "w8a16", "--ranges", "RANGES"), "leave out --ranges"),
-        (("--codec", "w8a8", "--ranges", "RANGES"), "says nothing of 14 layers"),
-        (("--codec", "w8a8", "--ranges", "RANGES", "--calibration", IDS), "twice"),
+        (("--codec", "w8a16", "--calibration", IDS), "omit --calibration"),
+        (("--codec", "w8a16", "--ranges", "RANGES"), "omit --ranges"),
+        (("--codec", "w8a8", "--ranges", "RANGES"), "has no entry for 14 layers"),
+        (("--codec", "w8a8", "--ranges", "RANGES", "--calibration", IDS), "mutually exclusive"),
         (("--codec", "w8a8", "--ranges", "nowhere.json"), "nowhere.json"),
         (("--codec", "w8a8", "--calibration", "nowhere.txt"), "nowhere.txt"),
-        (("--codec", "w8a8", "--calibration", IDS, "--exact-tool", "--effort", "max"), "leave out --exact-tool"),
-        (("--codec", "w8a16", "--keep", "nothing"), "names no linear layer"),
+        (("--codec", "w8a8", "--calibration", IDS, "--exact-tool", "--effort", "max"), "mutually exclusive"),
+        (("--codec", "w8a16", "--keep", "nothing"), "matches no linear layer"),
         (("--codec", "w8a16.g7"), "do not divide"),
         (("--codec", "w8a16.g128"), "do not divide"),
         (("--codec", "w8a17"), "no codec is named"),
         (("--codec", "w4a8.dynamic", "--dialect", "v0"), "--dialect ascendv1"),
-        ((*SLIM, "--codec", "q4_k"), "cannot hold q4_k"),
+        ((*SLIM, "--codec", "q4_k"), "cannot store q4_k"),
         ((*SLIM, "--codec", "bf16"), "no weight would be quantized"),
-        ((*SLIM, "--recipe", "q4_k_m"), "cannot hold"),
-        ((*SLIM, "--codec", "w8a16", "--effort", "fast"), "no such effort"),
+        ((*SLIM, "--recipe", "q4_k_m"), "cannot store"),
+        ((*SLIM, "--codec", "w8a16", "--effort", "fast"), "unknown effort"),
         ((*SLIM, "--codec", "w8a16", "--bits", 4), "--bits"),
         (("--to", "gguf", "--kv", "c8"), "--to msmodelslim"),
         (("--to", "hf", "--codec", "w8a16"), "--to msmodelslim"),

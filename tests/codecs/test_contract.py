@@ -18,7 +18,7 @@ from polyquant.registry import CODECS
 from polyquant.testing.codecs import any_parts, check_codec, check_opaque, check_registered, same_floats
 
 K = 1536  # every block, both tiles of TL
-WHOLE = {"i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"}
+INTEGERS = {"i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"}
 TERNARY = {n for n in CODECS if n.startswith(("i2_s", "trinity", "tl", "hf_bitnet", "tq"))}
 READ_ONLY = {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"}
 WRITABLE = sorted(set(CODECS) - READ_ONLY)
@@ -54,7 +54,7 @@ def source(name):
     if name.startswith("trellis"):
         return gaussians(16, 128)
     rng, rows = np.random.default_rng(7), 128 if name in TILES else 16
-    if name in WHOLE:
+    if name in INTEGERS:
         return rng.integers(0, 2, (rows, K)).astype(np.float32)
     if name in TERNARY:
         scale = 1 if name.startswith("trinity") else 0.5
@@ -68,8 +68,8 @@ def gaussians(rows, k):
 
 @pytest.mark.parametrize("name", WRITABLE)
 def test_what_the_registry_lists(name, engine):
-    exact = name in TERNARY | WHOLE | {"f32", "f64"}
-    weighted = name not in TERNARY | WHOLE and not name.startswith(("f", "bf"))
+    exact = name in TERNARY | INTEGERS | {"f32", "f64"}
+    weighted = name not in TERNARY | INTEGERS and not name.startswith(("f", "bf"))
     check_codec(codec_of(name), source(name), error=0 if exact else COARSE.get(name, 0.05), weighted=weighted)
     check_registered(codec_of(name))
 

@@ -15,7 +15,7 @@ def said(words, *args, **options):
 
 def test_a_rule_that_matches_nothing_is_told():
     (warning,) = said("matches no tensor", FOLDER, "gguf", codec="q4_0", rules=["nosuch*=q8_0", "*attn_q*=q8_0"])
-    assert warning.startswith("--rule nosuch*=q8_0 matches no tensor; names are like ")
+    assert warning.startswith("--rule nosuch*=q8_0 matches no tensor; tensor names look like ")
     assert not said(
         "--rule", FOLDER, "gguf", codec="q4_0", rules=["blk.1.ffn_down_exps.weight=q8_0", "*.q_proj.weight=q8_0"]
     )
@@ -28,7 +28,7 @@ def test_a_rule_for_one_expert_holds_for_its_stack_and_says_so():
     (warning,) = [w for w in plan.warnings if "--rule" in w]
     assert "matches 1 of the 8 experts of blk.0.ffn_gate_exps.weight" in warning and "all get q8_0" in warning
     (many,) = said("--rule", FOLDER, "gguf", codec="q4_0", rules=["*experts.[01].*=q8_0"])
-    assert "2 of the 8 experts" in many and "so in 8 more stacks" in many
+    assert "2 of the 8 experts" in many and "same for 8 more stacks" in many
     assert not said("--rule", FOLDER, "gguf", codec="q4_0", rules=["*experts.*=q8_0"])
 
 

@@ -40,7 +40,7 @@ def test_table_of_types_is_the_code_s():
         ("bytes of a tensor name | {}", limits.GGUF_NAME_BYTES),
         ("dimensions | {}", limits.GGUF_DIMENSIONS),
         ("files of a split model | {}", limits.GGUF_SPLIT_FILES),
-        ("arrays inside arrays | 4; {}", limits.GGUF_NESTED_ARRAYS),
+        ("number of nested arrays | 4; {}", limits.GGUF_NESTED_ARRAYS),
         ("string value | {} MiB", limits.GGUF_STRING_BYTES >> 20),
     ],
 )

@@ -130,7 +130,7 @@ def test_unknown_types_are_carried(tmp_path):
 
 
 REFUSED = {
-    "other type": ({"set": {"a": Meta(Kind.STRING, "1")}}, PlanError, "has another type"),
+    "other type": ({"set": {"a": Meta(Kind.STRING, "1")}}, PlanError, "has a different type"),
     "new without type": ({"set": {"new": "1"}}, PlanError, "needs a type"),
     "not a number": ({"set": {"a": "one"}}, PlanError, "does not fit"),
     "out of range": ({"set": {"a": "4294967296"}}, PlanError, "does not fit"),

@@ -104,7 +104,7 @@ def test_the_user_says_which_ternary_layout():
 def test_a_dialect_may_be_asked_for():
     file = VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf"
     opened = gguf.open(file, dialect="mainline")
-    assert opened.dialect.why == "as asked for"
+    assert opened.dialect.why == "as requested"
     w = opened["blk.0.ffn_down.weight"]
     assert w.codec.name == "ggml.type_36"
     assert w.parts["bytes"].shape == (32800,)

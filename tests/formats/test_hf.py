@@ -83,7 +83,7 @@ def test_linear_class_absent_means_bitlinear_and_no_bitnet_means_undecoded(tmp_p
     (folder / "config.json").write_text(json.dumps(config))
     checkpoint = hf.open(folder)
     assert checkpoint["model.layers.0.mlp.up_proj.weight"].codec.name == "undecoded.u8"
-    assert checkpoint.undecoded.scheme == "integers, U8 beside weight_scale, not described by config.json"
+    assert checkpoint.undecoded.scheme == "integers, U8 with weight_scale, not described by config.json"
     assert any("gptq" in n for n in checkpoint.notes)
 
 
@@ -235,16 +235,16 @@ def test_config_says_what_packed_weights_mean():
 
 def test_what_a_folder_cannot_hold_is_refused():
     f32, q8 = codec("f32"), codec("q8_0")
-    with pytest.raises(PlanError, match="cannot hold q8_0"):
+    with pytest.raises(PlanError, match="cannot store q8_0"):
         hf.lay_out([TensorSpec("a", (1, 32), q8)], {})
-    with pytest.raises(PlanError, match="share a name"):
+    with pytest.raises(PlanError, match="have the same name"):
         hf.lay_out([TensorSpec("a", (2,), f32), TensorSpec("a", (2,), f32)], {})
-    with pytest.raises(PlanError, match="share a name"):
+    with pytest.raises(PlanError, match="have the same name"):
         hf.lay_out([TensorSpec("__metadata__", (2,), f32)], {})
     with pytest.raises(PlanError, match=r"\*\.weight"):
         hf.lay_out([TensorSpec("a", (4, 4), codec("hf_bitnet.bitlinear"))], {"config.json": b"{}"})
     for name in ("model.safetensors", "model.safetensors/x", "../x", "a/b/c", ""):
-        with pytest.raises(PlanError, match="plain name"):
+        with pytest.raises(PlanError, match="plain, unique name"):
             hf.lay_out([TensorSpec("a", (2,), f32)], {name: b""})
 
 

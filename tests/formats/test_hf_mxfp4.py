@@ -72,7 +72,7 @@ def test_other_targets_get_the_float_model(tmp_path):
     names = {n for n in polyquant.open(tmp_path / "f32") if n.startswith(EXPERTS)}
     assert names == {f"{EXPERTS}.{part}_proj{bias}" for part in ("gate_up", "down") for bias in ("", "_bias")}
     rules = [Rule("model.layers.0.mlp.experts.down_proj_blocks", "f32")]
-    with pytest.raises(PlanError, match="cannot become f32 one by one"):
+    with pytest.raises(PlanError, match="cannot become f32 individually"):
         polyquant.plan(tmp_path / "m.gguf", "hf", rules=rules)
 
 
@@ -81,7 +81,7 @@ def test_other_targets_get_the_float_model(tmp_path):
     [
         ({"down_proj_scales": None}, "lacks its scales"),
         ({"down_proj_scales": np.ones((4, 64, 2), np.uint8)}, "scales do not fit"),
-        ({"down_proj_blocks": np.ones((4, 64, 3, 8), np.uint8)}, "blocks have another form"),
+        ({"down_proj_blocks": np.ones((4, 64, 3, 8), np.uint8)}, "blocks have an unexpected shape"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, tensors, said):

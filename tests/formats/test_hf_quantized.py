@@ -189,7 +189,7 @@ def test_fixed_grids_of_inputs_are_left_out_and_said(tmp_path):
     said = compressed("int-quantized", num_bits=8, type="int", dynamic=False)
     checkpoint = hf.open(folder(tmp_path / "m", tensors, said))
     assert {n: w.codec.name for n, w in checkpoint.items()} == {f"{UP}.weight": "compressed.i8.f32"}
-    assert any("2 tensors say fixed grids of inputs" in note for note in checkpoint.notes)
+    assert any("2 static input scales are omitted" in note for note in checkpoint.notes)
 
 
 # ---------------------------------------------------------------- what cannot be read
@@ -238,18 +238,18 @@ def retyped(part, dtype):
 BROKEN = {
     "no zeros": (GPTQ, without("qzeros"), "lacks qzeros"),
     "no scales": (GPTQ, without("scales"), "lacks scales"),
-    "bits of text": ({**GPTQ, "bits": "4"}, without("g_idx"), "no such GPTQ weight"),
-    "bits that are not": ({**GPTQ, "bits": 5}, without("g_idx"), "no such GPTQ weight"),
-    "a kernel's order": ({**GPTQ, "checkpoint_format": "marlin"}, None, "kernel's own order"),
+    "bits of text": ({**GPTQ, "bits": "4"}, without("g_idx"), "unsupported GPTQ weight"),
+    "bits that are not": ({**GPTQ, "bits": 5}, without("g_idx"), "unsupported GPTQ weight"),
+    "a kernel's order": ({**GPTQ, "checkpoint_format": "marlin"}, None, "kernel-specific order"),
     "codes of floats": (GPTQ, retyped("qweight", np.float32), "qweight does not fit"),
-    "scales of doubles": (GPTQ, retyped("scales", np.float64), "scales is of another type"),
+    "scales of doubles": (GPTQ, retyped("scales", np.float64), "scales has an unsupported dtype"),
     "groups that do not divide": (GPTQ, reshaped("scales", (3, 32)), "groups do not divide"),
-    "empty scales": (GPTQ, reshaped("scales", (0, 32)), "scales has another form"),
-    "vector of codes": (GPTQ, reshaped("qweight", (64,)), "qweight has another form"),
-    "index too long": (GPTQ, reshaped("g_idx", (63,)), "no such GPTQ weight"),
-    "index of floats": (GPTQ, retyped("g_idx", np.float32), "g_idx has another form"),
+    "empty scales": (GPTQ, reshaped("scales", (0, 32)), "scales has an unexpected shape"),
+    "vector of codes": (GPTQ, reshaped("qweight", (64,)), "qweight has an unexpected shape"),
+    "index too long": (GPTQ, reshaped("g_idx", (63,)), "unsupported GPTQ weight"),
+    "index of floats": (GPTQ, retyped("g_idx", np.float32), "g_idx has an unexpected shape"),
     "plain too": (GPTQ, lambda t: t.update({f"{UP}.weight": np.zeros((32, 64), np.float32)}), "both quantized and plain"),
-    "another kernel of AWQ": ({**AWQ, "version": "gemv"}, None, "this kind of AWQ"),
+    "another kernel of AWQ": ({**AWQ, "version": "gemv"}, None, "this variant of AWQ"),
     "AWQ codes on the wrong axis": (AWQ, None, "does not fit"),
 }  # fmt: skip
 
@@ -279,7 +279,7 @@ BROKEN_COMPRESSED = {
     "another shape": (shaped(20, 600), "does not fit weight_shape"),
     "a negative shape": (shaped(-20, -60), "does not fit weight_shape"),
     "a huge shape": (shaped(1 << 40, 1 << 40), "does not fit weight_shape"),
-    "three numbers": (shaped(20, 60, 1), "weight_shape has another form"),
+    "three numbers": (shaped(20, 60, 1), "weight_shape has an unexpected shape"),
     "too many groups": (reshaped("weight_scale", (20, 7)), "groups do not divide"),
     "zeros that do not fit": (lambda t: t.update({f"{UP}.weight_zero_point": np.zeros((4, 2), np.int32)}), "weight_zero_point does not fit"),
 }  # fmt: skip
@@ -316,7 +316,7 @@ def test_scales_that_are_no_numbers_are_found(tmp_path):
 
 def test_a_method_that_no_weight_has(tmp_path):
     path = folder(tmp_path / "m", {"model.norm.weight": np.ones(4, np.float32)}, AWQ)
-    assert any("no weight is quantized so" in note for note in hf.open(path).notes)
+    assert any("but no weight uses it" in note for note in hf.open(path).notes)
     assert "HF061" in codes_of(path)
 
 
@@ -366,11 +366,11 @@ def test_floats_of_8_bits(tmp_path, case):
 @pytest.mark.parametrize(
     ("said", "change", "error"),
     [
-        ({"quant_method": "fp8"}, {}, "does not say the blocks"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 64]}, {}, "does not say the blocks"),
+        ({"quant_method": "fp8"}, {}, "does not specify the block size"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 64]}, {}, "does not specify the block size"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((3, 3), np.float32)}, "does not fit"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": None}, "lacks its scale"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((2, 3), np.int8)}, "another type"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((2, 3), np.int8)}, "unsupported dtype"),
     ],
 )  # fmt: skip
 def test_broken_floats_of_8_bits(tmp_path, said, change, error):

@@ -56,9 +56,9 @@ GPTQ = {f"{UP}.{p}": a for p, a in packers.gptq(*packers.some_codes(0, 32, 64, 2
 POWERS = parts(weight=FP8, weight_scale_inv=np.ones((1, 1), np.uint8))
 
 SCHEMES = {  # name: (config, tensors, scheme, what the tensors alone betray)
-    "modelopt fp8": (said("modelopt", quant_algo="FP8"), SCALED, "modelopt FP8", "8-bit floats beside weight_scale"),
+    "modelopt fp8": (said("modelopt", quant_algo="FP8"), SCALED, "modelopt FP8", "8-bit floats with weight_scale"),
     "modelopt nvfp4": (said("modelopt", quant_algo="NVFP4"), NVFP4, "modelopt NVFP4", "ModelOpt nvfp4"),
-    "mlx": ({"quantization": MLX4, "quantization_config": MLX4}, MLX, "MLX 4-bit affine, group 64", "MLX codes, U32 beside scales"),
+    "mlx": ({"quantization": MLX4, "quantization_config": MLX4}, MLX, "MLX 4-bit affine, group 64", "MLX codes, U32 with scales"),
     "mlx, older": ({"quantization": {"bits": 4, "group_size": 64}}, MLX, "MLX 4-bit affine, group 64", "MLX codes"),
     "mlx, mixed": ({"quantization": {**MLX4, "a": {"bits": 6}, "b": False}}, MLX, "MLX 4-bit affine, group 64, mixed with 6-bit", "MLX codes"),
     "nf4": (said("bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"), NF4, "bitsandbytes nf4", "bitsandbytes nf4"),
@@ -67,11 +67,11 @@ SCHEMES = {  # name: (config, tensors, scheme, what the tensors alone betray)
     "compressed nvfp4": (compressed("nvfp4-pack-quantized", 4), PACKED4, "compressed-tensors nvfp4-pack-quantized", "compressed-tensors nvfp4"),
     "compressed 3-bit": (compressed("pack-quantized", 3), INT3, "compressed-tensors 3-bit pack-quantized", "compressed-tensors packed codes"),
     "compressed mxfp8": (compressed("mxfp8-quantized", 8), parts(weight=FP8, weight_scale=np.ones((32, 2), np.uint8)),
-                         "compressed-tensors mxfp8-quantized", "8-bit floats beside weight_scale"),
+                         "compressed-tensors mxfp8-quantized", "8-bit floats with weight_scale"),
     "torchao": (said("torchao", quant_type={"default": {"_type": "Int4WeightOnlyConfig"}}), TORCHAO, "torchao Int4WeightOnlyConfig", "torchao"),
     "quanto": (said("quanto", weights="int8"), QUANTO, "quanto", "quanto"),
     "auto-round": (said("auto-round", bits=4, group_size=128), GPTQ, "auto-round 4-bit, group 128", "GPTQ or AWQ codes"),
-    "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with scales that are powers of two", "8-bit floats beside weight_scale_inv"),
+    "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with power-of-two scales", "8-bit floats with weight_scale_inv"),
 }  # fmt: skip
 DECODED = {"gpt-oss"}  # where the top of config.json says it
 
@@ -208,7 +208,7 @@ def test_mixed_formats_of_compressed_tensors(tmp_path):
 def test_scales_beside_float_weights(tmp_path):
     """Perhaps they are applied, perhaps not."""
     path = folder(tmp_path / "m", parts(weight=floats(32, 64), weight_scale_inv=floats(1, 1)), {})
-    refused(path, "floats beside weight_scale_inv", "HF065")
+    refused(path, "floats with weight_scale_inv", "HF065")
 
 
 # ---------------------------------------------------------------- what is no quantization

@@ -91,7 +91,7 @@ def test_notes_say_what_is_float_cached_and_smoothed():
     assert "1 linear layer left float: model.layers.1.mlp.down_proj" in notes
     assert "(C8) in 2 layers" in notes
     assert "4 norms have a bias" in notes
-    assert "5 with a twin norm.module" in "; ".join(polyquant.open(MSMODELSLIM / "v0/fp16/w8a8_m1").notes)
+    assert "5 with a copy norm.module" in "; ".join(polyquant.open(MSMODELSLIM / "v0/fp16/w8a8_m1").notes)
 
 
 def test_unknown_types_are_kept_and_named(tmp_path):
@@ -100,7 +100,7 @@ def test_unknown_types_are_kept_and_named(tmp_path):
     edit_json(description(folder), lambda d: d.update(dict.fromkeys(ours, "W3A5_NEXT")))
     found = polyquant.open(folder)
     assert [str(found[n].codec) for n in ours] == ["i8", "f16", "f16"]
-    assert any("'W3A5_NEXT' is not known: 3 tensors" in n for n in found.notes)
+    assert any("unknown type 'W3A5_NEXT': 3 tensors" in n for n in found.notes)
     assert [f.code for f in polyquant.validate(folder) if f.severity is Severity.WARNING] == ["ASC015"]
 
 
@@ -108,7 +108,7 @@ def test_the_documents_example_parses_without_its_comments():
     seed = Path(__file__).with_name("msmodelslim_document.txt").read_text()
     clean = re.sub(r"^(#|//|\.\.\.).*$|#.*$", "", seed, flags=re.M)
     found = parse(re.sub(r",\s*}", "}", clean).encode())
-    assert found.whole == {"model_quant_type": "W8A16", "kv_cache_type": "C8"}
+    assert found.general == {"model_quant_type": "W8A16", "kv_cache_type": "C8"}
     assert found.types["transformer.encoder.layers.0.self_attention.query_key_value.k_proj.kv_cache_scale"] == "W8A16"
     with pytest.raises(InputError, match="not valid JSON"):
         parse(seed.encode())
@@ -149,7 +149,7 @@ def test_a_folder_as_the_document_has_it(tmp_path):
 def test_weights_under_another_name(tmp_path):
     folder = copy("v1/bf16/w8a16", tmp_path)
     shards(folder)[0].rename(folder / "model.safetensors")
-    assert "the weights are called model.safetensors" in polyquant.open(folder).notes
+    assert "the weights are named model.safetensors" in polyquant.open(folder).notes
 
 
 def test_group_size_of_packed_codes():

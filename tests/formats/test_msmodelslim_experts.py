@@ -16,7 +16,7 @@ from polyquant.errors import UnsupportedError
 from polyquant.formats.linears import is_linear
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import prepare
-from polyquant.formats.msmodelslim.smooth import expert_families, left_alone, links
+from polyquant.formats.msmodelslim.smooth import expert_families, links, unsmoothed
 from polyquant.opening import open_checkpoint
 
 STACKED = {"gemma4", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "llama4"}
@@ -46,7 +46,7 @@ def vocab(folder):
 
 @pytest.mark.parametrize("name", sorted(FROM_ONE))
 def test_a_model_without_a_norm_that_can_be_divided_is_refused(name):
-    with pytest.raises(UnsupportedError, match="finds no norms"):
+    with pytest.raises(UnsupportedError, match="found no norms"):
         links(open_checkpoint(Golden(name).folder), "m1")
 
 
@@ -86,9 +86,9 @@ def test_norms_that_cannot_be_smoothed_are_named(name, tmp_path):
     folder = Golden(name).folder
     ids = texts(tmp_path / "ids.json", vocab(folder))
     plan = pq.plan(folder, "msmodelslim", codec="w8a8", smooth="shift", calibration=str(ids))
-    why = "holds all experts in one tensor" if name in STACKED else "no bias that could take a shift"
+    why = "contains all experts in one tensor" if name in STACKED else "no bias to absorb a shift"
     assert any("3 norms before experts are not smoothed" in w and why in w for w in plan.warnings)
-    assert (left_alone(open_checkpoint(folder), "m1") == {}) == (name in APART)
+    assert (unsmoothed(open_checkpoint(folder), "m1") == {}) == (name in APART)
 
 
 def with_outliers(folder, out):
@@ -136,7 +136,7 @@ def test_each_expert_has_a_range_and_a_rare_one_that_of_the_others_too(name, tmp
     for each, why in rare.items():
         low, high = found.input_range(each)
         assert low < high
-        assert "the range holds what the other experts of its layer read" in why
+        assert "the range includes the inputs of the other experts of its layer" in why
         often = [n for n in families[each] if n not in rare]
         for n in often:
             a, b = found.input_range(n)

@@ -112,7 +112,8 @@ def test_a_type_that_nothing_tells_is_asked_for(tmp_path):
     folder = copy("v1/bf16/w8a16", tmp_path)
     description(folder).unlink()
     with pytest.raises(
-        PlanError, match=r"nothing tells the type of this layer .expected W8A16 or W8A8_DYNAMIC.*say it with --type"
+        PlanError,
+        match=r"the type of this layer cannot be determined .expected W8A16 or W8A8_DYNAMIC.*pass it with --type",
     ):
         polyquant.repair(folder, tmp_path / "new")
     polyquant.repair(folder, tmp_path / "new", kind="w8a16")
@@ -180,7 +181,7 @@ MENDED = {  # name: (folder, what is done to it, what repair says)
     "comments in the description": (
         W8A16, lambda f: description(f).write_text('{"model_quant_type": "W8A16", # no\n}'), "written from dtypes and shapes"),
     "an index of another version": (
-        SHARDS, lambda f: edit_json(next(f.glob("*.index.json")), lambda i: i["weight_map"].pop(f"{K}.weight")), "index: written anew"),
+        SHARDS, lambda f: edit_json(next(f.glob("*.index.json")), lambda i: i["weight_map"].pop(f"{K}.weight")), "index: rewritten"),
 }  # fmt: skip
 
 
@@ -218,7 +219,7 @@ def test_quantization_config_goes_and_the_rest_of_the_config_stays(tmp_path):
 def test_names_of_another_dialect(tmp_path):
     done = polyquant.repair(MSMODELSLIM / STATIC, tmp_path / "new", dialect="v1")
     assert "description: quant_model_description_w8a8.json now quant_model_description.json" in done.changes
-    assert "not of the model, and not copied: tool_forward.safetensors" in done.changes
+    assert "not part of the model, not copied: tool_forward.safetensors" in done.changes
     assert [p.name for p in shards(tmp_path / "new")] == ["quant_model_weights.safetensors"]
     assert {f.code for f in polyquant.validate(tmp_path / "new", target="vllm-ascend")} == {"ASC001", "ASC017"}
 
@@ -247,17 +248,17 @@ def nan(part):
 
 
 REFUSED = {  # name: (folder, what is done to it, what the line says)
-    "NaN scale": (W8A16, nan("weight_scale"), "cannot be mended: 3 scales are no positive finite numbers"),
-    "offset of 0.5": (W8A16, wrong("weight_offset", 0.5), "cannot be mended: 3 offsets are no whole numbers"),
+    "NaN scale": (W8A16, nan("weight_scale"), "cannot be repaired: 3 scales are not positive and finite"),
+    "offset of 0.5": (W8A16, wrong("weight_offset", 0.5), "cannot be repaired: 3 offsets are not integers"),
     "NaN scale without a description": (
-        STATIC, lambda f: (nan("weight_scale")(f), description(f).unlink()), "input_scale * weight_scale is no positive finite number"),
-    "deq_scale lost without weight_scale": (V1, lose("deq_scale"), "cannot be mended: deq_scale is missing"),
+        STATIC, lambda f: (nan("weight_scale")(f), description(f).unlink()), "input_scale * weight_scale is not positive and finite"),
+    "deq_scale lost without weight_scale": (V1, lose("deq_scale"), "cannot be repaired: deq_scale is missing"),
     "deq_scale broken without weight_scale": (
-        "v1/fp32/w8a8_smoothasym_c8", wrong("deq_scale", 1 << 40), "without weight_scale deq_scale cannot be recomputed"),
-    "scales lost": (W8A16, lose("weight_scale"), "cannot be mended: weight_scale is missing"),
-    "codes lost": (W8A16, lose("weight"), "cannot be mended: the layer's weight is missing"),
+        "v1/fp32/w8a8_smoothasym_c8", wrong("deq_scale", 1 << 40), "deq_scale cannot be recomputed without weight_scale"),
+    "scales lost": (W8A16, lose("weight_scale"), "cannot be repaired: weight_scale is missing"),
+    "codes lost": (W8A16, lose("weight"), "cannot be repaired: the layer's weight is missing"),
     "cache of one side": (
-        CACHE, lambda f: [edit_tensor(f, f"{K}.kv_cache_{p}", lambda t: None) for p in ("scale", "offset")], "is missing beside the others"),
+        CACHE, lambda f: [edit_tensor(f, f"{K}.kv_cache_{p}", lambda t: None) for p in ("scale", "offset")], "is missing, unlike others"),
 }  # fmt: skip
 
 
@@ -276,7 +277,7 @@ def test_a_truncated_file_is_refused(tmp_path):
     folder = copy(W8A16, tmp_path)
     (path,) = shards(folder)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(PlanError, match=r"cannot be mended: data ends after the file does"):
+    with pytest.raises(PlanError, match=r"cannot be repaired: data ends after the file does"):
         polyquant.repair(folder, tmp_path / "new")
 
 

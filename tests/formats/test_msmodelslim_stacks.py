@@ -130,7 +130,7 @@ def test_ranges_name_experts_as_the_folder_or_the_source_calls_them(source, tmp_
     np.testing.assert_allclose(scales, [2 / 255, 4 / 255, 8 / 255], rtol=1e-2)
     del given[EXPERT.format(2)]
     with pytest.raises(
-        PlanError, match=r"experts\.2\.up_proj\.weight: --ranges says nothing of 1 layers.*--keep 'model.*experts\.2"
+        PlanError, match=r"experts\.2\.up_proj\.weight: --ranges has no entry for 1 layers.*--keep 'model.*experts\.2"
     ):
         pq.plan(source, "msmodelslim", codec="w8a8", ranges=given)
 
@@ -170,7 +170,7 @@ def test_a_whole_stack_stays_float_and_says_why(source, monkeypatch):
     monkeypatch.setattr(planning, "_translate", lambda *_: Translation("synthetic", maps))
     plan = pq.plan(source, "msmodelslim", codec="w8a16")
     (step,) = (s for s in plan.steps if s.map.target == name)
-    assert step.target.name == "f32" and step.why == "a stack: the folder has a place for matrices only"
+    assert step.target.name == "f32" and step.why == "a stack: the format supports only matrices"
     assert any("more than two dimensions stay float" in w for w in plan.warnings)
 
 

@@ -120,12 +120,12 @@ def test_a_config_without_one_stays_as_it_is():
 @pytest.mark.parametrize(
     "tensors, files, options, what",
     [
-        ([("a.weight", "w8a16")], {}, {"dialect": "v2"}, "no such dialect"),
-        ([("a.weight", "q8_0")], {}, {}, "cannot hold q8_0"),
-        ([("a.matrix", "w8a16")], {}, {}, r"only tensors called \*.weight"),
-        ([("a.weight", "w8a16"), ("a.weight_scale", "f32")], {}, {}, "share a name"),
-        ([("a.weight", "w8a16")], {"quant_model_description.json": b"{}"}, {}, "name of its own"),
-        ([("a.weight", "w8a16")], {"../config": b"{}"}, {}, "plain name"),
+        ([("a.weight", "w8a16")], {}, {"dialect": "v2"}, "unknown dialect"),
+        ([("a.weight", "q8_0")], {}, {}, "cannot store q8_0"),
+        ([("a.matrix", "w8a16")], {}, {}, r"only tensors named \*.weight"),
+        ([("a.weight", "w8a16"), ("a.weight_scale", "f32")], {}, {}, "have the same name"),
+        ([("a.weight", "w8a16")], {"quant_model_description.json": b"{}"}, {}, "unique name"),
+        ([("a.weight", "w8a16")], {"../config": b"{}"}, {}, "plain, unique name"),
     ],
 )
 def test_what_has_no_place_is_refused(tensors, files, options, what):

@@ -99,7 +99,7 @@ def test_square_weights_follow_the_others_of_their_folder():
     """A folder in the document's schema whose tiles are [N, K]: its square weights are too."""
     opened = polyquant.open(TRELLIS / "v3_seed_mm_headers")
     assert opened[Q_PROJ].codec.name == "metal_marlin.4"
-    assert any("do not show their axes" in note and "[N, K]" in note for note in opened.notes)
+    assert any("have ambiguous axes" in note and "[N, K]" in note for note in opened.notes)
 
 
 def test_axes_can_be_said():
@@ -292,8 +292,8 @@ def test_exl3_folder_is_written_and_read(tmp_path):
         ("mul1_k3.suh", lambda t: None, "lacks suh"),
         ("mul1_k3.svh", lambda t: t[:64], "svh does not fit"),
         ("mul1_k3.suh", lambda t: t.astype(np.float32), "suh does not fit"),
-        ("mul1_k3.trellis", lambda t: t[..., :8], "another form"),
-        ("mul1_k3.trellis", lambda t: t.view(np.uint16), "another form"),
+        ("mul1_k3.trellis", lambda t: t[..., :8], "unexpected shape"),
+        ("mul1_k3.trellis", lambda t: t.view(np.uint16), "unexpected shape"),
         ("mul1_k3.trellis", lambda t: t[:2], "multiples of 128"),
     ],
 )

@@ -140,14 +140,14 @@ def test_what_a_linear_layer_is(name, linear):
 @pytest.mark.parametrize(
     "options, what",
     [
-        ({}, "say how many bits"),
+        ({}, "choose the bits"),
         ({"effort": "max"}, "add --bits"),
-        ({"bits": 3, "codec": "trellis.4"}, "leave out --bits"),
-        ({"bits": 3, "codebook": "grid", "effort": "max"}, "leave out --effort"),
+        ({"bits": 3, "codec": "trellis.4"}, "omit --bits"),
+        ({"bits": 3, "codebook": "grid", "effort": "max"}, "omit --effort"),
         ({"bits": 3, "codebook": "gird"}, "did you mean grid"),
         ({"bits": 9}, "2 to 8"),
         ({"codec": "q4_k"}, "--bits 2"),
-        ({"codec": "bf16"}, "say how many bits"),
+        ({"codec": "bf16"}, "choose the bits"),
         ({"bits": 3, "rules": ["lm_head*=q6_k"]}, "--rule"),
         ({"bits": 3, "architecture": "llama"}, "architecture"),
     ],

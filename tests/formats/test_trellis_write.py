@@ -148,8 +148,8 @@ def test_stated_errors_are_written_and_others_have_a_place():
     "tensors, what",
     [
         ([spec("a.weight", (32, 32), "bf16")], "no weight would be quantized"),
-        ([spec("a.weight", (32, 32)), spec("a.weight.su", (4,), "f32")], "share a name"),
-        ([spec("a.weight", (32, 32)), spec("b.weight", (32, 256), "q4_k")], "cannot hold q4_k"),
+        ([spec("a.weight", (32, 32)), spec("a.weight.su", (4,), "f32")], "have the same name"),
+        ([spec("a.weight", (32, 32)), spec("b.weight", (32, 256), "q4_k")], "cannot store q4_k"),
     ],
 )
 def test_refuses_what_has_no_place(tensors, what):

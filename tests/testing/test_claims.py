@@ -16,7 +16,7 @@ from polyquant.types import Codec
 
 NAMES = [n for n in capabilities.__all__ if n not in ("Cut", "Field", "Tile", "claims")]
 CLAIMS = {
-    "f32": "Packed Swappable MaybeIntegers",
+    "f32": "MaybeIntegers Packed Swappable",
     "q4_k": "Packed Swappable",
     "iq2_xxs": "Packed Swappable",
     "tq1_0": "Packed Swappable",

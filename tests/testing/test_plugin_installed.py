@@ -116,7 +116,7 @@ def test_from_python(installed, tmp_path):
     text = "import polyquant as pq; print(pq.codec('example.q6').bpw); pq.plan('x', 'exampel')"
     done = child(["-c", text], installed, cwd=tmp_path)
     assert done.stdout.strip() == "6.5"
-    assert "no format is called 'exampel'; did you mean example?" in done.stderr
+    assert "no format is named 'exampel'; did you mean example?" in done.stderr
 
 
 def test_its_own_tests_pass(installed, tmp_path):

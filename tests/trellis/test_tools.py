@@ -56,7 +56,7 @@ def test_findings_are_exit_code_1(tmp_path, capsys):
         (["--input", "{nothing}", "--output", "{out}"], "cannot be opened"),
         (["--input", "{float}", "--output", "{out}"], "no trellis weights in this folder"),
         (["--input", "{v2}", "--output", "{v2}"], "v2"),
-        (["--input", "{v2}", "--output", "{out}", "--shard-size", "huge"], "no size of a shard"),
+        (["--input", "{v2}", "--output", "{out}", "--shard-size", "huge"], "not a shard size"),
     ],
 )
 def test_migration_refuses_in_one_line(tmp_path, capsys, arguments, words):
@@ -89,4 +89,4 @@ def test_repair_and_axes_reach_the_reader(tmp_path, capsys):
             np.testing.assert_allclose(fixed[name].dequantize(), want[name].astype(np.float32), rtol=2e-3, atol=1e-4)
     capsys.readouterr()
     assert migrate_v2_to_v3.main(["--input", source, "--output", str(tmp_path / "kn"), "--axes", "kn"]) == 0
-    assert "axes kn, as asked" in capsys.readouterr().err
+    assert "axes kn, as requested" in capsys.readouterr().err

@@ -247,7 +247,7 @@ class _Example(FolderFormat):
             raise InputError("is missing", file=path / WEIGHTS)
         _, weights = _read(file)
         if not path.is_dir():
-            return Checkpoint(self.name, path, weights, notes=("one file; config.json was not read",))
+            return Checkpoint(self.name, path, weights, notes=("single file; config.json was not read",))
         files = {name: found for name in SIDE_FILES if (found := member(path, name)) is not None}
         return Checkpoint(self.name, path, weights, config=read_config(path) or {}, files=files)
 

@@ -1,4 +1,6 @@
-"""One package per format, behind two protocols: `protocol.Format` (sniff, open, check) and `protocol.Target` (choose, prepare, lay out)."""
+"""Formats, one package each, with two protocols: `protocol.Format` (sniff, open, check) and `protocol.Target` (choose,
+prepare, lay out).
+"""
 
 from polyquant.callable_package import make_callable
 

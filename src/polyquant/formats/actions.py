@@ -1,4 +1,4 @@
-"""What a step does to its sources, and whether their rows survive it as they are stored."""
+"""The action of a step, and whether stored rows of its sources are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["action_of", "blocks_of", "common", "survives"]
 
 
 def common(weights: Sequence[Weight]) -> Codec:
-    """The codec of all sources; where they differ the widest float type of floats, else the first quantized one."""
+    """The codec of all sources. If they differ: the widest float type of floats, else the first quantized one."""
     codecs = {w.codec.name: w.codec for w in weights}
     if len(codecs) == 1 or all(c.form is Floats for c in codecs.values()):
         return codec("f32") if len(codecs) > 1 else weights[0].codec
@@ -23,23 +23,23 @@ def common(weights: Sequence[Weight]) -> Codec:
 
 
 def survives(weights: Sequence[Weight], tensor: TensorMap) -> bool:
-    """True if the target's rows are rows of its sources as they are stored. A vector of numbers that only change places counts as such."""
+    """True if the target's rows are stored rows of its sources. Also for a vector whose values are only permuted."""
     op, shapes = tensor.op, [w.shape for w in weights]
     if isinstance(op, Same):
         return True
     forms = {w.codec.form for w in weights}
     if forms == {Floats} and len(tensor.shape) < 2 and op.moves:
         return True
-    return TrellisCodes not in forms and op.keeps_rows(shapes)  # those are rotated as a whole
+    return TrellisCodes not in forms and op.keeps_rows(shapes)  # trellis weights are rotated as a whole
 
 
 def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Action:
-    """What a step does to its sources."""
+    """The action of a step."""
     if tensor.ternarize:
         return Action.QUANTIZE
     if survives(weights, tensor):
-        apart = len(weights) == 1 or target.form is not Affine or target.row_sliced
-        if apart and all(w.codec.name == target.name for w in weights):
+        separable = len(weights) == 1 or target.form is not Affine or target.row_sliced
+        if separable and all(w.codec.name == target.name for w in weights):
             return Action.COPY
         if all(_same_codes(w, target, tensor) for w in weights):
             return Action.TRANSCODE
@@ -49,7 +49,7 @@ def action_of(weights: Sequence[Weight], target: Codec, tensor: TensorMap) -> Ac
 
 
 def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
-    """True if the target holds the codes as they are."""
+    """True if the target can store the same codes."""
     have = weight.codec
     if Affine in (have.form, target.form):
         return (len(tensor.sources) == 1 or target.row_sliced) and affine_forms.same_codes(weight, target)
@@ -61,5 +61,5 @@ def _same_codes(weight: Weight, target: Codec, tensor: TensorMap) -> bool:
 
 
 def blocks_of(codec: Codec) -> str:
-    """The codec whose blocks a codec's codes are: its own name for most."""
+    """The codec whose blocks a codec stores: itself in most cases."""
     return codec.holds if claims(codec, HoldsBlocks) else codec.name  # type: ignore[type-abstract]

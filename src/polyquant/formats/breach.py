@@ -1,4 +1,4 @@
-"""What is wrong with a folder, said once: `open` raises it, `check` reports it."""
+"""A broken rule of a folder: `open` raises it, `check` reports it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ __all__ = ["Breach", "breach_of"]
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A rule that a folder breaks. code: see the format's codes.py; stops: the weights cannot be read as they are, so that `open` raises it."""
+    """A rule that a folder breaks. code: see the format's codes.py; stops: `open` raises it, since weights cannot be
+    read.
+    """
 
     code: str
     message: str
@@ -26,19 +28,19 @@ class Breach:
     stops: bool = True
 
     def error(self) -> InputError:
-        """As an exception."""
+        """The breach as an exception."""
         return InputError(
             self.message, file=self.file, tensor=self.tensor, expected=self.expected, found=self.found, hint=self.hint
         )
 
     def finding(self) -> Finding:
-        """As a finding."""
+        """The breach as a finding."""
         bare = InputError(self.message, expected=self.expected, found=self.found, hint=self.hint)
         return Finding(self.code, Severity.ERROR, str(bare), self.tensor, self.file.name if self.file else None)
 
 
 def breach_of(error: PolyquantError, code: str, file: Path, tensor: str | None = None, *, leaves: str) -> Breach:
-    """The breach behind an error. leaves: the code of what leaves the folder, wherever it is met."""
+    """The breach for an error. leaves: the code for files outside the folder."""
     where = error.file if isinstance(error.file, Path) else file
     if isinstance(error, LeavesFolderError):
         code = leaves

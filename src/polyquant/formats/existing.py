@@ -1,7 +1,7 @@
-"""What may be done to a target that exists already: nothing that would lose a file which is not part of a model.
+"""Rules for existing targets: a file that is not part of a model is never lost.
 
-`--overwrite` replaces a file that a known format recognises, an empty file or folder, and a folder that a known format recognises if it holds
-only files that such a model has. Everything else is refused by name.
+`--overwrite` replaces a file that a known format recognises, an empty file or folder, and a folder that a known format
+recognises if it contains only files of such a model. Everything else is rejected by name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _DEPTH = 2
 
 
 def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
-    """PlanError if writing `dst` would destroy something: the source, a folder around it, or what is at the target.
+    """Raise PlanError if writing `dst` would destroy something: the source, a folder around it, or an existing target.
 
-    What a killed run left half-way between old and new is finished or undone first.
+    The unfinished publication of a killed run is completed or rolled back first.
     """
     refuse_overlap(dst, source)
     settle_all(dst.absolute())
@@ -33,14 +33,12 @@ def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
 
 def refuse_overlap(dst: Path, source: Path | None) -> None:
     """Raise PlanError for a target that is, holds or lies inside the source, and for unfinished output of a run."""
-    real = Path(os.path.realpath(dst))  # never fails, on no loop of links
+    real = Path(os.path.realpath(dst))  # never fails, even for a loop of links
     origin = None if source is None else Path(os.path.realpath(source))  # None: arrays in memory
     if origin is not None and (real == origin or origin in real.parents or real in origin.parents):
-        raise PlanError("target is, holds or lies inside the source", file=dst, hint="choose another target")
+        raise PlanError("target is, contains or is inside the source", file=dst, hint="choose another target")
     if inside_work_folder(real) or (origin is not None and inside_work_folder(origin)):
-        raise PlanError(
-            "is the unfinished output of a run", file=source or dst, hint="start that run again to finish it"
-        )
+        raise PlanError("is the unfinished output of a run", file=source or dst, hint="repeat that run to finish it")
 
 
 def refuse_existing(dst: Path, *, overwrite: bool) -> None:
@@ -54,12 +52,17 @@ def refuse_existing(dst: Path, *, overwrite: bool) -> None:
 
 
 def replaceable(target: Path) -> tuple[str, ...]:
-    """The files in the folder `target` that `--overwrite` may remove, () for a file. Raises PlanError if it may not be replaced."""
+    """Files in the folder `target` that `--overwrite` may remove, () for a file. Raises PlanError if it must not be
+    replaced.
+    """
     mode = target.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise PlanError(
-            "target is a link, which is not overwritten", file=target, found=target.readlink(), hint="name the file itself"
-        )  # fmt: skip
+            "target is a symbolic link and is not overwritten",
+            file=target,
+            found=target.readlink(),
+            hint="name the file itself",
+        )
     if stat.S_ISREG(mode) and target.stat().st_size == 0:
         return ()
     names = _files(target) if stat.S_ISDIR(mode) else []
@@ -73,24 +76,24 @@ def replaceable(target: Path) -> tuple[str, ...]:
             raise
         kind = "folder" if names else "file"
         raise PlanError(
-            f"target is not a model {kind}: it is not overwritten", file=target,
+            f"target is not a model {kind} and is not overwritten", file=target,
             found=printable(names[0]) if names else None, hint="choose another name, or remove it yourself",
         ) from None  # fmt: skip
     if foreign := [n for n in names if n not in own or not stat.S_ISREG((target / n).lstat().st_mode)]:
         more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
         raise PlanError(
-            "target holds what is not part of a model: it is not overwritten", file=target,
+            "target contains files that are not part of a model and is not overwritten", file=target,
             found=", ".join(printable(n, 60) for n in foreign[:_SHOWN]) + more,
-            hint="move that away, or choose another name",
+            hint="move them away, or choose another name",
         )  # fmt: skip
     return tuple(names)
 
 
 def _files(folder: Path, prefix: str = "", depth: int = _DEPTH) -> list[str]:
-    """Everything in a folder that is not a folder, as names relative to it; folders that are too deep or empty count as files."""
+    """All non-folder entries below a folder, as relative names; folders that are too deep or empty count as files."""
     out = []
-    with os.scandir(folder) as found:
-        for entry in sorted(found, key=lambda e: e.name):
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
             inside = _files(Path(entry.path), f"{prefix}{entry.name}/", depth - 1) if _walk(entry, depth) else []
             out += inside or [prefix + entry.name]
     return out

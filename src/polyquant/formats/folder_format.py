@@ -1,4 +1,4 @@
-"""What formats that are folders with Hugging Face's names have in common."""
+"""Base of formats that are folders with Hugging Face's file names."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["FolderFormat"]
 
 
 class FolderFormat(PackagedFormat):
-    """A format whose folders have config.json and the small files; its package has `own_files` in the module `folder`."""
+    """A format of folders with config.json and small files; `own_files` is in the module `folder` of its package."""
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
-        """Which of these files belong to a model."""
+        """The files that belong to a model."""
         own: set[str] = self.take("folder:own_files")(folder, names)
         return own
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
-        """Every file that readers know, byte for byte."""
+        """Copy every known file byte for byte."""
         from polyquant.architectures.translate import usual_tensors
-        from polyquant.storage.source import contents
+        from polyquant.storage.source import file_bytes
         from polyquant.types import Translation
 
         tensors = usual_tensors(checkpoint)
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
         paths = {**checkpoint.files, **({"config.json": folder / "config.json"} if checkpoint.config else {})}
-        files = {n: contents(p) for n, p in paths.items()}
+        files = {n: file_bytes(p) for n, p in paths.items()}
         return Translation(str(checkpoint.config.get("model_type", "")), tensors, files=files)
 
     def of_arrays(
@@ -50,5 +50,5 @@ class FolderFormat(PackagedFormat):
         return Translation(str(metadata.get("model_type", "")), tensors, files=files), {}
 
     def plain(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Nothing in it is this format's alone."""
+        """The checkpoint itself: nothing in it is specific to this format."""
         return checkpoint

@@ -1,4 +1,4 @@
-"""Which tensors are matrices of linear layers: what quantizers of folders take unless a rule names more."""
+"""Recognise the matrices of linear layers, which folder quantizers select unless a rule names more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLOAT_MODULES = frozenset({
 
 
 def is_linear(name: str, shape: Shape) -> bool:
-    """True for the matrix of a linear layer inside the network: no embedding, output head, norm, bias or router."""
+    """True for a matrix of a linear layer; False for embeddings, output heads, norms, biases and routers."""
     *path, last = name.split(".")
     if len(shape) != 2 or last != "weight" or not path:
         return False

@@ -1,4 +1,4 @@
-"""A format whose code lies in the modules of one package, each imported when it is asked for: what a command line needs for `--help` is the options."""
+"""A format whose modules are imported on use, so that `--help` only needs the options."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["PackagedFormat"]
 
 
 class PackagedFormat:
-    """Half of a Format (formats.protocol). package: its dotted name; target, sniff: where in it they are, "module:attribute".
+    """Part of a Format (formats.protocol). package: its dotted name; target_place, sniff_place: "module:attribute" in
+    it.
 
-    target_options: the options of the target, said again so that nobody imports what writes to know them.
+    target_options: the options of the target, repeated here so that the target need not be imported.
     """
 
     package: ClassVar[str]
@@ -26,15 +27,15 @@ class PackagedFormat:
     sniff_place: ClassVar[str] = "open:sniff"
 
     def take(self, place: str) -> Any:
-        """What a module of the package calls so."""
+        """Import "module:attribute" from the package."""
         module, attribute = place.split(":")
         return getattr(import_module(f"{self.package}.{module}"), attribute)
 
     @property
     def target(self) -> Target:
-        """How to write it."""
-        made: Target = self.take(self.target_place)()
-        return made
+        """The writing half of the format."""
+        target: Target = self.take(self.target_place)()
+        return target
 
     @property
     def findings(self) -> Mapping[str, str]:
@@ -44,10 +45,10 @@ class PackagedFormat:
 
     def sniff(self, path: Path) -> Evidence | None:
         """Evidence that the path holds this format."""
-        found: Evidence | None = self.take(self.sniff_place)(path)
-        return found
+        evidence: Evidence | None = self.take(self.sniff_place)(path)
+        return evidence
 
     def check(self, path: Path) -> Iterable[Finding]:
-        """`check` of the module of that name."""
+        """Run `check` of the module `check`."""
         findings: Iterable[Finding] = self.take("check:check")(path)
         return findings

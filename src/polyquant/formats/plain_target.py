@@ -1,7 +1,7 @@
-"""A target that holds what recipes choose, tensor by tensor: the base of the built-in targets, and enough for most formats.
+"""A target that stores what recipes choose, tensor by tensor: the base of the built-in targets.
 
-A tensor gets, in this order: its own codec if it is no float; of vectors the type that the target wants; the codec that the recipe names,
-or a substitute with smaller blocks; without a recipe the source's codec, or the nearest that loses least.
+A tensor gets, in this order: its own codec if it is not a float; for vectors the target's type; the codec of the
+recipe, or a substitute with smaller blocks; without a recipe the source's codec, or the one closest to it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from polyquant.types import (
 __all__ = ["PlainTarget", "folder_warnings", "require_form"]
 
 TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-"""What config.json calls the type of the matrices."""
+"""Name in config.json of the matrices' type."""
 
 
 class PlainTarget:
-    """Target (formats.protocol) for everything but `lay_out`: a subclass adds that, and changes what it does differently."""
+    """A Target (formats.protocol) without `lay_out`, which a subclass adds; it may override the other methods."""
 
     options: type = NoOptions
     naming = "hf"
@@ -49,26 +49,28 @@ class PlainTarget:
     smaller: Mapping[str, Any] = MappingProxyType({"recipe": "q4_k_m"})
 
     def claims(self, asked: Mapping[str, Any]) -> bool:
-        """No option is this target's alone."""
+        """False: no option is specific to this target."""
         return False
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: Any, *, named: bool) -> Recipe:
-        """Any recipe."""
+        """Accept any recipe."""
         return chosen.with_rules(rules)
 
     def refuse(self, options: Any, importance: Mapping[str, F32] | None) -> None:
-        """All options go together."""
+        """Accept all combinations of options."""
 
     def for_model(self, source: Checkpoint, translation: Translation, options: Any) -> Any:
-        """Nothing follows from the model."""
+        """Return the options unchanged."""
         return options
 
     def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
-        """From GGUF to Hugging Face's names."""
+        """Translate from GGUF to Hugging Face's names."""
         return translate.to_hf(source, dtype=TORCH_NAMES.get(recipe.base or ""))
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
-        """See the module. Weights of other tools' quantized folders that no recipe changes are decoded, or keep their codes."""
+        """See the module docstring. Without a recipe, weights of other quantization tools are decoded, or keep their
+        codes.
+        """
         weights, names = [source[n] for n in tensor.sources], (tensor.target, *tensor.sources)
         have, (name, why) = common(weights), recipe.choose(names, facts)
         if name is None and (decoded := self.decoded(source, weights, tensor)) is not None:
@@ -82,88 +84,90 @@ class PlainTarget:
 
     @staticmethod
     def unquantized(have: Codec) -> bool:
-        """True for integers, masks, and types that only the file's program knows: they are copied."""
+        """True for integers, masks, and unknown types of a program: they are copied."""
         return (have.form is Floats and have.name.startswith(("i", "u", "bool"))) or have.name.startswith("ggml.")
 
     def decoded(self, source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
-        """Without a recipe: floats for codes of another tool that this target does not hold, and for quantized weights that cannot keep their codes
-        since their rows change or their codecs differ. None for all others.
+        """Without a recipe: floats for codes of other tools that this target cannot store, and for weights that cannot
+        keep codes.
+
+        Weights cannot keep their codes if rows change or codecs differ. None for all others.
         """
         if all(affine_forms.only_read(w.codec) for w in weights):
             return self.held(weights, tensor) or Choice(
                 codec(affine_forms.floats_of(source.config)), "decoded to floats"
             )
-        have, alike = common(weights), len({w.codec.name for w in weights}) == 1
-        if have.form is Floats or (alike and survives(weights, tensor)):
+        have, one_codec = common(weights), len({w.codec.name for w in weights}) == 1
+        if have.form is Floats or (one_codec and survives(weights, tensor)):
             return None
         if tensor.is_vector:
             return Choice(self.vector(have), "vector")
         return self.floats(have, weights[0].shape)
 
     def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
-        """A codec of this target that holds another tool's codes as they are; None if there is none."""
+        """A codec of this target for the codes of another tool; None if there is none."""
         return None
 
     @staticmethod
     def floats(have: Codec, shape: Shape) -> Choice:
-        """The float type that quantized weights are decoded to."""
+        """The float type for decoded weights."""
         if have.form is TrellisCodes:
             return Choice(codec(floats_of(have, shape)), "decoded to floats")
         return Choice(codec("bf16" if have.form is Blocks else "f32"), "decoded to floats")
 
     def vector(self, have: Codec) -> Codec:
-        """For norms and biases, which are not worth quantizing."""
+        """The codec of norms and biases, which are not worth quantizing."""
         return codec("f32") if have.form is not Floats else have
 
     def kept(self, have: Codec, tensor: TensorMap) -> Choice:
-        """Without a recipe: the source's own floats, or those that its codes stand for."""
+        """Without a recipe: the source's floats, or the decoded ones."""
         return Choice(have, "kept") if have.form is Floats else self.floats(have, tensor.shape)
 
     @staticmethod
     def fitting(name: str, tensor: TensorMap, why: str) -> Choice:
-        """The codec, or its substitute where the rows are no multiple of its block."""
+        """The codec, or its substitute if the rows are not a multiple of its block."""
         _, k = as_matrix(tensor.shape)
-        found = codec(name)
-        if k % found.granule[1] == 0:
-            return Choice(found, why)
+        wanted = codec(name)
+        if k % wanted.granule[1] == 0:
+            return Choice(wanted, why)
         substitute = codec(FALLBACK.get(name, "f16"))
         if k % substitute.granule[1]:
             substitute = codec("f16")
-        return Choice(substitute, f"{name} needs K % {found.granule[1]} == 0")
+        return Choice(substitute, f"{name} needs K % {wanted.granule[1]} == 0")
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
-        """Nothing needs the model's data."""
+        """Plan the steps; no model data is needed."""
         steps = planning.steps()
         planning.refuse_lossy(steps)
         return planning, steps
 
     def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
-        """Nothing to say."""
+        """No warnings."""
         return ()
 
     def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
-        """Codes are rounded, not searched."""
+        """None: codes are rounded, not searched."""
         return None
 
     def text(self, steps: Sequence[Step], options: Any) -> str | None:
-        """No text is read."""
+        """None: there is no calibration text."""
         return None
 
     def worker(self, context: Context) -> Worker | None:
-        """Every step is a plain conversion."""
+        """None: every step is a plain conversion."""
         return None
 
 
 def folder_warnings(files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
-    """What any quantized folder may lack: codes of stacked experts, a config.json."""
+    """Warnings for any quantized folder: stacked experts that stay float, a missing config.json."""
     stacks = [s.map.target for s in steps if len(s.map.shape) > 2 and s.target.form is Floats]
     out = [f"{len(stacks)} tensors of more than two dimensions stay float (first: {stacks[0]})"] if stacks else []
     if "config.json" not in files:
-        out.append("the source has no config.json: put one beside the weights, or nothing can run this folder")
+        out.append("the source has no config.json: add one to the folder, or nothing can run it")
     return tuple(out)
 
 
 def require_form(chosen: Recipe, forms: Collection[type], title: str, hint: str) -> None:
-    """PlanError if a target cannot hold the codec that the recipe has for every matrix."""
+    """Raise PlanError if a target cannot store the codec that the recipe has for every matrix."""
     if chosen.base is not None and codec(chosen.base).form not in forms:
-        raise PlanError(f"{title} cannot hold {chosen.base}", hint=hint)
+        raise PlanError(f"{title} cannot store {chosen.base}", hint=hint)

@@ -1,9 +1,9 @@
-"""What a format is, and what it means to write one. A format is one object, built in or from an entry point; no other code knows its name.
+"""The protocols of formats. A format is one object, built in or from an entry point; no other code knows its name.
 
-    Format   how a file or folder is recognised, opened and checked          registry: "module:OBJECT" in the group `polyquant.formats`
-    Target   what a conversion into it looks like; None if it is only read
+       Format   detect, open and check a file or folder; registered as "module:OBJECT" in the group `polyquant.formats`
+       Target   write it; None if the format is read-only
 
-A conversion asks the target in this order:
+A conversion calls the target in this order:
 
     recipe -> refuse -> for_model -> choose (each tensor) -> prepare -> lay_out -> warnings -> worker
 """
@@ -40,69 +40,74 @@ __all__ = [
 ]
 
 OnTensor = Callable[[int, int, str], None]
-"""Told of long measurements while a plan is made: tensors done, all, and the name."""
+"""Called during long measurements of a plan: tensors done, total, name."""
 
 
 class Format(Protocol):
-    """One format. Its methods import what they need when they are called, so that listing all formats stays cheap."""
+    """One format. Methods import modules when called, so that listing all formats stays cheap."""
 
     @property
     def name(self) -> str:
-        """In the registry, for `--to`, and `Checkpoint.format`."""
+        """The name in the registry, for `--to`, and `Checkpoint.format`."""
 
     @property
     def title(self) -> str:
-        """For messages, in the plural: "GGUF files"."""
+        """The title in messages, in the plural: "GGUF files"."""
 
     @property
     def priority(self) -> int:
-        """Formats are asked in descending order whether a path is theirs; the more specific sniff has the higher number."""
+        """Order of detection, descending; more specific formats have higher numbers."""
 
     @property
     def open_options(self) -> type:
-        """Frozen dataclass of what can be said of a file that its bytes do not tell (options.option)."""
+        """Frozen dataclass of open options: properties that the bytes do not show (options.option)."""
 
     @property
     def target(self) -> Target | None:
-        """How to write it; None if it is only read."""
+        """The writing half; None if the format is read-only."""
 
     @property
     def findings(self) -> Mapping[str, str]:
-        """Code of a finding -> what it means, what breaks, what to do."""
+        """Code of a finding -> explanation: meaning, consequences, what to do."""
 
     def sniff(self, path: Path) -> Evidence | None:
-        """Evidence that the path holds this format, by content; None if not. Never raises for a foreign file."""
+        """Evidence that the path holds this format, judged by content; None if not. Never raises for a foreign file."""
 
     def open(self, path: Path, options: Any) -> Checkpoint:
-        """Read headers. options: an instance of `open_options`. Raises InputError, UnsupportedError."""
+        """Open a path; reads headers only. options: an instance of `open_options`.
+
+        Raises InputError, UnsupportedError.
+        """
 
     def check(self, path: Path) -> Iterable[Finding]:
-        """What is wrong with the structure. Raises nothing for a broken file: that is a finding."""
+        """Findings about the structure. Does not raise for a broken file: that is a finding."""
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
-        """Which of these files in a folder belong to a model of this format, so that `--overwrite` may remove them."""
+        """The files in a folder that belong to a model of this format, so that `--overwrite` may remove them."""
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
-        """Names, metadata and small files as they are, for a target with the same naming."""
+        """Names, metadata and small files unchanged, for a target with the same naming scheme."""
 
     def plain(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint for a target of another format: without what only this format has, and then of the format that it says."""
+        """The checkpoint for a target of another format, without properties specific to this one; its `format` may
+        change.
+        """
 
 
 @runtime_checkable
 class ChecksConsumers(Protocol):
-    """A format that knows what programs reject."""
+    """A format that can check a folder against the programs that read it."""
 
     def check_consumer(self, path: Path, name: str) -> Iterable[Finding]:
-        """What the program of that name rejects or computes wrongly. Raises UnknownNameError."""
+        """Findings about what the named program rejects or computes wrongly. Raises UnknownNameError."""
 
 
 @runtime_checkable
 class ReportsLayerTypes(Protocol):
-    """A format whose files say the quantization type of every layer."""
+    """A format whose files state the quantization type of every layer."""
 
     def layer_types(self, checkpoint: Checkpoint) -> Mapping[str, str]:
-        """Matrix -> the type that the file states."""
+        """Matrix -> the stated type."""
 
 
 @runtime_checkable
@@ -135,71 +140,71 @@ class DeclaresCodecs(Protocol):
 
 
 class Choice(NamedTuple):
-    """The codec of one target tensor, and the reason that the plan prints."""
+    """The codec of one target tensor, and the reason printed in the plan."""
 
     codec: Codec
     why: str
 
 
 class Target(Protocol):
-    """What it means to write a format. `options` in every signature is an instance of the class `options`."""
+    """The writing half of a format. `options` in every signature is an instance of the class `options`."""
 
     @property
     def options(self) -> type:
-        """Frozen dataclass of its options (options.option): flags, grouped help and keywords come from it."""
+        """Frozen dataclass of its options (options.option), the source of flags, grouped help and keywords."""
 
     @property
     def naming(self) -> str:
-        """Naming scheme that it writes (Checkpoint.naming): "hf" (Hugging Face), "gguf", or one of its own."""
+        """The naming scheme it writes (Checkpoint.naming): "hf" (Hugging Face), "gguf", or a special one."""
 
     @property
     def suffix(self) -> str:
-        """Of a single-file target, e.g. ".gguf"; "" for a folder."""
+        """The suffix of a single-file target, e.g. ".gguf"; "" for a folder."""
 
     @property
     def smaller(self) -> Mapping[str, Any]:
-        """What `quantize` asks for where no option says how small."""
+        """The default options of `quantize`."""
 
     def claims(self, asked: Mapping[str, Any]) -> bool:
-        """True if these options (see options.given) can only mean this target, where neither `--to` nor the name says so."""
+        """True if these options (see options.given) imply this target, if neither `--to` nor the name specifies one."""
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: Any, *, named: bool) -> Recipe:
-        """The recipe with rules, if the target can hold it. named: --codec or --recipe gave it. Raises PlanError."""
+        """The recipe with rules. named: from --codec or --recipe. Raises PlanError if the target cannot store it."""
 
     def refuse(self, options: Any, importance: Mapping[str, F32] | None) -> None:
-        """PlanError, InputError for options that do not go together, before anything is computed."""
+        """Raise PlanError or InputError for incompatible options, before any computation."""
 
     def for_model(self, source: Checkpoint, translation: Translation, options: Any) -> Any:
-        """The options with what follows from the model."""
+        """The options, completed from the model."""
 
     def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
-        """Names, metadata and files of a source with another naming scheme."""
+        """Translate names, metadata and files of a source with another naming scheme."""
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
-        """Codec of one tensor."""
+        """Choose the codec of one tensor."""
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
-        """The steps, after what needs the model's data (bits, layers to keep, ranges) or more than one tensor. Raises PlanError."""
+        """Plan the steps, after computations on the model (bits, layers to keep, ranges). Raises PlanError."""
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
-        """Files, header bytes and the place of every part."""
+        """Lay out files, header bytes and the place of every part."""
 
     def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
-        """What a reader of the output should know."""
+        """Warnings for users of the output."""
 
     def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
-        """How codes are searched, for the printed plan."""
+        """The search method, for the printed plan."""
 
     def text(self, steps: Sequence[Step], options: Any) -> str | None:
-        """The calibration text that the work reads: a file, or "self"."""
+        """The calibration text of the conversion: a file, or "self"."""
 
     def worker(self, context: Context) -> Worker | None:
-        """Who does the steps that are not plain conversions of codes; None if all are."""
+        """The worker of steps that are not plain conversions; None if all are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """A plan in the making. `options`: of the target; facts: numbers for the recipe's rules."""
+    """A plan under construction. options: of the target; facts: for the recipe's rules."""
 
     source: Checkpoint
     target: Target
@@ -214,7 +219,7 @@ class Planning:
 
     @no_collection()
     def steps(self) -> list[Step]:
-        """A step for each tensor, as the target chooses with these options and this recipe. Raises PlanError."""
+        """A step per tensor, as the target chooses with these options and this recipe. Raises PlanError."""
         return [*(self.make_step(t, partial(self._choose, t)) for t in self.translation.tensors), *self.constants]
 
     def _choose(self, tensor: TensorMap) -> Choice:
@@ -223,11 +228,11 @@ class Planning:
     def refuse_lossy(
         self, steps: Sequence[Step], hint: str = "start from the float model, or pass --requantize"
     ) -> None:
-        """PlanError for steps that quantize a second time without leave."""
+        """Raise PlanError for steps that requantize without permission."""
         lossy = [s for s in steps if s.action is Action.REQUANTIZE]
         if lossy and not self.requantize:
             raise PlanError(
-                f"{len(lossy)} tensors are quantized already; quantizing them again loses more",
+                f"{len(lossy)} tensors are already quantized; requantizing them loses more",
                 file=self.source.path,
                 tensor=lossy[0].map.origin,
                 expected="float source",
@@ -235,15 +240,18 @@ class Planning:
                 hint=hint,
             )
 
-    def but(self, *, options: Any = None, named: str | None = None) -> Planning:
-        """The same with other options, or another name for the recipe."""
+    def with_changes(self, *, options: Any = None, named: str | None = None) -> Planning:
+        """A copy with other options, or another recipe name."""
         recipe = self.recipe if named is None else replace(self.recipe, name=named)
         return replace(self, options=self.options if options is None else options, recipe=recipe)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a worker may use. floats: a step -> its whole source as float32 [rows, K] in the target's order; tick: told how far a calibration has come."""
+    """The inputs of a worker. floats: a step -> its whole source as float32 [rows, K] in the target's order.
+
+    tick: called with the finished share of a calibration.
+    """
 
     source: Checkpoint
     steps: tuple[Step, ...]
@@ -254,16 +262,16 @@ class Context:
 
 
 class Worker(Protocol):
-    """Does some steps of a conversion in a way of its own. Called from several threads after `order`."""
+    """Executes some steps of a conversion in a special way. Called from several threads after `order`."""
 
     def order(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps that are left to do, in the order of the work; calibration runs here. Raises InputError, UnsupportedError."""
+        """The remaining steps in execution order; calibration runs here. Raises InputError, UnsupportedError."""
 
     def takes(self, step: Step) -> bool:
-        """True if `pieces` makes this step, not the plain conversion."""
+        """True if `pieces` executes this step instead of the plain conversion."""
 
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterable[Piece]:
-        """The step, or rows [a, b) of it. Raises CodecError."""
+        """Execute the step, or rows [a, b) of it. Raises CodecError."""
 
     def stated(self, step: Step, error: ErrorSums) -> Mapping[str, NDArray[Any]]:
-        """Parts of the layout that say the error of a finished step."""
+        """Parts of the layout that state the error of a finished step."""

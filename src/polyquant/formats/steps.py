@@ -1,4 +1,4 @@
-"""One tensor of a conversion: what becomes of it (`Step`), and the bytes that come out (`Piece`)."""
+"""One tensor of a conversion: the planned `Step`, and the `Piece`s it produces."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from polyquant.types import F32, Action, Codec, Floats, Parts, Shape, TensorMap,
 __all__ = ["BLOCK_WEIGHTS", "Piece", "Progress", "Step", "importance_shapes", "shared_importance"]
 
 BLOCK_WEIGHTS = 1 << 20
-"""Weights per row block: large enough to make Python's share small, small enough to stay in cache."""
+"""Weights per row block: large enough to amortize Python's overhead, small enough to stay in cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One tensor. `source` is None for a constant that the translation brings, and for what a calibration finds.
+    """One tensor of a plan.
 
-    It is the codec of all sources, of the first where they differ; `sources` says each one's.
-    cut: whether row blocks of the target can be made apart, though maybe not read apart; None: as its codec says.
+    source: codec of all sources, or of the first if they differ; None for a constant and for tensors that a calibration
+    computes. sources: all source tensors. cut: whether row blocks of the target can be made separately, even if not
+    read separately; None: if its codec is row_sliced.
     """
 
     map: TensorMap
@@ -38,7 +39,7 @@ class Step:
 
     @property
     def spec(self) -> TensorSpec:
-        """What is written."""
+        """The tensor to be written."""
         return TensorSpec(self.map.target, self.map.shape, self.target)
 
     @property
@@ -48,14 +49,14 @@ class Step:
 
     @property
     def inputs(self) -> str:
-        """The source tensor whose inputs are the target's, as calibration asks for them: of a stack the one matrix that is taken, "name[3]".
+        """The source tensor with the same inputs, for calibration; for one matrix of a stack "name[3]".
 
-        Raises UnsupportedError where columns become others, and for rows of several matrices of a stack.
+        Raises UnsupportedError if the columns change, and for rows of several matrices of a stack.
         """
         shapes = [s.shape for s in self.sources]
         if shapes and not self.map.op.keeps_rows(shapes):
             raise UnsupportedError(
-                "is made of other columns than its source has: no calibration tells what they read",
+                "has other columns than its source, so their inputs cannot be calibrated",
                 tensor=self.map.target,
                 found=self.map.origin,
             )
@@ -66,7 +67,7 @@ class Step:
         matrices = np.unique(rows // shapes[0][-2])
         if len(matrices) != 1:
             raise UnsupportedError(
-                "is made of rows of several matrices of a stack, which read different inputs",
+                "consists of rows of several matrices of a stack, which have different inputs",
                 tensor=self.map.target,
                 found=f"{len(matrices)} matrices of {source}",
             )
@@ -74,28 +75,30 @@ class Step:
 
     @property
     def streams(self) -> bool:
-        """True if the step can go row block by row block. A stack can where its sources are read whole, one after the other."""
+        """True if the step can run row block by row block. A stack can if its sources are read completely, one after
+        the other.
+        """
         cut = self.target.row_sliced if self.cut is None else self.cut
         if self.source is None or not cut:
             return False
         if self._by_rows:
-            alike = len({s.codec.name for s in self.sources}) <= 1
-            return alike or self.target.form is Floats or self.action not in (Action.COPY, Action.TRANSCODE)
+            one_codec = len({s.codec.name for s in self.sources}) <= 1
+            return one_codec or self.target.form is Floats or self.action not in (Action.COPY, Action.TRANSCODE)
         return isinstance(self.map.op, Stack) and self.action not in (Action.COPY, Action.TRANSCODE)
 
     @property
     def _by_rows(self) -> bool:
-        """True if every source is read by rows."""
+        """True if every source can be read by rows."""
         return self.source is not None and all(c.row_sliced for c in (self.source, *(s.codec for s in self.sources)))
 
     @property
     def searches(self) -> bool:
-        """True if codes of a trellis are searched: hours of work where other steps take minutes."""
+        """True for a trellis search, which takes hours where other steps take minutes."""
         return self.target.form is TrellisCodes and self.action in (Action.QUANTIZE, Action.REQUANTIZE)
 
     @property
     def alone(self) -> bool:
-        """True if only one step of its kind may be in work: it holds a tensor as floats."""
+        """True if only one such step may run at a time, because it holds a tensor as floats."""
         source = self.source
         return self.cut is False or TrellisCodes in (self.target.form, source.form if source is not None else None)
 
@@ -107,7 +110,7 @@ class Step:
 
     @property
     def _together(self) -> int:
-        """Target rows that are read together."""
+        """Number of target rows that must be read together."""
         if not self.sources:
             return 1
         shapes = [s.shape for s in self.sources]
@@ -115,14 +118,17 @@ class Step:
 
 
 def importance_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """The shapes that the importance of a tensor may have: [K], and [experts, K] of a stack."""
+    """The possible shapes of a tensor's importance: [K], and [experts, K] for a stack."""
     rows, k = as_matrix(shape)
     return ((k,), (rows // max(1, shape[-2]), k)) if len(shape) > 2 else ((k,),)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """parts: of rows [start, start + rows) of the target. error: None where nothing was lost or it was not measured; note: what the scale did."""
+    """Parts of rows [start, start + rows) of the target.
+
+    error: None if nothing was lost or it was not measured; note: about changed scales.
+    """
 
     parts: Parts
     start: int = 0
@@ -133,7 +139,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Told after every row block: weights done and in all (beside a search for trellis codes the others count little), and where we are."""
+    """Progress after a row block: weights done and in total (next to a trellis search, other weights count little)."""
 
     done: int
     total: int
@@ -142,5 +148,5 @@ class Progress:
 
 
 def shared_importance(importance: F32 | None) -> F32 | None:
-    """[K] of [K], or of a stack's [experts, K]: codes that mix the rows of all experts weigh them alike."""
+    """Reduce importance [experts, K] to the mean [K], for codes that mix the rows of all experts."""
     return importance if importance is None or importance.ndim == 1 else importance.mean(axis=0)

@@ -1,4 +1,4 @@
-"""A tensor of a safetensors file, and the weight that it is where nothing more is known of it."""
+"""A tensor of a safetensors file, and its weight if it is not part of a quantization."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Stored", "plain_weight"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor and the file that it lies in."""
+    """A tensor and its file."""
 
     source: Source
     entry: Entry
 
 
 def plain_weight(name: str, stored: Stored) -> Weight:
-    """The tensor as it is stored. Raises InputError."""
+    """The tensor as a weight with the codec of its dtype. Raises InputError."""
     entry = stored.entry
     try:
         codec = codec_of(entry.dtype, entry.nbytes)

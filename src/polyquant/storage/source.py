@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.types import U8, ArraySpec
 
-__all__ = ["FileArray", "FileState", "Source", "Swap", "contents", "opened_files", "refuse_changed", "state_of"]
+__all__ = ["FileArray", "FileState", "Source", "Swap", "file_bytes", "opened_files", "refuse_changed", "state_of"]
 
 _READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -151,7 +151,7 @@ class Source:
         self._close()
 
 
-def contents(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
     """All bytes of a small file. Raises InputError as `Source`."""
     source = Source(path)
     try:

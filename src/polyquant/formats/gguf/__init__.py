@@ -1,4 +1,4 @@
-"""GGUF, the format of llama.cpp: everything reads from here.
+"""GGUF, the format of llama.cpp and programs derived from it.
 
-Byte diagram and sources: header.py (the file), values.py (metadata), dialect.py (type numbers), codes.py (what findings mean).
+Byte diagram and sources: header.py (the file), values.py (metadata), dialect.py (type numbers), codes.py (findings).
 """

@@ -1,4 +1,4 @@
-"""Everything that llama.cpp or another reader would trip over in one GGUF file, as findings (codes.py says what each means)."""
+"""Check one GGUF file for everything that llama.cpp or another reader rejects, as findings (explained in codes.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTEGERS = frozenset(Kind) - {Kind.FLOAT32, Kind.FLOAT64, Kind.BOOL, Kind.STRIN
 
 
 def check(path: str | Path, *, dialect: str | None = None) -> Iterator[Finding]:
-    """Findings of a GGUF file, and of the other members if it is one of a split model. Tensor data are not read.
+    """Findings of a GGUF file, and of the other files if it is part of a split model. Tensor data is not read.
 
     Raises InputError if there is no readable file at all, UnknownNameError for an unknown dialect.
     """
@@ -32,18 +32,18 @@ def check(path: str | Path, *, dialect: str | None = None) -> Iterator[Finding]:
     except HeaderError as e:
         yield Finding(e.code, Severity.ERROR, _reason(e), None, source.path.name)
         return
-    _look(header, dialect)
+    _check_file(header, dialect)
     yield from header.findings
     yield from _check_members(header, dialect)
 
 
 def _reason(e: InputError) -> str:
-    found = [f"{word} {printable(x)}" for word, x in (("expected", e.expected), ("found", e.found)) if x is not None]
-    return e.message + (f" ({', '.join(found)})" if found else "")
+    details = [f"{word} {printable(x)}" for word, x in (("expected", e.expected), ("found", e.found)) if x is not None]
+    return e.message + (f" ({', '.join(details)})" if details else "")
 
 
-def _look(header: Header, dialect: str | None) -> None:
-    """All checks of one file, into header.findings."""
+def _check_file(header: Header, dialect: str | None) -> None:
+    """Run all checks of one file, into header.findings."""
     findings = header.findings
     if header.version == 1:
         findings.warning("GGUF024", "GGUF version 1")
@@ -52,11 +52,11 @@ def _look(header: Header, dialect: str | None) -> None:
     if header.order == ">":
         findings.warning("GGUF026", "the file is big-endian")
     if not header.tensors:
-        findings.note("GGUF036", "the file holds no tensors")
-    found = detect(header, dialect)
-    place(header, found.name)
-    if any(t.type_id == 36 for t in header.tensors) and TYPES[found.name].get(36) == TYPES["bitnet"][36]:
-        findings.note("GGUF034", "I2_S weights: the file does not say whether in the x86 or the ARM layout")
+        findings.note("GGUF036", "the file contains no tensors")
+    evidence = detect(header, dialect)
+    place(header, evidence.name)
+    if any(t.type_id == 36 for t in header.tensors) and TYPES[evidence.name].get(36) == TYPES["bitnet"][36]:
+        findings.note("GGUF034", "I2_S weights: the file does not specify the x86 or the ARM layout")
     _check_architecture(header)
     _check_values(header)
     _check_tokenizer(header)
@@ -65,26 +65,26 @@ def _look(header: Header, dialect: str | None) -> None:
 def _check_architecture(header: Header) -> None:
     entry = header.entries.get("general.architecture")
     if entry is None:
-        if not split_number(header, "split.no"):  # later members of a split model have no metadata of their own
+        if not split_number(header, "split.no"):  # later files of a split model have no metadata
             header.findings.warning("GGUF027", "general.architecture is missing")
     elif entry.kind is not Kind.STRING:
         header.findings.error("GGUF027", f"general.architecture is a {entry.kind.name.lower()}, not a string")
 
 
 def _check_values(header: Header) -> None:
-    """Text that is not UTF-8, bools other than 0 and 1."""
+    """Check for text that is not UTF-8 and bools other than 0 and 1."""
     buffer = header.source.map()
     for key, entry in header.entries.items():
         if entry.kind is Kind.BOOL and buffer[entry.start] > 1:
             header.findings.warning("GGUF030", f"'{printable(key)}' is the bool {int(buffer[entry.start])}")
         if entry.item is Kind.BOOL and entry.count and (buffer[entry.end - entry.count : entry.end] > 1).any():
-            header.findings.warning("GGUF030", f"'{printable(key)}' holds bools other than 0 and 1")
+            header.findings.warning("GGUF030", f"'{printable(key)}' contains bools other than 0 and 1")
         if entry.kind is Kind.STRING or entry.item in (Kind.STRING, Kind.ARRAY):
             try:
-                sound = _is_text(header.typed(key).value)
+                valid = _is_text(header.typed(key).value)
             except InputError:
-                sound = False
-            if not sound:
+                valid = False
+            if not valid:
                 header.findings.warning("GGUF029", f"the text of '{printable(key)}' is not UTF-8")
 
 
@@ -111,7 +111,7 @@ def _check_tokenizer(header: Header) -> None:
 
 
 def _check_members(header: Header, dialect: str | None) -> Iterator[Finding]:
-    """The rest of a split model: that the members are there and fit together, and each one's own findings."""
+    """Check the other files of a split model: present, consistent, and their own findings."""
 
     def misfit(message: str, file: Path) -> Finding:
         return Finding("GGUF032", Severity.ERROR, message, None, file.name)
@@ -132,7 +132,7 @@ def _check_members(header: Header, dialect: str | None) -> Iterator[Finding]:
                 code = e.code if isinstance(e, HeaderError) else "GGUF032"
                 yield Finding(code, Severity.ERROR, _reason(e), None, path.name)
                 continue
-            _look(other, dialect)
+            _check_file(other, dialect)
             yield from other.findings
             for t in other.tensors:
                 if t.name in seen:
@@ -142,7 +142,7 @@ def _check_members(header: Header, dialect: str | None) -> Iterator[Finding]:
                 seen[t.name] = path
         numbers = (split_number(other, "split.no"), split_number(other, "split.count"))
         if len(paths) > 1 and numbers != (no, len(paths)):
-            yield misfit(f"split.no and split.count are {numbers}, but the name says {(no, len(paths))}", path)
+            yield misfit(f"split.no and split.count are {numbers}, but the file name implies {(no, len(paths))}", path)
     total = split_number(header, "split.tensors.count") if len(paths) > 1 else None
     if total is not None and total != len(seen):
-        yield misfit(f"split.tensors.count is {total}, but the members hold {len(seen)} tensors", own)
+        yield misfit(f"split.tensors.count is {total}, but the files contain {len(seen)} tensors", own)

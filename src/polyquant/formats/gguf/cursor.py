@@ -1,4 +1,4 @@
-"""A place in a GGUF header, moved forward field by field. Every step checks the bytes that are left before it believes a count."""
+"""A cursor over a GGUF header. Every step checks the remaining bytes before it trusts a count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTHS = {kind: Struct("<" + letter).size for kind, letter in FORMATS.items()}
 
 
 class HeaderError(InputError):
-    """The header cannot be read past this point. code: of the finding it is."""
+    """The header cannot be read past this point. code: of the corresponding finding."""
 
     def __init__(self, code: str, message: str, **where: Any) -> None:
         super().__init__(message, **where)
@@ -26,7 +26,7 @@ class HeaderError(InputError):
 
 
 class Cursor:
-    """A place in the header. Every step checks the bytes that are left before it believes a count."""
+    """A position in the header. Every step checks the remaining bytes before it trusts a count."""
 
     __slots__ = ("_length", "_u32", "at", "big", "buffer", "nested", "order", "size", "source", "view", "wide")
 
@@ -36,7 +36,7 @@ class Cursor:
         self._u32, self._length = Struct(order + "I"), Struct(order + ("Q" if wide else "I"))
 
     def fail(self, code: str, message: str, **detail: Any) -> NoReturn:
-        """Nothing behind this place can be read."""
+        """Raise HeaderError: nothing after this position can be read."""
         raise HeaderError(code, message, file=self.source.path, **detail)
 
     def take(self, form: Struct, what: str) -> tuple[Any, ...]:
@@ -48,9 +48,9 @@ class Cursor:
                 found=f"a file of {self.size} bytes",
                 hint="copy the file again",
             )
-        found = form.unpack_from(self.view, self.at)
+        fields = form.unpack_from(self.view, self.at)
         self.at += form.size
-        return found
+        return fields
 
     def u32(self, what: str) -> int:
         """The next u32."""
@@ -61,9 +61,9 @@ class Cursor:
         return int(self.take(self._length, what)[0])
 
     def room(self, count: int, least: int, what: str, most: int | None = None) -> None:
-        """Refuse a count of items of at least `least` bytes that the rest of the file cannot hold."""
+        """Reject a count of items of at least `least` bytes that exceeds the rest of the file."""
         if count * least > self.size - self.at:
-            self.fail("GGUF004", f"the header claims more {what} than the file holds", found=count)
+            self.fail("GGUF004", f"the header claims more {what} than the file contains", found=count)
         if most is not None and count > most:
             self.fail("GGUF004", f"the header claims too many {what}", expected=f"at most {most}", found=count)
 
@@ -83,14 +83,14 @@ class Cursor:
         return Kind(number)
 
     def array_head(self, key: str) -> tuple[Kind, int]:
-        """Item kind and count of the array that starts here, checked against the file."""
+        """Item kind and count of the array at this position, checked against the file size."""
         item, count = self.kind(key), self.length(f"the array '{printable(key)}'")
         least = {Kind.STRING: self._length.size, Kind.ARRAY: 4 + self._length.size}.get(item) or _WIDTHS[item]
         self.room(count, least, f"items in '{printable(key)}'")
         return item, count
 
     def skip_value(self, kind: Kind, key: str, depth: int = 1) -> None:
-        """Move behind a value."""
+        """Skip a value."""
         if kind is Kind.STRING:
             n = self.length(f"the value of '{printable(key)}'")
             self.room(n, 1, f"bytes in '{printable(key)}'", limits.GGUF_STRING_BYTES)
@@ -102,10 +102,10 @@ class Cursor:
             self.at += _WIDTHS[kind]
 
     def skip_array(self, key: str, depth: int) -> None:
-        """Move behind an array; those inside it count towards a limit."""
+        """Skip an array; nested ones count towards a limit."""
         if depth > limits.GGUF_ARRAY_DEPTH:
             self.fail(
-                "GGUF010", f"'{printable(key)}' nests arrays too deep", expected=f"at most {limits.GGUF_ARRAY_DEPTH}"
+                "GGUF010", f"'{printable(key)}' nests arrays too deeply", expected=f"at most {limits.GGUF_ARRAY_DEPTH}"
             )
         item, count = self.array_head(key)
         if item is Kind.ARRAY:
@@ -113,7 +113,7 @@ class Cursor:
             if self.nested > limits.GGUF_NESTED_ARRAYS:
                 self.fail(
                     "GGUF010",
-                    f"'{printable(key)}' holds too many arrays",
+                    f"'{printable(key)}' contains too many arrays",
                     expected=f"at most {limits.GGUF_NESTED_ARRAYS}",
                 )
             for _ in range(count):

@@ -1,10 +1,11 @@
-"""Which program's type numbers a GGUF file uses, and what they mean there.
+"""Dialects: the program whose type numbers a GGUF file uses, and their meaning.
 
-Type numbers from 34 on were taken by several programs at once. What tells them apart, in this order: the offset chain (the space from
-one tensor's offset to the next must be what the type's arithmetic says, padded), then the architecture, then numbers that only one
-program has, then `general.file_type` (40 is I2_S in bitnet.cpp, Q1_0 in llama.cpp). `blocks` of a whole-tensor type (I2_S, TL1) are n
-weights in n / block * nbytes + tail bytes; TL2's size depends on a tiling that is not in the file: it is what the chain says.
-Sources: ggml.h of llama.cpp 0c1e570, of the llama.cpp fork in microsoft/BitNet 16da220, of ik_llama.cpp 8337e4cd3; gHashTag/trinity af2d6c1bb.
+Type numbers from 34 on were assigned by several programs independently. They are distinguished by, in this order: the
+offset chain (the distance between tensor offsets must equal the type's padded size), the architecture, numbers that
+only one program has, and `general.file_type` (40 is I2_S in bitnet.cpp, Q1_0 in llama.cpp). The size of a whole-tensor
+type (I2_S, TL1) with n weights is n / block * nbytes + tail bytes; TL2's size depends on a tiling that is not in the
+file and is taken from the offset chain. Sources: ggml.h of llama.cpp 0c1e570, of the llama.cpp fork in microsoft/BitNet
+16da220, of ik_llama.cpp 8337e4cd3; gHashTag/trinity af2d6c1bb.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ __all__ = ["DIALECTS", "TYPES", "WRITTEN_AS", "GgufType", "chain", "detect"]
 
 @dataclass(frozen=True, slots=True)
 class GgufType:
-    """Arithmetic of a type: codec (None: known size, no codec), weights and bytes per block, tail bytes after a whole tensor.
+    """Sizes of a type: codec (None: known size, no codec), weights and bytes per block, tail bytes after a whole
+    tensor.
 
     whole: blocks run over the whole tensor, not over rows. nbytes 0: the size is only known from the offset chain.
     """
@@ -33,12 +35,12 @@ class GgufType:
     whole: bool = False
 
     def fits(self, info: TensorInfo) -> bool:
-        """True if the block divides the rows (of a whole-tensor type: the tensor)."""
+        """True if the block divides the rows (the tensor for a whole-tensor type)."""
         width = info.elements if self.whole else (info.shape[-1] if info.shape else 1)
         return width % self.block == 0
 
     def size(self, info: TensorInfo) -> int | None:
-        """Bytes of a tensor, unpadded; None where only the chain knows."""
+        """Bytes of a tensor, unpadded; None if only the offset chain shows it."""
         return info.elements // self.block * self.nbytes + self.tail if self.nbytes else None
 
 
@@ -109,7 +111,7 @@ WRITTEN_AS: Mapping[str, int] = {
     **{t.codec: i for i, t in TYPES["mainline"].items() if t.codec},
     "i2_s.x86": 36, "i2_s.arm": 36, "i2_s.x4": 36, "trinity.i2_s": 36, "trinity.tq2_0": 35, "tl1": 38, "tl2": 39,
 }  # fmt: skip
-"""Codec name -> the type number that we write."""
+"""Codec name -> the type number to write."""
 
 _IK_ONLY = frozenset({*range(97, 100), *range(133, 159), *range(202, 400)})
 _CONTESTED = frozenset(range(34, 43))
@@ -117,7 +119,7 @@ _BITNET_FILE_TYPES = {38, 39, 40}  # TL1, TL2, I2_S
 
 
 def chain(header: Header) -> list[int | None]:
-    """Bytes from each tensor's offset to the next one's; the last to the end of the file. None where offsets go back."""
+    """Bytes from each tensor's offset to the next, for the last to the end of the file. None if offsets decrease."""
     offsets = [t.offset for t in header.tensors]
     ends = [*offsets[1:], header.source.size - header.data][: len(offsets)]
     return [end - start if end >= start else None for start, end in zip(offsets, ends, strict=True)]
@@ -125,7 +127,7 @@ def chain(header: Header) -> list[int | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Score:
-    """How well one dialect's arithmetic explains a file: tensors whose space contradicts it, has no meaning in it, is explained."""
+    """The fit of one dialect to a file: tensors whose size contradicts it, is unknown in it, agrees with it."""
 
     contradicted: int
     unknown: int
@@ -144,7 +146,7 @@ def _score(header: Header, gaps: list[int | None], types: Mapping[int, GgufType]
         if size is None:
             continue
         padded = -(-size // header.alignment) * header.alignment
-        # The last tensor may lack its padding or be followed by other bytes: only too little space speaks against a dialect.
+        # The last tensor may lack padding or be followed by other bytes: only too little space contradicts a dialect.
         if size >= 0 and gap is not None and (gap == padded or (i == last and gap >= size)):
             explained += 1
         else:
@@ -153,7 +155,7 @@ def _score(header: Header, gaps: list[int | None], types: Mapping[int, GgufType]
 
 
 def _text(header: Header, key: str) -> str:
-    """A string value, whatever its bytes; "" if there is none."""
+    """A string value, decoded leniently; "" if there is none."""
     entry = header.entries.get(key)
     raw = header.value_bytes(key) if entry is not None and entry.kind is Kind.STRING else b""
     return raw[8 if header.wide else 4 :].decode(errors="replace")
@@ -165,7 +167,7 @@ def _number(header: Header, key: str) -> int | None:
 
 
 def _choose(header: Header, candidates: list[str], ids: set[int]) -> Evidence:
-    """Among dialects whose arithmetic fits equally well."""
+    """Choose among dialects that fit equally well."""
     if ids & _IK_ONLY and "ik_llama" in candidates:
         return Evidence("ik_llama", f"only ik_llama.cpp has type {min(ids & _IK_ONLY)}")
     special = sorted(ids & _CONTESTED) or sorted(ids)
@@ -174,7 +176,7 @@ def _choose(header: Header, candidates: list[str], ids: set[int]) -> Evidence:
         meanings.setdefault(tuple(TYPES[name].get(i) for i in special), name)
     distinct = list(meanings.values())
     if len(distinct) == 1:
-        return Evidence(distinct[0], f"the space of its tensors of type {special[-1]} is what that type takes there")
+        return Evidence(distinct[0], f"the sizes of its tensors of type {special[-1]} match")
     if "bitnet" in distinct:
         if (architecture := _text(header, "general.architecture")).startswith("bitnet"):
             return Evidence("bitnet", f"the architecture is {architecture}")
@@ -182,18 +184,18 @@ def _choose(header: Header, candidates: list[str], ids: set[int]) -> Evidence:
             return Evidence("bitnet", f"only bitnet.cpp has type {min(ids & {37, 38})}")
         if 36 in ids and _number(header, "general.file_type") in _BITNET_FILE_TYPES:
             return Evidence("bitnet", "general.file_type is one of bitnet.cpp's")
-    return Evidence(distinct[0], "the sizes fit several dialects, and nothing speaks for another one")
+    return Evidence(distinct[0], "the sizes fit several dialects; the most common one is assumed")
 
 
-def detect(header: Header, asked: str | None = None) -> Evidence:
-    """The dialect of a file, and why. Raises UnknownNameError if `asked` is none."""
-    if asked is not None:
-        if asked not in TYPES:
-            raise UnknownNameError("dialect", asked, DIALECTS)
-        return Evidence(asked, "as asked for")
+def detect(header: Header, requested: str | None = None) -> Evidence:
+    """Detect the dialect of a file. Raises UnknownNameError if `requested` is unknown."""
+    if requested is not None:
+        if requested not in TYPES:
+            raise UnknownNameError("dialect", requested, DIALECTS)
+        return Evidence(requested, "as requested")
     ids = {t.type_id for t in header.tensors}
     if not ids & (_CONTESTED | _IK_ONLY):
-        return Evidence("mainline", "all its type numbers mean the same everywhere")
+        return Evidence("mainline", "all its type numbers are common to all dialects")
     gaps = chain(header)
     scores = {name: _score(header, gaps, types) for name, types in TYPES.items()}
     best = min(scores.values(), key=lambda s: (s.contradicted, s.unknown, -s.explained))

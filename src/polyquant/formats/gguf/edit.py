@@ -1,9 +1,9 @@
-"""Editing metadata (and tensor names) without touching tensor data.
+"""Edit metadata and tensor names without touching tensor data.
 
-Unchanged values are carried byte for byte. A file of version 1 or 2 becomes version 3; the byte order stays. In place, a change that
-stays within one memory page and moves nothing is one positioned write; anything else goes through a file in a work folder beside the target,
-which the kernel fills with the tensor data, and one rename: a kill at any moment leaves the old file or the new one, and the next edit removes
-what a killed one left. Edits in place of one file wait for each other.
+Unchanged values are copied byte for byte. Files of version 1 or 2 become version 3; the byte order is kept. An in-place
+change within one memory page that moves nothing is one positioned write. Anything else is written to a file in a work
+folder next to the target, to which the kernel copies the tensor data, and then renamed: a kill at any moment leaves the
+old file or the new one, and the next edit cleans up. Concurrent in-place edits of one file wait for each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TYPED_HINT = "write key:type=value, e.g. general.name:str=Llama"
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """What an edit did: the file, its size, and how: "unchanged", "in place" (one write), "rewritten" (temporary file) or "copied"."""
+    """The result of an edit: the file, its size, and how: "unchanged", "in place" (one write), "rewritten" or "copied"."""
 
     path: Path
     nbytes: int
@@ -54,11 +54,11 @@ def edit(
     rename_tensor: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Edited:
-    """Change metadata of one GGUF file, in place or (dst) into a copy. First remove, then rename, then set.
+    """Change metadata of one GGUF file, in place or to a copy (dst). First remove, then rename, then set.
 
-    set: key -> Meta, or text or a Python value that takes the type the key already has. A key keeps its type unless it is in `remove`
-    too. Raises UnknownNameError for keys or tensors that are not there, PlanError for what cannot be written or would move tensor data
-    (general.alignment), InputError for broken files.
+    set: key -> Meta, or a string or Python value for a key with a known type. A key keeps its type unless it is also in
+    `remove`. Raises UnknownNameError for missing keys or tensors, PlanError for values that cannot be written and
+    changes that would move tensor data (general.alignment), InputError for broken files.
     """
     path = Path(src).resolve() if dst is None else Path(src)
     if dst is not None:
@@ -66,7 +66,7 @@ def edit(
     with _alone(path) if dst is None else nullcontext():
         with opened_files() as opened:
             source = Source(path)
-        header = _sound(source)
+        header = _checked_header(source)
         entries = _entries(header, set or {}, tuple(remove), rename or {})
         tensors = _tensors(header, rename_tensor or {})
         raw = encode_header(tensors, entries, header.alignment, header.order)
@@ -79,9 +79,9 @@ def edit(
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Waits until no other edit is at work on the file. Raises InputError if it cannot be opened."""
+    """Wait until no other edit is working on the file. Raises InputError if it cannot be opened."""
     while True:
-        Source(path).close()  # says in our words what is wrong with it
+        Source(path).close()  # raises our own error
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -92,11 +92,13 @@ def _alone(path: Path) -> Iterator[None]:
                 yield
                 return
         finally:
-            os.close(fd)  # an edit that we waited for has put another file here: lock that one
+            os.close(fd)  # if another edit has replaced the file meanwhile, lock the new one
 
 
-def _sound(source: Source) -> Header:
-    """The header of a file without errors. Raises InputError otherwise; too long tensor names may be renamed."""
+def _checked_header(source: Source) -> Header:
+    """The header of a file without errors. Raises InputError otherwise; overlong tensor names are allowed, since they
+    can be renamed.
+    """
     header = read_header(source)
     place(header, detect(header).name)
     error = next((f for f in header.findings if f.severity.value == "error" and f.code != "GGUF013"), None)
@@ -116,11 +118,11 @@ def _entries(
     names = [new for new, _ in kept]
     for new in rename.values():
         if names.count(new) > 1:
-            raise PlanError(f"two keys would be called '{printable(new)}'", file=header.source.path)
+            raise PlanError(f"two keys would be named '{printable(new)}'", file=header.source.path)
     touched = {*remove, *rename, *rename.values(), *changes}
     if "general.alignment" in touched and header.tensors:
         raise PlanError(
-            "general.alignment fixes where tensor data lie: it cannot be edited",
+            "general.alignment determines tensor offsets and cannot be edited",
             file=header.source.path,
             hint="convert the file instead",
         )
@@ -138,14 +140,14 @@ def _entries(
 
 
 def _value(key: str, value: Any, kind: Kind | None, item: Kind | None) -> Meta:
-    """What is to be written for a key that has (kind, item) now, or None if it is new."""
+    """The value to write for a key of type (kind, item), None if it is new."""
     if isinstance(value, Meta):
         if kind is not None and (value.kind, value.item) != (kind, item):
             raise PlanError(
-                f"'{printable(key)}' has another type",
+                f"'{printable(key)}' has a different type",
                 expected=_shown(kind, item),
                 found=_shown(value.kind, value.item),
-                hint="leave the type out, or remove the key in the same edit to change its type",
+                hint="omit the type, or remove the key in the same edit to change its type",
             )
         return value
     if kind is None:
@@ -160,7 +162,7 @@ def _shown(kind: Kind, item: Kind | None) -> str:
 
 
 def _carried(header: Header, new: str, old: str) -> bytes:
-    """An entry whose value does not change. Version 1 has other lengths, so its values are read and written."""
+    """An entry with an unchanged value. Version 1 has different lengths, so its values are decoded and encoded."""
     if not header.wide:
         return encode_entry(new, header.typed(old), header.order)
     kind = np.array([header.entries[old].kind], header.order + "u4").tobytes()
@@ -181,7 +183,7 @@ def _tensors(header: Header, rename: Mapping[str, str]) -> list[bytes]:
 
 
 def _write_in_place(header: Header, raw: bytes) -> str | None:
-    """One write of the bytes that differ, if nothing moves and they lie in one page. None if that cannot be."""
+    """Write the bytes that differ, if nothing moves and they are in one page; else return None."""
     source = header.source
     if len(raw) != header.data or (not header.tensors and len(raw) != source.size):
         return None
@@ -207,16 +209,16 @@ def _write_in_place(header: Header, raw: bytes) -> str | None:
 def _rewrite(
     header: Header, raw: bytes, target: Path, opened: Mapping[Path, FileState], *, in_place: bool, overwrite: bool
 ) -> int:
-    """Header and data into a file in a work folder, synced, then renamed. Gives the size."""
+    """Write header and data to a file in a work folder, sync and rename it. Returns the size."""
     target = target.absolute()
     try:
         with claimed(target, "edit", [target.name], resume="never") as (work, _):
             path = work.files / target.name
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # an edit that finds the new file waits until the work folder is gone
+                fcntl.flock(fd, fcntl.LOCK_EX)  # an edit of the new file waits until the work folder is removed
                 size = _fill(header, raw, fd, in_place=in_place)
-                read_header(Source(path))  # what we wrote is what we meant to write
+                read_header(Source(path))  # verify the written header
                 refuse_changed(opened)
                 replaces = os.path.lexists(target) and (in_place or overwrite)
                 old = {target.name: () if in_place else replaceable(target)} if replaces else {}
@@ -233,7 +235,7 @@ def _rewrite(
 
 
 def _fill(header: Header, raw: bytes, fd: int, *, in_place: bool) -> int:
-    """Write the whole new file and sync it. Gives its size."""
+    """Write and sync the new file. Returns its size."""
     source = header.source
     _write_all(fd, raw)
     start = header.data if header.tensors else source.size
@@ -246,7 +248,7 @@ def _fill(header: Header, raw: bytes, fd: int, *, in_place: bool) -> int:
 
 
 def _write_all(fd: int, raw: bytes) -> int:
-    """All of it; gives its size."""
+    """Write all bytes; returns their number."""
     view = memoryview(raw)
     while view:
         view = view[os.write(fd, view) :]
@@ -254,19 +256,22 @@ def _write_all(fd: int, raw: bytes) -> int:
 
 
 def _copy(source: Source, at: int, fd: int) -> None:
-    """Everything from `at` on, inside the kernel where it can be. Raises InputError if the source shrinks meanwhile."""
+    """Copy everything from `at` on, inside the kernel if possible.
+
+    Raises InputError if the source shrinks meanwhile.
+    """
     inside = getattr(os, "copy_file_range", None)
     while at < source.size:
         n = 0
         if inside is not None:
             try:
                 n = inside(source.fileno(), fd, min(1 << 30, source.size - at), at)
-            except OSError:  # another file system, or one that cannot
+            except OSError:  # across file systems, or not supported
                 inside = None
         if inside is None:
             n = _write_all(fd, os.pread(source.fileno(), min(1 << 24, source.size - at), at))
         if n == 0:
-            raise InputError("shrank while it was copied", file=source.path, found=f"end at byte {at}")
+            raise InputError("shrank while being copied", file=source.path, found=f"end at byte {at}")
         at += n
 
 

@@ -1,4 +1,4 @@
-"""Findings of one file, collected while it is read."""
+"""Collect the findings of one file while it is read."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from polyquant.types import Finding, Severity
 
 __all__ = ["Findings"]
 
-_KEPT_PER_CODE = 20  # a hostile file could have a million breaches
+_KEPT_PER_CODE = 20  # a malicious file could have a million of them
 
 
 @dataclass(slots=True)
 class Findings:
-    """Findings of one file; of each code only the first ones are kept, and how many there were."""
+    """Findings of one file; per code only the first ones are kept, and the total count."""
 
     file: str
     kept: list[Finding] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
 
     def add(self, severity: Severity, code: str, message: str, tensor: str | None = None) -> None:
-        """Note one finding."""
+        """Add a finding."""
         self.seen[code] += 1
         if self.seen[code] <= _KEPT_PER_CODE:
             shown = None if tensor is None else printable(tensor)
             self.kept.append(Finding(code, severity, message, shown, self.file))
 
     def error(self, code: str, message: str, tensor: str | None = None) -> None:
-        """A breach that llama.cpp rejects."""
+        """Add a violation that llama.cpp rejects."""
         self.add(Severity.ERROR, code, message, tensor)
 
     def warning(self, code: str, message: str, tensor: str | None = None) -> None:
-        """A breach that some reader rejects."""
+        """Add a violation that some reader rejects."""
         self.add(Severity.WARNING, code, message, tensor)
 
     def note(self, code: str, message: str, tensor: str | None = None) -> None:
-        """Worth knowing."""
+        """Add a note."""
         self.add(Severity.NOTE, code, message, tensor)
 
     def first_error(self) -> Finding | None:
-        """What opening fails with."""
+        """The error that makes opening fail."""
         return next((f for f in self.kept if f.severity is Severity.ERROR), None)
 
     def __iter__(self) -> Iterator[Finding]:

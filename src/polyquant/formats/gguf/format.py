@@ -1,4 +1,4 @@
-"""GGUF as a format object."""
+"""The GGUF format object."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The header of a GGUF file: read once, strictly, with every count checked against the bytes that are left.
+"""The header of a GGUF file: read once, strictly, with every count checked against the remaining bytes.
 
     [GGUF][version u32][tensors u64][keys u64]
     keys    x ([length u64][key][kind u32][value, see values.py])
     tensors x ([length u64][name][dimensions u32][u64 x dimensions, fastest first][type u32][offset u64])
-    [zeros to the alignment][data: offsets count from here]       padded only when there are tensors
+    [zeros to the alignment][data: offsets count from here]       padded only if there are tensors
 
-Version 1 has u32 counts, lengths and dimensions; version 2 equals 3; 3 may be big-endian (the version number tells). Values are not
-decoded here: an Entry knows where its value lies. What llama.cpp rejects becomes an error in `Header.findings`; what makes the rest
-unreadable raises HeaderError.
-Sources: ggml/docs/gguf.md, ggml/src/gguf.cpp of llama.cpp 0c1e570.
+Version 1 has u32 counts, lengths and dimensions; version 2 equals 3; 3 may be big-endian (shown by the version number).
+Values are not decoded here: an Entry has the position of its value. What llama.cpp rejects becomes an error in
+`Header.findings`; damage that makes the rest unreadable raises HeaderError. Sources: ggml/docs/gguf.md,
+ggml/src/gguf.cpp of llama.cpp 0c1e570.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Entry", "Header", "Metadata", "TensorInfo", "read_header"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key's value: where its bytes lie, and for arrays what they hold."""
+    """One key's value: the position of its bytes, and item type and count of arrays."""
 
     kind: Kind
     start: int
@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor's entry. offset counts from the start of the data."""
+    """One tensor's entry. offset: from the start of the data."""
 
     name: str
     shape: Shape
@@ -60,7 +60,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header says. order: "<" or ">"; size: bytes of keys and tensor entries; data: where the data starts."""
+    """The parsed header. order: "<" or ">"; size: bytes of keys and tensor entries; data: start of the data."""
 
     source: Source
     version: int
@@ -74,24 +74,24 @@ class Header:
 
     @property
     def wide(self) -> bool:
-        """64-bit counts and lengths."""
+        """True for 64-bit counts and lengths."""
         return self.version > 1
 
     def value_bytes(self, key: str) -> bytes:
-        """A value as it lies in the file, without its kind (arrays: with item kind and count)."""
+        """The stored bytes of a value, without its kind (arrays: with item kind and count)."""
         entry = self.entries[key]
         return self.source.map()[entry.start : entry.end].tobytes()
 
     def typed(self, key: str) -> Meta:
-        """The value of a key with its type on disk. Raises InputError if it is text but not UTF-8."""
+        """The value of a key with its stored type. Raises InputError for a string that is not UTF-8."""
         entry = self.entries[key]
         return Meta(entry.kind, _decode(self, key, entry.kind, entry.start, entry.end), entry.item)
 
 
 class Metadata(Mapping[str, Any]):
-    """Keys to Python values, decoded when asked for: numbers, bools, text, and sequences for arrays.
+    """Keys to Python values, decoded on access: numbers, bools, strings, and sequences for arrays.
 
-    Sequences compare equal to lists and have `tolist()`; those of nested arrays are tuples. `typed(key)` keeps the type on disk.
+    Sequences compare equal to lists and have `tolist()`; nested arrays are tuples. `typed(key)` keeps the stored type.
     """
 
     __slots__ = ("_cache", "_header")
@@ -101,7 +101,7 @@ class Metadata(Mapping[str, Any]):
         self._cache: dict[str, Meta] = {}
 
     def typed(self, key: str) -> Meta:
-        """The value with its type on disk. Raises KeyError; InputError if it is text but not UTF-8."""
+        """The value with its stored type. Raises KeyError; InputError for a string that is not UTF-8."""
         if key not in self._cache:
             self._cache[key] = self._header.typed(key)
         return self._cache[key]
@@ -127,7 +127,7 @@ class Metadata(Mapping[str, Any]):
 
 
 def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
-    """One value; its bounds were checked when the header was read."""
+    """Decode one value; its bounds were checked when the header was read."""
     buffer, order, wide = header.source.map(), header.order, header.wide
     if kind is Kind.STRING:
         try:
@@ -159,7 +159,9 @@ def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
 
 
 def read_header(source: Source) -> Header:
-    """Read keys and tensor entries. Raises HeaderError where the file cannot be read on; lesser breaches are in `findings`."""
+    """Read keys and tensor entries. Raises HeaderError if the header cannot be parsed; lesser violations go to
+    `findings`.
+    """
     buffer = source.map()
     findings = Findings(printable(source.path.name))
     if len(buffer) < 16 or buffer[:4].tobytes() != b"GGUF":
@@ -257,10 +259,11 @@ def _read_tensors(cursor: Cursor, count: int, findings: Findings) -> list[Tensor
             dims = cursor.take(Struct(f"{cursor.order}{rank}{letter}"), "a tensor's shape")
         type_id, offset = cursor.take(place, "a tensor's place")
         info = TensorInfo(name, dims[::-1], type_id, offset)
-        # 2^59 weights can have 2^62 bytes, the most that memory addresses; a zero must not hide what overflows beside it
+        # 2^59 weights can have 2^62 bytes, the addressable maximum; a zero dimension must not hide an overflow of the
+        # others
         if math.prod(d or 1 for d in dims) >= 1 << 59:
             findings.error("GGUF016", "the size overflows 64 bits", name)
         elif 0 in dims:
-            findings.warning("GGUF031", f"shape {list(info.shape)} holds nothing", name)
+            findings.warning("GGUF031", f"shape {list(info.shape)} is empty", name)
         tensors.append(info)
     return tensors

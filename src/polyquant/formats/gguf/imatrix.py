@@ -1,11 +1,11 @@
-"""The verb `importance`: what a float model's matrices are multiplied with on a text, as the file that llama.cpp's imatrix tool writes.
+"""Measure an importance matrix of a float model, and write it as llama.cpp's imatrix tool does.
 
     general.type                    "imatrix"
-    imatrix.datasets                the text
+    imatrix.datasets                name of the text file
     imatrix.chunk_count, .chunk_size    windows of 512 tokens
     NAME.in_sum2, NAME.counts       see calibration.importance
 
-Source of the form: llama.cpp, tools/imatrix.
+Source of the format: llama.cpp, tools/imatrix.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ __all__ = ["Importance", "importance"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Importance:
-    """A file that was written. tensors: how many have importance; tokens: most that one of them read; unreached: stack -> experts that no token reached."""
+    """A written importance file.
+
+    tensors: number of tensors with importance; tokens: the largest token count of a tensor; unreached: stack -> experts
+    that no token reached.
+    """
 
     path: Path
     nbytes: int
@@ -59,27 +63,29 @@ def importance(
     overwrite: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> Importance:
-    """Measure the importance matrix of the model `src` on a text, and write it to `dst`.
+    """Measure the importance matrix of the model `src` on a calibration text, and write it to `dst`.
 
-    calibration: a UTF-8 file, samples, or "self" for text that the model writes; at most `windows` windows of 512 tokens. on_progress: told the share that
-    is done, from 0 to 1. Raises InputError, UnsupportedError, PlanError, OSError.
+    calibration: a UTF-8 file, samples, or "self" for generated text; at most `windows` windows of 512 tokens.
+    on_progress: called with the finished share, from 0 to 1. Raises InputError, UnsupportedError, PlanError, OSError.
     """
     target = Path(dst)
     refuse_target(target, Path(src), overwrite=overwrite)
-    found = measure(
+    summed_by_name = measure(
         language_model(open_checkpoint(src)), calibration, windows=windows, tick=on_progress or (lambda _: None)
     )
-    tokens = int(max(s.counts.max() for s in found.values()))
-    written = _write(found, target, Path(calibration).name, tokens, overwrite=overwrite)
-    left = {name: tuple(e) for name, summed in found.items() if (e := unreached(summed.importance))}
-    return Importance(target, written, len(found), tokens, left)
+    tokens = int(max(s.counts.max() for s in summed_by_name.values()))
+    written = _write(summed_by_name, target, Path(calibration).name, tokens, overwrite=overwrite)
+    unreached_experts = {
+        name: tuple(e) for name, summed in summed_by_name.items() if (e := unreached(summed.importance))
+    }
+    return Importance(target, written, len(summed_by_name), tokens, unreached_experts)
 
 
-def _write(found: Mapping[str, Summed], target: Path, text: str, tokens: int, *, overwrite: bool) -> int:
-    """The size of the file."""
+def _write(summed_by_name: Mapping[str, Summed], target: Path, text: str, tokens: int, *, overwrite: bool) -> int:
+    """Write the file; returns its size."""
     plain = codec("f32")
     arrays: dict[str, F32] = {}
-    for name, summed in sorted(found.items()):
+    for name, summed in sorted(summed_by_name.items()):
         arrays |= {f"{name}.in_sum2": summed.total, f"{name}.counts": summed.counts[:, None]}
     specs = [TensorSpec(name, _shape(array), plain) for name, array in arrays.items()]
     metadata = {

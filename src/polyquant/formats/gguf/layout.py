@@ -1,8 +1,8 @@
-"""Laying out GGUF files: header bytes, exact offsets and sizes before any payload.
+"""Lay out GGUF files: header bytes, exact offsets and sizes before any payload.
 
-Written is what the strictest reader (llama.cpp) accepts: version 3, little-endian, offsets the padded running sum, every tensor
-padded, the last one too; no padding and no data section where there are no tensors. Split files follow llama.cpp's naming and
-keys: member 1 of N holds all metadata, each member its own part of the tensors.
+The output is accepted by the strictest reader (llama.cpp): version 3, little-endian, offsets are the padded running
+sum, every tensor is padded, including the last; no padding and no data section without tensors. Split files follow
+llama.cpp's naming and keys: file 1 of N has all metadata, each file its own part of the tensors.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ def type_number(codec: Codec) -> int:
     if isinstance(codec, OpaqueCodec):
         return codec.type_id
     if codec.name not in WRITTEN_AS:
-        raise PlanError(f"GGUF has no type for {codec.name}", hint="choose a codec that it has, e.g. f16, q8_0 or q4_k")
+        raise PlanError(
+            f"GGUF has no type for {codec.name}", hint="choose a codec that GGUF supports, e.g. f16, q8_0 or q4_k"
+        )
     return WRITTEN_AS[codec.name]
 
 
 def encode_entry(key: str, meta: Meta, order: Order = "<") -> bytes:
-    """[length][key][kind][value]. Raises PlanError for keys and values that cannot be written."""
+    """Encode [length][key][kind][value]. Raises PlanError for keys and values that cannot be written."""
     return encode_key(key, order) + encode(key, meta, order)
 
 
 def encode_key(key: str, order: Order = "<") -> bytes:
-    """[length][key]. Raises PlanError for keys that are empty, too long or not text."""
+    """Encode [length][key]. Raises PlanError for keys that are empty, too long or not valid text."""
     raw = _text(key, "key", key)
     if not 0 < len(raw) <= limits.GGUF_KEY_BYTES:
         raise PlanError("a metadata key must have 1 to 65535 bytes", found=printable(key, 40))
@@ -48,18 +50,18 @@ def encode_key(key: str, order: Order = "<") -> bytes:
 
 
 def encode_tensor(name: str, shape: Sequence[int], type_id: int, offset: int, order: Order = "<") -> bytes:
-    """One tensor's entry. Raises PlanError for names and shapes that llama.cpp would refuse."""
+    """Encode one tensor's entry. Raises PlanError for names and shapes that llama.cpp rejects."""
     raw = _text(name, "tensor name", name)
     if not 0 < len(raw) <= limits.GGUF_NAME_BYTES:
         raise PlanError("a tensor name must have 1 to 63 bytes in GGUF", tensor=name, found=f"{len(raw)} bytes")
     if len(shape) > limits.GGUF_DIMENSIONS:
-        raise PlanError("GGUF holds at most 4 dimensions", tensor=name, found=f"shape {list(shape)}")
+        raise PlanError("GGUF supports at most 4 dimensions", tensor=name, found=f"shape {list(shape)}")
     dims = tuple(shape)[::-1] or (1,)
     return struct.pack(f"{order}Q{len(raw)}sI{len(dims)}QIQ", len(raw), raw, len(dims), *dims, type_id, offset)
 
 
 def encode_header(tensors: Sequence[bytes], entries: Sequence[bytes], alignment: int, order: Order = "<") -> bytes:
-    """The whole header, padded to where the data starts if there are tensors."""
+    """Encode the whole header, padded to the start of the data if there are tensors."""
     raw = b"".join([b"GGUF", struct.pack(f"{order}IQQ", 3, len(tensors), len(entries)), *entries, *tensors])
     return raw + bytes(-len(raw) % alignment) if tensors else raw
 
@@ -73,7 +75,7 @@ def _text(text: str, what: str, shown: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """A tensor that is ready to be placed."""
+    """A tensor with known size, ready to be placed."""
 
     spec: TensorSpec
     type_id: int
@@ -84,10 +86,10 @@ class _Sized:
 def _size(spec: TensorSpec) -> _Sized:
     if 0 in spec.shape:
         raise PlanError(
-            "holds no weights, which llama.cpp does not read", tensor=spec.name, found=f"shape {list(spec.shape)}"
+            "is empty, which llama.cpp does not support", tensor=spec.name, found=f"shape {list(spec.shape)}"
         )
     if math.prod(spec.shape) >= 1 << 63:
-        raise PlanError("has more elements than 63 bits count", tensor=spec.name)
+        raise PlanError("has 2^63 or more elements", tensor=spec.name)
     rows, columns = spec.codec.granule
     width = spec.shape[-1] if spec.shape else 1
     if width % columns or (len(spec.shape) > 1 and math.prod(spec.shape[:-1]) % rows):
@@ -103,8 +105,8 @@ def _size(spec: TensorSpec) -> _Sized:
     return _Sized(spec, number, part, array)
 
 
-def _refuse_mixtures(sized: Sequence[_Sized]) -> None:
-    """One number must mean one thing in one file."""
+def _reject_mixed_dialects(sized: Sequence[_Sized]) -> None:
+    """Raise PlanError if a type number would have two meanings in one file."""
     meanings: dict[int, str] = {}
     for s in sized:
         name = s.spec.codec.name
@@ -119,13 +121,13 @@ def _refuse_mixtures(sized: Sequence[_Sized]) -> None:
         mainline := names & _MAINLINE_ONLY
     ):
         raise PlanError(
-            f"no program reads {min(bitnet)} and {min(mainline)} from one file",
+            f"no program reads {min(bitnet)} and {min(mainline)} in one file",
             hint="use tq2_0 with the types of llama.cpp",
         )
 
 
 def _members(sized: Sequence[_Sized], alignment: int, split_bytes: int | None) -> list[list[_Sized]]:
-    """Tensors of each file, in order; a file takes tensors until the next would pass split_bytes."""
+    """Tensors of each file, in order; a file is filled until the next tensor would exceed split_bytes."""
     if split_bytes is None:
         return [list(sized)]
     groups: list[list[_Sized]] = [[]]
@@ -148,10 +150,11 @@ def lay_out(
     alignment: int = 32,
     split_bytes: int | None = None,
 ) -> Layout:
-    """Files, header bytes and the place of every part, from shapes alone.
+    """Lay out files, header bytes and the place of every part, from shapes alone.
 
-    metadata: written in order, without `split.*`; `general.alignment` is set from `alignment` (left out when 32). split_bytes: at
-    most so many bytes of tensor data a file (a larger tensor has a file of its own). Raises PlanError for what GGUF cannot hold.
+    metadata: written in order, without `split.*`; `general.alignment` is set from `alignment` (omitted if 32).
+    split_bytes: maximum tensor bytes per file (a larger tensor gets its own file). Raises PlanError for tensors or
+    metadata that GGUF cannot store.
     """
     least, most = limits.GGUF_ALIGNMENT
     if not least <= alignment <= most or alignment & (alignment - 1):
@@ -160,7 +163,7 @@ def lay_out(
     if len(set(names)) != len(names):
         raise PlanError("two tensors have the same name", tensor=next(n for n in names if names.count(n) > 1))
     sized = [_size(t) for t in tensors]
-    _refuse_mixtures(sized)
+    _reject_mixed_dialects(sized)
     groups = _members(sized, alignment, split_bytes)
     kept = {k: v for k, v in metadata.items() if k != "general.alignment" and not k.startswith("split.")}
     forced = {} if alignment == 32 else {"general.alignment": Meta(Kind.UINT32, alignment)}

@@ -1,4 +1,4 @@
-"""What can be said of a GGUF file, and asked of one."""
+"""Options for opening and writing GGUF files."""
 
 from __future__ import annotations
 
@@ -15,42 +15,40 @@ if TYPE_CHECKING:
 __all__ = ["LAYOUTS", "GGUFOpenOptions", "GGUFOptions"]
 
 LAYOUTS = ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s")
-"""What type 36 means; no byte of a file tells."""
+"""Layouts of type 36, which the file does not specify."""
 
 
 def parse_tile(text: str) -> Tile:
-    """Three numbers: "128,64,32" -> (128, 64, 32). Raises PlanError."""
+    """Parse three integers: "128,64,32" -> (128, 64, 32). Raises PlanError."""
     numbers = [int(x) for x in text.split(",") if x.isdigit() and len(x) < 6]
     if len(numbers) != 3 or 0 in numbers:
-        raise PlanError("not a tile", expected="three numbers, e.g. 128,64,32", found=text)
+        raise PlanError("not a tile", expected="three integers, e.g. 128,64,32", found=text)
     return numbers[0], numbers[1], numbers[2]
 
 
-_TILE = "Kernel configuration (BM, BK, bm) of TL1/TL2 tensors, which no file holds; known models need none."
+_TILE = "Kernel configuration (BM, BK, bm) of TL1/TL2 tensors, which files do not store; not needed for known models."
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFOpenOptions:
-    """Of a file whose bytes do not tell everything. dialect: the program whose type numbers it has."""
+    """Options for opening: properties that the bytes do not show. dialect: the program whose type numbers are used."""
 
     ternary_layout: str | None = option(
-        help="How the ternary bytes of a GGUF lie; the file cannot tell.", choices=LAYOUTS, shown="i2_s.x86"
+        help="Layout of ternary weights in a GGUF file, which does not specify it.", choices=LAYOUTS, shown="i2_s.x86"
     )
-    dialect: str | None = option(help="Program whose type numbers the file has.", flag="")
+    dialect: str | None = option(help="Program whose type numbers the file uses.", flag="")
     tile: Tile | None = option(help=_TILE, metavar="BM,BK,bm", parse=parse_tile)
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFOptions:
-    """Of a file to be written."""
+    """Options for writing."""
 
-    architecture: str | None = option(
-        help="GGUF architecture to write where a model has two names (bitnet).", metavar="NAME"
-    )
+    architecture: str | None = option(help="GGUF architecture name, if a model has two (bitnet).", metavar="NAME")
     pre_tokenizer: str | None = option(
-        help="llama.cpp's name for how text is cut into words, instead of the one that cuts as tokenizer.json does.",
+        help="llama.cpp's name of the pre-tokenizer, instead of the one that matches tokenizer.json.",
         metavar="NAME",
-        shown="found by what it does",
+        shown="detected",
     )
     tile: Tile | None = option(help=_TILE, metavar="BM,BK,bm", parse=parse_tile)
     shard_bytes: int | None = option(

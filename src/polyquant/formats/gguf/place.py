@@ -1,4 +1,4 @@
-"""Where each tensor's bytes lie: sizes from the dialect's arithmetic, offsets checked against the padded running sum and the file."""
+"""Locate each tensor's bytes: sizes from the dialect, offsets checked against the padded running sum and the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Placed", "place"]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One tensor: its entry, what its type means in the dialect (None: unknown), its size in bytes."""
+    """One tensor: its entry, its type in the dialect (None: unknown), its size in bytes."""
 
     info: TensorInfo
     meaning: GgufType | None
@@ -20,7 +20,7 @@ class Placed:
 
 
 def place(header: Header, dialect: str) -> list[Placed]:
-    """Every tensor with its size, in file order; breaches go into header.findings."""
+    """Every tensor with its size, in file order; violations go to header.findings."""
     findings, types, align = header.findings, TYPES[dialect], header.alignment
     room = header.source.size - header.data
     placed, expected = [], 0
@@ -33,28 +33,28 @@ def place(header: Header, dialect: str) -> list[Placed]:
             if not meaning.fits(info):
                 unit = "weights" if meaning.whole else "rows"
                 findings.error(
-                    "GGUF017", f"{unit} of shape {list(info.shape)} are no multiple of {meaning.block}, the block of {meaning.codec}",
+                    "GGUF017",
+                    f"{unit} of shape {list(info.shape)} are not a multiple of {meaning.block}, the block of "
+                    f"{meaning.codec}",
                     info.name,
-                )  # fmt: skip
+                )
             size = meaning.size(info)
-        if size is None:  # only the next offset, or the end of the file, tells
+        if size is None:  # known only from the next offset or the end of the file
             size = gap if gap is not None else 0
         if info.offset != expected:
             code = "GGUF019" if info.offset < expected else "GGUF018"
-            what = (
-                "overlaps the tensor before it" if info.offset < expected else "is not where the tensor before it ends"
-            )
+            what = "overlaps the tensor before it" if info.offset < expected else "does not follow the tensor before it"
             findings.error(code, f"data at offset {info.offset} {what} (expected {expected})", info.name)
         if info.offset + size > room:
             findings.error(
                 "GGUF020",
-                f"data of {size} bytes at offset {info.offset}, but the file holds {max(0, room)} bytes of data",
+                f"data of {size} bytes at offset {info.offset}, but the file has {max(0, room)} bytes of data",
                 info.name,
             )
         placed.append(Placed(info, meaning, size))
         expected = max(expected, -(-(info.offset + size) // align) * align)
     if placed and room > expected:
-        findings.warning("GGUF021", f"{room - expected} bytes behind the last tensor")
+        findings.warning("GGUF021", f"{room - expected} bytes after the last tensor")
     elif placed and room < expected and room >= placed[-1].info.offset + placed[-1].nbytes:
         findings.warning("GGUF022", f"the last tensor lacks {expected - room} bytes of padding")
     return placed

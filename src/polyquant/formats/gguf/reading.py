@@ -1,4 +1,4 @@
-"""Opening GGUF files: header, dialect, one Weight per tensor. Split models open as one, whichever member is named."""
+"""Open GGUF files: header, dialect, one Weight per tensor. A split model is opened through any of its files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _MEMBER = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re
 
 
 def sniff(path: str | Path) -> Evidence | None:
-    """Evidence if the file starts as a GGUF file does, whatever its name; None for anything else, folders and missing files too."""
+    """Evidence if the file starts with a GGUF header, regardless of its name; None for anything else, including
+    folders.
+    """
     try:
         source = Source(path)
         head = source.pread(0, 8).tobytes() if source.size >= 8 else b""
@@ -42,7 +44,7 @@ def sniff(path: str | Path) -> Evidence | None:
 
 
 def split_number(header: Header, key: str) -> int | None:
-    """`split.no`, `split.count` or `split.tensors.count`: whatever integer type it has; None if there is none."""
+    """The value of `split.no`, `split.count` or `split.tensors.count`, of any integer type; None if missing."""
     entry = header.entries.get(key)
     if entry is None or entry.kind in (Kind.STRING, Kind.ARRAY, Kind.BOOL, Kind.FLOAT32, Kind.FLOAT64):
         return None
@@ -50,32 +52,32 @@ def split_number(header: Header, key: str) -> int | None:
 
 
 def members(header: Header) -> list[Path]:
-    """The files of the model that this one belongs to, in order. Raises InputError if some are missing or the name tells none."""
+    """All files of this file's model, in order. Raises InputError if some are missing or the name has no number."""
     path, count = header.source.path, split_number(header, "split.count")
     if count is None or count <= 1:
         return [path]
-    found = _MEMBER.fullmatch(path.name)
-    if found is None or int(found["count"]) != count or count > limits.GGUF_SPLIT_FILES:
+    match = _MEMBER.fullmatch(path.name)
+    if match is None or int(match["count"]) != count or count > limits.GGUF_SPLIT_FILES:
         raise InputError(
-            "is one member of a split model, but its name does not say which",
+            "is part of a split model, but its name has no valid number",
             file=path,
             expected=f"a name like model-00001-of-{count:05}.gguf",
             hint="give the files their original names",
         )
-    paths = [path.with_name(f"{found['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    paths = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise InputError(
-            f"members of this split model are missing: {', '.join(missing[:3])}{more}",
+            f"files of this split model are missing: {', '.join(missing[:3])}{more}",
             file=path,
-            hint="put all members into one folder",
+            hint="put all files into one folder",
         )
     return paths
 
 
 def headers(path: str | Path) -> Iterator[Header]:
-    """The header of every member, the first one first. Raises InputError where they do not fit together."""
+    """The header of every file of the model, the first one first. Raises InputError if they are inconsistent."""
     first = read_header(Source(path))
     paths = members(first)
     for no, member in enumerate(paths):
@@ -84,15 +86,16 @@ def headers(path: str | Path) -> Iterator[Header]:
             no,
             len(paths),
         ):
-            raise InputError("split.no contradicts the name of this member", file=member, expected=no)
+            raise InputError("split.no contradicts the file name", file=member, expected=no)
         yield header
 
 
 def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: str | None = None) -> Checkpoint:
-    """Open a GGUF file, or all members of a split model when any is given. Reads headers only.
+    """Open a GGUF file, or all files of a split model. Reads headers only.
 
-    dialect: one of DIALECTS instead of the one found; ternary_layout: what type 36 means (LAYOUTS), which no byte of the file tells.
-    Raises InputError for files that llama.cpp would reject as broken (`check` lists all breaches), UnknownNameError.
+    dialect: one of DIALECTS instead of the detected one; ternary_layout: meaning of type 36 (LAYOUTS), which the file
+    does not specify. Raises InputError for files that llama.cpp rejects as broken (`check` lists all violations),
+    UnknownNameError.
     """
     if ternary_layout is not None and ternary_layout not in LAYOUTS:
         raise UnknownNameError("ternary layout", ternary_layout, LAYOUTS)
@@ -100,8 +103,8 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
         dialect = "trinity"
     weights: dict[str, Weight] = {}
     all_headers = list(headers(path))
-    found = [detect(h, dialect) for h in all_headers]
-    evidence = next((e for e in found if e.name != "mainline"), found[0])
+    dialects = [detect(h, dialect) for h in all_headers]
+    evidence = next((e for e in dialects if e.name != "mainline"), dialects[0])
     notes = []
     for header in all_headers:
         placed = place(header, evidence.name)
@@ -112,7 +115,7 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
         for p in placed:
             if p.info.name in weights:
                 raise InputError(
-                    "two members of this split model hold the same tensor", file=header.source.path, tensor=p.info.name
+                    "two files of this split model contain the same tensor", file=header.source.path, tensor=p.info.name
                 )
             weights[p.info.name] = _weight(header, p, ternary_layout)
         notes += [
@@ -123,7 +126,7 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
     expected = split_number(first, "split.tensors.count") if len(all_headers) > 1 else None
     if expected is not None and expected != len(weights):
         raise InputError(
-            "the members of this split model lack tensors", file=path, expected=expected, found=len(weights)
+            "tensors are missing from the files of this split model", file=path, expected=expected, found=len(weights)
         )
     return Checkpoint(
         "gguf", Path(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
@@ -141,7 +144,7 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
     name = meaning.codec if meaning is not None else None
     if name is not None and info.type_id == 36 and ternary_layout is not None:
         if (name == "trinity.i2_s") != (ternary_layout == "trinity.i2_s"):
-            message = f"the sizes in this file are those of {name}, not of {ternary_layout}"
+            message = f"the tensor sizes in this file match {name}, not {ternary_layout}"
             raise PlanError(message, file=source.path, tensor=info.name)
         name = ternary_layout
     why = "polyquant does not know this type"
@@ -150,7 +153,7 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
         fields = codec.fields if isinstance(codec, Swappable) else None
         if fields is not None or not foreign(header.order):
             swap = Swap(meaning.nbytes, fields) if foreign(header.order) and fields else None
-            # Of whole-tensor types the codec may need what the file does not say (a tiling): the file's own size counts.
+            # For whole-tensor types the size may depend on a tiling that the file does not store: use the file's size.
             spec = ArraySpec((placed.nbytes,), np.dtype(np.uint8)) if meaning.whole else codec.specs(shape)["blocks"]
             return Weight(info.name, shape, codec, {"blocks": FileArray(source, offset, spec, swap)})
         why = f"{name} has no big-endian form"
@@ -159,7 +162,7 @@ def _weight(header: Header, placed: Placed, ternary_layout: str | None) -> Weigh
 
 
 def with_tile(checkpoint: Checkpoint, tile: Tile) -> Checkpoint:
-    """The same checkpoint with the tile configuration of its TL1 and TL2 tensors said."""
+    """The checkpoint with this tile for its TL1 and TL2 tensors."""
     weights = {
         w.name: replace(w, codec=w.codec.with_tile(tile)) if isinstance(w.codec, Tiled) else w
         for w in checkpoint.values()

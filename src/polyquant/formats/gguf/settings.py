@@ -1,7 +1,7 @@
-"""Metadata settings as people write them: `key=value`, `key:type=value`, `key:[type]=["a", "b"]`.
+"""Parse metadata settings: `key=value`, `key:type=value`, `key:[type]=["a", "b"]`.
 
-type: u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str; in brackets an array of these, its value a JSON list. Without a type the value
-takes the type that the key already has.
+type: u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str; in brackets an array of these, whose value is a JSON list. Without
+a type the value gets the existing type of the key.
 """
 
 from __future__ import annotations
@@ -16,16 +16,26 @@ from polyquant.types import Kind, Meta
 __all__ = ["KINDS", "parse_setting", "parse_value"]
 
 KINDS: dict[str, Kind] = {
-    "u8": Kind.UINT8, "i8": Kind.INT8, "u16": Kind.UINT16, "i16": Kind.INT16, "u32": Kind.UINT32, "i32": Kind.INT32,
-    "f32": Kind.FLOAT32, "bool": Kind.BOOL, "str": Kind.STRING, "u64": Kind.UINT64, "i64": Kind.INT64, "f64": Kind.FLOAT64,
-}  # fmt: skip
+    "u8": Kind.UINT8,
+    "i8": Kind.INT8,
+    "u16": Kind.UINT16,
+    "i16": Kind.INT16,
+    "u32": Kind.UINT32,
+    "i32": Kind.INT32,
+    "f32": Kind.FLOAT32,
+    "bool": Kind.BOOL,
+    "str": Kind.STRING,
+    "u64": Kind.UINT64,
+    "i64": Kind.INT64,
+    "f64": Kind.FLOAT64,
+}
 _BOOLS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 _FLOATS = (Kind.FLOAT32, Kind.FLOAT64)
 _TYPED = re.compile(r"(?P<key>[^=]*?):(?P<array>\[)?(?P<kind>\w+)(?(array)\])")
 
 
 def parse_setting(text: str) -> tuple[str, Meta | str]:
-    """(key, value): a Meta if the type was given, else the text, to be read by the type that the key already has.
+    """Parse to (key, value): a Meta if the type was given, else a string, to be parsed by the key's existing type.
 
     Raises PlanError if there is no `=` or the value does not fit the type, UnknownNameError for an unknown type.
     """
@@ -47,7 +57,7 @@ def parse_setting(text: str) -> tuple[str, Meta | str]:
 
 
 def parse_value(key: str, text: str, kind: Kind, item: Kind | None = None) -> Meta:
-    """Text as a value of that type (arrays: a JSON list). Raises PlanError if it is none."""
+    """Parse a value of that type (arrays: a JSON list). Raises PlanError if it does not fit."""
     try:
         if kind is not Kind.ARRAY:
             return Meta(kind, _scalar(text, kind))

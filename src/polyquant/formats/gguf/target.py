@@ -1,4 +1,4 @@
-"""Writing GGUF: which codecs it holds, the file type that loaders print, the layout."""
+"""Write GGUF: supported codecs, the file type that loaders print, the layout."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from polyquant.types import Checkpoint, Codec, Kind, Layout, Meta, TensorMap, Tr
 __all__ = ["DEFAULT_NAME", "GGUFTarget"]
 
 DEFAULT_NAME = "model.gguf"
-"""Of a layout that does not know its target yet."""
+"""The file name in a layout before the target is known."""
 _ACTIVATIONS = ("q8_1", "q8_k")
-"""Types that llama.cpp rounds activations to while it runs. It has no kernels for files that store weights in them."""
+"""Types to which llama.cpp rounds activations. It has no kernels for weights stored in them."""
 
 
 class GGUFTarget(PlainTarget):
-    """Every ggml type, and the ternary layouts of bitnet.cpp and Trinity."""
+    """The GGUF target: every ggml type, and the ternary layouts of bitnet.cpp and Trinity."""
 
     options = GGUFOptions
     naming = "gguf"
     suffix = ".gguf"
 
     def for_model(self, source: Checkpoint, translation: Translation, options: Any) -> Any:
-        """Raises PlanError for an architecture where none is chosen: GGUF keeps the one it has."""
+        """Raise PlanError if an architecture is chosen for a GGUF source, which keeps its own."""
         if options.architecture and source.format == "gguf":
-            raise PlanError("an architecture can be chosen only when Hugging Face becomes GGUF")
+            raise PlanError("--architecture applies only to conversions from Hugging Face to GGUF")
         return options
 
     def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
-        """From Hugging Face's names."""
+        """Translate from Hugging Face's names."""
         return translate.to_gguf(source, architecture=options.architecture, pre=options.pre_tokenizer)
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
-        """As any target, with the tile of TL1 and TL2. Raises CodecError."""
+        """Choose as other targets do, with the tile of TL1 and TL2. Raises CodecError."""
         chosen, why = super().choose(source, tensor, recipe, facts, options)
         if chosen.name in _ACTIVATIONS:
             raise CodecError(
@@ -58,18 +58,18 @@ class GGUFTarget(PlainTarget):
         return Choice(chosen, why)
 
     def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
-        """Codes of other tools in ggml blocks where one type holds them exactly."""
+        """A ggml type that stores the codes of another tool exactly; None if there is none."""
         if not survives(weights, tensor):
             return None
         name = affine_forms.blocks_of(weights[0]) if len(weights) == 1 else _blocks_of_all(weights)
         return None if name is None else Choice(codec(name), "codes kept")
 
     def vector(self, have: Codec) -> Codec:
-        """llama.cpp wants float32."""
+        """float32, as llama.cpp expects."""
         return codec("f32")
 
     def kept(self, have: Codec, tensor: TensorMap) -> Choice:
-        """Almost everything has a type number; packed BitNet becomes I2_S, trellis codes become floats."""
+        """The source's codec; packed BitNet becomes I2_S, trellis codes become floats."""
         if have.name.startswith("hf_bitnet") or tensor.ternarize:
             return Choice(codec("i2_s.x86"), "ternary")
         if isinstance(have, HoldsBlocks):
@@ -77,20 +77,20 @@ class GGUFTarget(PlainTarget):
         return super().kept(have, tensor) if have.form is TrellisCodes else Choice(have, "kept")
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
-        """One file, or a split model. Raises PlanError for what GGUF cannot hold."""
+        """Lay out one file, or a split model. Raises PlanError for tensors that GGUF cannot store."""
         metadata = _with_file_type(planning.translation.metadata, planning.recipe, steps)
         specs = [s.spec for s in steps]
         return lay_out(specs, metadata, name=DEFAULT_NAME, split_bytes=planning.options.shard_bytes)
 
 
 def _blocks_of_all(weights: Sequence[Weight]) -> str | None:
-    """The smallest ggml type that holds the codes of all; None where there is none."""
+    """The smallest ggml type that stores the codes of all weights; None if there is none."""
     types = ("q4_0", "q4_1", "q8_0")
     return next((t for t in types if all(affine_forms.same_codes(w, codec(t)) for w in weights)), None)
 
 
 def _with_file_type(metadata: Mapping[str, Meta], recipe: Recipe, steps: Sequence[Step]) -> dict[str, Meta]:
-    """general.file_type of the recipe; without one, of the codec that most matrices have. Loaders only print it."""
+    """Add general.file_type: of the recipe, or of the codec of most matrices. Loaders only print it."""
     out = dict(metadata)
     if recipe.base is None and "general.file_type" in out:
         return out

@@ -1,11 +1,11 @@
-"""Metadata values of a GGUF file: one value's bytes to Python and back.
+"""Metadata values of a GGUF file: bytes to Python and back.
 
     scalar   [number, 1 to 8 bytes]      bool is one byte
     string   [length u64][UTF-8]         length u32 in version 1
     array    [item kind u32][count u64][items, no padding]   count u32 in version 1
 
-Arrays decode when asked for: a number array is a view of the file, a string array an index of it. A nested array (items are
-arrays) is a tuple of arrays: read here, written never, because llama.cpp refuses it.
+Arrays are decoded on access: a number array is a view of the file, a string array an index of it. A nested array (items
+are arrays) is a tuple of arrays: it is read but never written, because llama.cpp rejects it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,28 @@ from polyquant.types import U8, Kind, Meta
 __all__ = ["FORMATS", "ArrayValue", "NumberArray", "Order", "StringArray", "encode", "plain"]
 
 FORMATS: dict[Kind, str] = {
-    Kind.UINT8: "B", Kind.INT8: "b", Kind.UINT16: "H", Kind.INT16: "h", Kind.UINT32: "I", Kind.INT32: "i", Kind.FLOAT32: "f",
-    Kind.BOOL: "?", Kind.UINT64: "Q", Kind.INT64: "q", Kind.FLOAT64: "d",
-}  # fmt: skip
-"""struct's letters of the scalar kinds."""
+    Kind.UINT8: "B",
+    Kind.INT8: "b",
+    Kind.UINT16: "H",
+    Kind.INT16: "h",
+    Kind.UINT32: "I",
+    Kind.INT32: "i",
+    Kind.FLOAT32: "f",
+    Kind.BOOL: "?",
+    Kind.UINT64: "Q",
+    Kind.INT64: "q",
+    Kind.FLOAT64: "d",
+}
+"""struct's format letters of the scalar kinds."""
 
 _CHECKED_AT_ONCE = 1 << 16
 
 Order: TypeAlias = Literal["<", ">"]
-"""Byte order, as struct and numpy write it."""
+"""Byte order in the notation of struct and numpy."""
 
 
 class NumberArray(Sequence[Any]):
-    """An array of numbers or bools, seen in the file. Items are Python numbers; `numpy()` is the view itself."""
+    """An array of numbers or bools, as a view of the file. Items are Python numbers; `numpy()` is the view itself."""
 
     __slots__ = ("_raw", "kind")
 
@@ -54,13 +63,13 @@ class NumberArray(Sequence[Any]):
         )
 
     def raw(self) -> NDArray[Any]:
-        """[n] as it lies in the file."""
+        """[n] in the stored byte order."""
         return self._raw
 
     def tolist(self) -> list[Any]:
         """All items as Python numbers."""
-        found: list[Any] = self.numpy().tolist()
-        return found
+        items: list[Any] = self.numpy().tolist()
+        return items
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -84,12 +93,12 @@ class NumberArray(Sequence[Any]):
 
 
 class StringArray(Sequence[str]):
-    """An array of strings in the file, indexed on first use and decoded when asked for."""
+    """An array of strings in the file, indexed on first use and decoded on access."""
 
     __slots__ = ("_big", "_buffer", "_count", "_starts", "_wide", "end", "name", "start")
 
     def __init__(self, buffer: U8, start: int, end: int, count: int, *, big: bool, wide: bool, name: str) -> None:
-        """The strings fill buffer[start:end] (checked by the header's reader); name: the key, for messages."""
+        """The strings occupy buffer[start:end] (checked by the header's reader); name: the key, for messages."""
         self._buffer, self.start, self.end, self._count = buffer, start, end, count
         self._big, self._wide, self.name = big, wide, name
         self._starts: NDArray[np.int64] | None = None
@@ -98,7 +107,7 @@ class StringArray(Sequence[str]):
         return self._count
 
     def encoded(self, order: Order) -> bytes | None:
-        """All items as version 3 stores them, if they lie so in the file already: writing copies them in one piece."""
+        """All items in version 3's encoding if the file already has it, to be copied at once; else None."""
         return self._buffer[self.start : self.end].tobytes() if self._wide and self._big == (order == ">") else None
 
     def _bounds(self) -> NDArray[np.int64]:
@@ -129,14 +138,14 @@ class StringArray(Sequence[str]):
         return (blob[a + width : b] for a, b in pairwise(bounds))
 
     def is_text(self) -> bool:
-        """True if every item is UTF-8. Nothing is turned into Python objects: 10 million items take about a second."""
+        """True if every item is UTF-8. No Python object per item: 10 million items take about a second."""
         at, width = self.start, 8 if self._wide else 4
         for done in range(0, self._count, _CHECKED_AT_ONCE):
             starts = np.empty(min(_CHECKED_AT_ONCE, self._count - done), np.int64)
             end = skip_strings(self._buffer, at, len(starts), big_endian=self._big, wide=self._wide, starts=starts)
             text = self._buffer[at:end].copy()
-            # A line feed is part of no longer character: with one in place of every length byte, the whole is UTF-8 if and
-            # only if each item is.
+            # A line feed is never part of a multi-byte character: with every length byte replaced by one, the whole
+            # buffer is UTF-8 if and only if each item is.
             text[(starts - at)[:, None] + np.arange(width)] = 0x0A
             try:
                 text.tobytes().decode()
@@ -209,7 +218,10 @@ def _items(value: Any, item: Kind, order: Order) -> bytes:
 
 
 def encode(key: str, meta: Meta, order: Order = "<") -> bytes:
-    """[kind u32][value] of version 3. Raises PlanError for what GGUF cannot hold: numbers out of range, nested arrays."""
+    """[kind u32][value] of version 3.
+
+    Raises PlanError for numbers out of range and nested arrays.
+    """
     head = struct.pack(f"{order}I", meta.kind)
     try:
         if meta.kind is Kind.STRING:

@@ -1,1 +1,1 @@
-"""Hugging Face folders: safetensors (one file or shards), pytorch_model.bin, packed BitNet, and the JSON beside them."""
+"""Hugging Face folders: safetensors (one file or shards), pytorch_model.bin, packed BitNet, and their JSON files."""

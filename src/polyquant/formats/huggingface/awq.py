@@ -8,26 +8,28 @@ from typing import Any
 from polyquant.codecs.awq import AWQ
 from polyquant.errors import InputError
 from polyquant.formats.huggingface.gptq import modules as _with_qweight
-from polyquant.formats.huggingface.scheme import Described, Found, Read, fitting, float_word, require
+from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read, fitting, float_word, require
 
 __all__ = ["modules", "weight_of"]
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
-    """Those with a tensor X.qweight."""
+    """Modules with a tensor X.qweight."""
     return _with_qweight(tensors)
 
 
-def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found:
-    """Codes of 4 bits in the order of the kernel gemm. Raises InputError."""
+def weight_of(
+    module: str, tensors: Mapping[str, Described], settings: Mapping[str, Any], read: Read
+) -> QuantizedWeight:
+    """Read 4-bit codes in the order of the gemm kernel. Raises InputError."""
     del read
-    version, bits = str(said.get("version", "gemm")).lower(), said.get("bits", said.get("w_bit", 4))
-    backend = said.get("backend")
+    version, bits = str(settings.get("version", "gemm")).lower(), settings.get("bits", settings.get("w_bit", 4))
+    backend = settings.get("backend")
     if version != "gemm" or bits != 4 or backend == "llm-awq":
         raise InputError(
-            "this kind of AWQ weights is not read",
+            "this variant of AWQ is not supported",
             tensor=module,
-            expected="AutoAWQ's version gemm, 4 bits",
+            expected="AutoAWQ version gemm, 4 bits",
             found=f"version {version}, {bits} bits" + (", llm-awq" if backend == "llm-awq" else ""),
         )
     k, words = require(module, "qweight", tensors, 2).shape

@@ -1,5 +1,7 @@
-"""Checking a Hugging Face folder: files, headers, index against shards, config against tensors. Payloads are read only where a
-finding depends on them (packed scales, a head that should be tied)."""
+"""Check a Hugging Face folder: files, headers, index against shards, config against tensors.
+
+Payloads are read only if a finding depends on them (packed scales, a head that should be tied).
+"""
 
 from __future__ import annotations
 
@@ -40,64 +42,64 @@ _TOKENIZERS = ({"tokenizer.json"}, {"tokenizer.model"}, {"vocab.json", "merges.t
 
 
 @dataclass(slots=True)
-class _Found:
-    """What the weight files hold; whole is False if one could not be read, so that absence proves nothing."""
+class _Contents:
+    """The tensors of the weight files. complete: False if a file could not be read, so that absence proves nothing."""
 
     tensors: dict[str, tuple[Shard, Tensor]] = field(default_factory=dict)
-    whole: bool = True
+    complete: bool = True
 
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
-    """Findings about a folder or one weight file. Raises InputError only if there is nothing at `path`."""
+    """Findings about a folder or one weight file. Raises InputError only if `path` does not exist."""
     path = Path(path)
     if not path.is_dir():
-        yield from _shard(path, _Found())
+        yield from _shard(path, _Contents())
         yield from _undecoded(path, {})
         return
-    found = _Found()
+    contents = _Contents()
     config = yield from _config(path)
     yield from _side_files(path)
-    yield from _weight_files(path, found)
-    yield from _against_config(found, config or {})
-    yield from _packed(found, config or {})
-    yield from _exl3(found, config or {})
+    yield from _weight_files(path, contents)
+    yield from _against_config(contents, config or {})
+    yield from _packed(contents, config or {})
+    yield from _exl3(contents, config or {})
     try:
         older = with_older_files(path, config or {})
     except InputError as e:
-        yield _say(_code(e, "HF031"), ERROR, e, path)
+        yield _finding(_code(e, "HF031"), ERROR, e, path)
         return
-    yield from _quantized(found, older)
+    yield from _quantized(contents, older)
     yield from _undecoded(path, config or {})
 
 
-def _say(code: str, severity: Severity, e: PolyquantError, path: Path, tensor: str | None = None) -> Finding:
+def _finding(code: str, severity: Severity, e: PolyquantError, path: Path, tensor: str | None = None) -> Finding:
     bare = type(e)(e.message, expected=e.expected, found=e.found, hint=e.hint)
     return Finding(code, severity, str(bare), tensor or e.tensor, path.name)  # type: ignore[arg-type]
 
 
 def _member(folder: Path, name: str) -> Iterator[Finding]:
-    """The findings of one directory entry; none if it may be opened."""
+    """Findings of one directory entry; none if it may be opened."""
     try:
         folders.member(folder, name)
     except InputError as e:
-        yield _say(_code(e, "HF041"), ERROR, e, folder / name)
+        yield _finding(_code(e, "HF041"), ERROR, e, folder / name)
 
 
 def _code(e: PolyquantError, otherwise: str) -> str:
-    """A file that leaves the folder has a code of its own, wherever it is met."""
+    """The code of an error; files outside the folder have special codes."""
     if not isinstance(e, folders.LeavesFolderError):
         return otherwise
     return "HF040" if isinstance(e.file, Path) and e.file.is_symlink() else "HF011"
 
 
-# ---------------------------------------------------------------- config and the files beside it
+# ---------------------------------------------------------------- config.json and other small files
 
 
 def _config(folder: Path) -> Generator[Finding, None, dict[str, Any] | None]:
     try:
         config = folders.read_config(folder)
     except InputError as e:
-        yield _say(_code(e, "HF021"), ERROR, e, folder / "config.json")
+        yield _finding(_code(e, "HF021"), ERROR, e, folder / "config.json")
         return None
     if config is None:
         yield Finding("HF020", WARNING, "config.json is missing", file=folder.name)
@@ -121,84 +123,85 @@ def _side_files(folder: Path) -> Iterator[Finding]:
         try:
             strict_json.typed(strict_json.read(folder / name, limit), dict, name)
         except InputError as e:
-            yield _say("HF031", ERROR, e, folder / name)
+            yield _finding("HF031", ERROR, e, folder / name)
 
 
 # ---------------------------------------------------------------- weight files
 
 
-def _weight_files(folder: Path, found: _Found) -> Iterator[Finding]:
+def _weight_files(folder: Path, contents: _Contents) -> Iterator[Finding]:
     try:
         chosen = choose(folder)
     except (InputError, UnsupportedError) as e:
-        found.whole = False
+        contents.complete = False
         index = e.file if isinstance(e.file, Path) and e.file != folder else None
-        yield _say(_code(e, "HF010" if index else "HF019"), ERROR, e, index or folder)
+        yield _finding(_code(e, "HF010" if index else "HF019"), ERROR, e, index or folder)
         return
     for note in chosen.notes:
         yield Finding("HF018", WARNING, note, file=folder.name)
     present = set(folders.entries(folder))
     for name in chosen.names:
         if name not in present:
-            found.whole = False
+            contents.complete = False
             yield Finding("HF012", ERROR, "shard is missing", file=name)
             continue
         broken = list(_member(folder, name))
-        found.whole = found.whole and not broken
-        yield from broken or _shard(folder / name, found, chosen.weight_map)
+        contents.complete = contents.complete and not broken
+        yield from broken or _shard(folder / name, contents, chosen.weight_map)
     for name in sorted(present - set(chosen.names)):
         if name.endswith(".safetensors"):
-            yield Finding("HF015", WARNING, "is in no index: not loaded", file=name)
+            yield Finding("HF015", WARNING, "is not in the index and not loaded", file=name)
     if chosen.weight_map is not None and chosen.index is not None:
-        yield from _index(chosen, found)
+        yield from _index(chosen, contents)
 
 
-def _shard(path: Path, found: _Found, weight_map: Mapping[str, str] | None = None) -> Iterator[Finding]:
+def _shard(path: Path, contents: _Contents, weight_map: Mapping[str, str] | None = None) -> Iterator[Finding]:
     source = Source(path)
     if torch_file.plausible(source) or (path.suffix == ".bin" and not safetensors.plausible(source)):
         yield Finding("HF051", NOTE, "weights are stored as pickle", file=path.name)
         try:
             shard = Shard(source, torch_file.read_torch(source), {})
         except (InputError, UnsupportedError) as e:
-            found.whole = False
-            yield _say("HF052" if isinstance(e, UnsupportedError) else "HF050", ERROR, e, path)
+            contents.complete = False
+            yield _finding("HF052" if isinstance(e, UnsupportedError) else "HF050", ERROR, e, path)
             return
     else:
         header, breaches = safetensors.survey(source)
         for breach in breaches:
-            yield _say(_RULES[breach.rule], ERROR, breach.error(path), path)
-        found.whole = found.whole and not breaches
-        # With a breach the offsets are not to be trusted: nothing of such a file is looked at further.
+            yield _finding(_RULES[breach.rule], ERROR, breach.error(path), path)
+        contents.complete = contents.complete and not breaches
+        # After a violation the offsets cannot be trusted, so the file's tensors are ignored.
         shard = Shard(source, {} if breaches else header.entries, header.metadata)
     for name, tensor in shard.tensors.items():
         if tensor.dtype not in PLAIN:
             yield Finding("HF008", WARNING, f"dtype {tensor.dtype} cannot be decoded", name, path.name)
         if weight_map is not None and weight_map.get(name) != path.name:
-            where = f"weight_map says {weight_map[name]}" if name in weight_map else "is not in weight_map"
+            where = f"weight_map assigns it to {weight_map[name]}" if name in weight_map else "is not in weight_map"
             yield Finding("HF014", WARNING, where, name, path.name)
             if name in weight_map:
                 continue
-        found.tensors[name] = (shard, tensor)
+        contents.tensors[name] = (shard, tensor)
 
 
-def _index(chosen: WeightFiles, found: _Found) -> Iterator[Finding]:
-    if not found.whole:
+def _index(chosen: WeightFiles, contents: _Contents) -> Iterator[Finding]:
+    if not contents.complete:
         return
     for tensor, name in (chosen.weight_map or {}).items():
-        if tensor not in found.tensors:
+        if tensor not in contents.tensors:
             yield Finding("HF013", ERROR, f"is not in {name}", tensor, chosen.index)
-    total = sum(t.nbytes for name, (_, t) in found.tensors.items() if name in (chosen.weight_map or {}))
-    said = chosen.total_size
-    # Torch's own tools have written it as a float.
-    if said is not None and said != total:
-        yield Finding("HF016", WARNING, f"total_size is {str(said)[:40]}, the tensors have {total}", file=chosen.index)
+    total = sum(t.nbytes for name, (_, t) in contents.tensors.items() if name in (chosen.weight_map or {}))
+    stated = chosen.total_size  # some torch tools write a float
+    if stated is not None and stated != total:
+        yield Finding(
+            "HF016", WARNING, f"total_size is {str(stated)[:40]}, the tensors have {total}", file=chosen.index
+        )
 
 
 # ---------------------------------------------------------------- tensors against config
 
 
-def _against_config(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
-    tensors = found.tensors
+def _against_config(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Finding]:
+    tensors = contents.tensors
     if not tensors or _EMBEDDING not in tensors:
         return
     embedding = tensors[_EMBEDDING][1]
@@ -206,27 +209,29 @@ def _against_config(found: _Found, config: Mapping[str, Any]) -> Iterator[Findin
     if tied is True and _HEAD in tensors:
         same = _same(tensors[_HEAD], tensors[_EMBEDDING])
         what = (
-            "equal to the embedding: wasted space" if same else "differs from the embedding, which loaders use instead"
+            "equals the embedding, which wastes space"
+            if same
+            else "differs from the embedding, which loaders use instead"
         )
-        yield Finding("HF023", NOTE if same else WARNING, f"the head is tied but stored, and {what}", _HEAD)
-    if tied is False and _HEAD not in tensors and found.whole:
-        yield Finding("HF024", ERROR, "the head is not tied and not stored", _HEAD)
+        yield Finding("HF023", NOTE if same else WARNING, f"the output head is tied but also stored, and {what}", _HEAD)
+    if tied is False and _HEAD not in tensors and contents.complete:
+        yield Finding("HF024", ERROR, "the output head is neither tied nor stored", _HEAD)
     layers = config.get("num_hidden_layers")
     numbers = {int(m[1]) for name in tensors if (m := _LAYER.match(name)) and len(m[1]) < 7}
-    if isinstance(layers, int) and found.whole and 0 <= layers < 10**6:
+    if isinstance(layers, int) and contents.complete and 0 <= layers < 10**6:
         missing = sorted(set(range(layers)) - numbers)
         if missing:
             yield Finding("HF025", ERROR, f"{len(missing)} of {layers} layers have no tensor, first {missing[0]}")
         if numbers and max(numbers) >= layers:
-            yield Finding("HF025", WARNING, f"layer {max(numbers)} exists, config.json says {layers} layers")
+            yield Finding("HF025", WARNING, f"layer {max(numbers)} exists, but config.json declares {layers} layers")
     for axis, key in enumerate(("vocab_size", "hidden_size")):
-        said = config.get(key)
-        if isinstance(said, int) and len(embedding.shape) == 2 and embedding.shape[axis] != said:
-            yield Finding("HF025", WARNING, f"{key} is {said}, the embedding is {list(embedding.shape)}", _EMBEDDING)
+        size = config.get(key)
+        if isinstance(size, int) and len(embedding.shape) == 2 and embedding.shape[axis] != size:
+            yield Finding("HF025", WARNING, f"{key} is {size}, the embedding is {list(embedding.shape)}", _EMBEDDING)
 
 
 def _same(a: tuple[Shard, Tensor], b: tuple[Shard, Tensor]) -> bool:
-    """Equal bytes, a megabyte at a time."""
+    """True for equal bytes, compared one megabyte at a time."""
     (shard_a, one), (shard_b, two) = a, b
     if (one.dtype, one.shape, one.nbytes) != (two.dtype, two.shape, two.nbytes):
         return False
@@ -239,71 +244,71 @@ def _same(a: tuple[Shard, Tensor], b: tuple[Shard, Tensor]) -> bool:
     return all(np.array_equal(left.read(i, i + step), right.read(i, i + step)) for i in range(0, rows, step))
 
 
-def _exl3(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """EXL3 weights that lack a tensor or do not fit together."""
+def _exl3(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings about EXL3 weights with missing or inconsistent tensors."""
     quantization = config.get("quantization_config")
-    said = isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
-    described = {name: tensor for name, (_, tensor) in found.tensors.items()}
+    declared = isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
+    described = {name: tensor for name, (_, tensor) in contents.tensors.items()}
     for module in exl3_modules(described):
-        if not found.whole or not (said or (f"{module}.suh" in described and f"{module}.svh" in described)):
+        if not contents.complete or not (declared or (f"{module}.suh" in described and f"{module}.svh" in described)):
             continue
         try:
             exl3_codec(module, described)
         except InputError as e:
-            yield _say("HF062", ERROR, e, found.tensors[f"{module}.trellis"][0].source.path, module)
+            yield _finding("HF062", ERROR, e, contents.tensors[f"{module}.trellis"][0].source.path, module)
 
 
-def _quantized(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Weights of other tools' methods that lack a tensor or do not fit together, and scales that are no numbers."""
+def _quantized(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings about quantized weights with missing or inconsistent tensors, and about non-finite scales."""
     method = method_of(config)
-    if method is None or not found.whole:
+    if method is None or not contents.complete:
         return
-    described = {name: tensor for name, (_, tensor) in found.tensors.items()}
+    described = {name: tensor for name, (_, tensor) in contents.tensors.items()}
     modules = list(method[0].modules(described))
     if not modules:
         yield Finding(
             "HF061",
             WARNING,
-            "config.json names a quantization method, and no weight is quantized so",
+            "config.json names a quantization method that no weight uses",
             file="config.json",
         )
     for module in modules:
         try:
-            weight = method[0].weight_of(module, described, method[1], partial(read_small, found.tensors))
+            weight = method[0].weight_of(module, described, method[1], partial(read_small, contents.tensors))
         except InputError as e:
             home = next(
-                shard for name, (shard, _) in found.tensors.items() if name.startswith((f"{module}.", f"{module}_"))
+                shard for name, (shard, _) in contents.tensors.items() if name.startswith((f"{module}.", f"{module}_"))
             )
-            yield _say("HF063", ERROR, e, home.source.path, module)
+            yield _finding("HF063", ERROR, e, home.source.path, module)
             continue
         if isinstance(weight, str):
             continue
         name = next(weight.tensors[p] for p in ("scales", "weight_scale", "weight_scale_inv") if p in weight.tensors)
-        shard = found.tensors[name][0]
-        if not np.isfinite(read_small(found.tensors, name).astype(np.float32)).all():
-            yield Finding("HF064", ERROR, "scales hold NaN or infinity", module, shard.source.path.name)
+        shard = contents.tensors[name][0]
+        if not np.isfinite(read_small(contents.tensors, name).astype(np.float32)).all():
+            yield Finding("HF064", ERROR, "scales contain NaN or infinity", module, shard.source.path.name)
 
 
 def _undecoded(path: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Why the checkpoint can only be looked at. What stops `open` has been found before, and HF060 says it of BitNet."""
+    """Findings for weights of an unsupported scheme. Errors of `open` were reported before, and HF060 covers BitNet."""
     try:
         reason = open(path).undecoded
     except (InputError, UnsupportedError):
         return
     if reason is not None and (reason.code != "HF065" or bitnet_codec(config) is None):
-        yield _say(reason.code, ERROR, reason.error(), reason.file, reason.tensor)
+        yield _finding(reason.code, ERROR, reason.error(), reason.file, reason.tensor)
 
 
-def _packed(found: _Found, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _packed(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Finding]:
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "bitnet":
         return
-    for name, (_, tensor) in found.tensors.items():
+    for name, (_, tensor) in contents.tensors.items():
         if tensor.dtype != "U8" or not name.endswith(".weight"):
             continue
-        scale = found.tensors.get(f"{name}_scale")
+        scale = contents.tensors.get(f"{name}_scale")
         if scale is None:
-            if found.whole:
+            if contents.complete:
                 yield Finding("HF060", ERROR, "packed weight has no weight_scale", name)
         elif (wrong := check_pair(tensor, scale[1])) is not None:
             yield Finding("HF060", ERROR, wrong, name)

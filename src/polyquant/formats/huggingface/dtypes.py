@@ -1,4 +1,4 @@
-"""Which codec the tensors of a Hugging Face folder have, and how a weight is stored there."""
+"""Codecs of the tensors of a Hugging Face folder, and the stored tensors of a weight."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ __all__ = ["PACKED", "bitnet_codec", "holds", "of_other_tools", "stored_tensors"
 
 PACKED = "hf_bitnet."
 _ELSEWHERE = {"trellis.": "trellis-v3", "w8a": "msmodelslim", "w4a": "msmodelslim"}
-"""Start of a codec's name -> the format that has it."""
+"""Prefix of a codec's name -> the format that supports it."""
 
 
 def bitnet_codec(config: Mapping[str, Any]) -> Codec | None:
-    """The codec of packed linears if config.json says BitNet. linear_class alone decides what the scale means."""
+    """The codec of packed linear layers if config.json declares BitNet. linear_class alone determines the meaning of
+    the scale.
+    """
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "bitnet":
         return None
@@ -43,18 +45,18 @@ def of_other_tools(codec: Codec) -> bool:
 
 
 def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, str, str, Shape]]:
-    """(part, name in the file, dtype, shape in the file) of one weight. Raises PlanError for codecs that have no place here."""
+    """(part, name in the file, dtype, shape in the file) of one weight. Raises PlanError for unsupported codecs."""
     if (dtype := word_of(target)) is not None:
         return [(part, name, dtype, shape) for part in target.specs(shape)]
     if isinstance(target, EXL3):
         return stored_names(name, shape, target)
     if target is HF_MXFP4:
         if not name.endswith(mxfp4.BLOCKS):
-            raise PlanError("only stacks of experts called *_blocks can be MXFP4 in a folder", tensor=name)
+            raise PlanError("only stacks of experts named *_blocks can be MXFP4 in a Hugging Face folder", tensor=name)
         return mxfp4.stored_names(name, shape)
     if not target.name.startswith(PACKED):
         raise PlanError(
-            f"a Hugging Face folder cannot hold {target.name}",
+            f"a Hugging Face folder cannot store {target.name}",
             tensor=name,
             hint=next(
                 (f"add --to {to}" for word, to in _ELSEWHERE.items() if target.name.startswith(word)),
@@ -62,6 +64,6 @@ def stored_tensors(name: str, shape: Shape, target: Codec) -> list[tuple[str, st
             ),
         )
     if not name.endswith(".weight"):
-        raise PlanError("only tensors called *.weight can be packed", tensor=name, found=target.name)
+        raise PlanError("only tensors named *.weight can be packed", tensor=name, found=target.name)
     stem = name.removesuffix("weight")
     return [(part, stem + part, BY_NUMPY[spec.dtype], spec.shape) for part, spec in target.specs(shape).items()]

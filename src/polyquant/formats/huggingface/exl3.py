@@ -1,8 +1,8 @@
 """EXL3 weights among the tensors of a Hugging Face folder.
 
-    X.trellis  X.suh  X.svh  [X.mul1 | X.mcg]      of the linear module X: one weight X.weight [N, K]; X.bias stays a tensor of its own
+       X.trellis  X.suh  X.svh  [X.mul1 | X.mcg]      of linear module X: one weight X.weight [N, K]; X.bias is separate
 
-config.json says quant_method "exl3"; a single file is believed without it, by its tensors.
+config.json has quant_method "exl3"; a single file without config.json is recognised by its tensors.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ METHOD = "exl3"
 
 
 class Described(Protocol):
-    """What is needed of a tensor."""
+    """Header data of a tensor."""
 
     @property
     def dtype(self) -> str:
-        """safetensors' name."""
+        """The dtype's name in safetensors."""
 
     @property
     def shape(self) -> Shape:
-        """Row-major."""
+        """The shape, row-major."""
 
 
 def weight_name(module: str) -> str:
-    """The logical weight of a module: X.weight, as the float model calls it."""
+    """The weight name of a module: X.weight, as in the float model."""
     return module if module.endswith(".weight") else f"{module}.weight"
 
 
 def modules(tensors: Iterable[str]) -> list[str]:
-    """Modules that have a tensor X.trellis, in order."""
+    """Modules with a tensor X.trellis, in order."""
     return [name.removesuffix(".trellis") for name in tensors if name.endswith(".trellis")]
 
 
@@ -52,7 +52,7 @@ def exl3_codec(module: str, tensors: Mapping[str, Described]) -> tuple[EXL3, Sha
     if rank_and_type != ("I16", 3) or trellis.shape[2] % 16 or not 1 <= trellis.shape[2] // 16 <= 8:
         expected = "I16 [K / 16, N / 16, 16 * bits] with 1 to 8 bits"
         raise InputError(
-            "EXL3 trellis has another form",
+            "EXL3 trellis has an unexpected shape or dtype",
             tensor=module,
             expected=expected,
             found=f"{trellis.dtype} {list(trellis.shape)}",
@@ -64,17 +64,17 @@ def exl3_codec(module: str, tensors: Mapping[str, Described]) -> tuple[EXL3, Sha
     except CodecError as e:
         raise InputError(e.message, tensor=module, expected=f"multiples of {BLOCK}", found=e.found) from None
     for part, spec in specs.items():
-        found = tensors.get(f"{module}.{part}")
-        if found is None:
+        tensor = tensors.get(f"{module}.{part}")
+        if tensor is None:
             raise InputError(f"EXL3 weight lacks {part}", tensor=module, expected=", ".join(specs))
-        scalar = part in MULTIPLIERS and found.shape == ()
-        if (found.shape != spec.shape and not scalar) or found.dtype != BY_NUMPY[spec.dtype]:
+        scalar = part in MULTIPLIERS and tensor.shape == ()
+        if (tensor.shape != spec.shape and not scalar) or tensor.dtype != BY_NUMPY[spec.dtype]:
             expected = f"{BY_NUMPY[spec.dtype]} {list(spec.shape)}"
             raise InputError(
                 f"EXL3 {part} does not fit",
                 tensor=module,
                 expected=expected,
-                found=f"{found.dtype} {list(found.shape)}",
+                found=f"{tensor.dtype} {list(tensor.shape)}",
             )
     return codec, shape
 
@@ -86,7 +86,9 @@ def stored_names(name: str, shape: Shape, codec: EXL3) -> list[tuple[str, str, s
 
 
 def exl3_config(tensors: Iterable[TensorSpec]) -> dict[str, Any] | None:
-    """`quantization_config` of config.json for these weights; None if none is EXL3. bits: of most weights, the head apart."""
+    """`quantization_config` of config.json for these weights; None if none is EXL3. bits: the mean of all weights
+    except the head.
+    """
     weights: dict[int, int] = {}
     codebooks, head = set(), 16
     for t in tensors:

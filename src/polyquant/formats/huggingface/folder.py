@@ -1,4 +1,4 @@
-"""Which files of a folder are the model, in the order in which transformers looks for them."""
+"""Find the model files of a folder, in the order in which transformers looks for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def choose(folder: Path) -> WeightFiles:
     for single in (SAFETENSORS, PICKLE):
         index = f"{single}.index.json"
         if single in names:
-            note = (f"{single} is used; {index} beside it is ignored",) if index in names else ()
+            note = (f"{single} is used; {index} is ignored",) if index in names else ()
             return WeightFiles((single,), notes=note)
         if index in names:
             weight_map, metadata = read_index(folder, index)
@@ -46,7 +46,7 @@ def choose(folder: Path) -> WeightFiles:
 
 
 def own_files(folder: Path, names: Iterable[str]) -> set[str]:
-    """Which of these files are part of the model in `folder`: weights and the small files that readers know. Never a model card."""
+    """The files that are part of the model in `folder`: weights and known small files. Never a model card."""
     own = {n for n in names if _STANDARD.fullmatch(n) or n in _CONFIGS or n in SIDE_FILES}
     with suppress(PolyquantError):  # a broken model may be replaced too
         own |= set(pooling_files(folder))
@@ -60,15 +60,17 @@ def own_files(folder: Path, names: Iterable[str]) -> set[str]:
 def _without_index(folder: Path, names: list[str]) -> WeightFiles:
     if not names:
         raise UnsupportedError(
-            "no weights here", file=folder, expected="model.safetensors, pytorch_model.bin or an index of shards"
+            "no weights in this folder",
+            file=folder,
+            expected="model.safetensors, pytorch_model.bin or an index of shards",
         )
     if len(names) == 1 and not _SHARD.fullmatch(names[0]):
         return WeightFiles((names[0],))
-    found = [m for n in names if (m := _SHARD.fullmatch(n))]
-    series = {(m[1], m[3]) for m in found}
-    if len(series) != 1 or len(found) != len(names):
-        raise UnsupportedError("several weight files and no index", file=folder, found=", ".join(names[:4]))
-    total = int(found[0][3])
-    if [int(m[2]) for m in found] != list(range(1, total + 1)):
+    matches = [m for n in names if (m := _SHARD.fullmatch(n))]
+    series = {(m[1], m[3]) for m in matches}
+    if len(series) != 1 or len(matches) != len(names):
+        raise UnsupportedError("several weight files without an index", file=folder, found=", ".join(names[:4]))
+    total = int(matches[0][3])
+    if [int(m[2]) for m in matches] != list(range(1, total + 1)):
         raise InputError("shards are missing", file=folder, expected=f"{total} shards", found=", ".join(names[:4]))
     return WeightFiles(tuple(names), notes=("there is no index; all shards were opened",))

@@ -1,4 +1,4 @@
-"""Hugging Face folders as a format object."""
+"""The format object of Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _HuggingFace(FolderFormat):
         carried = super().carry(checkpoint)
         carried = replace(carried, tensors=tuple(as_floats(t, checkpoint) for t in carried.tensors))
         if "config.json" in carried.files and any(only_read(w.codec) for w in checkpoint.values()):
-            # no folder is written with such weights
+            # such weights are never written
             config = float_config(carried.files["config.json"])
             return replace(carried, files={**carried.files, "config.json": config})
         return carried

@@ -1,4 +1,4 @@
-"""Laying out a Hugging Face folder: every file, header and offset before any payload; the same bytes for the same input."""
+"""Lay out a Hugging Face folder: every file, header and offset before any payload. Deterministic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polyquant.types import ArraySpec, FilePlan, Layout, Shape, Slot, TensorSpec
 __all__ = ["lay_out", "one_file"]
 
 _GONE = (METHOD, MXFP4, "polyquant_trellis")
-"""Methods whose weights, if they are none of the tensors any more, were decoded or are in another form now."""
+"""Methods whose quantization_config is removed if none of the tensors uses them any more."""
 _INDEX = "model.safetensors.index.json"
 _Stored = tuple[tuple[str, str], ArraySpec, str, str, Shape]
 """Slot key, spec of the part, then name, dtype and shape in the file."""
@@ -32,12 +32,12 @@ def lay_out(
     shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
 ) -> Layout:
-    """safetensors shards of at most shard_bytes (a larger tensor stands alone), the index, and `files` as they are.
+    """Lay out safetensors shards of at most shard_bytes (a larger tensor gets its own shard), the index, and `files`.
 
-    Only config.json is edited, where it would have packed BitNet weights misread. metadata: `__metadata__` of every shard,
-    {"format": "pt"} unless given. Raises PlanError for codecs that have no place in a folder and for names that collide.
+    Of `files` only config.json is changed, if it would cause the weights to be misread. metadata: `__metadata__` of
+    every shard, default {"format": "pt"}. Raises PlanError for unsupported codecs and for names that collide.
     """
-    files = _agreeing(tensors, files)
+    files = _with_matching_config(tensors, files)
     metadata = {"format": "pt"} if metadata is None else metadata
     shards = _split(list(_stored(tensors)), shard_bytes)
     plans: list[FilePlan] = []
@@ -51,18 +51,18 @@ def lay_out(
         weight_map |= {name: file for _, _, name, _, _ in shard}
     if len(shards) > 1:
         content = {"metadata": {"total_size": sum(s.spec.nbytes for s in slots.values())}, "weight_map": weight_map}
-        plans.append(_whole(_INDEX, _json(content)))
+        plans.append(_small_file(_INDEX, _json(content)))
     taken = {p.name for p in plans}
     for name, data in sorted(files.items()):
         if not inner_name(name) or name.partition("/")[0] in taken:
-            raise PlanError("a file beside the weights needs a plain name of its own", file=name)
-        plans.append(_whole(name, data))
+            raise PlanError("additional files need a plain, unique name", file=name)
+        plans.append(_small_file(name, data))
     return Layout(tuple(plans), slots, folder=True)
 
 
 def one_file(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Layout:
-    """One safetensors file without a folder. metadata: `__metadata__`, to which {"format": "pt"} is added. Raises PlanError."""
-    _agreeing(tensors, {})
+    """Lay out one safetensors file without a folder. metadata: `__metadata__`, with {"format": "pt"} added. Raises PlanError."""
+    _with_matching_config(tensors, {})
     plan, slots = _file("model.safetensors", list(_stored(tensors)), {"format": "pt", **metadata})
     return Layout((plan,), slots, folder=False)
 
@@ -79,22 +79,20 @@ def _file(
     return FilePlan(file, len(header) + sum(e.nbytes for e in placed), ((0, header),)), slots
 
 
-def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """files, with a config.json whose quantization_config says what the packed weights mean, and says nothing if there are none."""
+def _with_matching_config(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """`files` with a config.json whose quantization_config matches the packed weights, or is removed if there are none."""
     kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
     if len(kinds) > 1:
-        raise PlanError("one folder cannot hold both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))
+        raise PlanError("a folder cannot contain both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))
     exl3 = exl3_config(tensors)
     if kinds and exl3 is not None:
-        raise PlanError("one folder cannot hold packed BitNet and EXL3 weights")
+        raise PlanError("a folder cannot contain both packed BitNet and EXL3 weights")
     if "config.json" not in files:
         if kinds:
-            raise PlanError("packed BitNet weights need a config.json that says what their scale means")
+            raise PlanError("packed BitNet weights need a config.json, which defines the meaning of their scale")
         return files
     config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
-    if (
-        "transformers_weights" in config
-    ):  # the source's own file name, or why transformers must not read it without a plugin
+    if "transformers_weights" in config:  # the source's file name, or a marker that plain transformers cannot read it
         del config["transformers_weights"]
         files = _with_config(files, config)
     quantization = config.get("quantization_config")
@@ -107,12 +105,14 @@ def _agreeing(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapp
     if method in _GONE and not kinds:
         del config["quantization_config"]
         return _with_config(files, config)
-    said = bitnet_codec(config)
-    if (said.name.removeprefix(PACKED) if said else None) == next(iter(kinds), None):
+    declared = bitnet_codec(config)
+    if (declared.name.removeprefix(PACKED) if declared else None) == next(iter(kinds), None):
         return files
     if kinds:
-        apart = [t.name for t in tensors if len(t.shape) == 2 and not t.codec.name.startswith(PACKED)]
-        modules = {n.removesuffix(".weight") for n in apart if n.endswith(".weight") and "embed" not in n} | {"lm_head"}
+        unpacked = [t.name for t in tensors if len(t.shape) == 2 and not t.codec.name.startswith(PACKED)]
+        modules = {n.removesuffix(".weight") for n in unpacked if n.endswith(".weight") and "embed" not in n} | {
+            "lm_head"
+        }
         config["quantization_config"] = {
             "quant_method": "bitnet", "linear_class": kinds.pop(), "quantization_mode": "offline",
             "modules_to_not_convert": sorted(modules),
@@ -132,13 +132,13 @@ def _stored(tensors: Sequence[TensorSpec]) -> Iterator[_Stored]:
         specs = t.codec.specs(t.shape)
         for part, name, dtype, shape in stored_tensors(t.name, t.shape, t.codec):
             if name in seen:
-                raise PlanError("two tensors would share a name", tensor=name)
+                raise PlanError("two tensors would have the same name", tensor=name)
             seen.add(name)
             yield (t.name, part), specs[part], name, dtype, shape
 
 
 def _split(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
-    """In the given order; at least one shard, even if it is empty."""
+    """Split in the given order; at least one shard, even if it is empty."""
     shards: list[list[_Stored]] = [[]]
     used = 0
     for item in stored:
@@ -154,5 +154,5 @@ def _json(content: Any) -> bytes:
     return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def _whole(name: str, data: bytes) -> FilePlan:
+def _small_file(name: str, data: bytes) -> FilePlan:
     return FilePlan(name, len(data), ((0, data),))

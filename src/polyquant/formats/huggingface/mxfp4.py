@@ -2,7 +2,8 @@
 
     X_blocks U8 [experts, out, in / 32, 16]    X_scales U8 [experts, out, in / 32]
 
-They make one weight X_blocks [experts, out, in]. As floats transformers calls it X, and it lies turned: [experts, in, out].
+Together they are one weight X_blocks [experts, out, in]. As floats it is named X in transformers and transposed:
+[experts, in, out].
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.codecs.hf_mxfp4 import HF_MXFP4
 from polyquant.errors import InputError
-from polyquant.formats.huggingface.scheme import Described, Found, Read
+from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
 from polyquant.operations import SAME, Transpose
 from polyquant.types import Checkpoint, Shape, TensorMap, TensorSpec
 
@@ -23,34 +24,44 @@ __all__ = ["BLOCKS", "METHOD", "as_floats", "as_stored", "modules", "mxfp4_confi
 METHOD = "mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
 _FLOATS = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-"""Modules that stay float in gpt-oss, as its config.json lists them."""
+"""Modules that stay float in gpt-oss, as listed in its config.json."""
 
 
 def modules(tensors: Mapping[str, Described]) -> Iterator[str]:
-    """Those with a tensor X_blocks of bytes."""
+    """Modules with a tensor X_blocks of bytes."""
     return (n.removesuffix(BLOCKS) for n, t in tensors.items() if n.endswith(BLOCKS) and t.dtype == "U8")
 
 
-def weight_of(module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read) -> Found:
-    """Raises InputError."""
-    del said, read
+def weight_of(
+    module: str, tensors: Mapping[str, Described], settings: Mapping[str, Any], read: Read
+) -> QuantizedWeight:
+    """Read one weight. Raises InputError."""
+    del settings, read
     blocks, scales = tensors[module + BLOCKS], tensors.get(module + SCALES)
     if scales is None:
         raise InputError("quantized weight lacks its scales", tensor=module, expected=module + SCALES)
     if len(blocks.shape) < 3 or blocks.shape[-1] != 16 or 0 in blocks.shape:
         raise InputError(
-            "blocks have another form", tensor=module, expected="U8 [experts, out, in / 32, 16]", found=list(blocks.shape)
-        )  # fmt: skip
+            "blocks have an unexpected shape",
+            tensor=module,
+            expected="U8 [experts, out, in / 32, 16]",
+            found=list(blocks.shape),
+        )
     if scales.shape != blocks.shape[:-1] or scales.dtype != "U8":
         raise InputError(
-            "scales do not fit the weight", tensor=module, expected=f"U8 {list(blocks.shape[:-1])}", found=f"{scales.dtype} {list(scales.shape)}"
-        )  # fmt: skip
+            "scales do not fit the weight",
+            tensor=module,
+            expected=f"U8 {list(blocks.shape[:-1])}",
+            found=f"{scales.dtype} {list(scales.shape)}",
+        )
     shape = (*blocks.shape[:-2], 32 * blocks.shape[-2])
-    return Found(module + BLOCKS, shape, HF_MXFP4, {"blocks": module + BLOCKS, "scales": module + SCALES})
+    return QuantizedWeight(module + BLOCKS, shape, HF_MXFP4, {"blocks": module + BLOCKS, "scales": module + SCALES})
 
 
 def stored_names(name: str, shape: Shape) -> list[tuple[str, str, str, Shape]]:
-    """(part, name in the file, dtype, shape) of one weight X_blocks. Raises PlanError by way of specs for rows that are no multiple of 32."""
+    """(part, name in the file, dtype, shape) of one weight X_blocks. Raises CodecError for rows that are not a multiple
+    of 32.
+    """
     module, grid = name.removesuffix(BLOCKS), (*shape[:-1], shape[-1] // 32)
     dtypes = {part: BY_NUMPY[spec.dtype] for part, spec in HF_MXFP4.specs(shape).items()}
     return [
@@ -67,7 +78,7 @@ def mxfp4_config(tensors: Sequence[TensorSpec]) -> dict[str, Any] | None:
 
 
 def as_floats(tensor: TensorMap, source: Checkpoint) -> TensorMap:
-    """A weight that is carried along, as transformers calls and turns it when it is float; any other tensor as it is."""
+    """Name and transpose an MXFP4 weight as transformers does for floats; other tensors are unchanged."""
     if not _is_packed(tensor, source) or not tensor.target.endswith(BLOCKS):
         return tensor
     *stack, n, k = tensor.shape
@@ -75,7 +86,7 @@ def as_floats(tensor: TensorMap, source: Checkpoint) -> TensorMap:
 
 
 def as_stored(tensor: TensorMap, source: Checkpoint) -> TensorMap:
-    """Undoes `as_floats`."""
+    """The inverse of `as_floats`."""
     if not _is_packed(tensor, source) or not isinstance(tensor.op, Transpose):
         return tensor
     return replace(tensor, target=tensor.source, shape=source[tensor.source].shape, op=SAME)

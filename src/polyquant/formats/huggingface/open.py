@@ -1,4 +1,4 @@
-"""Opening Hugging Face folders and single weight files: headers only."""
+"""Open Hugging Face folders and single weight files; reads headers only."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _WEIGHTS = tuple(f"{name}{index}" for name in (SAFETENSORS, PICKLE) for index in
 
 
 class Tensor(Protocol):
-    """What both kinds of weight files say of a tensor."""
+    """Header data of a tensor in either kind of weight file."""
 
     @property
     def dtype(self) -> str:
-        """safetensors' name of the dtype."""
+        """The dtype's name in safetensors."""
 
     @property
     def shape(self) -> Shape:
-        """Row-major."""
+        """The shape, row-major."""
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +58,7 @@ class Shard:
 
 
 def sniff(path: str | os.PathLike[str]) -> Evidence | None:
-    """Evidence that this is a Hugging Face folder or a weight file of one, by content; None if not."""
+    """Evidence that this is a Hugging Face folder or one of its weight files, by content; None if not."""
     path = Path(path)
     if path.is_dir():
         names = folders.entries(path)
@@ -70,19 +70,19 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
     elif path.is_file():
         source = Source(path)
         if safetensors.plausible(source):
-            return Evidence("hf", "one safetensors file: a header size and a JSON object")
+            return Evidence("hf", "a safetensors file: header size and JSON object")
         if torch_file.plausible(source):
-            return Evidence("hf", "one torch file: a zip that begins with data.pkl, or torch's old magic number")
+            return Evidence("hf", "a torch file: a zip that starts with data.pkl, or torch's old magic number")
     return None
 
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:
-    """A folder, or one .safetensors or .bin file. Reads headers only. Raises InputError, UnsupportedError."""
+    """Open a folder, or one .safetensors or .bin file. Reads headers only. Raises InputError, UnsupportedError."""
     path = Path(path)
     if not path.is_dir():
         shard = read_shard(path)
         read = _weights({name: (shard, t) for name, t in shard.tensors.items()}, {}, None)
-        notes = ("one file; config.json was not read", *read.notes)
+        notes = ("single file; config.json was not read", *read.notes)
         return Checkpoint("hf", path, read.weights, shard.metadata, notes=notes, undecoded=read.undecoded)
     config = folders.read_config(path)
     notes = () if config is not None else ("config.json is missing",)
@@ -90,14 +90,14 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     tensors, metadata, more = _gather(path, chosen)
     config = with_older_files(path, config) if config is not None else None
     read = _weights(tensors, config or {}, path)
-    files = {name: found for name in folders.SIDE_FILES if (found := folders.member(path, name)) is not None}
+    files = {name: file for name in folders.SIDE_FILES if (file := folders.member(path, name)) is not None}
     files |= folders.pooling_files(path)
     notes += chosen.notes + more + read.notes
     return Checkpoint("hf", path, read.weights, metadata, config or {}, files, notes=notes, undecoded=read.undecoded)
 
 
 def read_shard(path: Path) -> Shard:
-    """The header of one weight file, by what it is and not by what it is called. Raises InputError, UnsupportedError."""
+    """The header of one weight file, detected by content, not by name. Raises InputError, UnsupportedError."""
     source = Source(path)
     if torch_file.plausible(source) or (path.suffix == ".bin" and not safetensors.plausible(source)):
         return Shard(source, torch_file.read_torch(source), {})
@@ -108,10 +108,10 @@ def read_shard(path: Path) -> Shard:
 def _gather(
     folder: Path, chosen: WeightFiles
 ) -> tuple[dict[str, tuple[Shard, Tensor]], Mapping[str, str], tuple[str, ...]]:
-    """Tensors of all shards, where the index says; those that it forgot too, with a note."""
+    """Tensors of all shards as the index assigns them, and unlisted ones with a note."""
     tensors: dict[str, tuple[Shard, Tensor]] = {}
     metadata: Mapping[str, str] = {}
-    forgotten = []
+    unlisted = []
     for name in chosen.names:
         path = folders.member(folder, name)
         if path is None:
@@ -121,24 +121,24 @@ def _gather(
         for tensor, entry in shard.tensors.items():
             home = name if chosen.weight_map is None else chosen.weight_map.get(tensor)
             if home is None:
-                forgotten.append(tensor)
+                unlisted.append(tensor)
             elif home != name:
                 continue
             if tensor in tensors:
-                raise InputError("tensor lies in two shards", file=path, tensor=tensor)
+                raise InputError("tensor is in two shards", file=path, tensor=tensor)
             tensors[tensor] = (shard, entry)
     for tensor, name in (chosen.weight_map or {}).items():
         if tensor not in tensors:
-            raise InputError("tensor is not in the shard that the index names", file=folder / name, tensor=tensor)
+            raise InputError("tensor is not in the shard named by the index", file=folder / name, tensor=tensor)
     notes: tuple[str, ...] = ()
-    if forgotten:
-        notes = (f"{len(forgotten)} tensors are in no weight_map, e.g. {printable(forgotten[0])}",)
+    if unlisted:
+        notes = (f"{len(unlisted)} tensors are not in the weight_map, e.g. {printable(unlisted[0])}",)
     return tensors, metadata, notes
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Tensors made weights."""
+    """The weights made from the tensors."""
 
     weights: Mapping[str, Weight]
     notes: tuple[str, ...]
@@ -146,12 +146,12 @@ class _Read:
 
 
 def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, Any], folder: Path | None) -> _Read:
-    """folder: None for a single file."""
+    """Make weights from the tensors. folder: None for a single file."""
     packed, notes, left = bitnet_codec(config), list[str](), list[tuple[str, str]]()
     out: dict[str, Weight] = {}
     taken = _exl3(tensors, config, out)
-    if (found := method_of(config)) is not None:
-        taken |= _quantized(tensors, *found, out, notes, left)
+    if (reader := method_of(config)) is not None:
+        taken |= _quantized(tensors, *reader, out, notes, left)
     if packed is not None:
         taken |= _bitnet(tensors, packed, out)
     described = {name: tensor for name, (_, tensor) in tensors.items()}
@@ -159,7 +159,8 @@ def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, A
     undecoded, codes = find_undecoded(homes, described, taken, left, config, folder)
     if undecoded is not None:
         notes.append(
-            f"unsupported quantization scheme: {printable(undecoded.scheme)}; its tensors are shown as they are stored"
+            f"unsupported quantization scheme: {printable(undecoded.scheme)}; its tensors are shown in their stored "
+            "layout"
         )
     known: dict[tuple[str, Shape, int], tuple[Codec, dict[str, ArraySpec]]] = {}
     for name, (shard, tensor) in tensors.items():
@@ -169,7 +170,7 @@ def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, A
             codec: Codec = UndecodedDtype(-1, tensor.nbytes, undecoded.scheme, tensor.dtype)
             specs = codec.specs(tensor.shape)
         else:
-            kind = (tensor.dtype, tensor.shape, tensor.nbytes)  # experts are many, and alike
+            kind = (tensor.dtype, tensor.shape, tensor.nbytes)  # many experts have the same kind
             if kind not in known:
                 codec = codec_of(tensor.dtype, tensor.nbytes)
                 known[kind] = codec, codec.specs(tensor.shape)
@@ -181,7 +182,9 @@ def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, A
 
 
 def _bitnet(tensors: Mapping[str, tuple[Shard, Tensor]], packed: Codec, out: dict[str, Weight]) -> dict[str, str]:
-    """Packed BitNet weights into `out`; the tensors they consist of. Raises InputError for a scale that does not fit."""
+    """Add packed BitNet weights to `out`; returns the tensors they consist of. Raises InputError for a scale that does
+    not fit.
+    """
     taken: dict[str, str] = {}
     for name, (shard, tensor) in tensors.items():
         if tensor.dtype == "U8" and name.endswith(".weight") and f"{name}_scale" in tensors:
@@ -193,7 +196,7 @@ def _bitnet(tensors: Mapping[str, tuple[Shard, Tensor]], packed: Codec, out: dic
 def _exl3(
     tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, Any], out: dict[str, Weight]
 ) -> dict[str, str]:
-    """EXL3 weights into `out`; the tensors they consist of. Raises InputError for one that is incomplete."""
+    """Add EXL3 weights to `out`; returns the tensors they consist of. Raises InputError for incomplete ones."""
     described = {name: tensor for name, (_, tensor) in tensors.items()}
     taken: dict[str, str] = {}
     for module in modules(tensors):
@@ -221,47 +224,50 @@ def _exl3(
 def _quantized(
     tensors: Mapping[str, tuple[Shard, Tensor]],
     method: Method,
-    said: Mapping[str, Any],
+    settings: Mapping[str, Any],
     out: dict[str, Weight],
     notes: list[str],
     left: list[tuple[str, str]],
 ) -> dict[str, str]:
-    """Weights of another tool's method into `out`; the tensors they consist of. left: modules and their schemes that are not decoded. Raises InputError
-    for one that is incomplete."""
+    """Add weights of another tool's method to `out`; returns the tensors they consist of.
+
+    left: receives modules with an unsupported scheme, and its name. Raises InputError for incomplete weights.
+    """
     described = {name: tensor for name, (_, tensor) in tensors.items()}
     taken: dict[str, str] = {}
     lost: list[str] = []
     for module in method.modules(described):
         try:
-            found = method.weight_of(module, described, said, partial(read_small, tensors))
+            weight = method.weight_of(module, described, settings, partial(read_small, tensors))
         except InputError as e:
             home = next(shard for name, (shard, _) in tensors.items() if name.startswith((f"{module}.", f"{module}_")))
             raise InputError(
                 e.message, file=home.source.path, tensor=module, expected=e.expected, found=e.found, hint=e.hint
             ) from None
-        if isinstance(found, str):
-            left.append((module, found))
+        if isinstance(weight, str):
+            left.append((module, weight))
             continue
         arrays = {}
-        for part, spec in found.codec.specs(found.shape).items():
-            shard, tensor = tensors[found.tensors[part]]
+        for part, spec in weight.codec.specs(weight.shape).items():
+            shard, tensor = tensors[weight.tensors[part]]
             arrays[part] = tensor.array(shard.source, spec)
-        lost += found.lost
-        taken |= dict.fromkeys((*found.tensors.values(), *found.spare), found.name)
-        if found.name in tensors and found.name not in found.tensors.values():
-            raise InputError("is stored both quantized and plain", file=shard.source.path, tensor=found.name)
-        out[found.name] = Weight(found.name, found.shape, found.codec, arrays)
+        lost += weight.lost
+        taken |= dict.fromkeys((*weight.tensors.values(), *weight.spare), weight.name)
+        if weight.name in tensors and weight.name not in weight.tensors.values():
+            raise InputError("is stored both quantized and plain", file=shard.source.path, tensor=weight.name)
+        out[weight.name] = Weight(weight.name, weight.shape, weight.codec, arrays)
     if not taken and not left:
         notes.append(
-            f"config.json says '{printable(str(said.get('quant_method', 'quantization_bit')), 40)}', and no weight is quantized so"
+            f"config.json declares '{printable(str(settings.get('quant_method', 'quantization_bit')), 40)}', but no "
+            "weight uses it"
         )
     if lost:
-        notes.append(f"{len(lost)} tensors say fixed grids of inputs: left out, e.g. {printable(lost[0])}")
+        notes.append(f"{len(lost)} static input scales are omitted, e.g. {printable(lost[0])}")
     return taken
 
 
 def read_small(tensors: Mapping[str, tuple[Shard, Tensor]], name: str) -> NDArray[Any]:
-    """The numbers of a small tensor (group indices, a shape, scales); a scalar as a vector of one."""
+    """Read a small tensor (group indices, a shape, scales); a scalar as a vector of one."""
     shard, tensor = tensors[name]
     shape = tensor.shape or (1,)
     return tensor.array(shard.source, ArraySpec(shape, NUMPY[tensor.dtype])).read(0, shape[0])
@@ -273,7 +279,7 @@ def _method(config: Mapping[str, Any]) -> object:
 
 
 def check_pair(weight: Tensor, scale: Tensor) -> str | None:
-    """What is wrong with a packed BitNet weight and its scale; None if nothing."""
+    """The problem with a packed BitNet weight and its scale; None if they are valid."""
     if len(weight.shape) != 2:
         return f"packed weight must be [R / 4, C], found {list(weight.shape)}"
     if scale.dtype not in ("BF16", "F16", "F32") or scale.shape not in ((), (1,)):

@@ -1,4 +1,4 @@
-"""What can be asked of a Hugging Face folder."""
+"""Options for writing a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["HuggingFaceOptions"]
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceOptions:
-    """Of a folder to be written."""
+    """Options for writing."""
 
     shard_bytes: int | None = option(
-        help="Largest shard, e.g. 2GB.", flag="--shard-size", metavar="SIZE", parse=parse_size, shown="5GB"
+        help="Maximum size of a shard, e.g. 2GB.", flag="--shard-size", metavar="SIZE", parse=parse_size, shown="5GB"
     )
     single_file: bool = option(
         False, type=bool, flag="", help="One .safetensors file, without config.json and the small files."

@@ -1,15 +1,17 @@
-"""Weights of other tools' quantized checkpoints among the tensors of a Hugging Face folder: config.json says which method, one module each reads it.
+"""Quantized weights of other tools in a Hugging Face folder.
 
-    gptq                X.qweight X.qzeros X.scales [X.g_idx]                                     formats/huggingface/gptq.py
-    awq                 X.qweight X.qzeros X.scales                                               formats/huggingface/awq.py
-    compressed-tensors  X.weight | X.weight_packed X.weight_shape, X.weight_scale, ...            formats/huggingface/compressed.py
-    fp8, fbgemm_fp8     X.weight, X.weight_scale | X.weight_scale_inv                             formats/huggingface/fp8.py
-    mxfp4               X_blocks X_scales, the weight X_blocks                                    formats/huggingface/mxfp4.py
-    chatglm             X.weight X.weight_scale, config.json's own key quantization_bit           formats/huggingface/chatglm.py
+config.json names the method, and one module of this package each reads it.
 
-The first tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead, ModelOpt hf_quant_config.json: read where config.json says nothing.
-What none of them decodes is refused: formats/huggingface/undecoded.py.
-The linear module X becomes one weight X.weight [N, K]; X.bias stays a tensor of its own.
+    gptq                X.qweight X.qzeros X.scales [X.g_idx]                 gptq.py
+    awq                 X.qweight X.qzeros X.scales                           awq.py
+    compressed-tensors  X.weight | X.weight_packed X.weight_shape, X.weight_scale, ...  compressed.py
+    fp8, fbgemm_fp8     X.weight, X.weight_scale | X.weight_scale_inv         fp8.py
+    mxfp4               X_blocks X_scales, the weight X_blocks                mxfp4.py
+    chatglm             X.weight X.weight_scale; quantization_bit             chatglm.py
+
+Early tools wrote quantize_config.json (GPTQ) or quant_config.json (AWQ) instead, ModelOpt hf_quant_config.json: these
+are read if config.json has no quantization_config. Other schemes are rejected: formats/huggingface/undecoded.py. The
+linear module X becomes one weight X.weight [N, K]; X.bias is separate.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyquant.formats.huggingface import awq, chatglm, compressed, fp8, gptq, mxfp4
-from polyquant.formats.huggingface.scheme import Described, Found, Read
+from polyquant.formats.huggingface.scheme import Described, QuantizedWeight, Read
 from polyquant.storage import folder as folders
 from polyquant.storage import strict_json
 
@@ -33,39 +35,46 @@ class Method(Protocol):
     """A reader of one quantization scheme."""
 
     def modules(self, tensors: Mapping[str, Described]) -> Iterator[str]:
-        """Linear modules that are quantized, in file order."""
+        """Quantized linear modules, in file order."""
 
     def weight_of(
-        self, module: str, tensors: Mapping[str, Described], said: Mapping[str, Any], read: Read
-    ) -> Found | str:
-        """The weight of a module; the name of its scheme where that is not decoded. said: quantization_config. Raises InputError."""
+        self, module: str, tensors: Mapping[str, Described], settings: Mapping[str, Any], read: Read
+    ) -> QuantizedWeight | str:
+        """The weight of a module, or the name of its scheme if that is not decoded.
+
+        settings: quantization_config. Raises InputError.
+        """
 
 
 def method_of(config: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]] | None:
-    """The module that reads the weights of this config.json, and what it says; None where nothing of ours is said."""
+    """The reader for this config.json, and its settings; None if there is no known method."""
 
     if isinstance(config.get("quantization_bit"), int) and config["quantization_bit"]:
         return chatglm, config
-    said = config.get("quantization_config")
-    method = said.get("quant_method") if isinstance(said, dict) else None
+    settings = config.get("quantization_config")
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
     known: dict[str, Method] = {
         "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8, "fbgemm_fp8": fp8, mxfp4.METHOD: mxfp4,
     }  # fmt: skip
-    return (known[method], said) if isinstance(said, dict) and isinstance(method, str) and method in known else None
+    return (
+        (known[method], settings)
+        if isinstance(settings, dict) and isinstance(method, str) and method in known
+        else None
+    )
 
 
 def with_older_files(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """config.json as if it said what ModelOpt, and the first GPTQ and AWQ tools, put into a file of their own beside it. Raises InputError."""
+    """config.json, completed from the separate files of ModelOpt and of early GPTQ and AWQ tools. Raises InputError."""
     if "quantization_config" in config:
         return config
     path = folders.member(folder, MODELOPT)
     if path is not None:
-        said = strict_json.typed(strict_json.read(path), dict, MODELOPT, file=path).get("quantization")
-        if isinstance(said, dict):
-            return {**config, "quantization_config": {"quant_method": "modelopt", **said}}
+        settings = strict_json.typed(strict_json.read(path), dict, MODELOPT, file=path).get("quantization")
+        if isinstance(settings, dict):
+            return {**config, "quantization_config": {"quant_method": "modelopt", **settings}}
     for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
         path = folders.member(folder, name)
         if path is not None:
-            said = strict_json.typed(strict_json.read(path), dict, name, file=path)
-            return {**config, "quantization_config": {"quant_method": method, **said}}
+            settings = strict_json.typed(strict_json.read(path), dict, name, file=path)
+            return {**config, "quantization_config": {"quant_method": method, **settings}}
     return config

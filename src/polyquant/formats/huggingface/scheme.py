@@ -1,4 +1,4 @@
-"""What the readers of quantization schemes share: a tensor as its header says it, the weight that several tensors make, and their checks."""
+"""Shared by the readers of quantization schemes: header data of a tensor, the resulting weight, and checks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from polyquant.codecs.dtypes import BY_NUMPY
 from polyquant.errors import CodecError, InputError
 from polyquant.types import Codec, Shape
 
-__all__ = ["Described", "Found", "Read", "fitting", "float_word", "require"]
+__all__ = ["Described", "QuantizedWeight", "Read", "fitting", "float_word", "require"]
 
 
 class Described(Protocol):
-    """What is needed of a tensor."""
+    """Header data of a tensor."""
 
     @property
     def dtype(self) -> str:
-        """safetensors' name."""
+        """The dtype's name in safetensors."""
 
     @property
     def shape(self) -> Shape:
-        """Row-major."""
+        """The shape, row-major."""
 
 
 Read = Callable[[str], NDArray[Any]]
-"""Name of a small tensor (group indices, shapes) -> its numbers."""
+"""Name of a small tensor (group indices, shapes) -> its values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One weight. tensors: part -> name in the file. spare: further tensors that are not carried along; lost: those of them that say something."""
+class QuantizedWeight:
+    """One quantized weight.
+
+    tensors: part -> name in the file. spare: further tensors that are not copied; lost: those of them with information.
+    """
 
     name: str
     shape: Shape
@@ -45,35 +48,37 @@ class Found:
 
 
 def require(module: str, part: str, tensors: Mapping[str, Described], rank: int) -> Described:
-    """A tensor of a module. Raises InputError if it is not there or has another number of dimensions."""
-    found = tensors.get(f"{module}.{part}")
-    if found is None:
+    """A tensor of a module. Raises InputError if it is missing or has a different number of dimensions."""
+    tensor = tensors.get(f"{module}.{part}")
+    if tensor is None:
         raise InputError(
             f"quantized weight lacks {part}",
             tensor=module,
-            hint="finish the download, or take the folder from its source again",
+            hint="finish the download, or download the folder again",
         )
-    if len(found.shape) != rank or 0 in found.shape:
+    if len(tensor.shape) != rank or 0 in tensor.shape:
         raise InputError(
-            f"{part} has another form",
+            f"{part} has an unexpected shape",
             tensor=module,
             expected=f"{rank} dimensions, none empty",
-            found=list(found.shape),
+            found=list(tensor.shape),
         )
-    return found
+    return tensor
 
 
 def float_word(module: str, part: str, tensor: Described) -> str:
-    """What a codec's name calls the dtype of scales. Raises InputError for what is no float of 16 or 32 bits."""
+    """The word for the dtype of scales in codec names. Raises InputError unless it is a float of 16 or 32 bits."""
     words = {BY_NUMPY[dtype]: word for word, dtype in FLOAT_TYPES.items()}
     if tensor.dtype not in words:
-        raise InputError(f"{part} is of another type", tensor=module, expected=", ".join(words), found=tensor.dtype)
+        raise InputError(
+            f"{part} has an unsupported dtype", tensor=module, expected=", ".join(words), found=tensor.dtype
+        )
     return words[tensor.dtype]
 
 
 def fitting(
     module: str, shape: Shape, codec: Codec, tensors: Mapping[str, Described], spare: tuple[str, ...] = ()
-) -> Found:
+) -> QuantizedWeight:
     """The weight, if every part has the dtype and shape of its spec. Raises InputError."""
     try:
         specs = codec.specs(shape)
@@ -91,5 +96,5 @@ def fitting(
                 expected=f"{BY_NUMPY[spec.dtype]} {list(spec.shape)}",
                 found=f"{tensor.dtype} {list(tensor.shape)}",
             )
-    there = tuple(f"{module}.{part}" for part in spare if f"{module}.{part}" in tensors)
-    return Found(f"{module}.weight", shape, codec, {part: f"{module}.{part}" for part in specs}, there)
+    present = tuple(f"{module}.{part}" for part in spare if f"{module}.{part}" in tensors)
+    return QuantizedWeight(f"{module}.weight", shape, codec, {part: f"{module}.{part}" for part in specs}, present)

@@ -1,4 +1,4 @@
-"""Writing a Hugging Face folder: floats, packed BitNet, EXL3, and MXFP4 that is MXFP4 already."""
+"""Write a Hugging Face folder: floats, packed BitNet, EXL3, and existing MXFP4 codes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["HuggingFaceTarget"]
 
 
 class HuggingFaceTarget(PlainTarget):
-    """safetensors in shards, config.json and the small files."""
+    """The target: safetensors shards, config.json and the small files."""
 
     options = HuggingFaceOptions
 
     def translate(self, source: Checkpoint, recipe: Recipe, options: Any) -> Translation:
-        """From GGUF to Hugging Face's names; without a recipe codes may stay as another tool packs them."""
+        """Translate from GGUF to Hugging Face's names; without a recipe, codes of another tool may be kept."""
         return translate.to_hf(source, dtype=TORCH_NAMES.get(recipe.base or ""), packed=recipe.base is None)
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
-        """MXFP4 that no recipe changes stays as it is stored."""
+        """Plan the steps; MXFP4 weights without a recipe are kept."""
 
         def kept(tensor: TensorMap) -> TensorMap:
             name, _ = planning.recipe.choose((tensor.target, *tensor.sources), planning.facts)
@@ -43,18 +43,18 @@ class HuggingFaceTarget(PlainTarget):
         return super().prepare(replace(planning, translation=replace(planning.translation, tensors=tensors)))
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
-        """Raises PlanError for a rule that decodes one of the tensors that are laid out as MXFP4."""
+        """Choose a codec. Raises PlanError for a rule that decodes a single MXFP4 tensor."""
         chosen = super().choose(source, tensor, recipe, facts, options)
         if _packed(common([source[n] for n in tensor.sources]), tensor) and chosen.codec is not HF_MXFP4:
             raise PlanError(
-                f"MXFP4 experts cannot become {chosen.codec} one by one",
+                f"MXFP4 experts cannot become {chosen.codec} individually",
                 tensor=tensor.target,
-                hint="give a codec for all matrices, e.g. --codec bf16",
+                hint="choose a codec for all matrices, e.g. --codec bf16",
             )
         return chosen
 
     def kept(self, have: Codec, tensor: TensorMap) -> Choice:
-        """Trellis codes that EXL3 can hold keep their codes."""
+        """The source's codec; trellis codes are kept if EXL3 can store them."""
         if have.form is TrellisCodes and (exl3 := as_exl3(have, tensor.shape)) is not None:
             return Choice(exl3, "codes kept")
         if _packed(have, tensor):
@@ -62,7 +62,7 @@ class HuggingFaceTarget(PlainTarget):
         return super().kept(have, tensor)
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
-        """Shards, index and files. Raises PlanError."""
+        """Lay out shards, index and files. Raises PlanError."""
         specs, files = [s.spec for s in steps], planning.translation.files
         size = planning.options.shard_bytes
         if planning.options.single_file:
@@ -74,5 +74,5 @@ class HuggingFaceTarget(PlainTarget):
 
 
 def _packed(have: Codec, tensor: TensorMap) -> bool:
-    """True for a tensor whose name says that it is stored as MXFP4, and which is."""
+    """True for a tensor that is stored as MXFP4 under a matching name."""
     return tensor.target.endswith(BLOCKS) and blocks_of(have) == HF_MXFP4.holds

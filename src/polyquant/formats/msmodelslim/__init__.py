@@ -1,1 +1,1 @@
-"""msModelSlim (Ascend): folders of int8 and int4 weights with a description of the type of every tensor, in three dialects."""
+"""msModelSlim (Ascend): folders of int8 and int4 weights with a description of every tensor's type, in three dialects."""

@@ -1,4 +1,4 @@
-"""What becomes of each tensor of an msModelSlim folder: which are quantized, with which codec, and what a dialect has besides the source's tensors."""
+"""Choose the codec of each tensor of an msModelSlim folder, and the options of its dialect."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["bias_type", "choose", "completed", "kept", "layout_options", "module
 
 _DTYPES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32"}
 _ONE_SUM = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-"""Linears of W4A8_DYNAMIC with one scale_bias a row; those that read what is spread over devices have 16."""
+"""Linear layers of W4A8_DYNAMIC with one scale_bias per row; those that are distributed over devices have 16."""
 
 
 def with_dtype(source: Checkpoint, options: MsModelSlimOptions, translation: Translation) -> MsModelSlimOptions:
-    """The options with the type that the model computes in: as config.json says, else that of most of its floats.
+    """The options with the model's compute type: from config.json, else the most common float type.
 
-    Raises PlanError for a model that computes in none of the three.
+    Raises PlanError for a model with any other type.
     """
     config: Mapping[str, Any] = {}
     if "config.json" in translation.files:
@@ -40,43 +40,45 @@ def with_dtype(source: Checkpoint, options: MsModelSlimOptions, translation: Tra
         )
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, dict) else {})
-    said = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), None)
-    if said is None:
+    stated = next((p[key] for p in places for key in ("torch_dtype", "dtype") if isinstance(p.get(key), str)), None)
+    if stated is None:
         return replace(options, dtype=_most(source))
-    if said.removeprefix("torch.") not in _DTYPES:
+    if stated.removeprefix("torch.") not in _DTYPES:
         raise PlanError(
-            "the model computes in a type that msModelSlim does not know",
+            "the model's compute type is not supported by msModelSlim",
             file="config.json",
             expected="float16, bfloat16 or float32",
-            found=said,
+            found=stated,
         )
-    return replace(options, dtype=_DTYPES[said.removeprefix("torch.")])
+    return replace(options, dtype=_DTYPES[stated.removeprefix("torch.")])
 
 
 def _most(source: Checkpoint) -> str:
-    """Which of the three float types most weights have; bfloat16 if none has one."""
-    found: Counter[str] = Counter()
+    """The most common of the three float types; bfloat16 if there is none."""
+    nbytes: Counter[str] = Counter()
     for w in source.values():
         if w.codec.name in _DTYPES.values():
-            found[w.codec.name] += w.nbytes
-    return found.most_common(1)[0][0] if found else "bf16"
+            nbytes[w.codec.name] += w.nbytes
+    return nbytes.most_common(1)[0][0] if nbytes else "bf16"
 
 
 def bias_type(options: MsModelSlimOptions) -> str:
-    """Codec of the float biases of quantized layers: float32 in v1, the model's type elsewhere."""
+    """The codec of float biases of quantized layers: float32 in v1, else the model's type."""
     return "f32" if options.dialect == "v1" else options.dtype
 
 
 def module_of(name: str) -> str:
-    """Linear layer of a weight: X.weight -> X."""
+    """The linear layer of a weight: X.weight -> X."""
     return name.removesuffix(".weight")
 
 
-# ------------------------------------------------------------ which codec
+# ------------------------------------------------------------ codecs
 
 
 def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options: MsModelSlimOptions) -> Choice:
-    """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep; the rest stays what it is."""
+    """Choose a codec: rules may name any matrix; the recipe's codec is for linear layers not in --keep; the rest is
+    kept.
+    """
     names, shape = (tensor.target, tensor.source), tensor.shape
     linear = is_linear(tensor.target, shape)
     if linear and (glob := kept(tensor.target, options.keep)) is not None:
@@ -93,12 +95,12 @@ def choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts, options
     if (exact := exact_msmodelslim(have, shape)) is not None and (linear or isinstance(have, MsModelSlim)):
         return Choice(completed(exact, tensor.target, options), "codes kept")
     if len(shape) > 2:
-        return Choice(_float(have, options), "a stack: the folder has a place for matrices only")
+        return Choice(_float(have, options), "a stack: the format supports only matrices")
     return Choice(_float(have, options), "float" if have.form is Floats else "decoded to floats")
 
 
 def kept(name: str, globs: Sequence[str]) -> str | None:
-    """The first glob that names a weight or its layer."""
+    """The first glob that matches a weight or its layer."""
     return next((g for g in globs if fnmatchcase(name, g) or fnmatchcase(module_of(name), g)), None)
 
 
@@ -107,15 +109,19 @@ def _float(have: Codec, options: MsModelSlimOptions) -> Codec:
 
 
 def completed(wanted: MsModelSlim, name: str, options: MsModelSlimOptions) -> MsModelSlim:
-    """The codec with what its dialect and the model's type ask for. Raises PlanError for a type that the dialect has no place for.
+    """Complete the codec for the dialect and the model's type. Raises PlanError for a type that the dialect does not
+    support.
 
-    Scales: float32 in v1 and per group, else in the model's type. Static types: deq_scale as int64 unless the model is bfloat16. 4 bits: a code a byte in v0.
+    Scales: float32 in v1 and per group, else in the model's type. Static types: deq_scale as int64 unless the model is
+    bfloat16. 4 bits: one code per byte in v0.
     """
     v1, four = options.dialect == "v1", wanted.bits == 4
     packing = "" if options.dialect == "v0" or not four else "k" if wanted.kind == "w4a16" and not wanted.group else "n"
     small = wanted.kind == "w4a8.dynamic"
     if small and options.dialect == "v0":
-        raise PlanError("the v0 dialect has no W4A8_DYNAMIC", tensor=name, hint="add --dialect ascendv1, or v1")
+        raise PlanError(
+            "the v0 dialect does not support W4A8_DYNAMIC", tensor=name, hint="add --dialect ascendv1, or v1"
+        )
     return wanted.configure(
         dtype="f32" if v1 or wanted.group or small else options.dtype,
         grid="",
@@ -137,17 +143,20 @@ def _sums(name: str) -> int:
 
 
 def ranges_of(options: MsModelSlimOptions, step: Step) -> tuple[float, float] | None:
-    """What --ranges says of the inputs of a layer, by its name in the folder or in the source; the experts of a stack have no other name there than `stack[3]`."""
+    """The range of a layer's inputs from --ranges, by its name in the folder or in the source.
+
+    The experts of a stack are named `stack[3]` in the source.
+    """
     given = options.input_ranges
     named = module_of(step.map.target)
     return given[named] if named in given else given.get(module_of(step.inputs))
 
 
 def layout_options(source: Checkpoint, options: MsModelSlimOptions) -> dict[str, Any]:
-    """What laying out the folder needs to know besides the tensors."""
+    """Options for the layout of the folder."""
     out: dict[str, Any] = {"dialect": options.dialect}
     if source.format == "msmodelslim":
         types = source.metadata.get("types", {})
-        strange = {name: word for name, word in types.items() if word not in (FLOAT, "C8", *TYPES.values())}
-        out |= {"words": strange, "carried": {key: value for key, value in source.metadata.items() if key != "types"}}
+        unknown = {name: word for name, word in types.items() if word not in (FLOAT, "C8", *TYPES.values())}
+        out |= {"words": unknown, "carried": {key: value for key, value in source.metadata.items() if key != "types"}}
     return out

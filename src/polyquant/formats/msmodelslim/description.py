@@ -1,10 +1,10 @@
-"""The description file: strict JSON, one object, from the name of each tensor to the word of its type, and some keys about the whole.
+"""Read the description file: a strict JSON object from tensor names to types, and some keys about the model.
 
     {"model_quant_type": "W8A8", "kv_cache_type": "C8", "version": "1.0.0", "group_size": 32,
      "model.layers.0.self_attn.k_proj.weight": "W8A8", "model.layers.0.self_attn.k_proj.kv_cache_scale": "C8", ...}
 
-Names of tensors have a dot; the keys about the whole have none. `metadata` and `optional` (v1) are objects. Tensors of the cache are
-called C8 by the tool; the document's example gives them the type of their linear layer, which means the same.
+Tensor names contain a dot; the keys about the model do not. `metadata` and `optional` (v1) are objects. The tool gives
+tensors of the cache the type C8; the document's example gives them the type of their linear layer, which is equivalent.
 """
 
 from __future__ import annotations
@@ -22,36 +22,44 @@ __all__ = ["CACHE_PARTS", "FLOAT", "KINDS", "PARTS", "Description", "parse", "re
 
 FLOAT = "FLOAT"
 KINDS: dict[str, str] = {word: kind for kind, word in TYPES.items()}
-"""Word of the description -> first word of the codec's name."""
+"""Type in the description -> first part of the codec's name."""
 PARTS = (
-    "weight", "weight_scale", "weight_offset", "weight_scale_second", "weight_offset_second", "input_scale", "input_offset",
-    "quant_bias", "deq_scale", "scale_bias",
-)  # fmt: skip
-"""What a quantized linear layer may consist of."""
+    "weight",
+    "weight_scale",
+    "weight_offset",
+    "weight_scale_second",
+    "weight_offset_second",
+    "input_scale",
+    "input_offset",
+    "quant_bias",
+    "deq_scale",
+    "scale_bias",
+)
+"""Possible tensors of a quantized linear layer."""
 CACHE_PARTS = ("kv_cache_scale", "kv_cache_offset")
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """types: tensor -> word; whole: the keys about the model."""
+    """The parsed description. types: tensor -> type; general: the keys about the model."""
 
     types: Mapping[str, str] = field(default_factory=dict)
-    whole: Mapping[str, Any] = field(default_factory=dict)
+    general: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def group_size(self) -> int:
-        """Columns of a scale where the file says so; 0 otherwise."""
-        said = self.whole.get("group_size")
-        return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else 0
+        """Columns per scale if the file states it; 0 otherwise."""
+        size = self.general.get("group_size")
+        return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 0
 
 
 def read(path: Path) -> Description:
-    """The description in a file. Raises InputError."""
+    """Read the description from a file. Raises InputError."""
     return _parted(strict_json.read(path, strict_json.INDEX), path)
 
 
 def parse(data: bytes, *, file: object = None) -> Description:
-    """The description in these bytes. Raises InputError."""
+    """Parse the description from bytes. Raises InputError."""
     return _parted(strict_json.parse(data, strict_json.INDEX, file=file), file)
 
 
@@ -63,9 +71,12 @@ def _parted(content: Any, file: object) -> Description:
             continue
         if not isinstance(word, str):
             raise InputError(
-                "the description gives a tensor no type", file=file, tensor=name, expected='a string such as "W8A8"',
+                "the description has no valid type for a tensor",
+                file=file,
+                tensor=name,
+                expected='a string such as "W8A8"',
                 found=word,
-            )  # fmt: skip
+            )
         types[name] = word
     return Description(types, {k: v for k, v in members.items() if "." not in k})
 

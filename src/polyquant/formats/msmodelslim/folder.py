@@ -1,11 +1,11 @@
-"""Which files of a folder are an msModelSlim model.
+"""The files of an msModelSlim model in a folder.
 
     quant_model_weights.safetensors            quant_model_description.json           the command line since v1
-    quant_model_weight_w8a8.safetensors        quant_model_description_w8a8.json      the traditional tool; the type stands in both names
+          quant_model_weight_w8a8.safetensors        quant_model_description_w8a8.json      the traditional tool, with the type
     quant_model_weight.safetensors             quant_model_description.json           the document
 
-Weights are one file, or shards `STEM-00001-of-0000N.safetensors` with `STEM.safetensors.index.json`. People also rename the weights to
-model.safetensors and keep the description: such a folder is read too. Other safetensors files of a folder are none of the model's.
+Weights are one file, or shards `STEM-00001-of-0000N.safetensors` with `STEM.safetensors.index.json`. Weights that were
+renamed to model.safetensors are supported if the description exists. Other safetensors files are not part of the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DESCRIPTION = re.compile(r"quant_model_description(_\w+)?\.json")
 
 @dataclass(frozen=True, slots=True)
 class MsModelSlimFiles:
-    """The weight files and the description (None: there is none). weight_map: tensor -> file, None without an index."""
+    """The weight files and the description (None if missing). weight_map: tensor -> file, None without an index."""
 
     stem: str
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class MsModelSlimFiles:
 
 
 def weight_stems(names: Sequence[str]) -> list[str]:
-    """First parts of the names of weight files, each one model: "quant_model_weights", "quant_model_weight_w8a8", ..."""
+    """Stems of the weight files, each one model: "quant_model_weights", "quant_model_weight_w8a8", ..."""
     return sorted({m[1] for n in names if (m := _WEIGHTS.fullmatch(n))})
 
 
@@ -49,14 +49,16 @@ def descriptions(names: Sequence[str]) -> list[str]:
 
 
 def own_files(folder: Path, names: Iterable[str]) -> set[str]:
-    """Which of these files are part of such a model, by their names: weights, description and the small files that readers know."""
+    """The files that are part of such a model, by name: weights, description and known small files."""
     patterns = (_WEIGHTS, _RENAMED, _DESCRIPTION)
     return {n for n in names if n in (*SIDE_FILES, "config.json") or any(p.fullmatch(n) for p in patterns)}
 
 
 def choose(folder: Path, *, indexed: bool = True) -> MsModelSlimFiles:
-    """The files of the model in `folder`; without `indexed` by their names alone. Raises InputError if there are none, several models, or a shard
-    is missing."""
+    """The files of the model in `folder`; without `indexed` by their names alone.
+
+    Raises InputError if there are none, several models, or a shard is missing.
+    """
     names = entries(folder)
     stems = weight_stems(names)
     pattern = _WEIGHTS
@@ -69,7 +71,7 @@ def choose(folder: Path, *, indexed: bool = True) -> MsModelSlimFiles:
         )  # fmt: skip
     if len(stems) > 1:
         raise InputError(
-            "several models in one folder", file=folder, found=", ".join(stems), hint="give each a folder of its own"
+            "several models in one folder", file=folder, found=", ".join(stems), hint="move each to a separate folder"
         )
     own = [n for n in names if (m := pattern.fullmatch(n)) and m[1] == stems[0]]
     return _files(folder, stems[0], own if indexed else [n for n in own if n.endswith(".safetensors")], names)
@@ -79,10 +81,10 @@ def _files(folder: Path, stem: str, own: list[str], names: list[str]) -> MsModel
     description, notes = _described(folder, stem, descriptions(names))
     single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
     if stem == "model":
-        notes = (*notes, f"the weights are called {single if single in own else index}")
+        notes = (*notes, f"the weights are named {single if single in own else index}")
     if single in own:
-        beside = tuple(n for n in own if n != single)
-        more = (f"{single} is used; {len(beside)} files of shards beside it are ignored",) if beside else ()
+        ignored = tuple(n for n in own if n != single)
+        more = (f"{single} is used; {len(ignored)} shard files are ignored",) if ignored else ()
         return MsModelSlimFiles(stem, (single,), description, notes=notes + more)
     if index in own:
         weight_map, metadata = read_index(folder, index)
@@ -94,23 +96,26 @@ def _files(folder: Path, stem: str, own: list[str], names: list[str]) -> MsModel
     )
 
 
-def _described(folder: Path, stem: str, found: list[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The description that belongs to these weights: that of the same type, else the one without a type, else the only one."""
+def _described(folder: Path, stem: str, available: list[str]) -> tuple[str | None, tuple[str, ...]]:
+    """The description of these weights: of the same type, else the one without a type, else the only one."""
     kind = stem.removeprefix("quant_model_weights").removeprefix("quant_model_weight") if stem != "model" else ""
     for name in (f"quant_model_description{kind}.json", "quant_model_description.json"):
-        if name in found:
-            beside = tuple(n for n in found if n != name)
-            return name, (f"{name} is used; {', '.join(beside)} beside it is ignored",) if beside else ()
-    if len(found) > 1:
+        if name in available:
+            ignored = tuple(n for n in available if n != name)
+            return name, (f"{name} is used; {', '.join(ignored)} is ignored",) if ignored else ()
+    if len(available) > 1:
         raise InputError(
-            "several descriptions and none of the weights' type", file=folder, expected=f"quant_model_description{kind}.json",
-            found=", ".join(found), hint="remove the others",
-        )  # fmt: skip
-    return (found[0] if found else None), ()
+            "several descriptions, but none for the weights' type",
+            file=folder,
+            expected=f"quant_model_description{kind}.json",
+            found=", ".join(available),
+            hint="remove the others",
+        )
+    return (available[0] if available else None), ()
 
 
 def _refuse_gaps(folder: Path, shards: list[str]) -> None:
-    """Shards are numbered: a missing one shows in the numbers."""
+    """Raise InputError if the numbers of the shards have gaps."""
     numbers = [
         (int(m[2][1:6]), int(m[3])) for n in shards if (m := _WEIGHTS.fullmatch(n) or _RENAMED.fullmatch(n)) if m[2]
     ]

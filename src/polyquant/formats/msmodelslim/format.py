@@ -1,4 +1,4 @@
-"""msModelSlim folders as a format object."""
+"""The format object of msModelSlim folders."""
 
 from __future__ import annotations
 

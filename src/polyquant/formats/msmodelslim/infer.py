@@ -1,8 +1,9 @@
-"""The codec of one linear layer, from its type and the dtypes and shapes of its parts: every layout of every dialect.
+"""Find the codec of a linear layer from its type and the dtypes and shapes of its parts: every layout of every dialect.
 
 scales [N, G]   G > 1 groups of K / G columns        [N, 1], [N], [1] (one for the matrix)
-4 bits          [N, K] one code a byte; [N, K / 2] and [N / 2, K] two: the rows of the scales tell the latter, and between the first
-                two the group size where there is one, else the version: files with a `version` pack
+4 bits          [N, K] one code per byte; [N, K / 2] and [N / 2, K] two: the rows of the scales identify the latter;
+                the first two are distinguished by the group size if stated, else by the version: files with a
+                `version` are packed
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _WORDS: dict[np.dtype[Any], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a header says of a part: dtype as safetensors calls it, and shape."""
+    """dtype (safetensors' name) and shape of a part, from the header."""
 
     dtype: str
     shape: Shape
@@ -38,13 +39,15 @@ class Facts:
 def codec_for(
     kind: str, parts: Mapping[str, Facts], *, group_size: int = 0, packed: bool = False
 ) -> tuple[MsModelSlim, Shape]:
-    """(codec, [N, K]) of a layer of that kind (a key of TYPES). group_size: what the description says, 0 for nothing; packed: its version does.
+    """(codec, [N, K]) of a layer of that kind (a key of TYPES).
 
-    Raises InputError (message, expected, found) for a part that is missing, left over, or of a dtype or shape that does not fit the others.
+    group_size: from the description, 0 if not stated; packed: the description has a version. Raises InputError
+    (message, expected, found) for a part that is missing, unexpected, or of a dtype or shape that does not fit the
+    others.
     """
     codes = _needed(parts, "weight")
     if codes.dtype != "I8" or len(codes.shape) != 2 or 0 in codes.shape:
-        raise InputError("weight has the wrong dtype or shape", expected="I8 [N, K]", found=_said(codes))
+        raise InputError("weight has the wrong dtype or shape", expected="I8 [N, K]", found=_shown(codes))
     static = kind in ("w8a8", "w8a8s", "w8a8.mix")
     scale = parts.get("weight_scale")
     if scale is None and (not static or kind == "w8a8.mix"):
@@ -74,12 +77,12 @@ def codec_for(
 
 def _refuse_misfits(parts: Mapping[str, Facts], wanted: Mapping[str, Facts]) -> None:
     for part, facts in wanted.items():
-        found = _needed(parts, part)
-        if found != facts:
-            raise InputError(f"{part} has the wrong dtype or shape", expected=_said(facts), found=_said(found))
+        actual = _needed(parts, part)
+        if actual != facts:
+            raise InputError(f"{part} has the wrong dtype or shape", expected=_shown(facts), found=_shown(actual))
     for part in parts:
         if part not in wanted:
-            raise InputError(f"{part} has no place in this type", expected=", ".join(wanted), found=part)
+            raise InputError(f"{part} does not belong to this type", expected=", ".join(wanted), found=part)
 
 
 def _needed(parts: Mapping[str, Facts], part: str) -> Facts:
@@ -88,7 +91,7 @@ def _needed(parts: Mapping[str, Facts], part: str) -> Facts:
     return parts[part]
 
 
-def _said(facts: Facts) -> str:
+def _shown(facts: Facts) -> str:
     return f"{facts.dtype} {list(facts.shape)}"
 
 
@@ -99,7 +102,7 @@ def _dtype(facts: Facts, part: str) -> str:
 
 
 def _packing(kind: str, codes: Shape, scale: Facts | None, group_size: int, packed: bool) -> str:
-    """ "", "k" or "n" for a part `weight` of this shape."""
+    """The packing of a part `weight` of this shape: "", "k" or "n"."""
     if not kind.startswith("w4") or scale is None or not scale.shape:
         return ""
     rows, columns = scale.shape[0], scale.shape[1] if len(scale.shape) == 2 else 1
@@ -111,7 +114,7 @@ def _packing(kind: str, codes: Shape, scale: Facts | None, group_size: int, pack
 
 
 def _group(scale: Facts | None, k: int, part: str) -> int:
-    """Columns of a scale, 0 for one a row. Raises InputError where the groups do not divide K."""
+    """Columns per scale, 0 for one per row. Raises InputError if the groups do not divide K."""
     if scale is None or len(scale.shape) != 2 or scale.shape[1] == 1:
         return 0
     groups = scale.shape[1]

@@ -1,4 +1,4 @@
-"""`--keep auto`: the plan asks which linear layers had better stay float, and takes them as if they had been named."""
+"""`--keep auto`: find linear layers that should stay float, as if they had been named."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ def with_proposal(
     options: MsModelSlimOptions,
     on_tensor: Callable[[int, int, str], None] | None,
 ) -> tuple[MsModelSlimOptions, str]:
-    """The options with the proposed layers in place of "auto", and what the plan says of them. Raises PlanError, UnsupportedError.
+    """The options with the proposed layers instead of "auto", and a summary for the plan. Raises PlanError,
+    UnsupportedError.
 
-    steps: as they would be without. A calibration text that nothing else looks at is left out then.
+    steps: without the proposal. The calibration text is dropped if no other option needs it.
     """
     fresh = (Action.QUANTIZE, Action.REQUANTIZE)
     taken = [(s, s.target) for s in steps if isinstance(s.target, MsModelSlim) and s.action in fresh]
     targets = {s.inputs: target for s, target in taken}
-    called: dict[str, list[str]] = {}  # as the model says it -> as the folder says it
+    folder_names: dict[str, list[str]] = {}  # name in the model -> names in the folder
     for s, _ in taken:
-        called.setdefault(module_of(s.inputs), []).append(module_of(s.map.target))
+        folder_names.setdefault(module_of(s.inputs), []).append(module_of(s.map.target))
     limit = LIMIT if options.keep_error is None else options.keep_error
-    found = propose_keep(source, targets, options, limit, on_tensor)
-    if len(found.keep) == len(targets):
+    proposal = propose_keep(source, targets, options, limit, on_tensor)
+    if len(proposal.keep) == len(targets):
         raise PlanError(
             "every layer would have to stay float",
             expected=f"a divergence of at most {limit:g} nats",
-            found=f"{found.before:.2g} with all of them as {next(iter(targets.values())).name}",
+            found=f"{proposal.before:.2g} with all of them as {next(iter(targets.values())).name}",
             hint="allow more with --keep-error, or choose another codec",
         )
-    kept = tuple(k for k in options.keep if k != AUTO) + tuple(name for k in found.keep for name in called[k])
+    kept = tuple(k for k in options.keep if k != AUTO) + tuple(name for k in proposal.keep for name in folder_names[k])
     options = replace(options, keep=kept, keep_error=None)
-    if options.wanting is None and not any(c.static for n, c in targets.items() if module_of(n) not in found.keep):
+    if options.calibrated_option is None and not any(
+        c.static for n, c in targets.items() if module_of(n) not in proposal.keep
+    ):
         options = replace(options, calibration=None)
     return (
         options,
-        f"--keep auto: {len(found.keep)} layers float, divergence {found.before:.2g} -> {found.after:.2g} nats",
+        f"--keep auto: {len(proposal.keep)} layers float, divergence {proposal.before:.2g} -> {proposal.after:.2g} "
+        "nats",
     )

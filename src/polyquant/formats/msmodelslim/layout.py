@@ -1,13 +1,13 @@
-"""Laying out an msModelSlim folder: every file, header and offset before any payload; the same bytes for the same input.
+"""Lay out an msModelSlim folder: every file, header and offset before any payload. Deterministic.
 
     dialect    weights                                                     description
     v1         quant_model_weights.safetensors                             quant_model_description.json
     ascendv1   quant_model_weight.safetensors                              quant_model_description.json
     v0         quant_model_weight_w8a8.safetensors                         quant_model_description_w8a8.json
 
-Several shards are called NAME-00001-of-0000N.safetensors and have NAME.safetensors.index.json. Part P of a quantized weight X.weight lies there as
-X.P; every other tensor under its own name. Files have no `__metadata__`. The source's other files come along, config.json without
-`quantization_config`: what remains of it makes consumers refuse the folder.
+Several shards are named NAME-00001-of-0000N.safetensors and have NAME.safetensors.index.json. Part P of a quantized
+weight X.weight is stored as X.P; other tensors keep their names. Files have no `__metadata__`. The source's other files
+are copied, config.json without `quantization_config`, which would make consumers reject the folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARD_BYTES = 4_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One tensor in a file: which part of which weight it is, and how the file calls it."""
+    """One tensor in a file: weight, part, spec, and its name, dtype and shape in the file."""
 
     weight: TensorSpec
     part: str
@@ -55,13 +55,15 @@ def lay_out(
     words: Mapping[str, str] | None = None,
     carried: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """Shards shorter than shard_bytes (a larger tensor stands alone), the index, `files`, and the description.
+    """Lay out shards shorter than shard_bytes (a larger tensor gets its own shard), the index, `files`, and the
+    description.
 
-    dialect: "v1", "ascendv1" or "v0". kv: say that the cache is C8 even if no tensor shows it. words: of tensors whose type polyquant does not know, by name in
-    the file; carried: what another description said of the whole. Raises PlanError for codecs that have no place here and for names that collide.
+    dialect: "v1", "ascendv1" or "v0". kv: declare a C8 cache even without its tensors. words: types of tensors that
+    polyquant does not know, by name in the file; carried: other keys of the source's description. Raises PlanError for
+    unsupported codecs and for names that collide.
     """
     if dialect not in DIALECTS:
-        raise PlanError("no such dialect of msModelSlim", expected=" or ".join(DIALECTS), found=dialect)
+        raise PlanError("unknown dialect of msModelSlim", expected=" or ".join(DIALECTS), found=dialect)
     stored = _stored(tensors)
     kind = model_type(tensors, dialect).lower()
     stem = {"v1": "quant_model_weights", "ascendv1": "quant_model_weight", "v0": f"quant_model_weight_{kind}"}[dialect]
@@ -71,28 +73,28 @@ def lay_out(
         total = sum(s.spec.nbytes for s in slots.values())
         content = {"metadata": {"total_size": total}, "weight_map": weight_map}
         plans.append(
-            _whole(f"{stem}.safetensors.index.json", json.dumps(content, indent=2, ensure_ascii=False).encode())
+            _small_file(f"{stem}.safetensors.index.json", json.dumps(content, indent=2, ensure_ascii=False).encode())
         )
-    said = description(
+    text = description(
         tensors, {s.name: s.weight for s in ordered}, dialect, kv=kv, words=words or {}, carried=carried or {}
     )
     name = f"quant_model_description_{kind}.json" if dialect == "v0" else "quant_model_description.json"
     taken = {name, *(p.name for p in plans)}
     for other, data in sorted(_with_config(files).items()):
         if not inner_name(other) or other.partition("/")[0] in taken:
-            raise PlanError("a file beside the weights needs a plain name of its own", file=other)
-        plans.append(_whole(other, data))
-    return Layout((*plans, _whole(name, said)), slots, folder=True)
+            raise PlanError("additional files need a plain, unique name", file=other)
+        plans.append(_small_file(other, data))
+    return Layout((*plans, _small_file(name, text)), slots, folder=True)
 
 
 def _stored(tensors: Sequence[TensorSpec]) -> dict[str, _Stored]:
-    """Name in the file -> tensor. Raises PlanError if two share a name, or a codec has no place here."""
+    """Name in the file -> tensor. Raises PlanError if two have the same name, or for an unsupported codec."""
     out: dict[str, _Stored] = {}
     for weight in tensors:
-        for found in _tensors_of(weight):
-            if found.name in out or found.name == "__metadata__":
-                raise PlanError("two tensors would share a name", tensor=found.name)
-            out[found.name] = found
+        for stored_tensor in _tensors_of(weight):
+            if stored_tensor.name in out or stored_tensor.name == "__metadata__":
+                raise PlanError("two tensors would have the same name", tensor=stored_tensor.name)
+            out[stored_tensor.name] = stored_tensor
     return out
 
 
@@ -100,7 +102,7 @@ def _tensors_of(weight: TensorSpec) -> list[_Stored]:
     codec, specs = weight.codec, weight.codec.specs(weight.shape)
     if isinstance(codec, MsModelSlim):
         if not weight.name.endswith(".weight"):
-            raise PlanError("only tensors called *.weight can be quantized", tensor=weight.name, found=codec.name)
+            raise PlanError("only tensors named *.weight can be quantized", tensor=weight.name, found=codec.name)
         module = weight.name.removesuffix("weight")
         return [
             _Stored(weight, part, spec, module + part, BY_NUMPY[spec.dtype], spec.shape) for part, spec in specs.items()
@@ -110,14 +112,14 @@ def _tensors_of(weight: TensorSpec) -> list[_Stored]:
     if codec.name in WORDS:
         return [_Stored(weight, "blocks", specs["blocks"], weight.name, WORDS[codec.name], weight.shape)]
     raise PlanError(
-        f"an msModelSlim folder cannot hold {codec}",
+        f"an msModelSlim folder cannot store {codec}",
         tensor=weight.name,
-        hint=f"give it another: --rule '{weight.name}=w8a16', or =bf16",
+        hint=f"choose another codec: --rule '{weight.name}=w8a16', or =bf16",
     )
 
 
 def _split(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
-    """In the given order; at least one shard, even if it is empty."""
+    """Split in the given order; at least one shard, even if it is empty."""
     shards: list[list[_Stored]] = [[]]
     used = 0
     for item in stored:
@@ -149,7 +151,7 @@ def _shard_files(
 
 
 def _with_config(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """files, with a config.json that says nothing of a quantization, nor of weights under another name."""
+    """`files` with a config.json without entries about quantization or other weight names."""
     if "config.json" not in files:
         return files
     config = strict_json.typed(strict_json.parse(files["config.json"], file="config.json"), dict, "config.json")
@@ -162,5 +164,5 @@ def _with_config(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
     return {**files, "config.json": (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
-def _whole(name: str, data: bytes) -> FilePlan:
+def _small_file(name: str, data: bytes) -> FilePlan:
     return FilePlan(name, len(data), ((0, data),))

@@ -1,7 +1,8 @@
-"""Opening msModelSlim folders of every dialect: headers and JSON only.
+"""Open msModelSlim folders of all dialects; reads headers and JSON only.
 
-A quantized layer X is one weight "X.weight" of a codec MsModelSlim whose parts lie in the files as X.weight, X.weight_scale, ...; everything else stays a
-weight of its own name: biases, norms with their twins `.module.*`, scales of the cache, and tensors of types that are not known.
+A quantized layer X is one weight "X.weight" with a codec MsModelSlim and the parts X.weight, X.weight_scale, ...; every
+other tensor is a separate weight: biases, norms with their copies `.module.*`, scales of the cache, and tensors of
+unknown types.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from polyquant.formats.stored import plain_weight
 from polyquant.storage import folder as folders
 from polyquant.types import Checkpoint, Evidence, Weight
 
-__all__ = ["fallback", "open", "sniff"]
+__all__ = ["open", "sniff", "unquantized_linears"]
 
 
 def sniff(path: str | os.PathLike[str]) -> Evidence | None:
@@ -29,30 +30,30 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
     if not path.is_dir():
         return None
     names = folders.entries(path)
-    if found := descriptions(names):
-        return Evidence("msmodelslim", f"folder with {found[0]}")
+    if files := descriptions(names):
+        return Evidence("msmodelslim", f"folder with {files[0]}")
     stems = weight_stems(names)
-    return Evidence("msmodelslim", f"folder with {stems[0]}.safetensors, and no description") if stems else None
+    return Evidence("msmodelslim", f"folder with {stems[0]}.safetensors but no description") if stems else None
 
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:
-    """The folder as a checkpoint. Raises InputError with the first thing that is wrong."""
+    """Open the folder. Raises InputError with the first error."""
     path = Path(path)
-    found = survey(path)
-    for breach in found.breaches:
+    contents = survey(path)
+    for breach in contents.breaches:
         if breach.stops:
             raise breach.error()
-    weights = {n: plain_weight(n, s) for n, s in found.plain.items()} | {
-        f"{x.name}.weight": _quantized(x) for x in found.linears.values()
+    weights = {n: plain_weight(n, s) for n, s in contents.plain.items()} | {
+        f"{x.name}.weight": _quantized(x) for x in contents.linears.values()
     }
-    ordered = {name: weights[name] for name in _file_order(found)}
+    ordered = {name: weights[name] for name in _file_order(contents)}
     side = {n: file for n in folders.SIDE_FILES if (file := folders.member(path, n)) is not None}
-    types = {tensor: found.word(tensor) for tensor in found.tensors if found.word(tensor) is not None}
-    metadata: dict[str, Any] = {k: v for k, v in found.description.whole.items() if k not in found.tensors}
-    dialect, why = found.dialect
+    types = {tensor: contents.word(tensor) for tensor in contents.tensors if contents.word(tensor) is not None}
+    metadata: dict[str, Any] = {k: v for k, v in contents.description.general.items() if k not in contents.tensors}
+    dialect, why = contents.dialect
     return Checkpoint(
-        "msmodelslim", path, ordered, metadata | {"types": types}, found.config or {}, side, Evidence(dialect, why),
-        tuple(_notes(found)), describes_itself=True,
+        "msmodelslim", path, ordered, metadata | {"types": types}, contents.config or {}, side, Evidence(dialect, why),
+        tuple(_notes(contents)), describes_itself=True,
     )  # fmt: skip
 
 
@@ -64,64 +65,67 @@ def _quantized(linear: Linear) -> Weight:
     return Weight(f"{linear.name}.weight", linear.shape, linear.codec, arrays)
 
 
-def _file_order(found: Survey) -> list[str]:
-    """Names by file and offset; of a quantized layer, that of its codes."""
-    files = {found.path / name: i for i, name in enumerate(found.files.names)}
-    first = dict(found.plain) | {f"{x.name}.weight": x.parts["weight"] for x in found.linears.values()}
+def _file_order(contents: Survey) -> list[str]:
+    """Names in order of file and offset; a quantized layer is at the position of its codes."""
+    files = {contents.path / name: i for i, name in enumerate(contents.files.names)}
+    first = dict(contents.plain) | {f"{x.name}.weight": x.parts["weight"] for x in contents.linears.values()}
     return sorted(first, key=lambda n: (files[first[n].source.path], first[n].entry.offset))
 
 
-def fallback(found: Survey) -> list[str]:
-    """Linear layers that were left float: matrices inside the layers of the model, or of a name that is quantized elsewhere."""
-    if not found.linears:
+def unquantized_linears(contents: Survey) -> list[str]:
+    """Linear layers left as floats: matrices inside the model's layers, or with a role that is quantized elsewhere."""
+    if not contents.linears:
         return []
-    roles = {_role(name) for name in found.linears}
+    roles = {_role(name) for name in contents.linears}
     inner = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.\d+\.")
     return [
         name.removesuffix(".weight")
-        for name, s in found.plain.items()
-        if name.endswith(".weight") and len(s.entry.shape) == 2 and found.word(name) == FLOAT
+        for name, s in contents.plain.items()
+        if name.endswith(".weight") and len(s.entry.shape) == 2 and contents.word(name) == FLOAT
         if _role(name.removesuffix(".weight")) in roles or inner.search(name)
     ]
 
 
 def _role(name: str) -> str:
-    """The name without its numbers."""
+    """The name with layer numbers replaced by "*"."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
-def _notes(found: Survey) -> Iterator[str]:
-    yield from found.files.notes
-    if found.config is None:
+def _notes(contents: Survey) -> Iterator[str]:
+    yield from contents.files.notes
+    if contents.config is None:
         yield "config.json is missing"
-    elif found.config.get("quantization_config") is not None:
-        yield "config.json still has a quantization_config, which the weights are not in"
-    if left := fallback(found):
+    elif contents.config.get("quantization_config") is not None:
+        yield "config.json still has a quantization_config that does not describe the weights"
+    if left := unquantized_linears(contents):
         yield f"{len(left)} linear layer{'s' * (len(left) > 1)} left float: {_some(left)}"
-    yield from _smoothing_and_cache(found)
-    for word, tensors in found.unknown.items():
-        yield f"type '{printable(word, 40)}' is not known: {len(tensors)} tensors are kept as stored, e.g. {printable(tensors[0])}"
-    if found.mislabelled:
-        yield f"{len(found.mislabelled)} float tensors are said to be quantized, e.g. {printable(found.mislabelled[0])}"
-    if found.strays:
-        yield f"{len(found.strays)} tensors are not where weight_map says, e.g. {printable(found.strays[0][0])}"
-    floating = [t for t in found.undescribed if t in found.plain]
+    yield from _smoothing_and_cache(contents)
+    for word, tensors in contents.unknown.items():
+        kept = f"{len(tensors)} tensors are kept as stored, e.g. {printable(tensors[0])}"
+        yield f"unknown type '{printable(word, 40)}': {kept}"
+    if contents.mislabelled:
+        first = printable(contents.mislabelled[0])
+        yield f"{len(contents.mislabelled)} float tensors are described as quantized, e.g. {first}"
+    if contents.strays:
+        first = printable(contents.strays[0][0])
+        yield f"{len(contents.strays)} tensors are not in the file named by weight_map, e.g. {first}"
+    floating = [t for t in contents.undescribed if t in contents.plain]
     if floating:
         yield f"{len(floating)} tensors have no type in the description, e.g. {printable(floating[0])}"
-    if found.absent:
-        yield f"{len(found.absent)} tensors of the description are in no file, e.g. {printable(found.absent[0])}"
+    if contents.absent:
+        yield f"{len(contents.absent)} tensors of the description are missing, e.g. {printable(contents.absent[0])}"
 
 
-def _smoothing_and_cache(found: Survey) -> Iterator[str]:
-    layers = [split(n) for n in found.plain]
+def _smoothing_and_cache(contents: Survey) -> Iterator[str]:
+    layers = [split(n) for n in contents.plain]
     cached = {split(layer)[0] for layer, part in layers if part in CACHE_PARTS}
     if cached:
         yield f"the cache is quantized to 8 bits (C8) in {len(cached)} layers"
-    twins = {layer.removesuffix(".module") for layer, _ in layers if layer.endswith(".module")}
+    copies = {layer.removesuffix(".module") for layer, _ in layers if layer.endswith(".module")}
     biased = {layer for layer, part in layers if part == "bias" and layer.endswith("norm")}
-    if twins or biased:
-        how = f", {len(twins)} with a twin norm.module" if twins else ""
-        yield f"smoothed: {len(biased | twins)} norms have a bias{how}"
+    if copies or biased:
+        how = f", {len(copies)} with a copy norm.module" if copies else ""
+        yield f"smoothed: {len(biased | copies)} norms have a bias{how}"
 
 
 def _some(names: list[str]) -> str:

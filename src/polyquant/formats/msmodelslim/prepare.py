@@ -1,12 +1,14 @@
-"""What an msModelSlim folder needs to know of a text run through the float model: ranges of inputs, smoothing, the grid of the cache, Hessians.
+"""Calibrate an msModelSlim folder: input ranges, smoothing, cache scales and Hessians from a run of the float model.
 
-The model runs once, layer by layer; of each layer only a few numbers a channel are kept. With effort "max" it runs a second time, while the weights are
-quantized: a layer's Hessians are made when the first of its weights comes, and forgotten with the last.
+The model runs once, layer by layer; only a few values per channel are kept of each layer. With effort "max" it runs a
+second time while the weights are quantized: a layer's Hessians are computed with its first weight and freed after its
+last.
 
-Each expert has the numbers of the tokens that were routed to it. An expert that fewer than 64 reached has a range that holds what its layer's other experts
-read too, no smoothing of its own, and no Hessian; its codes' note says so.
+Each expert has the statistics of its routed tokens. An expert reached by fewer than 64 gets a range that includes the
+inputs of its layer's other experts, no separate smoothing, and no Hessian; the note of its codes reports this.
 
-Ranges are those of the float model. The tool's older calibrator rounds the layers before while it watches, so its ranges of later layers hold that noise.
+Ranges are those of the float model. The tool's older calibrator quantizes the previous layers while it observes, so its
+ranges of later layers include that noise.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from polyquant.types import F32, Checkpoint, Codec, TensorSpec
 __all__ = ["Prepared", "derived", "prepare"]
 
 WINDOWS = 32
-"""Of the calibration text, where no Hessians are asked for: extremes are found sooner than means of products."""
+"""Windows of the calibration text without Hessians: extremes converge faster than mean products."""
 _KEYS = ".self_attn.k_proj.weight"
 _FUSED = ".self_attention.query_key_value.weight"
 T = TypeVar("T")
@@ -42,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The scales of one attention's keys and values. keys, values: names of the tensors without `.kv_cache_scale`; channels: of each."""
+    """The cache scales of one attention. keys, values: tensor names without `.kv_cache_scale`; channels: of each."""
 
     keys: str
     values: str
@@ -50,9 +52,10 @@ class Cache:
 
 
 def derived(source: Checkpoint, options: MsModelSlimOptions, quantized: Collection[str]) -> dict[str, TensorSpec]:
-    """Tensors that the folder has besides the source's, by name. quantized: names of the weights that become codes. Raises UnsupportedError.
+    """Tensors that the folder has in addition to the source's, by name.
 
-    norm.module.weight and norm.module.bias of the dialect v0 are norm.weight and norm.bias once more, and are not listed.
+    quantized: names of the weights that become codes. Raises UnsupportedError. norm.module.weight and norm.module.bias
+    of the dialect v0 duplicate norm.weight and norm.bias, and are not listed.
     """
     out: dict[str, TensorSpec] = {}
 
@@ -66,20 +69,20 @@ def derived(source: Checkpoint, options: MsModelSlimOptions, quantized: Collecti
             add(f"{name}.kv_cache_offset", cache.channels, own)
     if options.smooth is None:
         return out
-    found = links(source, options.smooth)
-    for norm in _norms_with_bias(source, options, found):
+    smoothed = links(source, options.smooth)
+    for norm in _norms_with_bias(source, options, smoothed):
         weight = source[norm]
         add(_bias_of(norm), weight.shape[0], weight.codec if options.smooth == "shift" else codec("f32"))
-    for name in (r for link in found for r in link.readers) if options.smooth == "shift" else ():
+    for name in (r for link in smoothed for r in link.readers) if options.smooth == "shift" else ():
         if _bias_of(name) not in source:
             kept = source[name].codec if name not in quantized else own
             add(_bias_of(name), source[name].shape[0], kept)
     return {name: spec for name, spec in out.items() if name not in source}
 
 
-def _norms_with_bias(source: Checkpoint, options: MsModelSlimOptions, found: Sequence[Link]) -> list[str]:
-    """Norms that get a bias: those that are shifted; in the older dialects every smoothed one and the last, of zeros."""
-    norms = [link.feeder for link in found if link.norm]
+def _norms_with_bias(source: Checkpoint, options: MsModelSlimOptions, smoothed: Sequence[Link]) -> list[str]:
+    """Norms that get a bias: shifted ones; in the older dialects every smoothed one and the last, with zeros."""
+    norms = [link.feeder for link in smoothed if link.norm]
     if options.smooth == "shift":
         return norms
     last = last_norm(source)
@@ -91,7 +94,7 @@ def _bias_of(weight: str) -> str:
 
 
 def _caches(source: Checkpoint, names: Collection[str]) -> list[Cache]:
-    """The attentions among `names`. Raises UnsupportedError where there is none in the whole checkpoint."""
+    """The attentions among `names`. Raises UnsupportedError if the whole checkpoint has none."""
     out = []
     for name in names:
         if name.endswith(_KEYS) and name in source:
@@ -103,16 +106,19 @@ def _caches(source: Checkpoint, names: Collection[str]) -> list[Cache]:
             out.append(Cache(f"{fused}.k_proj", f"{fused}.v_proj", hyper.kv_heads * hyper.head_size))
     if not out and names is source:
         raise UnsupportedError(
-            "no attention whose cache could be quantized: no k_proj, no query_key_value",
+            "no attention with a cache that could be quantized: no k_proj, no query_key_value",
             file=source.path,
-            hint="leave out --kv",
+            hint="omit --kv",
         )
     return out
 
 
 class Prepared:
-    """What the calibration found. values: float32, all tensors of `derived`, and vectors of the source that smoothing changes, by name. notes: of linears
-    for which it found less than was asked."""
+    """The results of the calibration.
+
+    values: float32, all tensors of `derived`, and vectors of the source that smoothing changes, by name. notes: about
+    linear layers with incomplete calibration.
+    """
 
     def __init__(
         self,
@@ -138,7 +144,7 @@ class Prepared:
         return self._smoothing is not None and (name in self._smoothing.columns or name in self._smoothing.rows)
 
     def weight(self, name: str, w: F32, rows: slice | Index | None = None) -> F32:
-        """A linear's floats w [R, K], all or these rows of the source's weight, as smoothing leaves them."""
+        """Apply smoothing to floats w [R, K] of a linear layer, all or these rows of the source's weight."""
         return (
             w
             if self._smoothing is None
@@ -146,41 +152,45 @@ class Prepared:
         )
 
     def bias(self, name: str) -> F32 | None:
-        """The bias [N] of the linear whose weight is `name`, smoothed; None if it has none."""
-        had = self._source.weights.get(_bias_of(name))
-        bias = None if had is None else had.codec.dequantize(had.read(), had.shape)
+        """The smoothed bias [N] of the linear layer with the weight `name`; None if it has none."""
+        stored = self._source.weights.get(_bias_of(name))
+        bias = None if stored is None else stored.codec.dequantize(stored.read(), stored.shape)
         return bias if self._smoothing is None else self._smoothing.bias(name, bias)
 
     def input_range(self, name: str) -> tuple[float, float] | None:
-        """Least and greatest input of a linear with a static type, smoothed."""
+        """Minimum and maximum of the smoothed inputs of a static linear layer."""
         return self._ranges.get(name)
 
     def order(self, name: str) -> int:
-        """Ask for Hessians in this order."""
+        """The order in which to request Hessians."""
         return 0 if self._hessians is None else self._hessians.order(name)
 
     def hessian(self, name: str) -> F32 | None:
-        """Mean of x x^T over the smoothed inputs of a linear, [K, K], for one request; None without effort "max" and for too few inputs."""
-        found = None
+        """Mean of x x^T over the smoothed inputs of a linear layer, [K, K], for one request.
+
+        None without effort "max" and for too few inputs.
+        """
+        h = None
         if self._hessians is not None and name in self._hessians.wanted:
-            found, why = self._hessians.of(name)
+            h, why = self._hessians.of(name)
             if why:
                 self.notes.setdefault(name, why)
-        if found is None or self._smoothing is None:
-            return found
+        if h is None or self._smoothing is None:
+            return h
         shift, scale = self._smoothing.shift.get(name), self._smoothing.columns.get(name)
         if shift is not None:
             cross = np.outer(self._means[name], shift)
-            found = found - cross - cross.T + np.outer(shift, shift)
-        return found if scale is None else np.asarray(found / scale[:, None] / scale, np.float32)
+            h = h - cross - cross.T + np.outer(shift, shift)
+        return h if scale is None else np.asarray(h / scale[:, None] / scale, np.float32)
 
 
 def prepare(
     source: Checkpoint, options: MsModelSlimOptions, targets: Collection[tuple[str, MsModelSlim]], tick: Tick
 ) -> Prepared:
-    """Run the calibration text through the float model. targets: whose inputs each weight that becomes codes reads (Step.inputs), and its codec.
+    """Run the calibration text through the float model.
 
-    tick: told the share that is done, from 0 to 1. Raises InputError, UnsupportedError.
+    targets: the source of each quantized weight's inputs (Step.inputs), and its codec. tick: called with the finished
+    share, from 0 to 1. Raises InputError, UnsupportedError.
     """
     assert options.calibration is not None
     wants_hessians = options.effort == "max"
@@ -188,21 +198,21 @@ def prepare(
     stages = calibration_stages(source.path, options.calibration, **size)
     half = 0.5 if wants_hessians else 1.0
     smoothing = Smoothing(source, options.smooth) if options.smooth is not None else None
-    found = _Found(source, options, {n for n, c in targets if c.static}, smoothing)
-    found.run(stages, lambda share: tick(half * share))
+    run = _CalibrationRun(source, options, {n for n, c in targets if c.static}, smoothing)
+    run.run(stages, lambda share: tick(half * share))
     hessians = (
         Hessians(stages, (n for n, _ in targets), lambda share: tick(0.5 + 0.5 * share)) if wants_hessians else None
     )
-    return Prepared(source, smoothing, found.values(), found.ranges, found.means, hessians, found.notes)
+    return Prepared(source, smoothing, run.values(), run.ranges, run.means, hessians, run.notes)
 
 
 def _part(tick: Tick, index: int, count: int) -> Tick:
-    """Tells the whole's share from that of part `index` of `count`."""
+    """A tick for part `index` of `count`."""
     return lambda share: tick((index + share) / count)
 
 
-class _Found:
-    """What one run of the stages leaves."""
+class _CalibrationRun:
+    """The results of one run of the stages."""
 
     def __init__(
         self, source: Checkpoint, options: MsModelSlimOptions, static: set[str], smoothing: Smoothing | None
@@ -215,8 +225,8 @@ class _Found:
         self.notes: dict[str, str] = {}
 
     def run(self, stages: GatheringStages, tick: Tick) -> None:
-        """All stages up to the last that is needed."""
-        shifted = self.options.smooth == "shift"  # means of the inputs move Hessians
+        """Run all stages up to the last needed one."""
+        shifted = self.options.smooth == "shift"  # input means are needed to shift Hessians
         readers = {r for link in self.links for r in (link.readers if shifted else link.readers[:1])}
         wanted = frozenset(self.static | readers)
         caches = [_caches(self.source, names) if self.options.kv is not None else [] for names in stages.names]
@@ -235,7 +245,7 @@ class _Found:
         self._refuse_unseen()
 
     def _refuse_unseen(self) -> None:
-        """Raises InputError for what the text did not reach."""
+        """Raise InputError for layers and caches that the text did not reach."""
         unfilled = [
             c.keys
             for c in (_caches(self.source, self.source) if self.options.kv is not None else ())
@@ -246,7 +256,7 @@ class _Found:
                 "not calibrated: the text does not reach this cache",
                 file=self.source.path,
                 tensor=unfilled[0],
-                hint="leave out --kv",
+                hint="omit --kv",
             )
         if unseen := self.static - set(self.ranges):
             name = min(unseen)
@@ -268,13 +278,13 @@ class _Found:
                 self._named(link.readers[0], self.smoothing.add, link, gathered)
 
     def _others(self, name: str, family: Sequence[str], gathered: Mapping[str, InputRanges]) -> Iterator[InputRanges]:
-        """What the other experts of its stack read, where the text hardly reaches this one."""
+        """Inputs of the other experts of its stack, if the text hardly reaches this one."""
         seen = gathered[name].count
         if seen >= LEAST_INPUTS or name not in self.static:
             return
         others = [gathered[n] for n in family if n != name and n in gathered and gathered[n].count]
         if others:
-            self.notes[name] = f"{too_few(seen)}: the range holds what the other experts of its layer read"
+            self.notes[name] = f"{too_few(seen)}: the range includes the inputs of the other experts of its layer"
         yield from others
 
     def _range(self, name: str, inputs: Sequence[InputRanges]) -> None:
@@ -285,15 +295,15 @@ class _Found:
             self.means[name] = inputs[0].mean
         if name in self.static:
             mean, seen = self.options.dialect != "v1", [x for x in inputs if x.count] or inputs
-            found = [self._named(name, lambda x=x: x.range(columns, shift, mean=mean)) for x in seen]
-            self.ranges[name] = min(low for low, _ in found), max(high for _, high in found)
+            ranges = [self._named(name, lambda x=x: x.range(columns, shift, mean=mean)) for x in seen]
+            self.ranges[name] = min(low for low, _ in ranges), max(high for _, high in ranges)
 
     def _cache_grid(self, cache: Cache, watched: CacheRanges) -> None:
         for name, end in ((cache.keys, "keys"), (cache.values, "values")):
             low, high = self._named(name, getattr, watched, end)
             if len(low) != cache.channels:
                 raise UnsupportedError(
-                    "the cache has other channels than the layer that fills it",
+                    "the cache and the layer that fills it have different numbers of channels",
                     file=self.source.path,
                     tensor=name,
                     expected=cache.channels,
@@ -305,20 +315,20 @@ class _Found:
             self.cache |= {f"{name}.kv_cache_scale": scale, f"{name}.kv_cache_offset": offset}
 
     def _value_rows(self, cache: Cache) -> F32 | None:
-        """What smoothing divides the values by, [C]; None for nothing."""
+        """The factors by which smoothing divides the values, [C]; None for none."""
         rows = {} if self.smoothing is None else self.smoothing.rows
-        found = rows.get(f"{cache.values}.weight", rows.get(f"{cache.values.removesuffix('.v_proj')}.weight"))
-        return None if found is None else found[-cache.channels :]
+        factors = rows.get(f"{cache.values}.weight", rows.get(f"{cache.values.removesuffix('.v_proj')}.weight"))
+        return None if factors is None else factors[-cache.channels :]
 
     def _named(self, name: str, find: Callable[..., T], *arguments: object) -> T:
-        """find(*arguments), its error with the tensor's name."""
+        """Call find(*arguments), adding the tensor's name to its errors."""
         try:
             return find(*arguments)
         except PolyquantError as problem:
             raise InputError(problem.message, file=self.source.path, tensor=name, hint=problem.hint) from None
 
     def values(self) -> dict[str, F32]:
-        """Of derived tensors and changed vectors."""
+        """Values of derived tensors and changed vectors."""
         out = dict(self.cache)
         if self.smoothing is None:
             return out
@@ -326,8 +336,10 @@ class _Found:
         for norm in _norms_with_bias(self.source, self.options, self.links):
             out[_bias_of(norm)] = self.smoothing.norm_bias.get(norm, np.zeros(self.source[norm].shape[0], np.float32))
         for name in dict.fromkeys((*self.smoothing.biases, *self.smoothing.rows)):
-            had = self.source.weights.get(_bias_of(name))
-            bias = self.smoothing.bias(name, None if had is None else had.codec.dequantize(had.read(), had.shape))
+            stored = self.source.weights.get(_bias_of(name))
+            bias = self.smoothing.bias(
+                name, None if stored is None else stored.codec.dequantize(stored.read(), stored.shape)
+            )
             if bias is not None:
                 out[_bias_of(name)] = bias
         return out

@@ -1,9 +1,10 @@
-"""Ranges of what linear layers read, from a file: given by hand, or as the tool's calibration left them.
+"""Read input ranges of linear layers from a file: written by hand, or by the tool's calibration.
 
-    {"model.layers.0.self_attn.q_proj": [-15.9, 36.2], ...}
-    {"model.layers.0.self_attn.q_proj": {"per_sample_min_max": [[-15.9, 36.2], ...], "observed_min": -26.0, "observed_max": 26.2, ...}, ...}
+    {"model.layers.0.self_attn.q_proj": [-15.9, 36.2], ...} {"model.layers.0.self_attn.q_proj": {"per_sample_min_max":
+    [[-15.9, 36.2], ...], "observed_min": -26.0, "observed_max": 26.2, ...}, ...}
 
-Of samples the dialect v1 takes the extremes; v0 and ascendv1 the mean of each, which is what `observed_min` and `observed_max` say.
+From samples the dialect v1 uses the extremes; v0 and ascendv1 the mean of each, as in `observed_min` and
+`observed_max`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from polyquant.storage import strict_json
 
 __all__ = ["read_ranges"]
 
-_FORM = '{"model.layers.0.self_attn.q_proj": [least, greatest], ...}'
+_FORM = '{"model.layers.0.self_attn.q_proj": [minimum, maximum], ...}'
 
 
 def read_ranges(path: str | os.PathLike[str], dialect: str) -> dict[str, tuple[float, float]]:
-    """Linear layer (without `.weight`) -> (least, greatest) input, 0 among them. Raises InputError."""
+    """Linear layer (without `.weight`) -> (minimum, maximum) input, including 0. Raises InputError."""
     content = strict_json.typed(strict_json.read(Path(path)), dict, "ranges", file=path)
-    found = {name.removesuffix(".weight"): _range(name, entry, dialect, path) for name, entry in content.items()}
-    if not found:
-        raise InputError("holds no ranges", file=path, expected=_FORM)
-    return found
+    ranges = {name.removesuffix(".weight"): _range(name, entry, dialect, path) for name, entry in content.items()}
+    if not ranges:
+        raise InputError("contains no ranges", file=path, expected=_FORM)
+    return ranges
 
 
 def _range(name: str, entry: Any, dialect: str, path: object) -> tuple[float, float]:
@@ -50,7 +51,7 @@ def _pair(name: str, ends: Any, path: object) -> tuple[float, float]:
         and all(isinstance(x, int | float) and not isinstance(x, bool) for x in ends)
     )
     if not good or not all(math.isfinite(x) for x in ends) or ends[0] > ends[1]:
-        raise InputError("no range of inputs", file=path, tensor=name, expected=_FORM, found=repr(ends)[:80])
+        raise InputError("not an input range", file=path, tensor=name, expected=_FORM, found=repr(ends)[:80])
     return float(ends[0]), float(ends[1])
 
 

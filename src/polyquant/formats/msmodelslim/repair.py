@@ -1,7 +1,7 @@
-"""Mending what can be recomputed in an msModelSlim folder, into a new folder: description, deq_scale and its storage, quant_bias, file names, index,
-and the quantization_config left in config.json. Anything else that is wrong is refused, and nothing is written.
+"""Repair an msModelSlim folder into a new folder.
 
-Tensors that are sound move as they are, byte for byte.
+Description, deq_scale and its storage, quant_bias, file names, index, and the quantization_config left in config.json
+are recomputed. Any other error is reported, and nothing is written. Valid tensors are copied byte for byte.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from polyquant.opening import detect
 from polyquant.ops.int8 import quant_bias
 from polyquant.storage import strict_json
 from polyquant.storage.folder import entries, member
-from polyquant.storage.source import FileState, contents, opened_files, refuse_changed
+from polyquant.storage.source import FileState, file_bytes, opened_files, refuse_changed
 from polyquant.storage.staging import Staging, staged
 from polyquant.types import ArraySpec, Finding, Layout, Severity, TensorSpec
 
 __all__ = ["Repaired", "repair"]
 
-_MENDED = frozenset(f"ASC{n:03}" for n in (3, 5, 9, 10, 11, 12, 13, 14, 16, 20, 26, 27, 28, 29, 30, 43))
-"""Codes of errors that can be mended; 20 where deq_scale or quant_bias is missing."""
+_REPAIRABLE = frozenset(f"ASC{n:03}" for n in (3, 5, 9, 10, 11, 12, 13, 14, 16, 20, 26, 27, 28, 29, 30, 43))
+"""Codes of repairable errors; 20 if deq_scale or quant_bias is missing."""
 _BLOCK = 1 << 24
 _SIDE_BYTES = 64 << 20
 _Values = dict[str, NDArray[Any]]
@@ -47,7 +47,9 @@ _Values = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Repaired:
-    """What was done. path: the new folder, None if nothing was to be mended; changes: a line each; left: warnings that remain."""
+    """The result. path: the new folder, None if there was nothing to repair; changes: one line each; left: remaining
+    warnings.
+    """
 
     path: Path | None
     changes: tuple[str, ...]
@@ -59,8 +61,8 @@ class Repaired:
 
 
 @dataclass(slots=True)
-class _Mended:
-    """Layers with their codecs, and the parts that are new."""
+class _Changes:
+    """Layers with their codecs, and their recomputed parts."""
 
     layers: list[Layer]
     values: dict[str, _Values]
@@ -76,10 +78,11 @@ def repair(
     overwrite: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Repaired:
-    """Mend the folder `src` into the new folder `dst`.
+    """Repair the folder `src` into the new folder `dst`.
 
-    kind: the type ("W8A16", ...) of layers whose type nothing tells any more. dialect: names of files and keys of "v1", "ascendv1" or "v0"; by default
-    those that it has. Raises PlanError for what cannot be mended, InputError, UnsupportedError for another format, UnknownNameError.
+    kind: the type ("W8A16", ...) of layers whose type cannot be determined. dialect: "v1", "ascendv1" or "v0" for file
+    names and keys; default: that of `src`. Raises PlanError for errors that cannot be repaired, InputError,
+    UnsupportedError for another format, UnknownNameError.
     """
     source, target = Path(src), Path(dst)
     refuse_target(target, source, overwrite=overwrite)
@@ -87,30 +90,30 @@ def repair(
     if form.name != "msmodelslim":
         raise UnsupportedError("only msModelSlim folders can be repaired", file=source, found=form.name)
     findings = list(check(source))
-    _refuse(f for f in findings if f.severity is Severity.ERROR and f.code not in _MENDED)
-    if dialect is None and not any(f.severity is not Severity.NOTE and f.code in _MENDED for f in findings):
+    _refuse(f for f in findings if f.severity is Severity.ERROR and f.code not in _REPAIRABLE)
+    if dialect is None and not any(f.severity is not Severity.NOTE and f.code in _REPAIRABLE for f in findings):
         return Repaired(None, (), tuple(f for f in findings if f.severity is not Severity.NOTE))
     with opened_files() as opened:
-        found = survey(source, indexed=False)
-    for breach in found.breaches:
+        contents = survey(source, indexed=False)
+    for breach in contents.breaches:
         if breach.code in ("ASC004", "ASC005", "ASC006", "ASC007", "ASC008"):
             raise breach.error()
-    mended = _Mended([], {}, [])
-    for layer in layers(found, kind):
-        _mend(found, layer, mended)
-    layout = _lay_out(found, mended, _dialect(found, mended, dialect))
-    changes = (*_said_of_files(found, layout), *_grouped(mended.changes))
-    left = _write(found, opened, mended, layout, target, overwrite=overwrite, on_progress=on_progress)
+    repaired = _Changes([], {}, [])
+    for layer in layers(contents, kind):
+        _repair_layer(contents, layer, repaired)
+    layout = _lay_out(contents, repaired, _dialect(contents, repaired, dialect))
+    changes = (*_file_changes(contents, layout), *_grouped(repaired.changes))
+    left = _write(contents, opened, repaired, layout, target, overwrite=overwrite, on_progress=on_progress)
     return Repaired(target, changes, left)
 
 
 def _refuse(errors: Iterable[Finding]) -> None:
-    """Raises PlanError that says the first of these findings, if there is one."""
-    found = list(errors)
-    if found:
-        first, more = found[0], f", and {len(found) - 1} errors more" if len(found) > 1 else ""
+    """Raise PlanError for the first of these findings, if there is one."""
+    listed = list(errors)
+    if listed:
+        first, more = listed[0], f", and {len(listed) - 1} more errors" if len(listed) > 1 else ""
         raise PlanError(
-            f"cannot be mended: {first.message}{more}", file=first.file, tensor=first.tensor,
+            f"cannot be repaired: {first.message}{more}", file=first.file, tensor=first.tensor,
             hint=f"polyquant explain {first.code}",
         )  # fmt: skip
 
@@ -118,22 +121,22 @@ def _refuse(errors: Iterable[Finding]) -> None:
 # ---------------------------------------------------------------- layers
 
 
-def _mend(found: Survey, layer: Layer, out: _Mended) -> None:
-    """One layer: its codec with the right storage of deq_scale, and the parts that must be written anew."""
+def _repair_layer(contents: Survey, layer: Layer, out: _Changes) -> None:
+    """Repair one layer: the right storage of deq_scale, and recomputed parts."""
     codec, values = layer.codec, dict[str, NDArray[Any]]()
     if codec.static:
-        model = found.model_dtype
+        model = contents.model_dtype
         wide = codec.wide if model is None else model[0] != "BF16"
         if wide != codec.wide and "deq_scale" not in layer.missing:
             out.changes.append(f"deq_scale stored as {'int64' if wide else 'float32'}|{layer.name}")
         codec = codec.configure(wide=wide)
-        values = _static(found, replace(layer, codec=codec), out.changes)
+        values = _static(contents, replace(layer, codec=codec), out.changes)
     out.layers.append(replace(layer, codec=codec))
     if values:
         out.values[f"{layer.name}.weight"] = values
 
 
-def _static(found: Survey, layer: Layer, changes: list[str]) -> _Values:
+def _static(contents: Survey, layer: Layer, changes: list[str]) -> _Values:
     parts, (n, k) = layer.parts, layer.shape
     scale, offset = floats(parts["input_scale"]), floats(parts["input_offset"])
     have = (
@@ -144,9 +147,9 @@ def _static(found: Survey, layer: Layer, changes: list[str]) -> _Values:
     as_stored = deq.view(np.uint32).astype(np.int64) if layer.codec.wide else deq
     if have is None or have.dtype != as_stored.dtype or not np.array_equal(have, as_stored):
         values["deq_scale"] = as_stored
-    own = found.tensors.get(f"{layer.name}.bias")
+    own = contents.tensors.get(f"{layer.name}.bias")
     if own is not None and (own.entry.shape != (n,) or own.entry.dtype not in ("F32", "F16", "BF16")):
-        raise PlanError("cannot be mended: the layer's bias is no floats of its rows", tensor=f"{layer.name}.bias")
+        raise PlanError("cannot be repaired: the layer's bias does not fit its rows", tensor=f"{layer.name}.bias")
     bias, sums = floats(own) if own is not None else None, row_sums(stored(parts["weight"]), n, k)
     old = None if "quant_bias" in layer.missing else stored(parts["quant_bias"]).read(0, n)
     want = quant_bias(bias, deq, offset, sums)
@@ -154,7 +157,7 @@ def _static(found: Survey, layer: Layer, changes: list[str]) -> _Values:
         want = closest_quant_bias(bias, deq, offset, sums, np.asarray(old, np.float64))
     if not (np.abs(want) < 2**31).all():
         raise PlanError(
-            "cannot be mended: quant_bias does not fit int32",
+            "cannot be repaired: quant_bias does not fit int32",
             tensor=f"{layer.name}.quant_bias",
             hint="quantize this layer again",
         )
@@ -167,29 +170,31 @@ def _static(found: Survey, layer: Layer, changes: list[str]) -> _Values:
 def _deq_scale(
     layer: Layer, scale: NDArray[np.float32], have: NDArray[Any] | None, changes: list[str]
 ) -> NDArray[np.float32]:
-    """deq_scale as float32: what is stored if it is right or cannot be checked, else the product. Raises PlanError."""
+    """deq_scale as float32: the stored one if it is right or cannot be checked, else the product. Raises PlanError."""
     inside = have is not None and (have.dtype != np.int64 or bool(((have >= 0) & (have <= 0xFFFFFFFF)).all()))
     old = deq_floats(have) if have is not None else None
     if "weight_scale" not in layer.parts:
         if old is None or not inside:
             raise PlanError(
-                "cannot be mended: without weight_scale deq_scale cannot be recomputed", tensor=f"{layer.name}.deq_scale",
+                "cannot be repaired: deq_scale cannot be recomputed without weight_scale",
+                tensor=f"{layer.name}.deq_scale",
                 hint="quantize this layer again",
-            )  # fmt: skip
+            )
         return old
     want = closest_deq_scale(scale, floats(layer.parts["weight_scale"]).reshape(-1), old)
     if not (np.isfinite(want).all() and (want > 0).all()):
         raise PlanError(
-            "cannot be mended: input_scale * weight_scale is no positive finite number", tensor=f"{layer.name}.weight_scale",
+            "cannot be repaired: input_scale * weight_scale is not positive and finite",
+            tensor=f"{layer.name}.weight_scale",
             hint="quantize this layer again",
-        )  # fmt: skip
+        )
     if old is None or not inside or not np.array_equal(want, old):
         changes.append(f"deq_scale {'added' if old is None else 'recomputed'}|{layer.name}")
     return np.ascontiguousarray(want)
 
 
 def _grouped(changes: list[str]) -> list[str]:
-    """The same change of many layers as one line."""
+    """Merge the same change of many layers into one line."""
     by_what: dict[str, list[str]] = {}
     for change in changes:
         what, _, layer = change.partition("|")
@@ -203,72 +208,73 @@ def _grouped(changes: list[str]) -> list[str]:
 # ---------------------------------------------------------------- files
 
 
-def _dialect(found: Survey, mended: _Mended, asked: str | None) -> str:
-    """The one asked for, else that of the folder; packed codes need one that has a version."""
-    name = asked or found.dialect[0]
-    if asked is None and name == "v0" and any(x.codec.packing for x in mended.layers):
+def _dialect(contents: Survey, repaired: _Changes, requested: str | None) -> str:
+    """The requested dialect, else that of the folder; packed codes need one with a version."""
+    name = requested or contents.dialect[0]
+    if requested is None and name == "v0" and any(x.codec.packing for x in repaired.layers):
         return "ascendv1"
     return name
 
 
-def _lay_out(found: Survey, mended: _Mended, dialect: str) -> Layout:
-    quantized = {f"{x.name}.{part}" for x in mended.layers for part in x.parts}
-    specs = [TensorSpec(f"{x.name}.weight", x.shape, x.codec) for x in mended.layers]
+def _lay_out(contents: Survey, repaired: _Changes, dialect: str) -> Layout:
+    quantized = {f"{x.name}.{part}" for x in repaired.layers for part in x.parts}
+    specs = [TensorSpec(f"{x.name}.weight", x.shape, x.codec) for x in repaired.layers]
     words = {}
-    for name, at in found.tensors.items():
+    for name, at in contents.tensors.items():
         if name in quantized:
             continue
         specs.append(TensorSpec(name, at.entry.shape, codec_of(at.entry.dtype, at.entry.nbytes)))
-        word = found.word(name)
+        word = contents.word(name)
         if word is not None and not (word in KINDS and len(at.entry.shape) > 1):
             words[name] = word
     sizes = {
-        p: sum(s.entry.nbytes for s in found.tensors.values() if s.source.path.name == p) for p in found.files.names
+        p: sum(s.entry.nbytes for s in contents.tensors.values() if s.source.path.name == p)
+        for p in contents.files.names
     }
     longest = max(sizes.values()) + 1 if len(sizes) > 1 else SHARD_BYTES
-    carried = {k: v for k, v in found.description.whole.items() if k not in found.tensors}
-    return lay_out(specs, _side_files(found), shard_bytes=longest, dialect=dialect, words=words, carried=carried)
+    carried = {k: v for k, v in contents.description.general.items() if k not in contents.tensors}
+    return lay_out(specs, _side_files(contents), shard_bytes=longest, dialect=dialect, words=words, carried=carried)
 
 
-def _side_files(found: Survey) -> dict[str, bytes]:
-    """Every small file beside the weights: config, tokenizer, and what people put there. Raises PlanError for more than fits memory."""
-    names = entries(found.path)
+def _side_files(contents: Survey) -> dict[str, bytes]:
+    """All small files of the folder: config, tokenizer, and others. Raises PlanError if they are too large."""
+    names = entries(contents.path)
     weights = {n for n in names if n.endswith((".safetensors", ".safetensors.index.json"))} | set(descriptions(names))
     out: dict[str, bytes] = {}
     for name in names:
-        if name in weights or name.startswith(".") or (found.path / name).is_dir():
+        if name in weights or name.startswith(".") or (contents.path / name).is_dir():
             continue
-        file = member(found.path, name)
+        file = member(contents.path, name)
         if file is not None:
             if sum(map(len, out.values())) + file.stat().st_size > _SIDE_BYTES:
-                raise PlanError("too large for a file beside the weights", file=file, hint="move it out of the folder")
-            out[name] = contents(file)
+                raise PlanError("too large for an additional file", file=file, hint="move it out of the folder")
+            out[name] = file_bytes(file)
     return out
 
 
-def _said_of_files(found: Survey, layout: Layout) -> list[str]:
-    """Changes of names, of config.json and of the description."""
+def _file_changes(contents: Survey, layout: Layout) -> list[str]:
+    """Changes of names, config.json and the description."""
     out = []
     new = [f.name for f in layout.files if f.name.endswith(".safetensors")]
-    if list(found.files.names) != new:
-        out.append(f"weights: {_listed(found.files.names)} now {_listed(new)}")
+    if list(contents.files.names) != new:
+        out.append(f"weights: {_listed(contents.files.names)} now {_listed(new)}")
     (name,) = (n for n in descriptions([f.name for f in layout.files]))
-    if found.files.description not in (None, name):
-        out.append(f"description: {found.files.description} now {name}")
+    if contents.files.description not in (None, name):
+        out.append(f"description: {contents.files.description} now {name}")
     plans = {f.name: b"".join(data for _, data in f.pieces) for f in layout.files}
-    if (found.config or {}).get("quantization_config") is not None:
+    if (contents.config or {}).get("quantization_config") is not None:
         out.append("config.json: quantization_config removed")
-    if found.described:
-        said: Mapping[str, Any] = strict_json.parse(plans[name], strict_json.INDEX)
-        out += _differences({**found.description.whole, **found.description.types}, said)
+    if contents.described:
+        new_description: Mapping[str, Any] = strict_json.parse(plans[name], strict_json.INDEX)
+        out += _differences({**contents.description.general, **contents.description.types}, new_description)
     else:
         out.append(f"{name}: written from dtypes and shapes")
-    believed = survey(found.path)
-    if believed.strays or any(b.code in ("ASC005", "ASC009") for b in believed.breaches):
-        out.append("index: written anew")
-    strays = [n for n in entries(found.path) if n.endswith(".safetensors") and n not in found.files.names]
+    indexed = survey(contents.path)
+    if indexed.strays or any(b.code in ("ASC005", "ASC009") for b in indexed.breaches):
+        out.append("index: rewritten")
+    strays = [n for n in entries(contents.path) if n.endswith(".safetensors") and n not in contents.files.names]
     if strays:
-        out.append(f"not of the model, and not copied: {', '.join(strays)}")
+        out.append(f"not part of the model, not copied: {', '.join(strays)}")
     return out
 
 
@@ -290,29 +296,29 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _write(
-    found: Survey,
+    contents: Survey,
     opened: Mapping[Path, FileState],
-    mended: _Mended,
+    repaired: _Changes,
     layout: Layout,
     target: Path,
     *,
     overwrite: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> tuple[Finding, ...]:
-    """Stage, check what was staged, and only then let it appear. Raises PlanError if errors remain."""
-    parts = {f"{x.name}.weight": x.parts for x in mended.layers}
-    job = json.dumps([str(found.path), sorted((f.name, f.size) for f in layout.files)])
+    """Stage and check the output, then publish it. Raises PlanError if errors remain."""
+    parts = {f"{x.name}.weight": x.parts for x in repaired.layers}
+    job = json.dumps([str(contents.path), sorted((f.name, f.size) for f in layout.files)])
     total, done = max(1, layout.nbytes), 0
     with staged(
         target, layout, job, resume="never", replaceable=replaceable if overwrite else None,
         check=lambda: refuse_changed(opened),
     ) as staging:  # fmt: skip
         for (name, part), slot in layout.slots.items():
-            fresh = mended.values.get(name, {}).get(part)
+            fresh = repaired.values.get(name, {}).get(part)
             if fresh is not None:
                 staging.write(name, part, 0, np.ascontiguousarray(fresh))
             else:
-                _copy(staging, name, part, (parts[name][part] if name in parts else found.tensors[name]))
+                _copy(staging, name, part, (parts[name][part] if name in parts else contents.tensors[name]))
             done += slot.spec.nbytes
             if on_progress is not None:
                 on_progress(Progress(done, total, name, 0.0))
@@ -322,7 +328,7 @@ def _write(
 
 
 def _copy(staging: Staging, name: str, part: str, at: Stored) -> None:
-    """The tensor's bytes, some at a time."""
+    """Copy the tensor's bytes in blocks."""
     array = at.entry.array(at.source, ArraySpec((at.entry.nbytes,), np.dtype(np.uint8)))
     for a in range(0, at.entry.nbytes, _BLOCK):
         staging.write(name, part, a, array.read(a, min(at.entry.nbytes, a + _BLOCK)))

@@ -1,4 +1,4 @@
-"""What the layers of a folder are whose description is missing or wrong: from what is left of it, file names, and the shapes of the tensors."""
+"""Find the types of layers if the description is missing or wrong: from its remains, file names, and tensor shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RECOMPUTED = ("deq_scale", "quant_bias")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A quantized layer. parts: those that are there; missing: those that can be recomputed."""
+    """A quantized layer. parts: existing ones; missing: those that can be recomputed."""
 
     name: str
     codec: MsModelSlim
@@ -30,84 +30,90 @@ class Layer:
     missing: tuple[str, ...]
 
 
-def layers(found: Survey, kind: str | None) -> list[Layer]:
-    """Every quantized layer. kind: word of the description for layers whose type nothing tells.
+def layers(contents: Survey, kind: str | None) -> list[Layer]:
+    """All quantized layers. kind: type of layers whose type cannot be determined.
 
-    Raises PlanError if a layer lacks what cannot be recomputed, or its type cannot be told; UnknownNameError for a word that is no type.
+    Raises PlanError if a layer lacks a part that cannot be recomputed, or its type cannot be determined;
+    UnknownNameError for an unknown type.
     """
     if kind is not None and kind.upper() not in KINDS:
         raise UnknownNameError("type", kind, [w.lower() for w in KINDS])
     grouped: dict[str, dict[str, Stored]] = {}
-    for tensor, at in found.tensors.items():
+    for tensor, at in contents.tensors.items():
         layer, part = split(tensor)
         if part in PARTS:
             grouped.setdefault(layer, {})[part] = at
-    return [_layer(found, name, parts, kind) for name, parts in grouped.items() if _quantized(found, name, parts)]
+    return [_layer(contents, name, parts, kind) for name, parts in grouped.items() if _quantized(contents, name, parts)]
 
 
-def _quantized(found: Survey, name: str, parts: dict[str, Stored]) -> bool:
-    """True for codes with scales of a type that is ours to read."""
-    word = found.word(f"{name}.weight")
+def _quantized(contents: Survey, name: str, parts: dict[str, Stored]) -> bool:
+    """True for codes with scales of a known type."""
+    word = contents.word(f"{name}.weight")
     if word is not None and word != FLOAT and word not in KINDS:
         return False
     if "weight" not in parts and len(parts) > 0:
         raise PlanError(
-            "cannot be mended: the layer's weight is missing", tensor=f"{name}.weight", hint="quantize the model again"
+            "cannot be repaired: the layer's weight is missing",
+            tensor=f"{name}.weight",
+            hint="quantize the model again",
         )
     return parts["weight"].entry.dtype == "I8" or len(parts) > 1
 
 
-def _layer(found: Survey, name: str, parts: dict[str, Stored], kind: str | None) -> Layer:
+def _layer(contents: Survey, name: str, parts: dict[str, Stored], kind: str | None) -> Layer:
     facts = {part: Facts(at.entry.dtype, at.entry.shape) for part, at in parts.items()}
     missing: tuple[str, ...] = ()
     if "input_scale" in parts and "weight_scale" in parts and parts["weight_scale"].entry.shape:
         missing = tuple(p for p in _RECOMPUTED if p not in parts)
         n = parts["weight_scale"].entry.shape[0]
-        wide = found.model_dtype is None or found.model_dtype[0] != "BF16"
+        wide = contents.model_dtype is None or contents.model_dtype[0] != "BF16"
         facts |= {p: Facts("I32" if p == "quant_bias" else "I64" if wide else "F32", (n,)) for p in missing}
     possible: dict[str, tuple[MsModelSlim, Shape]] = {}
     refused: InputError | None = None
-    hints = list(dict.fromkeys(_hints(found, name, parts, kind)))
+    hints = list(dict.fromkeys(_hints(contents, name, parts, kind)))
     for word in [*hints, *(w for w in KINDS if w not in hints)]:
-        packed = "version" in found.description.whole or (word.startswith("W4") and _wide_codes(parts["weight"]))
+        packed = "version" in contents.description.general or (word.startswith("W4") and _wide_codes(parts["weight"]))
         try:
-            possible[word] = codec_for(KINDS[word], facts, group_size=found.description.group_size, packed=packed)
+            possible[word] = codec_for(KINDS[word], facts, group_size=contents.description.group_size, packed=packed)
         except InputError as e:
             refused = refused or e
     if not possible:
         assert refused is not None
         raise PlanError(
-            f"cannot be mended: {refused.message}", tensor=f"{name}.weight", expected=refused.expected, found=refused.found,
+            f"cannot be repaired: {refused.message}",
+            tensor=f"{name}.weight",
+            expected=refused.expected,
+            found=refused.found,
             hint="quantize this layer again",
-        )  # fmt: skip
-    told = next((w for w in hints if w in possible), None)
-    if told is None and len(possible) > 1:
+        )
+    hinted = next((w for w in hints if w in possible), None)
+    if hinted is None and len(possible) > 1:
         raise PlanError(
-            "nothing tells the type of this layer",
+            "the type of this layer cannot be determined",
             tensor=f"{name}.weight",
             expected=" or ".join(possible),
-            hint="say it with --type",
+            hint="pass it with --type",
         )
-    codec, shape = possible[told or next(iter(possible))]
+    codec, shape = possible[hinted or next(iter(possible))]
     return Layer(name, codec, shape, parts, missing)
 
 
-def _hints(found: Survey, name: str, parts: dict[str, Stored], kind: str | None) -> Iterator[str]:
-    """Words that may be this layer's, the likeliest first: what most of its tensors are called, what was asked for, the model's type."""
-    own = Counter(w for part in parts if (w := found.word(f"{name}.{part}")) in KINDS)
+def _hints(contents: Survey, name: str, parts: dict[str, Stored], kind: str | None) -> Iterator[str]:
+    """Possible types of this layer, the most likely first: of most of its tensors, the requested one, the model's."""
+    own = Counter(w for part in parts if (w := contents.word(f"{name}.{part}")) in KINDS)
     yield from (word for word, _ in own.most_common())
     if kind is not None:
         yield kind.upper()
-    named = found.files.stem.removeprefix("quant_model_weight").removeprefix("s").removeprefix("_").upper()
+    named = contents.files.stem.removeprefix("quant_model_weight").removeprefix("s").removeprefix("_").upper()
     if named in KINDS:
         yield named
-    whole = found.description.whole.get("model_quant_type")
+    whole = contents.description.general.get("model_quant_type")
     if whole in KINDS:
         yield str(whole)
 
 
 def _wide_codes(weight: Stored) -> bool:
-    """True if bytes hold more than one 4-bit code, by the first rows."""
+    """True if bytes contain more than one 4-bit code, judged by the first rows."""
     if weight.entry.dtype != "I8" or not weight.entry.shape:
         return False
     block = stored(weight).read(0, min(64, weight.entry.shape[0]))

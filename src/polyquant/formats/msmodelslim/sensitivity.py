@@ -1,9 +1,9 @@
-"""Which linear layers of an msModelSlim folder had better stay float: `--keep auto`.
+"""Find linear layers of an msModelSlim folder that should stay float: `--keep auto`.
 
-Each layer alone is rounded as its type says, weights and inputs, in the float model, and the mean KL divergence of the next token's distribution from
-the float model's is measured on the first calibration tokens. Such small errors add up nearly by their divergences; so the worst layers stay float
-until what the rest does, summed up, is below the limit. The sum is then checked against all the rest rounded at once, and more layers stay float where
-that finds more.
+Each layer alone is quantized with its type, weights and inputs, in the float model, and the mean KL divergence of the
+next-token distribution from the float model's is measured on the first calibration tokens. Such small divergences are
+nearly additive; so the worst layers stay float until the sum over the rest is below the limit. The sum is then compared
+with all of the rest quantized at once, and more layers stay float if that divergence is larger.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ __all__ = ["LIMIT", "Proposal", "propose_keep"]
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 LIMIT = 0.01
-"""Mean KL divergence in nats that a folder may be off by: about 1% of perplexity."""
+"""Default limit of the mean KL divergence in nats: about 1% of perplexity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """keep: names of linear layers (without `.weight`) that stay float, worst first. alone: divergence that each layer's rounding does by itself, in
-    nats; before, after: of the whole model with all of them rounded, and with all but `keep`."""
+    """The proposed layers.
+
+    keep: names of linear layers (without `.weight`) that stay float, worst first. alone: divergence from quantizing
+    each layer alone, in nats; before, after: of the model with all of them quantized, and with all except `keep`.
+    """
 
     keep: tuple[str, ...]
     alone: Mapping[str, float]
@@ -52,14 +55,16 @@ def propose_keep(
     limit: float = LIMIT,
     on_tensor: Callable[[int, int, str], None] | None = None,
 ) -> Proposal:
-    """The layers to keep float so that the rest does at most `limit` nats. targets: codecs of the source's weights that would become codes.
+    """Choose the layers to keep float so that the rest causes at most `limit` nats. targets: codecs of the source's
+    weights to be quantized.
 
-    Raises PlanError without a calibration text or for a limit that is no positive number, UnsupportedError for a model that our decoder does not run.
+    Raises PlanError without a calibration text or for a limit that is not positive, UnsupportedError for a model that
+    the decoder does not run.
     """
     if options.calibration is None:
-        raise PlanError("--keep auto needs to see what the model computes", hint="add --calibration FILE")
+        raise PlanError("--keep auto needs calibration", hint="add --calibration FILE")
     if not limit > 0:
-        raise PlanError("no such limit of the error", expected="a divergence above 0, in nats", found=limit)
+        raise PlanError("--keep-error must be positive", expected="a divergence above 0, in nats", found=limit)
     model = load(source.path, activations="float")
     plain = replace(options, smooth=None, kv=None, effort=None)
     static = any(c.static for c in targets.values())
@@ -75,26 +80,24 @@ def propose_keep(
                 on_tensor(len(alone), len(targets), name)
         probe.advance(index)
     if not alone:
-        raise UnsupportedError(
-            "the decoder multiplies with none of these weights", file=source.path, hint="leave out --keep auto"
-        )
+        raise UnsupportedError("the decoder uses none of these weights", file=source.path, hint="omit --keep auto")
     probe.rewind()
     return _proposal(rounder, probe, alone, limit)
 
 
 def _proposal(rounder: _Rounder, probe: Probe, alone: Mapping[str, float], limit: float) -> Proposal:
-    """Keep the worst, first by their sum, then by what all the rest together does."""
+    """Keep the worst layers, first by the sum, then by the divergence of all the rest together."""
     units: dict[str, list[str]] = {}
     for name in alone:
         units.setdefault(_fused(name), []).append(name)
     together = {unit: sum(alone[n] for n in members) for unit, members in units.items()}
     worst = sorted(units, key=lambda u: (-together[u], u))
-    rest = np.cumsum([together[u] for u in reversed(worst)])[::-1]  # what the layers from i on do
+    rest = np.cumsum([together[u] for u in reversed(worst)])[::-1]  # divergence of the layers from i on
     with rounder.rounded(set(alone)):
         before = probe.divergence(0)
     kept, after = 0, before
     while after > limit and kept < len(worst):
-        more = after / max(float(rest[kept]), 1e-30)  # than their sum they really do
+        more = after / max(float(rest[kept]), 1e-30)  # actual divergence relative to the sum
         kept = next((i for i in range(kept + 1, len(worst)) if more * rest[i] <= limit), len(worst))
         with rounder.rounded({n for u in worst[kept:] for n in units[u]}):
             after = probe.divergence(0)
@@ -103,24 +106,24 @@ def _proposal(rounder: _Rounder, probe: Probe, alone: Mapping[str, float], limit
 
 
 def _fused(name: str) -> str:
-    """The same for layers that runtimes make one matrix of."""
+    """The same name for layers that runtimes fuse to one matrix."""
     module, last = name.removesuffix(".weight").rpartition(".")[::2]
     return next((f"{module}.{'+'.join(family)}" for family in _FUSED if last in family), name)
 
 
 class _Rounder:
-    """A model whose linears can be rounded within a block. names: of the weights of each layer that can."""
+    """A model whose linear layers can be quantized within a block. names: quantizable weights per layer."""
 
     def __init__(self, model: Model, targets: Mapping[str, MsModelSlim], prepared: Prepared | None) -> None:
         self._model, self._targets, self._prepared = model, targets, prepared
         self._places = [[(place, place.linear) for place in layer.places] for layer in model.decoder.layers]
-        self.names = [[w.name for _, v in found for w in v.weights if w.name in targets] for found in self._places]
+        self.names = [[w.name for _, v in places for w in v.weights if w.name in targets] for places in self._places]
 
     @contextmanager
     def rounded(self, names: set[str]) -> Iterator[None]:
-        """Within the block these weights are rounded, and the inputs that they read."""
+        """Quantize these weights and their inputs within the block."""
         changed = []
-        for place, linear in (found for layer in self._places for found in layer):
+        for place, linear in (pair for layer in self._places for pair in layer):
             if names & {w.name for w in linear.weights}:
                 changed.append((place, linear))
                 place.put(_Rounded(linear, [self._multiplier(w, names) for w in linear.weights]))
@@ -139,7 +142,7 @@ class _Rounder:
 
 
 class _Multiplier:
-    """One weight [N, K] as its codes: a byte a number."""
+    """One weight [N, K] as codes of one byte per element."""
 
     def __init__(self, weight: Weight, codec: MsModelSlim, seen: tuple[float, float] | None) -> None:
         self.codec, self.seen = codec, seen
@@ -153,7 +156,7 @@ class _Multiplier:
         return y if bias is None else np.asarray(y + bias, np.float32)
 
     def _inputs(self, x: F32) -> F32:
-        """x as its grid has it: fixed, of each token, or as it is."""
+        """Quantize x on its grid: static, per token, or not at all."""
         if self.codec.static:
             assert self.seen is not None
             scale, offset = input_grid(self.seen, np.dtype(np.float32))
@@ -166,17 +169,17 @@ class _Multiplier:
 
 
 class _Rounded:
-    """A linear some of whose weights are rounded."""
+    """A linear layer with some quantized weights."""
 
     def __init__(self, linear: Linear, multipliers: Sequence[_Multiplier | None]) -> None:
         self.linear, self.multipliers = linear, multipliers
 
     def __call__(self, x: F32) -> Sequence[F32]:
-        """As the linear."""
+        """Call the linear layer."""
         plain: Sequence[F32 | None] = self.linear(x) if None in self.multipliers else [None] * len(self.multipliers)
         out = []
         for y, multiply, bias in zip(plain, self.multipliers, self.linear.bias, strict=True):
-            found = multiply(x, bias) if multiply is not None else y
-            assert found is not None
-            out.append(found)
+            product = multiply(x, bias) if multiply is not None else y
+            assert product is not None
+            out.append(product)
         return out

@@ -1,4 +1,6 @@
-"""What an msModelSlim folder says of more than one tensor: options held against what is quantized, norms and biases as the dialect has them."""
+"""Finish the steps of an msModelSlim folder that concern several tensors: option checks, norms and biases of the
+dialect.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from polyquant.formats.linears import is_linear
 from polyquant.formats.msmodelslim.choices import bias_type, kept, module_of, ranges_of
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import derived
-from polyquant.formats.msmodelslim.smooth import left_alone, links
+from polyquant.formats.msmodelslim.smooth import links, unsmoothed
 from polyquant.formats.plain_target import folder_warnings
 from polyquant.formats.steps import Step
 from polyquant.registry import codec
@@ -25,13 +27,13 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def settled(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptions) -> list[Step]:
-    """The steps with what concerns more than one tensor: biases and norms as the dialect has them. Raises PlanError for a folder that makes no sense."""
+    """Complete the steps with biases and norms of the dialect. Raises PlanError for an inconsistent folder."""
     _refuse_steps(steps, options)
     quantized = {module_of(s.map.target) for s in steps if isinstance(s.target, MsModelSlim)}
-    if options.wanting is not None:
+    if options.calibrated_option is not None:
         steps = [*_smoothing(source, steps, options), *_derived(source, steps, options)]
     if options.dialect != "v0":
-        steps = _without_twins(steps)
+        steps = _without_copies(steps)
     biases = {f"{module}.bias" for module in quantized}
     out = [_bias(s, options) if s.map.target in biases else s for s in steps]
     if options.dialect == "v0" and (options.smooth is not None or source.format == "msmodelslim"):
@@ -45,46 +47,47 @@ def _refuse_steps(steps: Sequence[Step], options: MsModelSlimOptions) -> None:
     quantized = [s for s in steps if isinstance(s.target, MsModelSlim)]
     if not quantized:
         raise PlanError(
-            "no weight would be quantized: this would be no msModelSlim folder", hint="say how, e.g. --codec w8a16"
+            "no weight would be quantized, so this would not be an msModelSlim folder",
+            hint="choose a codec, e.g. --codec w8a16",
         )
     linears = [s.map.target for s in steps if is_linear(s.map.target, s.map.shape)]
     for glob in options.keep:
         if not any(kept(name, [glob]) for name in linears):
             raise PlanError(
-                f"--keep {glob} names no linear layer",
+                f"--keep {glob} matches no linear layer",
                 hint=f"for example --keep '*{module_of(linears[-1]).rpartition('.')[2]}'" if linears else None,
             )
     fresh = [s for s in quantized if s.action in (Action.QUANTIZE, Action.REQUANTIZE)]
     static = [s for s in fresh if isinstance(s.target, MsModelSlim) and s.target.static]
     if options.calibration is not None:
-        if not static and options.wanting is None:
+        if not static and options.calibrated_option is None:
             raise PlanError(
-                f"{(fresh or quantized)[0].target} reads no calibration text",
-                hint="leave out --calibration, or add --effort max, --smooth or --kv",
+                f"{(fresh or quantized)[0].target} does not use calibration",
+                hint="omit --calibration, or add --effort max, --smooth or --kv",
             )
         return
     missing = [s.map.target for s in static if ranges_of(options, s) is None]
     if missing and options.ranges:
         raise PlanError(
-            f"--ranges says nothing of {len(missing)} layers",
+            f"--ranges has no entry for {len(missing)} layers",
             tensor=missing[0],
             hint=f"add them to the file, or --keep '{module_of(missing[0])}'",
         )
     if missing:
         raise PlanError(
-            f"{static[0].target.name} needs the ranges of what its layers read",
+            f"{static[0].target.name} needs the input ranges of its layers",
             hint="add --calibration FILE (a text), or --ranges FILE; w8a16 and w8a8.dynamic need neither",
         )
     if options.ranges and not static:
-        raise PlanError(f"{(fresh or quantized)[0].target} reads no ranges", hint="leave out --ranges")
+        raise PlanError(f"{(fresh or quantized)[0].target} does not use ranges", hint="omit --ranges")
 
 
 def _smoothing(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptions) -> list[Step]:
-    """The steps, those whose floats smoothing changes marked so."""
+    """Mark the steps whose floats smoothing changes."""
     if options.smooth is None:
         return list(steps)
-    found = links(source, options.smooth)
-    changed = {name for link in found for name in (link.feeder, *link.readers)}
+    smoothed = links(source, options.smooth)
+    changed = {name for link in smoothed for name in (link.feeder, *link.readers)}
     changed |= {f"{module_of(name)}.bias" for name in changed}
     return [
         replace(s, action=Action.TRANSCODE if s.action is Action.COPY else s.action, why=f"smoothed, {options.smooth}")
@@ -99,7 +102,7 @@ def _equal(a: Weight, b: Weight) -> bool:
 
 
 def _derived(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOptions) -> list[Step]:
-    """Steps for what a calibration adds."""
+    """Steps for the tensors that calibration adds."""
     quantized = [s.map.source for s in steps if isinstance(s.target, MsModelSlim)]
     have = {s.map.target for s in steps}
     return [
@@ -108,7 +111,7 @@ def _derived(source: Checkpoint, steps: Sequence[Step], options: MsModelSlimOpti
             None,
             t.codec,
             Action.COPY,
-            "found by the calibration",
+            "from calibration",
             _nbytes(t.codec, t.shape),
         )
         for t in derived(source, options, quantized).values()
@@ -120,23 +123,23 @@ def _nbytes(target: Codec, shape: Shape) -> int:
     return sum(s.nbytes for s in target.specs(shape).values())
 
 
-def _without_twins(steps: Sequence[Step]) -> list[Step]:
-    """A norm once, where v0 says it twice: the second is what its quantized layers were made for."""
-    twins = {_once(s.map.target): s for s in steps if _once(s.map.target) != s.map.target}
-    single = [s for s in steps if _once(s.map.target) == s.map.target]
+def _without_copies(steps: Sequence[Step]) -> list[Step]:
+    """Remove v0's duplicates of norms: the second one is used, which fits the quantized layers."""
+    copies = {_original(s.map.target): s for s in steps if _original(s.map.target) != s.map.target}
+    single = [s for s in steps if _original(s.map.target) == s.map.target]
     return [
-        replace(twins[name], map=replace(twins[name].map, target=name)) if (name := s.map.target) in twins else s
+        replace(copies[name], map=replace(copies[name].map, target=name)) if (name := s.map.target) in copies else s
         for s in single
     ]
 
 
-def _once(name: str) -> str:
-    """norm.module.weight -> norm.weight; any other name as it is."""
+def _original(name: str) -> str:
+    """norm.module.weight -> norm.weight; other names are unchanged."""
     return name.replace(".module.", ".") if name.endswith((".module.weight", ".module.bias")) else name
 
 
 def _bias(step: Step, options: MsModelSlimOptions) -> Step:
-    """The float bias of a quantized layer, in the type that the dialect has for it."""
+    """Convert the float bias of a quantized layer to the dialect's type."""
     target = codec(bias_type(options))
     if step.source is None or step.source.form is not Floats or target.name == step.target.name:
         return step
@@ -145,7 +148,7 @@ def _bias(step: Step, options: MsModelSlimOptions) -> Step:
 
 
 def _norm_modules(steps: Sequence[Step]) -> list[Step]:
-    """v0 says a smoothed norm twice: steps that write norm.weight and norm.bias as norm.module.weight and norm.module.bias too."""
+    """Steps that duplicate smoothed norms for v0: norm.weight and norm.bias as norm.module.weight and norm.module.bias."""
     by_name = {s.map.target: s for s in steps}
     out = []
     for name, bias in by_name.items():
@@ -156,7 +159,7 @@ def _norm_modules(steps: Sequence[Step]) -> list[Step]:
         if not _is_norm(norm):
             continue
         for step, last in ((weight, "weight"), (bias, "bias")):
-            out.append(replace(step, map=replace(step.map, target=f"{norm}.module.{last}"), why="v0 says it twice"))
+            out.append(replace(step, map=replace(step.map, target=f"{norm}.module.{last}"), why="duplicate for v0"))
     return out
 
 
@@ -165,7 +168,9 @@ def _is_norm(module: str) -> bool:
 
 
 def _cut(target: Codec, options: MsModelSlimOptions) -> bool | None:
-    """Whether rows can be made a block at a time: not with one grid for all (W8A8S tells outliers by the whole matrix), nor where a search needs them all."""
+    """True if rows can be quantized in blocks: not with one grid for all (W8A8S finds outliers in the whole matrix),
+    nor in a search.
+    """
     if not isinstance(target, MsModelSlim):
         return None
     return not (target.tensor or target.kind == "w8a8s" or options.effort == "max")
@@ -174,16 +179,20 @@ def _cut(target: Codec, options: MsModelSlimOptions) -> bool | None:
 def warnings(
     source: Checkpoint, files: Mapping[str, bytes], steps: Sequence[Step], smooth: str | None = None
 ) -> tuple[str, ...]:
-    """What a consumer of the folder will stumble over: fused layers of two types, norms of two minds, norms that smoothing leaves alone, a missing config.json."""
+    """Warnings for consumers of the folder: fused layers of two types, conflicting norms, unsmoothed norms, a missing
+    config.json.
+    """
     out = []
-    if smooth is not None and (left := left_alone(source, smooth)):
-        first, why = next(iter(left.items()))
-        out.append(f"{len(left)} norms before experts are not smoothed (first: {first}): {why}")
-    twins = [m for s in steps if len((m := s.map).sources) == 1 and m.source != m.target == _once(m.source)]
-    differing = [t.target for t in twins if t.target in source and not _equal(source[t.source], source[t.target])]
+    if smooth is not None and (not_smoothed := unsmoothed(source, smooth)):
+        first, why = next(iter(not_smoothed.items()))
+        out.append(f"{len(not_smoothed)} norms before experts are not smoothed (first: {first}): {why}")
+    copies = [m for s in steps if len((m := s.map).sources) == 1 and m.source != m.target == _original(m.source)]
+    differing = [t.target for t in copies if t.target in source and not _equal(source[t.source], source[t.target])]
     if differing:
         out.append(
-            f"{len(differing)} norms are other ones for float layers than for quantized layers (first: {differing[0]}): only v0 can say so, the second is kept"
+            f"{len(differing)} norms differ between float and quantized layers (first: {differing[0]}): only v0 can "
+            "store both, the one for quantized "
+            "layers is kept"
         )
     kinds = {
         module_of(s.map.target): str(s.target) if isinstance(s.target, MsModelSlim) else "float"
@@ -201,6 +210,7 @@ def warnings(
     if split:
         first, other = split[0]
         out.append(
-            f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend refuses such a folder; name both in --keep"
+            f"{len(split)} fused layers would have two types (first: {first} and {other}): vllm-ascend rejects such a "
+            "folder; list both in --keep"
         )
     return (*out, *folder_warnings(files, steps))

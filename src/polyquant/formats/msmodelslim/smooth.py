@@ -1,12 +1,12 @@
-"""Smoothing of a checkpoint: which norm or linear layer feeds which linears, and what becomes of their weights so that the model computes the same.
+"""Smooth a checkpoint: scale norms or linear layers and their readers so that the model computes the same.
 
     m1, shift   input norm -> q, k, v; norm after attention -> gate, up
-    m4          these, and v -> o, up -> down: rows of the first are divided by what columns of the second are multiplied with
+    m4          these, and v -> o, up -> down: rows of the first are divided by the factors of the second's columns
 
-The norm before experts feeds them all, the router and the shared expert: one scale for all. Its numbers are powers of two, which no float type rounds: the
-router, which is stored in half precision, gives the logits that it gave, and chooses as it did. up -> down has a scale of
-its own in each expert, of the tokens that were routed to it. Who feeds whom is said by the architecture's record. Ternary weights have no columns to scale:
-models trained so are refused.
+The norm before experts feeds them all, the router and the shared expert: one scale for all. Its factors are powers of
+two, which are exact in every float type: the router, stored in half precision, gives the same logits and makes the same
+choices. up -> down has a separate scale in each expert, from its routed tokens. The architecture's record defines the
+readers. Models with ternary weights, which have no columns to scale, are rejected.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from polyquant.runtime import identity
 from polyquant.runtime.derived import derived_maps
 from polyquant.types import F32, Checkpoint, Codec, Floats, Weight, as_matrix
 
-__all__ = ["Link", "Smoothing", "expert_families", "floats", "last_norm", "left_alone", "links", "rows_of"]
+__all__ = ["Link", "Smoothing", "expert_families", "floats", "last_norm", "links", "rows_of", "unsmoothed"]
 
-_CHUNK = 1 << 22  # weights that are dequantized at a time
+_CHUNK = 1 << 22  # weights dequantized at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One product to smooth: the outputs of `feeder` (a norm's weight, or rows from `start` on of a linear's) are what `readers` read.
+    """One product to smooth: the outputs of `feeder` (a norm's weight, or rows from `start` on of a linear layer) feed
+    `readers`.
 
-    heads: (of values, numbers of each) where heads share them, else None. routed: it is one expert's: left alone where the text hardly reaches it.
+    heads: (number of value heads, size of each) if heads share values, else None. routed: belongs to one expert,
+    skipped if the text hardly reaches it.
     """
 
     feeder: str
@@ -56,28 +58,26 @@ class Link:
 
 
 def links(source: Checkpoint, method: str) -> list[Link]:
-    """What a method smooths, layer by layer. Raises UnsupportedError for a model whose structure is not known."""
-    found = [link for links, _ in _by_feed(source, method) for link in links]
-    if not found:
-        raise UnsupportedError(
-            "smoothing finds no norms before its linear layers", file=source.path, hint="leave out --smooth"
-        )
-    return found
+    """All links that a method smooths, layer by layer. Raises UnsupportedError for a model with unknown structure."""
+    all_links = [link for links, _ in _by_feed(source, method) for link in links]
+    if not all_links:
+        raise UnsupportedError("smoothing found no norms before linear layers", file=source.path, hint="omit --smooth")
+    return all_links
 
 
-def left_alone(source: Checkpoint, method: str) -> dict[str, str]:
-    """Norms before experts that a method cannot smooth -> why. Raises as `links`."""
+def unsmoothed(source: Checkpoint, method: str) -> dict[str, str]:
+    """Norms before experts that a method cannot smooth -> reason. Raises as `links`."""
     return {name: why for _, left in _by_feed(source, method) for name, why in left.items()}
 
 
 def _by_feed(source: Checkpoint, method: str) -> Iterator[tuple[list[Link], dict[str, str]]]:
-    """Of each feed of each layer: links, and norms that are left alone."""
+    """Yield links and unsmoothed norms of each feed of each layer."""
     record = identity.architecture(source)
     if source.naming == "gguf" or record.ternary is not None:
         raise UnsupportedError(
-            f"smoothing does not know which norm feeds which layer in '{record.name}' ({source.format})",
+            f"smoothing does not support the architecture '{record.name}' in {source.format}",
             file=source.path,
-            hint="leave out --smooth",
+            hint="omit --smooth",
         )
     layers = _Layers(source, record)
     feeds = (*record.feeds("norm"), *(record.feeds("values", "product") if method == "m4" else ()))
@@ -87,7 +87,7 @@ def _by_feed(source: Checkpoint, method: str) -> Iterator[tuple[list[Link], dict
 
 
 class _Layers:
-    """The layers of a folder: which of its tensors a feed speaks of."""
+    """The layers of a folder, and the tensors of their feeds."""
 
     def __init__(self, source: Checkpoint, record: Architecture) -> None:
         self.source, self.record = source, record
@@ -104,34 +104,45 @@ class _Layers:
         stems = [f"{block}{stem}.weight" for stem in (feed.source, *here)]
         if not here or not self._scales(stems):
             return [], {}
-        found = [self._matrices(stem) for stem in stems]
+        matrices = [self._matrices(stem) for stem in stems]
         routed = any(stem in self.derived for stem in stems)
-        if [] in found:
-            stacked = self._stack(stems) if feed.kind == "norm" and found[0] else None
-            return [], {found[0][0]: f"{stacked} holds all experts in one tensor"} if stacked else {}
+        if [] in matrices:
+            stacked = self._stack(stems) if feed.kind == "norm" and matrices[0] else None
+            return [], {matrices[0][0]: f"{stacked} contains all experts in one tensor"} if stacked else {}
         if feed.kind == "norm":
             if routed and method == "shift":
-                return [], {found[0][0]: "router and experts have no bias that could take a shift"}
-            return [Link(found[0][0], tuple(r for names in found[1:] for r in names))], {}
-        pairs = zip(*found, strict=True) if len({len(names) for names in found}) == 1 else ()
+                return [], {matrices[0][0]: "router and experts have no bias to absorb a shift"}
+            return [Link(matrices[0][0], tuple(r for names in matrices[1:] for r in names))], {}
+        pairs = zip(*matrices, strict=True) if len({len(names) for names in matrices}) == 1 else ()
         return [_link(self.source, feed, names, self.hyper, routed=routed) for names in pairs], {}
 
     def _matrices(self, stem: str) -> list[str]:
-        """The tensors of a stem in the folder: one, or one for each expert; [] where they lie in another way."""
+        """The tensors of a stem in the folder: one, or one per expert; [] if they are stored differently."""
         if stem in self.names:
             return [self.names[stem]] if len(self.source[self.names[stem]].shape) < 3 else []
         made = self.derived.get(stem)
-        alone = made is not None and isinstance(made.op, Stack) and all(len(self.source[n].shape) == 2 for n in made.sources)  # fmt: skip
-        return list(made.sources) if made is not None and alone else []
+        separate = (
+            made is not None
+            and isinstance(made.op, Stack)
+            and all(len(self.source[n].shape) == 2 for n in made.sources)
+        )
+        return list(made.sources) if made is not None and separate else []
 
     def _stack(self, stems: Sequence[str]) -> str | None:
-        """The first tensor among those of the stems that holds several matrices."""
-        sources = (n for stem in stems for n in (self.derived[stem].sources if stem in self.derived else (self.names.get(stem, ""),)))  # fmt: skip
+        """The first tensor of these stems that contains several matrices."""
+        sources = (
+            n
+            for stem in stems
+            for n in (self.derived[stem].sources if stem in self.derived else (self.names.get(stem, ""),))
+        )
         return next((n for n in sources if n in self.source and len(self.source[n].shape) > 2), None)
 
     def _scales(self, stems: Sequence[str]) -> bool:
-        """False where rows and columns of these tensors, a feeder and its readers, do not lie in the folder as the decoder takes them (Conv1D, norms as
-        their distance from one, rows in another order), or a norm has a bias, which nobody would divide."""
+        """True if a feeder and its readers can be scaled.
+
+        Not if their rows and columns are stored differently from the decoder's layout (Conv1D, norms as their distance
+        from one, permuted rows), or if the norm has a bias, which would not be divided.
+        """
         feeder, *readers = stems
         biased = feeder.endswith("_norm.weight") and f"{feeder.removesuffix('.weight')}.bias" in self.names
         change = self.record.change
@@ -139,7 +150,7 @@ class _Layers:
 
 
 def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper, *, routed: bool) -> Link:
-    """names: of a linear layer that feeds, and of its readers."""
+    """The link of a linear layer and its readers."""
     feeder, readers = names[0], tuple(names[1:])
     rows = source[feeder].shape[0]
     if feed.kind == "values":
@@ -148,7 +159,7 @@ def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper, *,
 
 
 def expert_families(source: Checkpoint) -> dict[str, tuple[str, ...]]:
-    """Matrix of an expert, as calibration calls it -> those of all experts of its stack. Raises as `links`."""
+    """Matrix of an expert, as named in calibration -> those of all experts of its stack. Raises as `links`."""
     out: dict[str, tuple[str, ...]] = {}
     for made in _Layers(source, identity.architecture(source)).derived.values():
         if isinstance(made.op, Stack):
@@ -167,7 +178,7 @@ def last_norm(source: Checkpoint) -> str | None:
 
 
 def rows_of(weight: Weight) -> list[slice]:
-    """Blocks of rows of a matrix that are dequantized at a time."""
+    """Blocks of rows of a matrix to be dequantized at a time."""
     rows, k = as_matrix(weight.shape)
     step = max(1, _CHUNK // max(1, k)) if weight.codec.row_sliced else max(1, rows)
     return [slice(a, min(rows, a + step)) for a in range(0, rows, step)]
@@ -181,20 +192,20 @@ def floats(weight: Weight, rows: slice) -> F32:
 
 
 def _as_stored(codec: Codec, x: F32) -> F32:
-    """A vector [K] as a file holds it."""
+    """A vector [K] rounded to its stored type."""
     return codec.dequantize(codec.pack(Floats(x[None])), x.shape)
 
 
 @dataclass(slots=True)
 class Smoothing:
-    """What smoothing does to tensors, by name; fills as the calibration comes to the layers.
+    """Smoothing factors by tensor name, filled as the calibration reaches the layers.
 
-    columns: [K], columns of a linear's weight are multiplied by it. rows: [N], its rows and its bias are divided by it. shift: [K] or absent: is taken from
-    the inputs, before they are divided by `columns`. norms: [K], a norm's new weight; norm_bias: [K], added to what a norm gives. biases: [N], W @ shift
-    of the float weight, added to a linear's bias.
+    columns: [K], factors of a linear weight's columns. rows: [N], divisors of its rows and its bias. shift: [K] or
+    absent: subtracted from the inputs before they are divided by `columns`. norms: [K], a norm's new weight; norm_bias:
+    [K], added to a norm's outputs. biases: [N], W @ shift of the float weight, added to a linear layer's bias.
 
-    Norms are rounded to the type that they are stored in first, and the linears made to fit what is left of them: the model computes the same but for
-    float32's rounding, however short the norm's own type is.
+    Norms are first rounded to their stored type, and the linear layers adjusted to the result: the model computes the
+    same except for float32 rounding, even if the norm's type is short.
     """
 
     source: Checkpoint
@@ -209,7 +220,7 @@ class Smoothing:
     def add(self, link: Link, inputs: Mapping[str, InputRanges]) -> None:
         """Smooth one product. inputs: of the first reader. Raises InputError.
 
-        An expert that fewer than 64 tokens reached stays what it is: a channel that is small in them may be large in others.
+        An expert reached by fewer than 64 tokens is unchanged: a channel that is small in them may be large in others.
         """
         if link.routed and inputs[link.readers[0]].count < LEAST_INPUTS:
             return
@@ -237,7 +248,7 @@ class Smoothing:
                 self.biases[name] = self._shifted(name, shift)
 
     def _norm(self, name: str, scale: F32, shift: F32 | None) -> tuple[F32, F32 | None]:
-        """Divide a norm by the scale -> (scale, shift) that the rounded norm really has."""
+        """Divide a norm by the scale -> (scale, shift) realized by the rounded norm."""
         weight = self.source[name]
         old = weight.codec.dequantize(weight.read(), weight.shape)
         new = _as_stored(weight.codec, old / scale)
@@ -251,7 +262,7 @@ class Smoothing:
         return scale, shift
 
     def weight(self, name: str, w: F32, rows: slice | Index) -> F32:
-        """Rows of a linear's float weight as smoothing leaves them, [R, K]."""
+        """Rows of a linear layer's smoothed float weight, [R, K]."""
         if name in self.columns:
             w = w * self.columns[name]
         if name in self.rows:
@@ -259,7 +270,7 @@ class Smoothing:
         return w
 
     def bias(self, name: str, bias: F32 | None) -> F32 | None:
-        """The bias [N] of the linear whose weight is `name`; None if it has none and needs none."""
+        """The smoothed bias [N] of the linear layer with the weight `name`; None if it has no bias and needs no bias."""
         added, divided = self.biases.get(name), self.rows.get(name)
         if added is None and (bias is None or divided is None):
             return bias
@@ -269,13 +280,13 @@ class Smoothing:
         return total if divided is None else np.asarray(total / divided, np.float32)
 
     def _column_sizes(self, names: Sequence[str]) -> F32:
-        """max|w| of every column over weights that read the same, [K], as rows stand now."""
-        found = np.zeros(self.source[names[0]].shape[1], np.float32)
+        """max|w| of every column over weights with the same inputs, [K], with the current row factors."""
+        largest = np.zeros(self.source[names[0]].shape[1], np.float32)
         for name in names:
             for rows in rows_of(self.source[name]):
                 w = self.weight(name, floats(self.source[name], rows), rows)
-                np.maximum(found, np.abs(w).max(0, initial=0), out=found)
-        return found
+                np.maximum(largest, np.abs(w).max(0, initial=0), out=largest)
+        return largest
 
     def _shifted(self, name: str, shift: F32) -> F32:
         """W @ shift, [N]."""

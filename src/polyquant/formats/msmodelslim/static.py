@@ -1,6 +1,6 @@
-"""What a static layer can be recomputed from: deq_scale and quant_bias.
+"""Recompute deq_scale and quant_bias of a static layer.
 
-    deq_scale  = input_scale * weight_scale, float32; the tool multiplies in the model's dtype, so that it is rounded to that
+       deq_scale  = input_scale * weight_scale, float32; the tool multiplies in the model's dtype, which rounds it
     quant_bias = int32(round(bias / deq_scale - input_offset * sum of the codes of a row))
 
 Source: msModelSlim's document ("deq_scale", "quant_bias") and the tool's arithmetic; both exact on all static vectors.
@@ -23,17 +23,16 @@ _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _CHUNK = 1 << 22
 
 
-def closest_deq_scale(input_scale: F32, weight_scale: F32, found: F32 | None) -> F32:
-    """The product float32 [n], unrounded or rounded to a half-precision type: that with which most of `found` agree, unrounded where none does.
-
-    input_scale [1], weight_scale [n] or [1].
+def closest_deq_scale(input_scale: F32, weight_scale: F32, stored: F32 | None) -> F32:
+    """The product float32 [n], unrounded or rounded to a half-precision type: the variant that matches most of
+    `stored`.
     """
     with np.errstate(all="ignore"):
         product = np.asarray(input_scale * weight_scale, np.float32)
-        if found is None or found.shape != product.shape:
+        if stored is None or stored.shape != product.shape:
             return product
         choices = [product, *(product.astype(half).astype(np.float32) for half in _HALVES)]
-    return max(choices, key=lambda c: int(np.count_nonzero(c == found)))
+    return max(choices, key=lambda c: int(np.count_nonzero(c == stored)))
 
 
 def closest_quant_bias(

@@ -1,6 +1,6 @@
-"""Reading a folder as far as it goes: files, headers, description, the codec of every layer, and every breach on the way.
+"""Read a folder as far as possible: files, headers, description, the codec of every layer, and all violations found.
 
-`open` raises the first breach that stops it; `check` reports all; `repair` works from here. Headers and JSON only.
+`open` raises the first one that stops it; `check` reports all; `repair` starts from here. Headers and JSON only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "half": "F16"
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A quantized layer. parts: what the codec asks for, by part."""
+    """A quantized layer. parts: the parts of its codec."""
 
     name: str
     codec: MsModelSlim
@@ -42,10 +42,11 @@ class Linear:
 
 @dataclass(slots=True)
 class Survey:
-    """What a folder holds. whole: False if a file could not be read, so that absence proves nothing.
+    """The contents of a folder. complete: False if a file could not be read, so that absence proves nothing.
 
-    linears: quantized layers by name, without ".weight"; plain: all other tensors; undescribed, absent: tensors without a type, and types without a
-    tensor; unknown: words that no codec has -> their tensors; mislabelled: floats that are said to be quantized.
+    linears: quantized layers by name, without ".weight"; plain: all other tensors; undescribed, absent: tensors without
+    a type, and types without a tensor; unknown: unknown types -> their tensors; mislabelled: floats described as
+    quantized.
     """
 
     path: Path
@@ -57,7 +58,7 @@ class Survey:
     linears: dict[str, Linear] = field(default_factory=dict)
     plain: dict[str, Stored] = field(default_factory=dict)
     breaches: list[Breach] = field(default_factory=list)
-    whole: bool = True
+    complete: bool = True
     undescribed: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     unknown: dict[str, list[str]] = field(default_factory=dict)
@@ -65,40 +66,42 @@ class Survey:
     strays: list[tuple[str, Path]] = field(default_factory=list)
 
     def refused(self, error: PolyquantError, code: str, file: Path, tensor: str | None = None) -> None:
-        """Record what could not be used."""
+        """Record an error."""
         self.breaches.append(breach_of(error, code, file, tensor, leaves="ASC006"))
 
     def broken(self, error: PolyquantError, code: str, file: Path) -> None:
-        """Record a weight file, or all of them, that could not be read."""
-        self.whole = False
+        """Record weight files that could not be read."""
+        self.complete = False
         self.refused(error, code, file)
 
     def word(self, tensor: str) -> str | None:
-        """The type of a tensor; None if the description does not say."""
-        said = self.description.types.get(tensor)
-        if said is None and isinstance(self.description.whole.get(tensor), str):  # a tensor whose name has no dot
-            return str(self.description.whole[tensor])
-        return said
+        """The type of a tensor; None if the description has none."""
+        word = self.description.types.get(tensor)
+        if word is None and isinstance(self.description.general.get(tensor), str):  # a tensor name without a dot
+            return str(self.description.general[tensor])
+        return word
 
     @property
     def dialect(self) -> tuple[str, str]:
-        """(dialect, why)."""
-        whole = self.description.whole
-        if "metadata" in whole and "optional" in whole:
+        """(dialect, reason)."""
+        general = self.description.general
+        if "metadata" in general and "optional" in general:
             return "v1", "the description has metadata and optional"
         if self.files.stem.startswith("quant_model_weights"):
-            return "v1", f"the weights are called {self.files.stem}"
-        if "version" in whole:
-            return "ascendv1", f"the description has version {str(whole['version'])[:20]}"
+            return "v1", f"the weights are named {self.files.stem}"
+        if "version" in general:
+            return "ascendv1", f"the description has version {str(general['version'])[:20]}"
         return "v0", "the description has no version"
 
     @property
     def model_dtype(self) -> tuple[str, str] | None:
-        """(dtype of the float model as safetensors calls it, where that stands): config.json, else the embedding or the first float matrix."""
+        """(dtype of the float model in safetensors' notation, its source): config.json, else the embedding or the first
+        float matrix.
+        """
         for place in self._places():
-            said = place.get("torch_dtype") or place.get("dtype")
-            if isinstance(said, str) and said.removeprefix("torch.") in _DTYPES:
-                return _DTYPES[said.removeprefix("torch.")], "config.json"
+            dtype = place.get("torch_dtype") or place.get("dtype")
+            if isinstance(dtype, str) and dtype.removeprefix("torch.") in _DTYPES:
+                return _DTYPES[dtype.removeprefix("torch.")], "config.json"
         floats = [n for n, s in self.plain.items() if s.entry.dtype in _DTYPES.values() and len(s.entry.shape) == 2]
         if not floats:
             return None
@@ -114,13 +117,13 @@ class Survey:
         return None
 
     def _places(self) -> list[dict[str, Any]]:
-        """config.json, and within it what it says of the language model alone."""
+        """config.json, and its objects about the language model."""
         config = self.config or {}
         return [config, *(inner for key in ("text_config", "llm_config") if isinstance(inner := config.get(key), dict))]
 
 
 def survey(path: Path, *, indexed: bool = True) -> Survey:
-    """Everything about a folder. indexed: believe the index, not the names of the shards."""
+    """Survey a folder. indexed: trust the index instead of the names of the shards."""
     out = Survey(path)
     try:
         out.config = read_config(path)
@@ -166,9 +169,9 @@ def _shard(out: Survey, name: str) -> None:
         out.broken(e, "ASC007", path)
         return
     header, breaches = safetensors.survey(source)
-    if breaches:  # with a breach the offsets are not to be trusted: nothing of such a file is looked at further
-        out.whole = False
-        hint = "the file is cut or broken: copy it again"
+    if breaches:  # after a violation the offsets cannot be trusted, so the file's tensors are ignored
+        out.complete = False
+        hint = "the file is truncated or broken: copy it again"
         out.breaches += [Breach("ASC008", b.message, path, b.tensor, b.expected, b.found, hint) for b in breaches]
         return
     home = out.files.weight_map
@@ -178,20 +181,20 @@ def _shard(out: Survey, name: str) -> None:
             if tensor in home:
                 continue
         if tensor in out.tensors:
-            out.breaches.append(Breach("ASC009", "lies in two shards", path, tensor))
+            out.breaches.append(Breach("ASC009", "is in two shards", path, tensor))
         out.tensors[tensor] = Stored(source, entry)
 
 
 def _index(out: Survey) -> None:
-    if not out.whole:
+    if not out.complete:
         return
     for tensor, name in (out.files.weight_map or {}).items():
         if tensor not in out.tensors:
-            out.breaches.append(Breach("ASC009", "is not in the shard that the index names", out.path / name, tensor))
+            out.breaches.append(Breach("ASC009", "is not in the shard named by the index", out.path / name, tensor))
 
 
 def _group(out: Survey) -> None:
-    """Tensors into layers and the rest; description against tensors both ways."""
+    """Group tensors into layers and others; compare description and tensors both ways."""
     if not out.described:
         out.plain = dict(out.tensors)
         return
@@ -202,15 +205,15 @@ def _group(out: Survey) -> None:
             layers.setdefault(layer, {})[part] = out.tensors[tensor]
     taken: set[str] = set()
     for layer, parts in layers.items():
-        if _quantized(parts) and out.whole:
+        if _quantized(parts) and out.complete:
             taken |= {f"{layer}.{part}" for part in parts}
             _linear(out, layer, parts)
     out.plain = {n: s for n, s in out.tensors.items() if n not in taken}
-    _against(out, taken)
+    _compare(out, taken)
 
 
 def _quantized(parts: Mapping[str, Stored]) -> bool:
-    """True unless the layer is floats after all: the document gives a norm the type of the layer behind it."""
+    """True unless the layer is actually float: the document gives a norm the type of the layer after it."""
     return "weight" not in parts or parts["weight"].entry.dtype in _INTEGERS or len(parts) > 1
 
 
@@ -221,7 +224,7 @@ def _linear(out: Survey, layer: str, parts: dict[str, Stored]) -> None:
     try:
         _one_word(out, layer, parts)
         codec, shape = codec_for(
-            kind, facts, group_size=out.description.group_size, packed="version" in out.description.whole
+            kind, facts, group_size=out.description.group_size, packed="version" in out.description.general
         )
     except InputError as e:
         out.refused(e, _code(e), where, f"{layer}.weight")
@@ -230,12 +233,14 @@ def _linear(out: Survey, layer: str, parts: dict[str, Stored]) -> None:
 
 
 def _one_word(out: Survey, layer: str, parts: Mapping[str, Stored]) -> None:
-    """All parts of a layer have its type. Raises InputError."""
+    """Check that all parts of a layer have its type. Raises InputError."""
     word = out.word(f"{layer}.weight")
     for part in parts:
-        said = out.word(f"{layer}.{part}")
-        if said is not None and said != word:
-            raise InputError(f"{part} has another type than weight", expected=word, found=said, hint="polyquant repair")
+        part_word = out.word(f"{layer}.{part}")
+        if part_word is not None and part_word != word:
+            raise InputError(
+                f"{part} and weight have different types", expected=word, found=part_word, hint="polyquant repair"
+            )
 
 
 def _code(error: InputError) -> str:
@@ -243,10 +248,10 @@ def _code(error: InputError) -> str:
         return "ASC020"
     if "do not divide" in error.message:
         return "ASC022"
-    return "ASC014" if "another type" in error.message else "ASC021"
+    return "ASC014" if "different types" in error.message else "ASC021"
 
 
-def _against(out: Survey, taken: set[str]) -> None:
+def _compare(out: Survey, taken: set[str]) -> None:
     types = out.description.types
     for tensor, stored in out.plain.items():
         word = out.word(tensor)
@@ -254,40 +259,40 @@ def _against(out: Survey, taken: set[str]) -> None:
             out.undescribed.append(tensor)
             integer = stored.entry.dtype in _INTEGERS
             message = "has no type in the description"
-            hint = "polyquant repair writes the description anew"
+            hint = "polyquant repair rewrites the description"
             out.breaches.append(Breach("ASC012", message, stored.source.path, tensor, hint=hint, stops=integer))
         elif word not in (FLOAT, "C8", *KINDS):
             out.unknown.setdefault(word, []).append(tensor)
         elif word in KINDS and split(tensor)[1] in PARTS[1:]:
-            if f"{split(tensor)[0]}.weight" not in out.tensors and out.whole:
+            if f"{split(tensor)[0]}.weight" not in out.tensors and out.complete:
                 message = "belongs to a layer whose weight is missing"
                 out.breaches.append(Breach("ASC020", message, stored.source.path, tensor, hint="finish the download"))
-        elif word in KINDS and not _aside(tensor):
+        elif word in KINDS and not _shares_type(tensor):
             out.mislabelled.append(tensor)
-            if len(stored.entry.shape) > 1 and out.whole:
-                found = f"{stored.entry.dtype} {list(stored.entry.shape)}"
-                message = f"is said to be {word}, and is a float matrix"
-                out.breaches.append(Breach("ASC014", message, stored.source.path, tensor, "I8 [N, K]", found))
+            if len(stored.entry.shape) > 1 and out.complete:
+                actual = f"{stored.entry.dtype} {list(stored.entry.shape)}"
+                message = f"is described as {word}, but is a float matrix"
+                out.breaches.append(Breach("ASC014", message, stored.source.path, tensor, "I8 [N, K]", actual))
     out.undescribed += [t for t in taken if t not in types]
     out.breaches += _parts_without_type(out, taken)
-    if out.whole:
+    if out.complete:
         out.absent = [t for t in types if t not in out.tensors]
     file = out.path / (out.files.description or "")
-    hint = "finish the download, or let polyquant repair write the description anew"
+    hint = "finish the download, or rewrite the description with polyquant repair"
     for tensor in out.absent:
         stops = types[tensor] != FLOAT
         out.breaches.append(
-            Breach("ASC013", "the description names it, and no file has it", file, tensor, hint=hint, stops=stops)
+            Breach("ASC013", "is in the description, but in no file", file, tensor, hint=hint, stops=stops)
         )
 
 
 def _parts_without_type(out: Survey, taken: set[str]) -> Iterator[Breach]:
     for tensor in sorted(taken - set(out.description.types)):
-        message, hint = "has no type in the description", "polyquant repair writes the description anew"
+        message, hint = "has no type in the description", "polyquant repair rewrites the description"
         yield Breach("ASC012", message, out.tensors[tensor].source.path, tensor, hint=hint)
 
 
-def _aside(tensor: str) -> bool:
-    """Tensors beside a layer that share its type: of the norm before it, and of the cache."""
+def _shares_type(tensor: str) -> bool:
+    """True for other tensors with the type of a layer: of the norm before it, and of the cache."""
     layer, part = split(tensor)
     return part in CACHE_PARTS or layer.endswith(".module") or part == "bias"

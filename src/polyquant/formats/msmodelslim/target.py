@@ -1,4 +1,4 @@
-"""Writing an msModelSlim folder."""
+"""Write an msModelSlim folder."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ __all__ = ["MsModelSlimTarget"]
 
 
 class MsModelSlimTarget(PlainTarget):
-    """Linear layers as int8 and int4 codes, in one of three dialects."""
+    """The target: linear layers as int8 and int4 codes, in one of three dialects."""
 
     options = MsModelSlimOptions
     smaller: Mapping[str, Any] = MappingProxyType({"codec": "w8a16"})
 
     def claims(self, asked: Mapping[str, Any]) -> bool:
-        """Its codecs, and options that no other target has."""
-        alone = {"kv", "smooth", "dialect", "keep", "keep_error", "exact_tool", "ranges"}
-        return str(asked.get("codec", "")).startswith(("w8a", "w4a")) or bool(asked.keys() & alone)
+        """True for its codecs, and options that no other target has."""
+        own_options = {"kv", "smooth", "dialect", "keep", "keep_error", "exact_tool", "ranges"}
+        return str(asked.get("codec", "")).startswith(("w8a", "w4a")) or bool(asked.keys() & own_options)
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: MsModelSlimOptions, *, named: bool) -> Recipe:
-        """Affine codes and floats only."""
+        """Accept affine codes and floats only."""
         options.refuse()
         require_form(chosen, (Affine, Floats), "an msModelSlim folder", "choose --codec w8a16, w8a8, w8a8.dynamic, ...")
         return chosen.with_rules(rules)
 
     def refuse(self, options: MsModelSlimOptions, importance: Mapping[str, F32] | None) -> None:
-        """No codec of it takes an importance matrix."""
+        """Raise PlanError for an importance matrix, which no codec of this format uses."""
         if importance:
-            raise PlanError("no msModelSlim codec weighs its columns", hint="--calibration FILE --effort max does more")
+            raise PlanError("msModelSlim codecs do not use importance", hint="use --calibration FILE --effort max")
         check_text(options.calibration)
 
     def for_model(
         self, source: Checkpoint, translation: Translation, options: MsModelSlimOptions
     ) -> MsModelSlimOptions:
-        """The ranges, read, and the type that the model computes in."""
+        """Load the ranges and determine the model's compute type."""
         if isinstance(options.ranges, str | os.PathLike):
             options = replace(options, ranges=read_ranges(options.ranges, options.dialect))
         return choices.with_dtype(source, options, translation)
@@ -61,7 +61,7 @@ class MsModelSlimTarget(PlainTarget):
     def choose(
         self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: MsModelSlimOptions
     ) -> Choice:
-        """Rules may name any matrix; the recipe's own codec is for linear layers but those of --keep."""
+        """Choose a codec: rules may name any matrix; the recipe's codec is for linear layers not in --keep."""
         have = common([source[n] for n in tensor.sources])
         if self.unquantized(have):
             return Choice(have, "not a float: kept")
@@ -70,36 +70,36 @@ class MsModelSlimTarget(PlainTarget):
         return choices.choose(have, tensor, recipe, facts, options)
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
-        """With --keep auto some layers stay float; biases, norms and cache scales as the dialect has them."""
+        """Plan the steps: --keep auto, then biases, norms and cache scales of the dialect."""
         steps = planning.steps()
         if AUTO in planning.options.keep:
             options, how = with_proposal(planning.source, steps, planning.options, planning.on_tensor)
-            planning = planning.but(options=options, named=f"{planning.recipe.name}, {how}")
+            planning = planning.with_changes(options=options, named=f"{planning.recipe.name}, {how}")
             steps = planning.steps()
         lossy = next((s for s in steps if s.action is Action.REQUANTIZE), None)
         if lossy is not None and isinstance(lossy.target, MsModelSlim):
             planning.refuse_lossy(
                 steps,
-                "convert without a codec keeps the codes; else start from the float model, or pass --requantize",
+                "convert without a codec to keep the codes; else start from the float model, or pass --requantize",
             )
         planning.refuse_lossy(steps)
         return planning, settle.settled(planning.source, steps, planning.options)
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
-        """Shards, index, description and config.json of the dialect."""
+        """Lay out shards, index, description and config.json of the dialect."""
         options = choices.layout_options(planning.source, planning.options)
         if planning.options.shard_bytes is not None:
             options["shard_bytes"] = planning.options.shard_bytes
         return lay_out([s.spec for s in steps], planning.translation.files, **options)
 
     def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
-        """Fused layers of two types, norms that differ, a missing config.json."""
+        """Warn about fused layers of two types, differing norms, a missing config.json."""
         return settle.warnings(planning.source, planning.translation.files, steps, planning.options.smooth)
 
     def text(self, steps: Sequence[Step], options: MsModelSlimOptions) -> str | None:
-        """For ranges, smoothing, caches and searches."""
+        """The calibration text for ranges, smoothing, caches and searches."""
         return options.calibration
 
     def worker(self, context: Context) -> Worker | None:
-        """Makes codes, with what a calibration found."""
+        """A worker that quantizes with the calibration results."""
         return MsModelSlimWorker(context)

@@ -1,6 +1,6 @@
-"""What one step does to one tensor of an msModelSlim folder: a linear layer's weight to codes, a tensor that smoothing changes, one that it adds.
+"""Execute a step of an msModelSlim folder: quantize a linear layer, or write a tensor that calibration changes or adds.
 
-Rows of a weight are made apart wherever each has a grid of its own, so that memory holds a block of rows, not a weight.
+Rows are quantized separately if each has its own grid, so that memory holds a block of rows, not a weight.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from polyquant.types import F32, Action, Affine, Floats, Parts, as_matrix
 
 __all__ = ["MsModelSlimWorker"]
 
-_room = threading.local()
+_buffers = threading.local()
 _ONE = frozenset({"input_scale", "input_offset"})
-"""Parts that are the same for every row."""
+"""Parts that are the same for all rows."""
 
 
 class MsModelSlimWorker:
@@ -43,7 +43,7 @@ class MsModelSlimWorker:
         self._prepared: Prepared | None = None
 
     def order(self, steps: Sequence[Step]) -> list[Step]:
-        """With a calibration text: as the calibration comes to the layers."""
+        """The steps; with calibration, in the order in which their inputs become available."""
         options = self._context.options
         if not steps or options.calibration is None:
             return list(steps)
@@ -56,21 +56,21 @@ class MsModelSlimWorker:
         return sorted(steps, key=lambda s: prepared.order(s.inputs) if s.alone else -1)
 
     def takes(self, step: Step) -> bool:
-        """True for codes that are made, and for what the calibration adds or changes."""
+        """True for quantized weights, and for tensors that calibration adds or changes."""
         if isinstance(step.target, MsModelSlim) and step.action in (Action.QUANTIZE, Action.REQUANTIZE):
             return True
         prepared = self._prepared
         return prepared is not None and any(n in prepared.values or prepared.changes(n) for n in step.map.sources)
 
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
-        """The tensor, or rows [a, b) of it. Raises CodecError."""
+        """Convert the tensor, or rows [a, b) of it. Raises CodecError."""
         n, _ = as_matrix(step.map.shape)
         start, stop = (0, n) if rows is None else (rows.start, rows.stop)
         prepared = self._prepared
         if isinstance(step.target, MsModelSlim):
-            made = _codes(self._context, step, start, stop, prepared, measure=measure)
+            piece = _codes(self._context, step, start, stop, prepared, measure=measure)
             why = None if prepared is None or start else prepared.notes.get(step.inputs)
-            yield made if why is None else replace(made, note=f"{step.map.target}: {why}")
+            yield piece if why is None else replace(piece, note=f"{step.map.target}: {why}")
             return
         assert prepared is not None
         values = prepared.values.get(step.map.source)
@@ -82,12 +82,12 @@ class MsModelSlimWorker:
         yield Piece(step.target.pack(Floats(w)), start, stop - start)
 
     def stated(self, step: Step, error: ErrorSums) -> Mapping[str, NDArray[Any]]:
-        """No file of the folder says an error."""
+        """No part: the folder does not state errors."""
         return {}
 
 
 def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepared | None, *, measure: bool) -> Piece:
-    """Rows of a linear layer's weight as codes, smoothed before."""
+    """Quantize rows of a linear layer's weight, after smoothing."""
     options, target = context.options, step.target
     assert isinstance(target, MsModelSlim)
     name = step.map.sources[0] if prepared is None and not target.static else step.inputs
@@ -105,7 +105,7 @@ def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepar
     w = _floats(context, step, start, stop)
     if prepared is not None:
         w = prepared.weight(step.map.source, w, _source_rows(step, start, stop))
-    found = quantize_linear(
+    quantized = quantize_linear(
         target,
         w,
         input_range=inputs if target.static else None,
@@ -114,20 +114,20 @@ def _codes(context: Context, step: Step, start: int, stop: int, prepared: Prepar
         effort=options.effort or "default",
         exact=_exact(options),
     )
-    parts = target.pack(found)
+    parts = target.pack(quantized)
     error = error_sums(w, target.dequantize(parts, w.shape, out=_scratch("back", w.shape))) if measure else None
     return _piece(parts, start, stop, error)
 
 
 def _piece(parts: Parts, start: int, stop: int, error: ErrorSums | None) -> Piece:
-    """Rows [start, stop); what is the same for all rows goes with the first."""
+    """A piece of rows [start, stop); parts that are the same for all rows are in the first piece."""
     if start:
         parts = {key: array for key, array in parts.items() if key not in _ONE}
     return Piece(parts, start, stop - start, error)
 
 
 def _as_stored(context: Context, step: Step, prepared: Prepared | None) -> bool:
-    """True if the codes are those of the floats that lie in the file, each row on the tightest grid, with float32 scales."""
+    """True if stored floats can be quantized directly, each row on the tightest grid, with float32 scales."""
     options, target, name = context.options, step.target, step.map.sources[0]
     assert isinstance(target, MsModelSlim)
     source = context.source[name].codec
@@ -147,15 +147,15 @@ def _as_stored(context: Context, step: Step, prepared: Prepared | None) -> bool:
 def _direct(
     context: Context, step: Step, start: int, stop: int, *, measure: bool
 ) -> tuple[Affine, ErrorSums | None] | None:
-    """Codes of rows as they lie in the file, and their error, row by row in the processor's cache; None without native kernels, and for NaN."""
+    """Quantize stored rows and measure their error row by row in the cache; None without native kernels, and for NaN."""
     weight, target = context.source[step.map.source], step.target
     assert isinstance(target, MsModelSlim)
     shape = stop - start, as_matrix(step.map.shape)[1]
-    found = quantize_stored(
+    result = quantize_stored(
         weight.codec.name, weight.read(slice(start, stop))["blocks"], shape, target.groups(shape), target.bits,
         symmetric=not target.asymmetric, measure=measure,
     )  # fmt: skip
-    return None if found is None else (Affine(target.bits, *found[:3]), found[3])
+    return None if result is None else (Affine(target.bits, *result[:3]), result[3])
 
 
 def _floats(context: Context, step: Step, start: int, stop: int) -> F32:
@@ -168,29 +168,32 @@ def _floats(context: Context, step: Step, start: int, stop: int) -> F32:
 
 
 def _source_rows(step: Step, start: int, stop: int) -> slice | Index:
-    """Which rows of the one source the target's rows [start, stop) are."""
+    """The source rows of the target's rows [start, stop), for a single source."""
     if isinstance(step.map.op, Same):
         return slice(start, stop)
     return step.map.op.needs(np.arange(start, stop), [s.shape for s in step.sources])[0]
 
 
 def _scratch(use: str, shape: tuple[int, int]) -> F32:
-    """Uninitialized room of this thread, good until it is asked again for the same use: fresh pages cost more than the arithmetic on them."""
+    """An uninitialized buffer of this thread, valid until its next use: new pages would cost more than the arithmetic."""
     size = shape[0] * shape[1]
-    held: F32 | None = getattr(_room, use, None)
+    held: F32 | None = getattr(_buffers, use, None)
     if held is None or held.size < size:
         held = np.empty(size, np.float32)
-        setattr(_room, use, held)
+        setattr(_buffers, use, held)
     return held[:size].reshape(shape)
 
 
 def _bias(context: Context, step: Step, prepared: Prepared | None) -> F32 | None:
-    """What the layer adds to its outputs, float32 [N], as the file says it: quant_bias must follow from that. None if it has no bias."""
+    """The layer's bias, float32 [N], as stored in the file, since quant_bias is derived from it.
+
+    None if it has none.
+    """
     if prepared is not None:
         values = prepared.bias(step.map.source)
     else:
-        found = context.source.weights.get(f"{module_of(step.map.source)}.bias")
-        values = None if found is None else found.codec.dequantize(found.read(), found.shape)
+        stored_bias = context.source.weights.get(f"{module_of(step.map.source)}.bias")
+        values = None if stored_bias is None else stored_bias.codec.dequantize(stored_bias.read(), stored_bias.shape)
     if values is None:
         return None
     values = step.map.op.reference([values])
@@ -199,5 +202,5 @@ def _bias(context: Context, step: Step, prepared: Prepared | None) -> F32 | None
 
 
 def _exact(options: MsModelSlimOptions) -> np.dtype[np.generic] | None:
-    """The type that the tool would compute in; None for our own float32."""
+    """The type that the tool would compute in; None for our float32."""
     return NUMPY[WORDS[options.dtype]] if options.exact_tool else None

@@ -1,4 +1,4 @@
-"""`--target-bpw`: 2 to 8 bits for each weight of a Trellis folder, so that all of them together take that many bits a weight and do the least damage."""
+"""`--target-bpw`: choose 2 to 8 bits for each weight of a Trellis folder, to reach a mean size with the least damage."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ OnTensor = Callable[[int, int, str], None]
 def with_allocation(
     source: Checkpoint, steps: Sequence[Step], options: TrellisOptions, on_tensor: OnTensor | None
 ) -> tuple[list[Step], str]:
-    """The steps with the bits of each weight that no rule names, and a name for the mix: how they were chosen. All components of every quantized weight count.
+    """The steps with allocated bits for each weight without a rule, and a name for the allocation.
 
-    Raises PlanError if the target is below 2 bits and what the scales take.
+    All components of every quantized weight count. Raises PlanError if the target is below 2 bits plus scales.
     """
     assert options.target_bpw is not None
     open_steps = [s for s in steps if s.searches and not s.why]
     if not open_steps:
         raise PlanError(
-            "--target-bpw finds no weight whose bits are open",
-            hint="rules name them all, or the source is no float model",
+            "--target-bpw found no weight to allocate bits to",
+            hint="rules cover all weights, or the source is not a float model",
         )
     fixed = [s for s in steps if isinstance(s.target, Trellis) and s not in open_steps]
     budget = int(options.target_bpw * sum(s.weights for s in (*open_steps, *fixed)) / 8) - sum(s.nbytes for s in fixed)
@@ -71,33 +71,35 @@ def with_allocation(
     return out, f"{options.target_bpw} bits per weight, {how}"
 
 
-def _size(found: Codec, shape: Shape) -> int:
-    return sum(spec.nbytes for spec in found.specs(shape).values())
+def _size(codec: Codec, shape: Shape) -> int:
+    return sum(spec.nbytes for spec in codec.specs(shape).values())
 
 
 def _damage(
     source: Checkpoint, steps: Sequence[Step], options: TrellisOptions, on_tensor: OnTensor | None
 ) -> tuple[Mapping[str, float], str, str]:
-    """Damage of each target tensor for a distortion of 1, what it is, and how it was found."""
+    """The damage of each target tensor at distortion 1, the name of the measure, and how it was measured."""
     book = options.codebook or "mul1"
     if options.calibration is not None:
         wanted = {s.inputs: s.target for s in steps if isinstance(s.target, Trellis)}
         try:
-            found = divergences(
+            measured = divergences(
                 source.path, options.calibration, wanted, calibrated=options.calibrated, on_tensor=on_tensor
             )
         except UnsupportedError as refused:
             reason = f"{refused.message}, so allocated by the error of the weights"
         else:
             probe = distortion(PROBE_BITS, book)
-            # What the decoder does not multiply with does no harm that was seen; the mean of the others is a guess on the safe side.
-            mean = float(np.mean(list(found.values()))) if found else 1.0
+            # Weights that the decoder does not use have no measured damage; the mean of the others is a safe guess.
+            mean = float(np.mean(list(measured.values()))) if measured else 1.0
             return (
-                {s.map.target: found.get(s.inputs, mean) / probe for s in steps}, "KL",
-                f"allocated by the KL divergence that each weight does alone with {PROBE_BITS} bits, measured on the calibration text",
-            )  # fmt: skip
+                {s.map.target: measured.get(s.inputs, mean) / probe for s in steps},
+                "KL",
+                f"allocated by the KL divergence from quantizing each weight alone to {PROBE_BITS} bits, on the "
+                "calibration text",
+            )
     else:
-        reason = "allocated by the error of the weights (with --calibration the harm to the model is measured)"
+        reason = "allocated by the error of the weights (--calibration would measure the damage to the model)"
     energy = {}
     for i, s in enumerate(steps):
         w = whole_floats([source[name] for name in s.map.sources], s.map.op)

@@ -1,4 +1,4 @@
-"""Parts that do not lie in the file as their codec wants them: indices with a header byte in each tile, scales that are mended."""
+"""Parts stored differently from their codec's layout: indices with a header byte per tile, scales that are repaired."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from polyquant.errors import InputError
 from polyquant.storage.source import Source
 from polyquant.types import F32, U8, ArraySpec, StoredArray
 
-__all__ = ["HeadedTiles", "MendedScales"]
+__all__ = ["HeadedTiles", "RepairedScales"]
 
 _PADDING = np.float32(1e-8)
-"""What Metal Marlin's quantizer takes for the scale of a row that only fills a tile."""
+"""Metal Marlin's scale for padding rows of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadedTiles:
-    """uint8 [a, b, n] tiles of n bytes, each behind one header byte: a StoredArray. spec: without the headers."""
+    """A StoredArray of uint8 [a, b, n] tiles of n bytes, each after one header byte. spec: without the headers."""
 
     source: Source
     offset: int
     spec: ArraySpec
 
     def __post_init__(self) -> None:
-        """Raises InputError if the tiles do not lie inside the file."""
+        """Raise InputError if the tiles exceed the file."""
         if self.offset + self._stride() * self.spec.shape[0] > self.source.size:
             raise InputError(
-                "data lies outside the file", file=self.source.path, hint="the file is truncated: copy it again"
+                "data is outside the file", file=self.source.path, hint="the file is truncated: copy it again"
             )
 
     def _stride(self) -> int:
@@ -41,12 +41,14 @@ class HeadedTiles:
     def view(self) -> NDArray[Any]:
         """A read-only map of the file that skips the headers."""
         a, b, n = self.spec.shape
-        found = self.source.map()[self.offset : self.offset + a * self._stride()].reshape(a, b, n + 1)[..., 1:]
-        found.flags.writeable = False
-        return found
+        tiles = self.source.map()[self.offset : self.offset + a * self._stride()].reshape(a, b, n + 1)[..., 1:]
+        tiles.flags.writeable = False
+        return tiles
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Tiles of entries [start, stop) of the first axis, in fresh memory without gaps. Raises InputError if the file ends before."""
+        """Tiles of entries [start, stop) of the first axis, without headers, in new memory. Raises InputError if the
+        file is too short.
+        """
         return np.ascontiguousarray(self._raw(start, stop)[..., 1:])
 
     def headers(self, start: int, stop: int) -> U8:
@@ -62,10 +64,10 @@ class HeadedTiles:
 
 
 @dataclass(frozen=True, slots=True)
-class MendedScales:
-    """Scales [G, N] as Metal Marlin's quantizer used them, a StoredArray: the 16 outputs of a tile share the mean of theirs.
+class RepairedScales:
+    """A StoredArray of scales [G, N] as Metal Marlin's quantizer used them: the 16 outputs of a tile share their mean.
 
-    divisor: 1.24371088 where the quantizer's grid was the integers, for the grid of the codec has that factor.
+    divisor: 1.24371088 if the quantizer's grid was the integers, since the codec's grid includes that factor.
     """
 
     scales: StoredArray
@@ -73,24 +75,24 @@ class MendedScales:
 
     @property
     def spec(self) -> ArraySpec:
-        """As stored."""
+        """The stored shape and dtype."""
         return self.scales.spec
 
     def view(self) -> NDArray[Any]:
-        """All, computed anew."""
-        return self._mend(self.scales.view())
+        """All scales, recomputed."""
+        return self._repair(self.scales.view())
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Groups [start, stop), computed from positioned reads."""
-        return self._mend(self.scales.read(start, stop))
+        return self._repair(self.scales.read(start, stop))
 
-    def _mend(self, stored: F32) -> F32:
+    def _repair(self, stored: F32) -> F32:
         groups, n = stored.shape
         padded = np.full((groups, -(-n // 16) * 16), _PADDING, np.float32)
         padded[:, :n] = stored
         tiles = padded.reshape(groups, -1, 16)
         total = np.zeros(tiles.shape[:2], np.float32)
-        for i in range(16):  # one after the other, as the quantizer adds them
+        for i in range(16):  # in the quantizer's order of addition
             total += tiles[..., i]
         mean = total / np.float32(16) / self.divisor
         return np.asarray(np.repeat(mean, 16, 1)[:, :n], np.float32, order="C")

@@ -1,13 +1,15 @@
-"""quantization_config.json of a Trellis v3 folder: what each quantized weight is, its bytes, and its error.
+"""quantization_config.json of a Trellis v3 folder: type, size and error of each quantized weight.
 
     {"quantization_version": "trellis_v3", "quantization_method": ...,
-     "global_config":   {average_bits_per_weight, target_bits, hadamard_transform, tile_size, codebook_size, scale_groups, codebook},
-     "tensor_metadata": {NAME: {bits, shape [K, N], mse, original_bytes, original_dtype, compressed_bytes, compression_ratio, hadamard}},
-     "layer_allocation": {"0": {"mlp.gate_proj": 3}}}
+     "global_config":   {average_bits_per_weight, target_bits, hadamard_transform,
+                      tile_size, codebook_size, scale_groups, codebook},
+     "tensor_metadata": {NAME: {bits, shape [K, N], mse, original_bytes, original_dtype, compressed_bytes,
+     compression_ratio, hadamard}}, "layer_allocation": {"0": {"mlp.gate_proj": 3}}}
 
-Every figure but `mse` follows from names, shapes and codecs. The mean squared error is known when its tensor is done, so its place is a hole of
-fixed width (`MSE_BYTES`) in text that is otherwise complete before any payload. `compressed_bytes` counts all components of a weight, padding too;
-`compression_ratio` = original_bytes / compressed_bytes, where `original_dtype` says what the original was stored as.
+Every figure except `mse` follows from names, shapes and codecs. The mean squared error is known when its tensor is
+finished, so it has a slot of fixed width (`MSE_BYTES`) in text that is otherwise complete before any payload.
+`compressed_bytes` counts all components of a weight including padding; `compression_ratio` = original_bytes /
+compressed_bytes, where `original_dtype` is the stored type of the original.
 """
 
 from __future__ import annotations
@@ -39,10 +41,13 @@ __all__ = [
 
 FILE = "quantization_config.json"
 WITHOUT_PLUGIN = "this is a Trellis model: import polyquant.hf first (pip install 'polyquant[transformers]')"
-"""What config.json of a Trellis folder has as `transformers_weights`. transformers that does not know a quantization method would fill the model with
-random numbers; but a name of weights that is no name of a file it refuses, with this text. The plugin takes it out before transformers looks."""
+"""The value of `transformers_weights` in config.json of a Trellis folder.
+
+transformers would initialize a model with an unknown quantization method randomly. But it rejects a weights name that
+is not a file name, quoting this text. The plugin removes the entry before transformers reads it.
+"""
 MSE_BYTES = 14
-"""Length of every `mse` as text: 1.23456789e-04."""
+"""Length of every `mse` string: 1.23456789e-04."""
 
 _HOLE = 10 ** (MSE_BYTES - 1)
 _LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks|blk)\.(\d+)\.(.+?)(?:\.weight)?")
@@ -50,7 +55,7 @@ _LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks|blk)\.(\d+)\.(.+?)(?:\.weight)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a quantized weight was made from: its bytes and dtype there, and the error that is stated for codes carried over unchanged.
+    """The origin of a quantized weight: its bytes and dtype there, and the stated error of unchanged codes.
 
     mse: None if it is to be measured while the weight is written.
     """
@@ -74,7 +79,7 @@ def effective_bits(tensors: Sequence[TensorSpec]) -> float:
 
 
 def target_bits(tensors: Sequence[TensorSpec]) -> int:
-    """The width that most quantized weights have; the smaller of two equals."""
+    """The width of most quantized weights; the smaller one if two are equally common."""
     weights: Counter[int] = Counter()
     for t in sorted(tensors, key=lambda t: _trellis(t).bits):
         weights[_trellis(t).bits] += math.prod(t.shape)
@@ -82,7 +87,7 @@ def target_bits(tensors: Sequence[TensorSpec]) -> int:
 
 
 def config_entry(tensors: Sequence[TensorSpec], method: str) -> dict[str, Any]:
-    """The entry `quantization_config` of config.json: how transformers finds our plugin, and where the rest stands."""
+    """The entry `quantization_config` of config.json, by which transformers finds the plugin and the config file."""
     return {
         "quant_method": "polyquant_trellis",
         "quantization_version": "trellis_v3",
@@ -96,7 +101,9 @@ def config_entry(tensors: Sequence[TensorSpec], method: str) -> dict[str, Any]:
 def config_text(
     tensors: Sequence[TensorSpec], origins: Mapping[str, Origin], method: str, target: int | None = None
 ) -> tuple[bytes, dict[str, int]]:
-    """The file of these quantized weights (codecs: Trellis), and for each tensor whose error is still to be measured the offset of its MSE_BYTES bytes."""
+    """The file's text for these quantized weights (codecs: Trellis), and the offsets of the errors still to be
+    measured.
+    """
     common = _common_code(tensors)
     entries = {t.name: _entry(t, origins[t.name], common, i) for i, t in enumerate(tensors)}
     content = {
@@ -108,16 +115,18 @@ def config_text(
             "hadamard_transform": any(_code(t).hadamard != (1, 1) for t in tensors),
             "tile_size": 16,
             "codebook_size": 1 << common[1],
-            "scale_groups": "per_tensor" if all(_trellis(t).group_count(t.shape) == 1 for t in tensors) else "per_group",
+            "scale_groups": "per_tensor"
+            if all(_trellis(t).group_count(t.shape) == 1 for t in tensors)
+            else "per_group",
             "codebook": _codebook(common),
         },
         "tensor_metadata": entries,
         "layer_allocation": _allocation(tensors),
-    }  # fmt: skip
+    }
     text = bytearray((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     holes, at = {}, 0
     for i, t in enumerate(tensors):
-        # No string can hold this: its quotes would be escaped.
+        # This cannot occur in a string, where its quotes would be escaped.
         at = text.index(b'"mse": %d' % (_HOLE + i), at) + len('"mse": ')
         stated = origins[t.name].mse
         if stated is None:
@@ -168,10 +177,10 @@ def _entry(tensor: TensorSpec, origin: Origin, common: tuple[str, int, str], num
 
 def _allocation(tensors: Sequence[TensorSpec]) -> dict[str, dict[str, int]]:
     """Layer -> module -> bits."""
-    found: dict[int, dict[str, int]] = {}
+    layers: dict[int, dict[str, int]] = {}
     for t in tensors:
         if (match := _LAYER.fullmatch(t.name)) is not None:
-            modules = found.setdefault(int(match[1]), {})
-            # Two stacks of layers (text and vision): the second says its whole name.
+            modules = layers.setdefault(int(match[1]), {})
+            # Of two stacks of layers (text and vision) the second one uses full names.
             modules[match[2] if match[2] not in modules else t.name] = _trellis(t).bits
-    return {str(layer): found[layer] for layer in sorted(found)}
+    return {str(number): layers[number] for number in sorted(layers)}

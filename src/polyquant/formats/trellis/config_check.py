@@ -1,4 +1,4 @@
-"""quantization_config.json against the document and against the tensors."""
+"""Check quantization_config.json against the document and against the tensors."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _GROUPS = ("per_tile", "per_group", "per_tensor", "per_channel")
 _WIDTHS = range(1, 9)
 """Bits of a code: 1 comes from EXL3 alone."""
 _ROUNDING = 0.006
-"""Relative slack of ratios and averages that were rounded to two or four digits."""
+"""Relative tolerance for ratios and averages rounded to two or four digits."""
 
 
-def check_config(found: Survey) -> Iterator[Finding]:
-    """Fields that the document lists, names on both sides, true figures."""
-    content = found.metadata.content
+def check_config(contents: Survey) -> Iterator[Finding]:
+    """Check documented fields, names on both sides, and figures."""
+    content = contents.metadata.content
     if content is None:
-        missing_elsewhere = any(b.code in ("TRL030", "TRL031") for b in found.breaches)
-        if found.files.version == 3 and not missing_elsewhere:
-            yield Finding("TRL030", WARNING, f"{CONFIG} is missing", file=found.path.name)
-    elif not found.metadata.seed:
+        missing_elsewhere = any(b.code in ("TRL030", "TRL031") for b in contents.breaches)
+        if contents.files.version == 3 and not missing_elsewhere:
+            yield Finding("TRL030", WARNING, f"{CONFIG} is missing", file=contents.path.name)
+    elif not contents.metadata.seed:
         yield _lacks("tensor_metadata")
     else:
         yield from _fields(content)
-        yield from _words(content, found.weights)
-        yield from _allocation(content, found.weights)
-        yield from _figures(content, found.weights)
-    yield from _names(found)
+        yield from _values(content, contents.weights)
+        yield from _allocation(content, contents.weights)
+        yield from _figures(content, contents.weights)
+    yield from _names(contents)
 
 
 def _lacks(what: str, tensor: str | None = None) -> Finding:
-    return Finding("TRL032", WARNING, f"lacks {what}, or it is of the wrong type", tensor, CONFIG)
+    return Finding("TRL032", WARNING, f"{what} is missing or has the wrong type", tensor, CONFIG)
 
 
 def _fields(content: Mapping[str, Any]) -> Iterator[Finding]:
@@ -66,14 +66,14 @@ def _fields(content: Mapping[str, Any]) -> Iterator[Finding]:
         if not _is(shared.get(key), kinds):
             yield _lacks(f"global_config.{key}")
     if _is(shared.get("tile_size"), (int,)) and shared["tile_size"] != 16:
-        yield Finding("TRL032", ERROR, f"tile_size is {shared['tile_size']}, it is always 16", file=CONFIG)
+        yield Finding("TRL032", ERROR, f"tile_size is {shared['tile_size']}, it must be 16", file=CONFIG)
     for name, entry in content["tensor_metadata"].items():
         for key, kinds in _TENSOR.items():
             if not _is(entry.get(key), kinds):
                 yield _lacks(key, name)
 
 
-def _words(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
+def _values(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
     """Values that are of the right type and outside what the document, or polyquant, writes there."""
     method, shared = content.get("quantization_method"), content.get("global_config")
     if isinstance(method, str) and method not in METHODS:
@@ -114,18 +114,18 @@ def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
-def _names(found: Survey) -> Iterator[Finding]:
-    """Tensors without metadata, metadata without tensors."""
-    noted = found.metadata.notes
-    if not noted or not found.whole:
+def _names(contents: Survey) -> Iterator[Finding]:
+    """Findings for tensors without metadata and metadata without tensors."""
+    noted = contents.metadata.notes
+    if not noted or not contents.complete:
         return
-    broken = {b.tensor for b in found.breaches}
-    for name in found.weights:
+    broken = {b.tensor for b in contents.breaches}
+    for name in contents.weights:
         if name not in noted:
-            yield Finding("TRL033", WARNING, "is quantized, and the metadata do not name it", name)
+            yield Finding("TRL033", WARNING, "is quantized but not in the metadata", name)
     for name, note in noted.items():
-        if name not in found.weights and name not in broken:
-            yield Finding("TRL033", WARNING, "is named in the metadata, and no tensor is there", name, note.file.name)
+        if name not in contents.weights and name not in broken:
+            yield Finding("TRL033", WARNING, "is in the metadata, but there is no such tensor", name, note.file.name)
 
 
 def _allocation(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -135,30 +135,32 @@ def _allocation(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Ite
     for name, facts in weights.items():
         match = _LAYER.fullmatch(name)
         layer = layers.get(match[1]) if match else None
-        said = layer.get(match[2]) if match and isinstance(layer, dict) else None
-        if said is not None and said != facts.bits:
-            message = f"layer_allocation says {str(said)[:20]} bits, the tensor has {facts.bits}"
+        stated = layer.get(match[2]) if match and isinstance(layer, dict) else None
+        if stated is not None and stated != facts.bits:
+            message = f"layer_allocation states {str(stated)[:20]} bits, the tensor has {facts.bits}"
             yield Finding("TRL035", WARNING, message, name, CONFIG)
 
 
 def _figures(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Bytes and bits that leave something out."""
+    """Findings for byte counts and bit averages that omit components."""
     wrong = []
     for name, facts in weights.items():
         entry = content["tensor_metadata"].get(name, {})
         if _is(entry.get("compressed_bytes"), (int,)) and entry["compressed_bytes"] != _bytes(facts):
             wrong.append((name, entry["compressed_bytes"], _bytes(facts)))
     if wrong:
-        name, said, true = wrong[0]
-        message = f"compressed_bytes of {len(wrong)} tensors are not those of all components (here {said}, true {true})"
+        name, stated, actual = wrong[0]
+        message = (
+            f"compressed_bytes of {len(wrong)} tensors do not include all components (here {stated}, actual {actual})"
+        )
         yield Finding("TRL036", NOTE, message, name, CONFIG)
     shared = content.get("global_config")
-    said = shared.get("average_bits_per_weight") if isinstance(shared, dict) else None
-    if said is None or not _is(said, (int, float)) or not weights:
+    stated = shared.get("average_bits_per_weight") if isinstance(shared, dict) else None
+    if stated is None or not _is(stated, (int, float)) or not weights:
         return
-    true_bits = 8 * sum(map(_bytes, weights.values())) / sum(f.n * f.k for f in weights.values())
-    if abs(float(said) - true_bits) > _ROUNDING * true_bits:
-        message = f"average_bits_per_weight is {said:.4g}, all components have {true_bits:.4g}"
+    actual_bits = 8 * sum(map(_bytes, weights.values())) / sum(f.n * f.k for f in weights.values())
+    if abs(float(stated) - actual_bits) > _ROUNDING * actual_bits:
+        message = f"average_bits_per_weight is {stated:.4g}, with all components it is {actual_bits:.4g}"
         yield Finding("TRL036", NOTE, message, file=CONFIG)
 
 

@@ -1,8 +1,8 @@
-"""Which files of a folder are a Trellis model.
+"""The files of a Trellis model in a folder.
 
-v3   model.safetensors.index.json and the shards that it names, or trellis_index.json and trellis_shard_NNNNN.safetensors
+v3   model.safetensors.index.json and its shards, or trellis_index.json and trellis_shard_NNNNN.safetensors
 v2   layer_NNNN/*.safetensors, layer_NNNN/index.json
-both base_weights.safetensors and router_weights.safetensors beside them: plain tensors, often in no index
+both base_weights.safetensors and router_weights.safetensors: plain tensors, often not in the index
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class TrellisFiles:
-    """The weight files, as (folder, name), and the small ones that describe them.
+    """The weight files, as (folder, name), and the small files that describe them.
 
-    weight_map: tensor -> file, None without an index; metadata: that of the index; layers: folders of a v2 model; unused: safetensors files
-    that nothing names.
+    weight_map: tensor -> file, None without an index; metadata: from the index; layers: folders of a v2 model; unused:
+    safetensors files not in the index.
     """
 
     version: int
@@ -52,7 +52,7 @@ def choose(folder: Path) -> TrellisFiles:
     present = [n for n in names if n.endswith(".safetensors")]
     base = [n for n in BASE_FILES if n in present]
     layers = sorted((n for n in names if LAYER.fullmatch(n)), key=lambda n: (int(n[6:]), n))
-    notes = (f"{len(layers)} layer folders beside {INDEX} are ignored",) if layers and INDEX in names else ()
+    notes = (f"{len(layers)} layer folders are ignored because of {INDEX}",) if layers and INDEX in names else ()
     if INDEX in names:
         weight_map, metadata = read_index(folder, INDEX)
         shards = sorted(set(weight_map.values()))
@@ -64,14 +64,16 @@ def choose(folder: Path) -> TrellisFiles:
         return _version_2(folder, layers, base, [n for n in present if n not in base])
     shards = written or [n for n in present if n not in base]
     if not shards:
-        raise InputError("no shards here", file=folder, expected=f"{INDEX}, {WRITER_INDEX} or layer_0000", found="none")
+        raise InputError(
+            "no shards in this folder", file=folder, expected=f"{INDEX}, {WRITER_INDEX} or layer_0000", found="none"
+        )
     _refuse_gaps(folder, shards)
     unused = tuple(n for n in present if n not in (*shards, *base))
     return TrellisFiles(3, _in(folder, shards), _in(folder, base), None, {}, (), unused, ("there is no index",))
 
 
 def own_files(folder: Path, names: Iterable[str]) -> set[str]:
-    """Which of these files are part of the model in `folder`: weights and the small files that readers know. Never a model card."""
+    """The files that are part of the model in `folder`: weights and known small files. Never a model card."""
     small = {*SIDE_FILES, *BASE_FILES, INDEX, CONFIG, V2_INDEX, WRITER_INDEX, "config.json"}
     own = {
         n for n in names if n in small or _WRITTEN.fullmatch(n) or _LAYER_FILE.fullmatch(n) or _STANDARD.fullmatch(n)
@@ -85,15 +87,15 @@ def own_files(folder: Path, names: Iterable[str]) -> set[str]:
 
 def _version_2(folder: Path, layers: list[str], base: list[str], unused: list[str]) -> TrellisFiles:
     paths = tuple(subfolder(folder, name) for name in layers)
-    # The index of a layer says which file holds which tensor, and is wrong: every file is read.
+    # The index of a layer assigns tensors to files incorrectly, so every file is read.
     names = tuple((p, n) for p in paths for n in entries(p) if n.endswith(".safetensors"))
     if not names:
-        raise InputError("the layer folders hold no safetensors files", file=folder, hint="finish the download")
+        raise InputError("the layer folders contain no safetensors files", file=folder, hint="finish the download")
     return TrellisFiles(2, names, _in(folder, base), layers=paths, unused=tuple(unused))
 
 
 def _refuse_gaps(folder: Path, shards: list[str]) -> None:
-    """Shards are numbered: a missing one shows in the numbers."""
+    """Raise InputError if the numbers of the shards have gaps."""
     numbers = [(int(m[2]), int(m[3])) for n in shards if (m := _SHARD.fullmatch(n))]
     if numbers and [i for i, _ in numbers] != list(range(1, numbers[0][1] + 1)):
         raise InputError("shards are missing", file=folder, expected=f"{numbers[0][1]} shards", found=len(numbers))

@@ -1,4 +1,4 @@
-"""Trellis folders as a format object."""
+"""The format object of Trellis folders."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Laying out a Trellis v3 folder: every file, header and offset before any payload; the same bytes for the same input.
+"""Lay out a Trellis v3 folder: every file, header and offset before any payload. Deterministic.
 
-    model-00001-of-000NN.safetensors    NAME.indices, NAME.scales, NAME.su, NAME.sv of quantized weights; the others under their own names
-    model.safetensors.index.json        always, also for one shard
-    quantization_config.json            (config.py); the place of each error that is still to be measured is a slot (tensor, "mse")
+       model-00001-of-000NN.safetensors    NAME.indices, NAME.scales, NAME.su, NAME.sv of quantized weights; others
+       model.safetensors.index.json        even for one shard
+       quantization_config.json            see config.py; each error still to be measured is a slot (tensor, "mse")
     config.json                         with an entry `quantization_config`, so that transformers finds the plugin
 
-A shard is never longer than asked for, header and all, unless one component alone is. The components of a weight stay together where they fit one shard.
+A shard including its header never exceeds the limit, unless a single component does. The components of a weight are
+kept together if they fit one shard.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ SHARD_BYTES = 2_000_000_000
 _INDEX = "model.safetensors.index.json"
 _METADATA = {"format": "pt"}
 _FRAME = 64
-"""Bytes of a header besides its tensors: length, __metadata__, padding."""
+"""Bytes of a header without its tensors: length, __metadata__, padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One tensor in a file: which part of which weight it is, and how the file calls it."""
+    """One tensor in a file: (weight, part), spec, and its name, dtype and shape in the file."""
 
     key: tuple[str, str]
     spec: ArraySpec
@@ -56,13 +57,13 @@ class _Stored:
 
     @property
     def cost(self) -> int:
-        """Most bytes that it adds to a shard: its own, and its line of the header."""
+        """Maximum bytes that it adds to a shard: its data and its header entry."""
         return self.spec.nbytes + len(json.dumps(self.name)) + _described(self.dtype, self.shape)
 
 
 @lru_cache(maxsize=1 << 12)
 def _described(dtype: str, shape: Shape) -> int:
-    """Characters of a tensor's line in a header, besides its name."""
+    """Characters of a tensor's header entry without its name."""
     return len(json.dumps({"": {"dtype": dtype, "shape": shape, "data_offsets": [10**15, 10**15]}})) - len('""')
 
 
@@ -75,33 +76,34 @@ def lay_out(
     method: str = "trellis_viterbi",
     target_bits: int | None = None,
 ) -> Layout:
-    """Shards, index, quantization_config.json, and `files` (config.json with an entry that names the quantization).
+    """Lay out shards, index, quantization_config.json, and `files` (config.json with an entry that names the
+    quantization).
 
-    origins: what each weight with a codec `Trellis` was made from. target_bits: what was asked for; by default the width that most weights
-    have. Raises PlanError for codecs that have no place in such a folder, for names that collide, and if no weight is quantized.
+    origins: the origin of each weight with a codec `Trellis`. target_bits: the requested bits; default: the width of
+    most weights. Raises PlanError for unsupported codecs, for names that collide, and if no weight is quantized.
     """
     quantized = [t for t in tensors if isinstance(t.codec, Trellis)]
     if not quantized:
         raise PlanError(
-            "no weight would be quantized: this would be no Trellis folder",
-            hint="say how many bits, e.g. --bits 4; or write floats, --to hf",
+            "no weight would be quantized, so this would not be a Trellis folder",
+            hint="choose the bits, e.g. --bits 4, or write floats: --to hf",
         )
     shards = _split([list(_stored(t)) for t in tensors], shard_bytes)
     plans, slots, weight_map = _shard_files(shards)
     total = sum(s.spec.nbytes for s in slots.values())
-    plans.append(_whole(_INDEX, _json(_index(quantized, weight_map, total, method))))
+    plans.append(_small_file(_INDEX, _json(_index(quantized, weight_map, total, method))))
     text, holes = config_text(quantized, origins, method, target_bits)
     plans.append(_with_holes(text, holes, slots))
     taken = {p.name for p in plans}
     for name, data in sorted(_with_entry(files, quantized, method).items()):
         if not inner_name(name) or name.partition("/")[0] in taken:
-            raise PlanError("a file beside the weights needs a plain name of its own", file=name)
-        plans.append(_whole(name, data))
+            raise PlanError("additional files need a plain, unique name", file=name)
+        plans.append(_small_file(name, data))
     return Layout(tuple(plans), slots, folder=True)
 
 
 def _stored(tensor: TensorSpec) -> Iterator[_Stored]:
-    """The tensors that hold one weight. Raises PlanError for a codec that has no place here."""
+    """The stored tensors of one weight. Raises PlanError for an unsupported codec."""
     specs, codec = tensor.codec.specs(tensor.shape), tensor.codec
     if isinstance(codec, Trellis):
         for part, spec in specs.items():
@@ -111,14 +113,14 @@ def _stored(tensor: TensorSpec) -> Iterator[_Stored]:
             yield _Stored((tensor.name, part), spec, tensor.name, dtype, tensor.shape)
     else:
         raise PlanError(
-            f"a Trellis folder cannot hold {codec}",
+            f"a Trellis folder cannot store {codec}",
             tensor=tensor.name,
-            hint=f"give it another: --rule '{tensor.name}=trellis.4', or =bf16",
+            hint=f"choose another codec: --rule '{tensor.name}=trellis.4', or =bf16",
         )
 
 
 def _split(weights: list[list[_Stored]], limit: int) -> list[list[_Stored]]:
-    """Weights in their order into shards; one that is larger than a shard is cut between its components."""
+    """Split weights into shards in order; a weight larger than a shard is split between its components."""
     shards: list[list[_Stored]] = [[]]
     room = limit - _FRAME
     for weight in weights:
@@ -136,14 +138,14 @@ def _split(weights: list[list[_Stored]], limit: int) -> list[list[_Stored]]:
 def _shard_files(
     shards: list[list[_Stored]],
 ) -> tuple[list[FilePlan], dict[tuple[str, str], Slot], dict[str, str]]:
-    """Files, slots and weight_map. Raises PlanError if two tensors would share a name."""
+    """Files, slots and weight_map. Raises PlanError if two tensors would have the same name."""
     plans, slots = [], {}
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         for s in shard:
             if s.name in weight_map or s.name == "__metadata__":
-                raise PlanError("two tensors would share a name", tensor=s.name)
+                raise PlanError("two tensors would have the same name", tensor=s.name)
             weight_map[s.name] = file
         header, placed = header_bytes([(s.name, s.dtype, s.shape) for s in shard], _METADATA)
         at = {e.name: e for e in placed}
@@ -171,7 +173,7 @@ def _index(quantized: Sequence[TensorSpec], weight_map: Mapping[str, str], total
 
 
 def _with_holes(text: bytes, holes: Mapping[str, int], slots: dict[tuple[str, str], Slot]) -> FilePlan:
-    """quantization_config.json in pieces around the errors to come, whose places join the slots."""
+    """quantization_config.json in pieces around the errors to be measured, whose positions are added to the slots."""
     pieces, at = [], 0
     for name, offset in holes.items():
         slots[name, "mse"] = Slot(FILE, offset, ArraySpec((MSE_BYTES,), np.dtype(np.uint8)))
@@ -193,5 +195,5 @@ def _json(content: Any) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _whole(name: str, data: bytes) -> FilePlan:
+def _small_file(name: str, data: bytes) -> FilePlan:
     return FilePlan(name, len(data), ((0, data),))

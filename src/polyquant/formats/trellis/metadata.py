@@ -1,12 +1,13 @@
-"""What the JSON beside the shards says of each quantized tensor. Five schemas:
+"""Metadata of quantized tensors in the JSON files of the folder. Five schemas:
 
-    quantization_config.json   {"global_config": {...}, "tensor_metadata": {NAME: {"bits", "shape": [K, N], ...}}}   ours: with "codebook", "hadamard"
-    quantization_config.json   {"tensors": [{"name", "bits", "shape"}, ...]}                                         Metal Marlin
-    trellis_index.json         the same                                                                             its shard writer
-    quantization_index.json    {"layers": [{"name", "bits", "shape"}, ...]}                                          its v2
-    layer_NNNN/index.json      {"tensors": [...]}                                                                    its v2
+       quantization_config.json   {"global_config": {...}, "tensor_metadata": {NAME: {"bits", "shape": [K, N], ...}}}
+                               polyquant adds "codebook" and "hadamard"
+       quantization_config.json   {"tensors": [{"name", "bits", "shape"}, ...]}     Metal Marlin
+       trellis_index.json         the same                                         its shard writer
+       quantization_index.json    {"layers": [{"name", "bits", "shape"}, ...]}      its v2
+       layer_NNNN/index.json      {"tensors": [...]}                                its v2
 
-A codebook that is not given is the grid of Metal Marlin without a rotation, whatever hadamard_transform says.
+Without a codebook it is Metal Marlin's grid without rotation, regardless of hadamard_transform.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GRID = Codebook("grid", None, "row_major")
 
 @dataclass(frozen=True, slots=True)
 class TensorNote:
-    """What the metadata say of one tensor. codebook None: none is given; blocks None: as the global flag says."""
+    """Metadata of one tensor. codebook: None if not given; blocks: None for the global flag."""
 
     file: Path
     bits: int | None = None
@@ -51,7 +52,7 @@ class TensorNote:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """All notes. seed: the document's schema, whose axes are [K, N]; content: the parsed quantization_config.json."""
+    """All metadata. seed: documented schema with axes [K, N]; content: the parsed quantization_config.json."""
 
     notes: Mapping[str, TensorNote] = field(default_factory=dict)
     codebook: Codebook | None = None
@@ -62,13 +63,15 @@ class Metadata:
     shards: int | None = None
 
     def codebook_of(self, name: str) -> Codebook | None:
-        """Of one tensor; None where the folder gives none."""
+        """The codebook of one tensor; None if the folder has none."""
         note = self.notes.get(name)
         return note.codebook if note is not None and note.codebook is not None else self.codebook
 
 
 def read_metadata(folder: Path, layers: Iterable[Path] = ()) -> Metadata:
-    """Everything that the folder says. Raises InputError for what is no strict JSON, or has members of wrong types."""
+    """Read all metadata of the folder. Raises InputError for files that are not strict JSON, or have members of wrong
+    types.
+    """
     notes: dict[str, TensorNote] = {}
     for layer in layers:
         _listed(layer, "index.json", "tensors", notes)
@@ -84,8 +87,8 @@ def read_metadata(folder: Path, layers: Iterable[Path] = ()) -> Metadata:
     if "tensors" in content and "tensor_metadata" not in content:
         _entries(path, content["tensors"], "tensors", notes)
         return Metadata(notes, method=_method(content) or method, content=content, shards=count)
-    told = strict_json.typed(content.get("tensor_metadata", {}), dict, "tensor_metadata", file=path)
-    for name, entry in told.items():
+    tensors = strict_json.typed(content.get("tensor_metadata", {}), dict, "tensor_metadata", file=path)
+    for name, entry in tensors.items():
         notes[name] = _note(path, name, entry)
     shared = strict_json.typed(content.get("global_config", {}), dict, "global_config", file=path)
     rotated = strict_json.typed(shared.get("hadamard_transform", False), bool, "hadamard_transform", file=path)
@@ -94,13 +97,13 @@ def read_metadata(folder: Path, layers: Iterable[Path] = ()) -> Metadata:
     return Metadata(notes, codebook, rotated, "tensor_metadata" in content, method, content, count)
 
 
-def _method(found: Any) -> str:
-    method = found.get("method") if isinstance(found, dict) else None
+def _method(value: Any) -> str:
+    method = value.get("method") if isinstance(value, dict) else None
     return method if isinstance(method, str) else ""
 
 
 def _listed(folder: Path, name: str, key: str, notes: dict[str, TensorNote]) -> dict[str, Any] | None:
-    """The entries of a file that lists tensors, into `notes`; its content, None if there is no such file."""
+    """Add the entries of a file that lists tensors to `notes`; returns its content, None if there is no such file."""
     path = member(folder, name)
     if path is None:
         return None
@@ -134,24 +137,24 @@ def _note(path: Path, name: str, entry: Any) -> TensorNote:
         raise InputError(e.message, file=path, tensor=name, expected=e.expected, found=e.found) from None
 
 
-def _error(found: Any) -> float | None:
-    """A mean squared error, None for what is none: it is told, not relied upon."""
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+def _error(value: Any) -> float | None:
+    """A mean squared error; None for invalid values, since it is only informative."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return None
-    return float(found)
+    return float(value)
 
 
-def _pair(found: Any, what: str, path: Path) -> tuple[int, int]:
-    numbers = strict_json.integers(found, what, file=path)
+def _pair(value: Any, what: str, path: Path) -> tuple[int, int]:
+    numbers = strict_json.integers(value, what, file=path)
     if len(numbers) != 2:
-        raise InputError(f"{what} must be two numbers", file=path, found=list(numbers)[:8])
+        raise InputError(f"{what} must be two integers", file=path, found=list(numbers)[:8])
     return numbers[0], numbers[1]
 
 
-def _codebook(path: Path, name: str | None, found: Any) -> Codebook | None:
-    if found is None:
+def _codebook(path: Path, name: str | None, value: Any) -> Codebook | None:
+    if value is None:
         return None
-    fields = strict_json.typed(found, dict, "codebook", file=path)
+    fields = strict_json.typed(value, dict, "codebook", file=path)
     kind = strict_json.typed(fields.get("type"), str, "codebook type", file=path)
     window = fields.get("window_bits")
     if window is None and kind != "grid":

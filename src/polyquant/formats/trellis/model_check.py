@@ -18,28 +18,28 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 _FILE = "config.json"
 
 
-def check_model(found: Survey) -> Iterator[Finding]:
-    """Sizes and names by the architecture, and the entry `quantization_config`."""
-    config = found.config
+def check_model(contents: Survey) -> Iterator[Finding]:
+    """Check names and sizes against the architecture, and the entry `quantization_config`."""
+    config = contents.config
     if config is None:
         return
-    if found.whole and not found.breaches:
+    if contents.complete and not contents.breaches:
         try:
-            checkpoint = open(found.path)
-        except PolyquantError:  # what stops the reader is a finding already
+            checkpoint = open(contents.path)
+        except PolyquantError:  # already reported as a finding
             return
         for tensor, message in mismatches(checkpoint):
             yield Finding("TRL006", ERROR, message, tensor, _FILE)
-    if found.files.version == 3 and found.weights:
-        yield from _entry(found, config.get("quantization_config"))
+    if contents.files.version == 3 and contents.weights:
+        yield from _entry(contents, config.get("quantization_config"))
 
 
-def _entry(found: Survey, entry: Any) -> Iterator[Finding]:
+def _entry(contents: Survey, entry: Any) -> Iterator[Finding]:
     if not isinstance(entry, Mapping) or entry.get("quant_method") != PLUGIN:
-        yield Finding("TRL007", NOTE, "does not announce the quantization to transformers", file=_FILE)
+        yield Finding("TRL007", NOTE, "does not declare the quantization to transformers", file=_FILE)
         return
-    content = found.metadata.content or {}
-    widths = {facts.bits for facts in found.weights.values()}
+    content = contents.metadata.content or {}
+    widths = {facts.bits for facts in contents.weights.values()}
     said = {
         "quantization_version": content.get("quantization_version"),
         "quantization_method": content.get("quantization_method"),

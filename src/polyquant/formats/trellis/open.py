@@ -1,4 +1,4 @@
-"""Opening Trellis folders of every dialect: headers, JSON and one header byte a weight."""
+"""Open Trellis folders of all dialects; reads headers, JSON and one header byte per weight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
     if WRITER_INDEX in names:
         return Evidence("trellis-v3", f"folder with {WRITER_INDEX}")
     if INDEX in names:
-        return Evidence("trellis-v3", f"{INDEX} names indices") if _mentions(path / INDEX) else None
+        return Evidence("trellis-v3", f"{INDEX} lists indices") if _mentions(path / INDEX) else None
     layers = [n for n in names if LAYER.fullmatch(n) and (path / n).is_dir()]
     if layers and any(n.endswith(".safetensors") for layer in layers for n in entries(path / layer)):
         return Evidence("trellis-v2", f"{len(layers)} layer folders with safetensors files")
@@ -39,7 +39,7 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
 
 
 def _mentions(index: Path) -> bool:
-    """True if the index speaks of indices. An index that cannot be read says nothing: another format's reader says why."""
+    """True if the index contains indices. False for an unreadable index, which another format's reader reports."""
     try:
         source = Source(index)
         return source.size <= strict_json.INDEX.nbytes and _names(source, 0, source.size, ("indices",))
@@ -48,7 +48,7 @@ def _mentions(index: Path) -> bool:
 
 
 def _sniff_file(path: Path) -> Evidence | None:
-    """By the bytes of the header: parsing it twice would double the price of a hostile one."""
+    """Detect a shard by the bytes of its header, without parsing a possibly malicious one twice."""
     try:
         source = Source(path)
         if not safetensors.plausible(source):
@@ -62,7 +62,7 @@ def _sniff_file(path: Path) -> Evidence | None:
 
 
 def _names(source: Source, offset: int, length: int, components: tuple[str, ...]) -> bool:
-    """True if all these components are named in so many bytes of JSON."""
+    """True if all these components are named in `length` bytes of JSON."""
     data = source.pread(offset, length).tobytes()
     return any(all(f'{dot}{c}"'.encode() in data for c in components) for dot in (".", "__"))
 
@@ -70,39 +70,47 @@ def _names(source: Source, offset: int, length: int, components: tuple[str, ...]
 def open(
     path: str | os.PathLike[str], *, repair: bool = False, axes: str | None = None
 ) -> Checkpoint:  # fmt: skip
-    """A folder of any dialect, or one of its shards.
+    """Open a folder of any dialect, or one of its shards.
 
-    repair: weights as Metal Marlin's quantizer meant them, not as its decoder reads them (reads su). axes: "kn" or "nk" for all weights, where the files
-    do not say. Raises InputError, with the first thing that is wrong; UnknownNameError for other axes.
+    repair: weights as Metal Marlin's quantizer intended them, not as its decoder reads them (reads su). axes: "kn" or
+    "nk" for all weights, if the files do not show it. Raises InputError with the first error; UnknownNameError for
+    other axes.
     """
     path = Path(path)
     if axes not in (None, "kn", "nk"):
         raise UnknownNameError("axes", str(axes), ("kn", "nk"))
-    asked: Axes | None = "kn" if axes == "kn" else "nk" if axes == "nk" else None
-    found = survey(path)
-    for breach in found.breaches:
+    requested: Axes | None = "kn" if axes == "kn" else "nk" if axes == "nk" else None
+    contents = survey(path)
+    for breach in contents.breaches:
         raise breach.error()
-    chosen, axes_notes = axes_of(found, asked)
-    weights: dict[str, Weight] = {n: plain_weight(n, stored) for n, stored in found.plain.items()}
-    for name, facts in found.weights.items():
-        weights[name] = weight_of(facts, chosen[name], found.metadata, repair=repair)
-    ordered = {name: weights[name] for name in _file_order(found)}
+    chosen, axes_notes = axes_of(contents, requested)
+    weights: dict[str, Weight] = {n: plain_weight(n, stored) for n, stored in contents.plain.items()}
+    for name, facts in contents.weights.items():
+        weights[name] = weight_of(facts, chosen[name], contents.metadata, repair=repair)
+    ordered = {name: weights[name] for name in _file_order(contents)}
     side = {}
     if path.is_dir():
         side = {name: file for name in SIDE_FILES if (file := member(path, name)) is not None}
-    notes = (*_notes(found), *axes_notes, *(("repaired: what the quantizer meant",) if repair else ()))
-    told = {name: {"mse": note.mse} for name, note in found.metadata.notes.items() if note.mse is not None}
-    metadata = {**found.files.metadata, "tensor_metadata": told, **(found.metadata.content or {})}
+    notes = (*_notes(contents), *axes_notes, *(("repaired to the quantizer's intention",) if repair else ()))
+    stated = {name: {"mse": note.mse} for name, note in contents.metadata.notes.items() if note.mse is not None}
+    metadata = {**contents.files.metadata, "tensor_metadata": stated, **(contents.metadata.content or {})}
     return Checkpoint(
-        f"trellis-v{found.files.version}", path, ordered, metadata, found.config or {}, side, _dialect(chosen), notes,
+        f"trellis-v{contents.files.version}",
+        path,
+        ordered,
+        metadata,
+        contents.config or {},
+        side,
+        _dialect(chosen),
+        notes,
         describes_itself=True,
-    )  # fmt: skip
+    )
 
 
-def _file_order(found: Survey) -> list[str]:
-    """Names by file and offset; of a quantized weight, that of its indices."""
-    files = {folder / name: i for i, (folder, name) in enumerate((*found.files.names, *found.files.base))}
-    first = {**found.plain, **{n: f.components["indices"] for n, f in found.weights.items()}}
+def _file_order(contents: Survey) -> list[str]:
+    """Names in order of file and offset; a quantized weight is at the position of its indices."""
+    files = {folder / name: i for i, (folder, name) in enumerate((*contents.files.names, *contents.files.base))}
+    first = {**contents.plain, **{n: f.components["indices"] for n, f in contents.weights.items()}}
     return sorted(first, key=lambda n: (files[first[n].source.path], first[n].entry.offset))
 
 
@@ -113,16 +121,16 @@ def _dialect(axes: dict[str, Axes]) -> Evidence | None:
     return Evidence("document", "tiles of [K, N]") if kinds == {"kn"} else None
 
 
-def _notes(found: Survey) -> Iterator[str]:
-    """What the reader had to work around."""
-    yield from found.files.notes
-    if found.config is None:
-        yield "config.json is missing" if found.path.is_dir() else "one file; config.json was not read"
-    if found.strays:
-        yield f"{len(found.strays)} tensors are not where weight_map says, e.g. {found.strays[0][0]}"
-    if found.doubled:
-        yield f"{len(found.doubled)} tensors of base files are in the shards too, and were taken from there"
-    if found.beside and found.files.weight_map is not None:
-        yield f"{len(found.beside)} plain tensors lie beside the shards, in no weight_map"
-    if not found.metadata.notes:
-        yield "no metadata: bits, shapes and axes come from the sizes"
+def _notes(contents: Survey) -> Iterator[str]:
+    """Notes about deviations that the reader handled."""
+    yield from contents.files.notes
+    if contents.config is None:
+        yield "config.json is missing" if contents.path.is_dir() else "single file; config.json was not read"
+    if contents.strays:
+        yield f"{len(contents.strays)} tensors are not in the file named by weight_map, e.g. {contents.strays[0][0]}"
+    if contents.duplicates:
+        yield f"{len(contents.duplicates)} tensors of base files are also in the shards, which are used"
+    if contents.unindexed and contents.files.weight_map is not None:
+        yield f"{len(contents.unindexed)} plain tensors are in separate files, not in weight_map"
+    if not contents.metadata.notes:
+        yield "no metadata: bits, shapes and axes are derived from the sizes"

@@ -1,4 +1,4 @@
-"""What only the numbers show: scales that are not finite, tiles with differing headers, and what Metal Marlin's decoder gets wrong."""
+"""Check payloads: scales that are not finite, tiles with differing headers, and known bugs of Metal Marlin's decoder."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
 @dataclass(slots=True)
 class _Defects:
-    """Names of the weights that Metal Marlin's decoder reads otherwise than they were meant."""
+    """Names of the weights that Metal Marlin's decoder decodes differently than intended."""
 
     uneven: list[str] = field(default_factory=list)
     rotated: list[str] = field(default_factory=list)
     swapped: list[str] = field(default_factory=list)
 
 
-def check_payload(found: Survey, axes: Mapping[str, Axes]) -> Iterator[Finding]:
-    """Scans scales, su, sv and header bytes of every weight."""
+def check_payload(contents: Survey, axes: Mapping[str, Axes]) -> Iterator[Finding]:
+    """Scan scales, su, sv and header bytes of every weight."""
     defects = _Defects()
-    for name, facts in found.weights.items():
+    for name, facts in contents.weights.items():
         try:
             yield from _weight(facts, axes[name], defects)
         except InputError as e:
@@ -41,9 +41,9 @@ def check_payload(found: Survey, axes: Mapping[str, Axes]) -> Iterator[Finding]:
     if marlin:
         yield Finding("TRL045", WARNING, f"{len(marlin)} weights are [N, K], outputs first", marlin[0])
     for code, severity, names, what in (
-        ("TRL046", WARNING, defects.uneven, "were quantized with the mean of scales that differ within a tile"),
-        ("TRL047", ERROR, defects.rotated, "are still rotated when Metal Marlin's decoder is done"),
-        ("TRL048", WARNING, defects.swapped, "are square, and their signs are swapped"),
+        ("TRL046", WARNING, defects.uneven, "were quantized with the mean of differing scales in a tile"),
+        ("TRL047", ERROR, defects.rotated, "remain rotated after Metal Marlin's decoder"),
+        ("TRL048", WARNING, defects.swapped, "are square and have swapped signs"),
     ):
         if names:
             yield Finding(code, severity, f"{len(names)} weights {what}", names[0])
@@ -57,7 +57,7 @@ def _weight(facts: Facts, axes: Axes, defects: _Defects) -> Iterator[Finding]:
     for part, values in parts.items():
         bad = int((~np.isfinite(values)).sum())
         if bad:
-            message = f"component '{part}' holds NaN or infinity: {bad:,} of {values.size:,} numbers"
+            message = f"component '{part}' contains NaN or infinity: {bad:,} of {values.size:,} values"
             yield Finding("TRL026", ERROR, message, facts.name, facts.components[part].source.path.name)
     if facts.headers == "tile":
         yield from _headers(facts)
@@ -86,7 +86,7 @@ def _uneven(scales: F32) -> bool:
 
 
 def _headers(facts: Facts) -> Iterator[Finding]:
-    """Every tile's header byte, some rows of tiles at a time."""
+    """Check every tile's header byte, some rows of tiles at a time."""
     stored = facts.components["indices"]
     size = 32 * facts.bits
     tiles = stored.entry.nbytes // (size + 1)

@@ -1,6 +1,6 @@
-"""Reading a Trellis folder as far as it goes: files, headers, metadata, components, and every breach on the way.
+"""Read a Trellis folder as far as possible: files, headers, metadata, components, and all violations found.
 
-`open` raises the first breach; `check` reports all. No payload is read but one header byte a weight.
+`open` raises the first one; `check` reports all. Of payloads only one header byte per weight is read.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ __all__ = ["PLUGIN", "Survey", "axes_of", "component", "survey", "survey_file"]
 
 _COMPONENT = re.compile(r"(.+)(__|\.)(indices|scales|su|sv|lut)")
 PLUGIN = "polyquant_trellis"
-_TRUNCATED = "the tensor is truncated: take the file from its source again"
+_TRUNCATED = "the tensor is truncated: download the file again"
 
 
 @dataclass(slots=True)
 class Survey:
-    """What a folder holds. whole: False if something could not be read, so that absence proves nothing.
+    """The contents of a folder. complete: False if something could not be read, so that absence proves nothing.
 
-    weights: quantized, by true name; plain: all other tensors; underscored: names stored with __ for dots; strays: tensors in shards that
-    weight_map does not name there; beside: tensors of the base files; doubled: tensors of base files that the shards have too.
+    weights: quantized, by true name; plain: all other tensors; underscored: number of names with __ instead of dots;
+    strays: tensors in shards that weight_map does not assign there; unindexed: tensors of the base files; duplicates:
+    tensors of base files that are also in the shards.
     """
 
     path: Path
@@ -45,16 +46,16 @@ class Survey:
     weights: dict[str, Facts] = field(default_factory=dict)
     plain: dict[str, Stored] = field(default_factory=dict)
     breaches: list[Breach] = field(default_factory=list)
-    whole: bool = True
+    complete: bool = True
     nbytes: int = 0
     underscored: int = 0
     strays: list[tuple[str, Path]] = field(default_factory=list)
-    beside: list[str] = field(default_factory=list)
-    doubled: list[str] = field(default_factory=list)
+    unindexed: list[str] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
 
     def broken(self, error: PolyquantError, code: str, file: Path) -> None:
-        """Record a weight file, or all of them, that could not be read."""
-        self.whole = False
+        """Record weight files that could not be read."""
+        self.complete = False
         self.refused(error, code, file)
 
     def refused(self, error: PolyquantError, code: str, file: Path) -> None:
@@ -64,12 +65,12 @@ class Survey:
 
 def component(name: str) -> tuple[str, str, str] | None:
     """(weight, separator, component) of a tensor's name; None for a plain tensor."""
-    found = _COMPONENT.fullmatch(name)
-    return (found[1], found[2], found[3]) if found else None
+    match = _COMPONENT.fullmatch(name)
+    return (match[1], match[2], match[3]) if match else None
 
 
 def survey(path: Path) -> Survey:
-    """Everything about a folder, or about one file of one."""
+    """Survey a folder, or a single file of one."""
     out = Survey(path)
     if not path.is_dir():
         survey_file(out)
@@ -96,13 +97,13 @@ def survey(path: Path) -> Survey:
 
 
 def survey_file(out: Survey) -> None:
-    """One weight file; what the codes mean stands in the metadata beside it."""
+    """Survey one weight file, with the metadata of its folder."""
     tensors: dict[str, Stored] = {}
     _shard(out, out.path.parent, out.path.name, tensors, None)
     out.files = TrellisFiles(3, ((out.path.parent, out.path.name),))
     _read_metadata(out, out.path.parent)
     _group(out, tensors)
-    hint = "it lies in another shard: open the folder"
+    hint = "it is in another shard: open the folder"
     out.breaches = [replace(b, hint=hint) if b.code == "TRL020" else b for b in out.breaches]
 
 
@@ -115,16 +116,16 @@ def _read_metadata(out: Survey, folder: Path) -> None:
     quantization = (out.config or {}).get("quantization_config")
     ours = isinstance(quantization, dict) and quantization.get("quant_method") == PLUGIN
     if ours and out.metadata.content is None:
-        message = f"is missing, and config.json says {PLUGIN}: the codes have no meaning without it"
+        message = f"is missing, but config.json declares {PLUGIN}: the codes cannot be decoded without it"
         out.breaches.append(Breach("TRL030", message, folder / files.CONFIG, hint="finish the download"))
 
 
 def _header(out: Survey, folder: Path, name: str) -> tuple[Source, safetensors.Header] | None:
-    """The header of one file; None, and the breaches recorded, if it cannot be used."""
+    """The header of one file; None, with the violations recorded, if it cannot be used."""
     path = folder / name
     try:
         if member(folder, name) is None:
-            out.whole = False
+            out.complete = False
             out.breaches.append(Breach("TRL012", "shard is missing", path, hint="finish the download"))
             return None
         source = Source(path)
@@ -134,7 +135,7 @@ def _header(out: Survey, folder: Path, name: str) -> tuple[Source, safetensors.H
     header, breaches = safetensors.survey(source)
     if not breaches:
         return source, header
-    out.whole = False
+    out.complete = False
     for b in breaches:
         out.breaches.append(Breach("TRL018", b.message, path, b.tensor, b.expected, b.found))
     return None
@@ -156,43 +157,43 @@ def _shard(
                 continue
         if tensor in tensors:
             other = tensors[tensor].source.path.name
-            out.breaches.append(Breach("TRL028", f"lies in two files, the other is {other}", folder / name, tensor))
+            out.breaches.append(Breach("TRL028", f"is in two files, the other is {other}", folder / name, tensor))
             continue
         tensors[tensor] = Stored(source, entry)
 
 
 def _base(out: Survey, folder: Path, name: str, tensors: dict[str, Stored]) -> None:
-    """Plain tensors beside the shards; those that the shards have too are left to them."""
+    """Add plain tensors of a base file; those also in the shards are skipped."""
     opened = _header(out, folder, name)
     if opened is None:
         return
     source, header = opened
     for tensor, entry in header.entries.items():
         if tensor in tensors:
-            out.doubled.append(tensor)
+            out.duplicates.append(tensor)
             continue
         out.nbytes += entry.nbytes
-        out.beside.append(tensor)
+        out.unindexed.append(tensor)
         tensors[tensor] = Stored(source, entry)
 
 
 def _absent(out: Survey, tensors: Mapping[str, Stored]) -> None:
-    """Tensors that the index promises."""
-    if not out.whole:
+    """Record tensors and shards that the index lists but are missing."""
+    if not out.complete:
         return
     for tensor, name in (out.files.weight_map or {}).items():
         if tensor not in tensors:
             file = out.path / files.INDEX
-            out.breaches.append(Breach("TRL013", f"is not in {name}, where the index has it", file, tensor))
-    promised = out.metadata.shards
-    found = len(out.files.names)
-    if promised is not None and out.files.weight_map is None and promised != found:
+            out.breaches.append(Breach("TRL013", f"is not in {name}, which the index names", file, tensor))
+    expected = out.metadata.shards
+    count = len(out.files.names)
+    if expected is not None and out.files.weight_map is None and expected != count:
         message = "shards are missing"
-        out.breaches.append(Breach("TRL012", message, out.path / files.WRITER_INDEX, None, promised, found))
+        out.breaches.append(Breach("TRL012", message, out.path / files.WRITER_INDEX, None, expected, count))
 
 
 def _group(out: Survey, tensors: Mapping[str, Stored]) -> None:
-    """Components become weights, under their true names."""
+    """Group components to weights, under their true names."""
     flat = {name.replace(".", "__"): name for name in out.metadata.notes}
     components: dict[str, dict[str, Stored]] = {}
     for stored_name, stored in tensors.items():
@@ -208,27 +209,28 @@ def _group(out: Survey, tensors: Mapping[str, Stored]) -> None:
         else:
             target, key = components.setdefault(name, {}), split[2]
         if key in target:
-            out.breaches.append(Breach("TRL028", "two tensors are this one", stored.source.path, stored_name))
+            out.breaches.append(Breach("TRL028", "two tensors have this name", stored.source.path, stored_name))
             continue
         target[key] = stored
     for name, parts in components.items():
-        if not out.whole and not {"indices", "scales", "su", "sv"} <= set(parts):
+        if not out.complete and not {"indices", "scales", "su", "sv"} <= set(parts):
             continue
-        found = examine(name, parts, out.metadata)
-        if isinstance(found, Facts):
-            out.weights[name] = found
+        facts = examine(name, parts, out.metadata)
+        if isinstance(facts, Facts):
+            out.weights[name] = facts
         else:
-            out.breaches += found
+            out.breaches += facts
     for name in out.plain.keys() & out.weights.keys():
         out.breaches.append(Breach("TRL028", "is stored both quantized and plain", out.weights[name].file, name))
     out.breaches += _without_headers(out.weights)
 
 
 def _without_headers(weights: Mapping[str, Facts]) -> Iterator[Breach]:
-    """Flat indices whose size says other header bytes than those of their siblings.
+    """Violations of flat indices whose size implies other header bytes than those of the other weights.
 
-    Flat indices with a header byte that are one byte short have the size of indices without one, and would decode to noise. The siblings decide. With
-    none to decide they are refused: no program is known that writes flat indices without a header. (Three dimensions show what a tile holds.)
+    Flat indices with a header byte that are one byte short have the size of indices without one, and would decode to
+    noise. The other weights decide. If there are none, the indices are rejected: no known program writes flat indices
+    without a header. (Three dimensions show the size of a tile.)
     """
     forms = Counter(f.headers for f in weights.values() if f.headers != "none")
     usual = forms.most_common(1)[0][0] if forms else "none"
@@ -239,39 +241,40 @@ def _without_headers(weights: Mapping[str, Facts]) -> Iterator[Breach]:
         if not f.flat or (same and not alone):
             continue
         count = f.tiles if usual == "tile" else 1
-        because = (
-            "no other weight shows that there is no header byte" if alone else f"as {printable(like, 80)} has them"
-        )
-        expected = f"{32 * f.bits * f.tiles + count} bytes, with {'a header byte' if count == 1 else f'{count} header bytes'}: {because}"
-        found = f.components["indices"].entry.nbytes
-        yield Breach("TRL022", "component 'indices' has the wrong size", f.file, name, expected, found, _TRUNCATED)
+        because = "no other weight shows that there is no header byte" if alone else f"as in {printable(like, 80)}"
+        headers = "a header byte" if count == 1 else f"{count} header bytes"
+        expected = f"{32 * f.bits * f.tiles + count} bytes, with {headers}: {because}"
+        nbytes = f.components["indices"].entry.nbytes
+        yield Breach("TRL022", "component 'indices' has the wrong size", f.file, name, expected, nbytes, _TRUNCATED)
 
 
-def axes_of(out: Survey, asked: Axes | None) -> tuple[dict[str, Axes], tuple[str, ...]]:
-    """The axes of every weight, and notes about those that do not show them.
+def axes_of(out: Survey, requested: Axes | None) -> tuple[dict[str, Axes], tuple[str, ...]]:
+    """The axes of every weight, and notes about ambiguous ones.
 
-    A weight that does not show its axes (a square one; any without metadata) has those that all others of its folder show;
-    where these show none, or differ, those of the metadata's schema.
+    A weight with ambiguous axes (a square one; any without metadata) gets the axes of all others of its folder; if
+    these are ambiguous too, or differ, those of the metadata's schema.
     """
     votes: Counter[Axes] = Counter(f.axes for f in out.weights.values() if f.axes is not None)
-    silent = [f for f in out.weights.values() if f.axes is None]
+    ambiguous = [f for f in out.weights.values() if f.axes is None]
     fallback: Axes = "kn" if out.metadata.seed else "nk"
     agreed: Axes = next(iter(votes)) if len(votes) == 1 else fallback
-    chosen: Axes = asked or agreed
-    found: dict[str, Axes] = {name: asked or f.axes or _own(f) or chosen for name, f in out.weights.items()}
-    return found, tuple(_axes_notes(silent, votes, chosen)) if asked is None else (f"axes {asked}, as asked",)
+    chosen: Axes = requested or agreed
+    axes: dict[str, Axes] = {name: requested or f.axes or _own(f) or chosen for name, f in out.weights.items()}
+    return axes, tuple(_axes_notes(ambiguous, votes, chosen)) if requested is None else (
+        f"axes {requested}, as requested",
+    )
 
 
 def _own(facts: Facts) -> Axes | None:
-    """A codebook says the document's axes."""
+    """The documented axes for weights with a codebook, else None."""
     return "kn" if facts.codebook is not None else None
 
 
-def _axes_notes(silent: list[Facts], votes: Counter[Axes], chosen: Axes) -> Iterator[str]:
-    unsure = [f for f in silent if _own(f) is None]
+def _axes_notes(ambiguous: list[Facts], votes: Counter[Axes], chosen: Axes) -> Iterator[str]:
+    unsure = [f for f in ambiguous if _own(f) is None]
     if not unsure:
         return
     words = {"kn": "[K, N], as in the document", "nk": "[N, K], as in Metal Marlin's code"}
-    why = "like all other weights here" if len(votes) == 1 else "by the schema of the metadata"
+    why = "like all other weights of the folder" if len(votes) == 1 else "by the schema of the metadata"
     first = printable(unsure[0].name, 80)
-    yield f"{len(unsure)} weights do not show their axes, e.g. {first}: taken as {words[chosen]}, {why}"
+    yield f"{len(unsure)} weights have ambiguous axes, e.g. {first}: assumed {words[chosen]}, {why}"

@@ -1,4 +1,4 @@
-"""What becomes of each tensor of a Trellis v3 folder: which are quantized, with which codec, and what is told of where they came from."""
+"""The Trellis v3 target: which tensors are quantized, with which codec, and their stated origin."""
 
 from __future__ import annotations
 
@@ -43,23 +43,24 @@ _BYTES = {"float32": ("f32", 4), "float16": ("f16", 2), "bfloat16": ("bf16", 2)}
 
 
 def _recipe(chosen: Recipe, options: TrellisOptions, rules: Sequence[Rule], *, named: bool) -> Recipe:
-    """The recipe for a Trellis target. named: --codec or --recipe gave `chosen`; else bits do, or the source's own codes are kept.
+    """The recipe for a Trellis target.
 
-    A rule that says `trellis.K` and no more takes window and codebook from the options. Raises PlanError.
+    named: `chosen` comes from --codec or --recipe; else it follows from the bits, or the source's codes are kept. A
+    rule with just `trellis.K` uses window and codebook of the options. Raises PlanError.
     """
     if named and options.sizes:
         raise PlanError(
-            f"a codec or recipe says its own bits and window, so {options.sizes} says it twice",
-            hint=f"leave out {options.sizes}, or write the options instead: --bits 3 --effort max",
+            f"{options.sizes} and --codec or --recipe are mutually exclusive: both set bits and window",
+            hint=f"omit {options.sizes}, or use only options: --bits 3 --effort max",
         )
     options.refuse()
-    bits = options.bits if options.target_bpw is None else 4  # each tensor's own are found later
+    bits = options.bits if options.target_bpw is None else 4  # allocated per tensor later
     if bits is not None:
         chosen = uniform(options.codec_name(bits))
     elif options.given and not rules and not named:
         raise PlanError(f"{options.given} needs a number of bits", hint="add --bits 3")
     if chosen.base is not None and codec(chosen.base).form not in (TrellisCodes, Floats):
-        raise PlanError(f"a Trellis folder cannot hold {chosen.base}", hint="choose --bits 2 to --bits 8")
+        raise PlanError(f"a Trellis folder cannot store {chosen.base}", hint="choose --bits 2 to --bits 8")
     return chosen.with_rules([_with_window(r, options) for r in rules])
 
 
@@ -69,7 +70,7 @@ def _with_window(rule: Rule, options: TrellisOptions) -> Rule:
 
 
 def _choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> Choice:
-    """Rules may name any matrix; the recipe's own codec is for linear layers; the rest stays what it is."""
+    """Choose a codec: rules may name any matrix; the recipe's codec is for linear layers; the rest is kept."""
     names, shape = (tensor.target, *tensor.sources), tensor.shape
     rule = next((r for r in recipe.rules if len(shape) == 2 and r.applies(names, facts)), None)
     if rule is not None:
@@ -81,7 +82,7 @@ def _choose(have: Codec, tensor: TensorMap, recipe: Recipe, facts: Facts) -> Cho
 
 
 def keep(have: Codec, shape: Shape) -> Choice:
-    """For a tensor that no rule quantizes: its trellis codes, its float type, or the floats that it stands for."""
+    """The codec of an unquantized tensor: its trellis codes, its float type, or decoded floats."""
     if have.form is TrellisCodes:
         return Choice(exact_trellis(have, shape), "codes kept")
     if have.form is Floats:
@@ -90,14 +91,17 @@ def keep(have: Codec, shape: Shape) -> Choice:
 
 
 def origin(source: Checkpoint, weight: Weight, action: Action, count: int | None = None) -> Origin:
-    """What `quantization_config.json` says of a quantized weight's source. Codes that are carried over keep what their file states: of the
-    error, or 0, since nothing is lost here; of the original, or the size in config.json's dtype. count: numbers of the target, where it is made of a
-    part of the weight, or of others like it."""
+    """The origin of a quantized weight for `quantization_config.json`.
+
+    Unchanged codes keep the error stated in their file, or 0, since this step loses nothing, and the stated original,
+    or the size in config.json's dtype. count: number of values of the target, if it consists of a part of the weight,
+    or of others like it.
+    """
     if action not in (Action.COPY, Action.TRANSCODE):
         size = math.prod(weight.shape)
         return Origin(weight.nbytes * (size if count is None else count) // max(1, size), weight.codec.name)
-    said = _stated(source, weight.name)
-    mse, nbytes, dtype = (said.get(key) for key in ("mse", "original_bytes", "original_dtype"))
+    stated = _stated(source, weight.name)
+    mse, nbytes, dtype = (stated.get(key) for key in ("mse", "original_bytes", "original_dtype"))
     word, size = _BYTES.get(str(source.config.get("dtype", source.config.get("torch_dtype"))), ("bf16", 2))
     if not (isinstance(nbytes, int) and 0 < nbytes < 1 << 60 and isinstance(dtype, str)):
         nbytes, dtype = size * math.prod(weight.shape), word
@@ -105,15 +109,15 @@ def origin(source: Checkpoint, weight: Weight, action: Action, count: int | None
 
 
 def _states_error(source: Checkpoint, name: str) -> bool:
-    """True if the source says the error of a weight."""
+    """True if the source states the error of a weight."""
     return _number(_stated(source, name).get("mse")) is not None
 
 
-def _number(found: object) -> float | None:
-    """A mean squared error as a file states it; None for anything else."""
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 1e90:
+def _number(value: object) -> float | None:
+    """A mean squared error stated in a file; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e90:
         return None
-    return float(found)
+    return float(value)
 
 
 def _stated(source: Checkpoint, name: str) -> Mapping[str, Any]:
@@ -123,17 +127,17 @@ def _stated(source: Checkpoint, name: str) -> Mapping[str, Any]:
 
 
 def method_of(source: Checkpoint, actions: Sequence[Action], *, calibrated: bool) -> str:
-    """`quantization_method`: how the codes were searched; codes that are all carried over keep what their file states."""
+    """`quantization_method`: how the codes were searched; if all codes are unchanged, as stated in the source."""
     searched = any(a in (Action.QUANTIZE, Action.REQUANTIZE) for a in actions)
-    said = source.metadata.get("quantization_method")
-    if not searched and said in METHODS:
-        return str(said)
+    stated = source.metadata.get("quantization_method")
+    if not searched and stated in METHODS:
+        return str(stated)
     carried = not searched and any(w.codec.name.startswith("exl3") for w in source.values())
     return "trellis_ldlq" if calibrated or carried else "trellis_viterbi"
 
 
 def _layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisOptions) -> dict[str, Any]:
-    """What laying out a Trellis folder needs to know besides the tensors."""
+    """Options for the layout of a Trellis folder."""
     quantized = [s for s in steps if isinstance(s.target, Trellis)]
     origins = {s.map.target: origin(source, source[s.map.sources[0]], s.action, s.weights) for s in quantized}
     method = method_of(source, [s.action for s in quantized], calibrated=options.calibrated)
@@ -141,45 +145,44 @@ def _layout_options(source: Checkpoint, steps: Sequence[Step], options: TrellisO
 
 
 def _warnings(source: Checkpoint, files: Collection[str], steps: Sequence[Step]) -> tuple[str, ...]:
-    """What a reader of the folder should know: errors that nobody states, tensors that stay float, a missing config.json."""
+    """Warnings for users of the folder: unknown errors, tensors that stay float, a missing config.json."""
     out = []
     carried = [s.map.sources[0] for s in steps if isinstance(s.target, Trellis) and not s.searches]
-    silent = [name for name in carried if not _states_error(source, name)]
-    if silent:
+    without_error = [name for name in carried if not _states_error(source, name)]
+    if without_error:
         out.append(
-            f"{len(silent)} weights of the source state no mean squared error (first: {silent[0]}); their codes are kept, and mse says 0: the loss of this step"
+            f"{len(without_error)} weights of the source have no stated mean squared error (first: "
+            f"{without_error[0]}); their codes are kept, and mse is 0: the loss of this step"
         )
     return (*out, *folder_warnings(files, steps))
 
 
 class TrellisTarget(PlainTarget):
-    """Matrices of linear layers as trellis codes, the rest as floats."""
+    """The target: matrices of linear layers as trellis codes, the rest as floats."""
 
     options = TrellisOptions
     smaller: Mapping[str, Any] = MappingProxyType({"bits": 4})
 
     def claims(self, asked: Mapping[str, Any]) -> bool:
-        """Bits, methods and texts; a codec of the family."""
+        """True for bits, a method, calibration, or a codec of the family."""
         return str(asked.get("codec", "")).startswith("trellis.") or bool(
             asked.keys() & {"bits", "target_bpw", "method", "calibration"}
         )
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: TrellisOptions, *, named: bool) -> Recipe:
-        """Bits, effort and codebook become a codec of every linear layer."""
+        """Bits, effort and codebook become the codec of every linear layer."""
         return _recipe(chosen, options, rules, named=named)
 
     def refuse(self, options: TrellisOptions, importance: Mapping[str, F32] | None) -> None:
-        """Hessians and an importance matrix say the same."""
+        """Raise PlanError if there are both Hessians and an importance matrix."""
         if options.calibrated and importance:
-            raise PlanError(
-                "an importance matrix is the diagonal of what calibration finds", hint="leave out --importance"
-            )
+            raise PlanError("--importance and --calibration are mutually exclusive", hint="omit --importance")
         check_text(options.calibration)
 
     def choose(
         self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: TrellisOptions
     ) -> Choice:
-        """Rules may name any matrix; the recipe's own codec is for linear layers."""
+        """Choose a codec: rules may name any matrix; the recipe's codec is for linear layers."""
         weights, names = [source[n] for n in tensor.sources], (tensor.target, *tensor.sources)
         have = common(weights)
         if recipe.choose(names, facts)[0] is None and (decoded := self.decoded(source, weights, tensor)) is not None:
@@ -189,27 +192,27 @@ class TrellisTarget(PlainTarget):
         return _choose(have, tensor, recipe, facts)
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
-        """With --target-bpw each weight gets the bits with which the model suffers least."""
+        """Plan the steps; with --target-bpw allocate bits with the least damage."""
         planning, steps = super().prepare(planning)
         for step in steps if planning.options.calibrated else ():
             if step.searches:
-                step.inputs  # noqa: B018  refuses what no calibration reaches
+                step.inputs  # noqa: B018 - raises if it cannot be calibrated
         if planning.options.target_bpw is not None:
             from polyquant.formats.trellis.allocation import with_allocation
 
             steps, how = with_allocation(planning.source, steps, planning.options, planning.on_tensor)
-            planning = planning.but(named=how)
+            planning = planning.with_changes(named=how)
         return planning, steps
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
-        """Shards, index, quantization_config.json with a slot for each error."""
+        """Lay out shards, index, and quantization_config.json with a slot for each error."""
         options = _layout_options(planning.source, steps, planning.options)
         if planning.options.shard_bytes is not None:
             options["shard_bytes"] = planning.options.shard_bytes
         return lay_out([s.spec for s in steps], planning.translation.files, **options)
 
     def warnings(self, planning: Planning, steps: Sequence[Step]) -> tuple[str, ...]:
-        """Errors that nobody states, tensors that stay float, a missing config.json."""
+        """Warn about unknown errors, tensors that stay float, a missing config.json."""
         return _warnings(planning.source, planning.translation.files, steps)
 
     def method(self, planning: Planning, steps: Sequence[Step]) -> str | None:
@@ -218,11 +221,11 @@ class TrellisTarget(PlainTarget):
         return method_of(planning.source, actions, calibrated=planning.options.calibrated)
 
     def text(self, steps: Sequence[Step], options: TrellisOptions) -> str | None:
-        """For Hessians, if codes are searched."""
+        """The calibration text, if codes are searched with Hessians."""
         return options.calibration if options.calibrated and any(s.searches for s in steps) else None
 
     def worker(self, context: Context) -> Worker | None:
-        """Searches codes."""
+        """A worker that searches codes."""
         from polyquant.formats.trellis.work import TrellisWorker
 
         return TrellisWorker(context, self.text(context.steps, context.options))

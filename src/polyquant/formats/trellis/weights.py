@@ -1,11 +1,12 @@
-"""One quantized weight from its components: sizes against the arithmetic, then codec and parts.
+"""Make one quantized weight from its components: check sizes, then find codec and parts.
 
-    indices: T * 32 k bytes      tiles alone, T = ceil(K / 16) * ceil(N / 16)
+       indices: T * 32 k bytes      only tiles, T = ceil(K / 16) * ceil(N / 16)
              T * 32 k + 1        one header byte (= k) before all of them
              T * (32 k + 1)      one before each
 
-so the size alone tells k and the headers. N and K are the lengths of sv and su in every dialect; the axes ("kn": tiles and shape are [K, N] as in the
-document, "nk": [N, K] as in Metal Marlin's code) show in the shape of the tiles or of the metadata unless both are square.
+so k and the headers follow from the size. N and K are the lengths of sv and su in every dialect; the axes ("kn": tiles
+and shape are [K, N] as documented, "nk": [N, K] as in Metal Marlin's code) follow from the shape of the tiles or of the
+metadata unless both are square.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError, InputError
 from polyquant.formats.breach import Breach
 from polyquant.formats.stored import Stored
-from polyquant.formats.trellis.arrays import HeadedTiles, MendedScales
+from polyquant.formats.trellis.arrays import HeadedTiles, RepairedScales
 from polyquant.formats.trellis.metadata import GRID, Codebook, Metadata, TensorNote
 from polyquant.ops.trellis import CODEBOOKS, GRID_STEP, TILE_ORDERS
 from polyquant.storage.source import FileArray
@@ -33,12 +34,15 @@ __all__ = ["COMPONENTS", "Axes", "Facts", "Stored", "examine", "weight_of"]
 Axes = Literal["kn", "nk"]
 COMPONENTS = ("indices", "scales", "su", "sv")
 ROTATED = 128
-"""Block of Metal Marlin's Hadamard flavour, along K."""
+"""Hadamard block size of Metal Marlin's rotated variant, along K."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a weight's components say. headers: none, one ("tensor") or one a tile; axes: None where they do not show."""
+    """Properties derived from a weight's components.
+
+    headers: none, one ("tensor") or one per tile; axes: None if ambiguous.
+    """
 
     name: str
     n: int
@@ -52,7 +56,7 @@ class Facts:
 
     @property
     def square(self) -> bool:
-        """N = K: Metal Marlin swaps the signs."""
+        """True for N = K, where Metal Marlin swaps the signs."""
         return self.n == self.k
 
     @property
@@ -62,21 +66,21 @@ class Facts:
 
     @property
     def flat(self) -> bool:
-        """Indices of one dimension: only their size tells whether header bytes are among them."""
+        """True for one-dimensional indices, where only the size shows header bytes."""
         return len(self.components["indices"].entry.shape) == 1
 
     @property
     def file(self) -> Path:
-        """Where the indices lie."""
+        """The file of the indices."""
         return self.components["indices"].source.path
 
 
 def examine(name: str, components: Mapping[str, Stored], metadata: Metadata) -> Facts | list[Breach]:
-    """The facts, or what is wrong with the components. Reads at most one byte, the header."""
+    """The facts, or the violations of the components. Reads at most one byte, the header."""
     file = next(iter(components.values())).source.path
-    found = list(_unfit(name, components, file))
-    if found:
-        return found
+    problems = list(_unfit(name, components, file))
+    if problems:
+        return problems
     n, k = components["sv"].entry.shape[0], components["su"].entry.shape[0]
     note, codebook = metadata.notes.get(name), metadata.codebook_of(name)
     sized = _sizes(name, components, n, k, note)
@@ -88,7 +92,7 @@ def examine(name: str, components: Mapping[str, Stored], metadata: Metadata) -> 
     problems += _bits(name, components["indices"], bits, headers, note, codebook)
     problems += _codebook(name, file, bits, codebook, components)
     if codebook is not None and codebook != GRID and axes == "nk":
-        problems.append(Breach("TRL034", "a codebook goes with the axes [K, N]", file, name, [k, n], [n, k]))
+        problems.append(Breach("TRL034", "a codebook requires the axes [K, N]", file, name, [k, n], [n, k]))
     if problems:
         return problems
     groups = components["scales"].entry.shape[0]
@@ -103,11 +107,11 @@ def examine(name: str, components: Mapping[str, Stored], metadata: Metadata) -> 
 
 
 def _unfit(name: str, components: Mapping[str, Stored], file: Path) -> Iterator[Breach]:
-    """Missing components, wrong dtypes and dimensions."""
+    """Violations: missing components, wrong dtypes and dimensions."""
     for part in COMPONENTS:
         if part not in components:
-            there = ", ".join(components)
-            yield Breach("TRL020", f"component '{part}' is missing", file, name, "indices, scales, su, sv", there)
+            present = ", ".join(components)
+            yield Breach("TRL020", f"component '{part}' is missing", file, name, "indices, scales, su, sv", present)
     for part, stored in components.items():
         dtype = "U8" if part == "indices" else "F32"
         if stored.entry.dtype != dtype:
@@ -123,7 +127,7 @@ def _unfit(name: str, components: Mapping[str, Stored], file: Path) -> Iterator[
     n, k = shapes["sv"][0], shapes["su"][0]
     groups, columns = shapes["scales"]
     if columns != n or groups > k:
-        expected = f"[1 to {k}, {n}] beside sv [{n}]"
+        expected = f"[1 to {k}, {n}] for sv [{n}]"
         yield Breach("TRL022", "component 'scales' has the wrong shape", file, name, expected, [groups, columns])
 
 
@@ -146,7 +150,7 @@ def _sizes(
 def _axes(
     name: str, indices: Stored, n: int, k: int, note: TensorNote | None
 ) -> tuple[Axes | None, Breach | None]:  # fmt: skip
-    """The axes where they show, and what contradicts."""
+    """The axes if unambiguous, and a contradiction if there is one."""
     shape = indices.entry.shape
     tiled: Axes | None = None
     if len(shape) == 3:
@@ -163,20 +167,20 @@ def _axes(
     if note.shape not in ((k, n), (n, k)):
         expected = f"[{k}, {n}], the lengths of su and sv"
         return None, Breach(
-            "TRL034", "the shape in the metadata contradicts", note.file, name, expected, list(note.shape)
+            "TRL034", "the shape in the metadata does not match", note.file, name, expected, list(note.shape)
         )
-    said: Axes | None = None if n == k else "kn" if note.shape == (k, n) else "nk"
-    if tiled and said and tiled != said:
+    stated: Axes | None = None if n == k else "kn" if note.shape == (k, n) else "nk"
+    if tiled and stated and tiled != stated:
         return None, Breach(
             "TRL034", "the shape in the metadata contradicts the tiles", note.file, name, list(shape), list(note.shape)
         )
-    return tiled or said, None
+    return tiled or stated, None
 
 
 def _bits(
     name: str, indices: Stored, bits: int, headers: str, note: TensorNote | None, codebook: Codebook | None
 ) -> Iterator[Breach]:
-    """Bits out of range, and headers or metadata that say something else than the size."""
+    """Violations: bits out of range, and headers or metadata that contradict the size."""
     path = indices.source.path
     least = 1 if codebook is not None and codebook.tile_order == "exl3" else 2
     if not least <= bits <= 8:
@@ -208,22 +212,22 @@ def _codebook(
     elif codebook.type == "lut" and "lut" not in components:
         yield Breach("TRL020", "component 'lut' is missing", file, name, f"float32 [{1 << window}]")
     elif codebook.type == "lut" and components["lut"].entry.shape != (1 << window,):
-        found = list(components["lut"].entry.shape)
-        yield Breach("TRL022", "component 'lut' has the wrong shape", file, name, [1 << window], found)
+        shape = list(components["lut"].entry.shape)
+        yield Breach("TRL022", "component 'lut' has the wrong shape", file, name, [1 << window], shape)
 
 
 # ---------------------------------------------------------------- codec and parts
 
 
 def weight_of(facts: Facts, axes: Axes, metadata: Metadata, *, repair: bool = False) -> Weight:
-    """The weight [N, K]. repair: what its quantizer meant, where Metal Marlin's decoder makes something else of it.
+    """Make the weight [N, K]. repair: as its quantizer intended, if Metal Marlin's decoder differs.
 
-    Raises InputError if its rotation does not fit its shape, or if the asked axes do not fit its tiles.
+    Raises InputError if its rotation does not fit its shape, or if the requested axes do not fit its tiles.
     """
     arrays: dict[str, StoredArray] = {}
     shape = (facts.n, facts.k)
-    mend = repair and facts.codebook is None
-    rotated = mend and _has_signs(facts)
+    repairing = repair and facts.codebook is None
+    rotated = repairing and _has_signs(facts)
     if rotated and facts.k % ROTATED:
         raise InputError(
             "cannot be repaired: Metal Marlin rotates blocks of 128 inputs",
@@ -252,11 +256,11 @@ def weight_of(facts: Facts, axes: Axes, metadata: Metadata, *, repair: bool = Fa
             arrays[part] = _indices(stored, facts.headers, spec)
         else:
             arrays[part] = FileArray(stored.source, stored.entry.offset, spec)
-    if mend:
-        arrays["scales"] = MendedScales(arrays["scales"], GRID_STEP if rotated else np.float32(1))
+    if repairing:
+        arrays["scales"] = RepairedScales(arrays["scales"], GRID_STEP if rotated else np.float32(1))
         if (
             facts.square and axes == "nk" and not rotated
-        ):  # the codec swaps them, as the decoder does: the quantizer did not
+        ):  # the codec swaps them as the decoder does, but the quantizer did not
             arrays["su"], arrays["sv"] = arrays["sv"], arrays["su"]
     return Weight(facts.name, shape, codec, arrays)
 
@@ -276,13 +280,13 @@ def _codec(facts: Facts, axes: Axes, metadata: Metadata, block: int) -> Codec:
         hadamard = note.blocks if note.blocks != (1, 1) else False
     options: dict[str, Any] = {} if book.type == "grid" else {"window_bits": book.window_bits}
     options |= {"codebook": book.type, "tile_order": book.tile_order, "hadamard": hadamard}
-    found = Trellis(facts.bits).configure(**options)
+    codec = Trellis(facts.bits).configure(**options)
     if isinstance(hadamard, tuple):
-        found.blocks(shape)
-        largest = found.configure(hadamard=True)
+        codec.blocks(shape)
+        largest = codec.configure(hadamard=True)
         if largest.blocks(shape) == hadamard:
-            found = largest
-    return found if facts.groups == found.group_count(shape) else found.configure(groups=facts.groups)
+            codec = largest
+    return codec if facts.groups == codec.group_count(shape) else codec.configure(groups=facts.groups)
 
 
 def _indices(stored: Stored, headers: str, spec: ArraySpec) -> StoredArray:
@@ -292,7 +296,7 @@ def _indices(stored: Stored, headers: str, spec: ArraySpec) -> StoredArray:
 
 
 def _has_signs(facts: Facts) -> bool:
-    """True where su is not all ones: only Metal Marlin's Hadamard flavour has signs. Reads su."""
+    """True if su is not all ones: only Metal Marlin's rotated variant has signs. Reads su."""
     stored = facts.components["su"]
     su = FileArray(stored.source, stored.entry.offset, ArraySpec((facts.k,), np.dtype(np.float32))).read(0, facts.k)
     return bool((su != 1).any())

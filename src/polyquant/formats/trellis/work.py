@@ -1,4 +1,4 @@
-"""Searching trellis codes: for the least error of the weights, or on calibration inputs for that of the layers' outputs."""
+"""Search trellis codes: for the least error of the weights, or of the layers' outputs on calibration inputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["TrellisWorker"]
 
 
 class TrellisWorker:
-    """A Worker (formats.protocol). text: what the model reads for Hessians; None: the weights alone decide."""
+    """A Worker (formats.protocol). text: calibration text for Hessians; None: only the weights matter."""
 
     def __init__(self, context: Context, text: str | None) -> None:
         self._context, self._text = context, text
         self._hessians: Hessians | None = None
 
     def order(self, steps: Sequence[Step]) -> list[Step]:
-        """Those that are searched on inputs as the calibration comes to them."""
+        """The steps; with calibration, in the order in which their inputs become available."""
         wanted = [s.inputs for s in steps if s.searches] if self._text is not None else []
         if self._text is None or not wanted:
             return list(steps)
@@ -40,30 +40,30 @@ class TrellisWorker:
         stages = calibration_stages(path, self._text)
         if not any(set(wanted) & set(names) for names in stages.names):
             raise UnsupportedError(
-                "calibration reaches none of the weights that are quantized",
+                "calibration reaches none of the weights to be quantized",
                 file=path,
                 expected=f"inputs of {wanted[0]}",
-                hint="use --method trellis_viterbi, which needs no inputs",
+                hint="use --method trellis_viterbi, which needs no calibration",
             )
         self._hessians = hessians = Hessians(stages, wanted, self._context.tick)
         return sorted(steps, key=lambda s: hessians.order(s.inputs) if s.searches else -1)
 
     def takes(self, step: Step) -> bool:
-        """True where codes change: what is copied or carried over as it lies needs no search."""
+        """True if codes change; copied or unchanged codes need no search."""
         kept = step.action in (Action.COPY, Action.TRANSCODE) and isinstance(step.map.op, Same)
         return isinstance(step.target, Trellis) and not kept
 
     def pieces(self, step: Step, rows: slice | None, *, measure: bool) -> Iterator[Piece]:
-        """Codes of a whole weight. The error is always measured: the folder states it."""
+        """Codes of a whole weight. The error is always measured, because the folder states it."""
         target, name = step.target, step.map.target
         assert isinstance(target, Trellis)
         h, note = shared_importance(self._context.importance.get(name)), ""
         if self._hessians is not None:
             h, note = self._hessians.of(step.inputs)
         w = self._context.floats(step)
-        found = quantize_trellis(target, w, h)
-        parts = target.pack(found.codes)
-        notes = "; ".join(f"{name}: {n}" for n in (note, found.note) if n)
+        result = quantize_trellis(target, w, h)
+        parts = target.pack(result.codes)
+        notes = "; ".join(f"{name}: {n}" for n in (note, result.note) if n)
         yield Piece(parts, error=error_sums(w, target.dequantize(parts, step.map.shape)), note=notes)
 
     def stated(self, step: Step, error: ErrorSums) -> Mapping[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""The small files beside the weights of a folder: are they there, and are they what they are called."""
+"""Check the small files of a model folder: tokenizer and JSON files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from polyquant.types import Finding, Severity
 
 __all__ = ["check_side_files"]
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")  # fmt: skip
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
 _BIG_JSON = ("tokenizer.json", "tekken.json", "vocab.json")
 
 
 def check_side_files(folder: Path, *, no_tokenizer: str, broken: str) -> Iterator[Finding]:
-    """Findings of these two codes."""
+    """Yield findings: `no_tokenizer` if there is no tokenizer, `broken` for invalid files."""
     names = entries(folder)
     if not any(name in names for name in _TOKENIZERS):
         yield Finding(no_tokenizer, Severity.NOTE, "no tokenizer", file=folder.name)

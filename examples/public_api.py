@@ -1,4 +1,6 @@
-"""Every public name of polyquant in one typed script, on a demo model of two megabytes. `make lint` checks it with mypy --strict, the tests run it.
+"""Use every public name of polyquant, on a demo model of two megabytes.
+
+`make lint` checks this script with mypy --strict, and the tests run it.
 
 python examples/public_api.py FOLDER
 """

@@ -1,7 +1,7 @@
-"""Writes src/polyquant/keywords.py, the typed keywords of `open`, `plan`, `convert` and `quantize`, from the option classes of the formats and the
-signature of `plan`; `--check` only compares (exit 1 if they differ).
+"""Write src/polyquant/keywords.py, the typed keywords of `open`, `plan`, `convert` and `quantize`.
 
-An option is written once, as a field of its format's option class. Type checkers and editors need it in the source: this is the copy for them.
+They come from the option classes of the formats and the signature of `plan`. `--check` only compares (exit 1 if they
+differ). An option is declared once, as a field of its format's option class; this is the copy for type checkers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from polyquant.options import options_of
 from polyquant.registry import FORMATS, format_named
 
 PAGE = Path(__file__).resolve().parent.parent / "src" / "polyquant" / "keywords.py"
-_HEAD = '''"""Keywords of `open`, `plan`, `convert` and `quantize` for type checkers and editors. Written by scripts/make_keywords.py: change the option classes
-of the formats (formats/*/options.py), then run it. The test suite fails when they differ.
+_HEAD = '''"""Keywords of `open`, `plan`, `convert` and `quantize` for type checkers and editors.
+
+Generated: change the option classes of the formats (formats/*/options.py), then run scripts/make_keywords.py. The test
+suite fails when they differ.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class _Keyword:
 
     @property
     def kind(self) -> str:
-        """All types as one union, None last; plain text makes the literals beside it needless."""
+        """All types as one union, None last; string literals are dropped if str is included."""
         kinds = [
             k
             for k in dict.fromkeys(self.kinds)
@@ -78,15 +80,26 @@ def page() -> str:
     own = {name: _Keyword([_OWN.get(name, plan.__annotations__[name])], [value]) for name, value in written.items()}
     return _HEAD + "".join(
         [
-            _typed_dict("OpenKeywords", "Keywords of `open`: what the bytes of a source do not tell.", opening),
-            _typed_dict("FormatKeywords", "Keywords of `plan` that formats take: options of the targets, and of opening the source.", both),
+            _typed_dict(
+                "OpenKeywords", "Keywords of `open`: properties of a source that its bytes do not show.", opening
+            ),
+            _typed_dict(
+                "FormatKeywords",
+                "Keywords of `plan` for formats: options of the targets, and open options of the source.",
+                both,
+            ),
             _typed_dict("ChoiceKeywords", "Keywords of `plan` for every format.", own),
-            _typed_dict("PlanKeywords", "All keywords of `plan`, which `convert` and `quantize` take too.", {}, "ChoiceKeywords, FormatKeywords"),
+            _typed_dict(
+                "PlanKeywords",
+                "All keywords of `plan`, which `convert` and `quantize` also accept.",
+                {},
+                "ChoiceKeywords, FormatKeywords",
+            ),
             "\n\n",
             _defaults("OPEN_DEFAULTS", opening),
             _defaults("PLAN_DEFAULTS", {**own, **both}),
         ]
-    )  # fmt: skip
+    )
 
 
 def _gather(cls: type, into: dict[str, _Keyword]) -> None:

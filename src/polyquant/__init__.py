@@ -1,19 +1,21 @@
-"""polyquant opens, checks, compares, converts and quantizes LLM weights, whatever format they lie in.
+"""Open, check, compare, convert, quantize and run LLM weights in any supported format.
 
     import polyquant as pq
     weights = pq.open("model.gguf")                 # mapping: name -> Weight
     w = weights["blk.0.attn_q.weight"].dequantize() # float32 [N, K]
     pq.convert("model/", "model.gguf", to="gguf", codec="q4_k")
 
-Names are resolved on first use, so that `import polyquant` stays light. docs/python.md describes them all.
+Names are resolved on first use, so that `import polyquant` stays light. docs/python.md describes all of them.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would be most of the time of this import
 if TYPE_CHECKING:
+    from typing import Any
+
     from polyquant.analysis.catalogue import CodecInfo as CodecInfo
     from polyquant.analysis.catalogue import FormatInfo as FormatInfo
     from polyquant.analysis.catalogue import RecipeInfo as RecipeInfo
@@ -95,17 +97,19 @@ _MODULES = {
     "metadata": "Kind Meta",
     "types": "Checkpoint Codec Weight",
 }
-"""Module -> the public names that it defines; `open` has another name there."""
+"""Module -> its public names; `open` is defined under a different name."""
 _PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names.split()}
 _PLACES["open"] = ("opening", "look")
 
 _CALLABLE = ("codecs", "formats", "recipes")
-"""Packages that are functions too (callable_package.py)."""
+"""Packages that are also functions (callable_package.py)."""
 
 __all__ = [
-    "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection",
-    "Kind", "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule", "Severity", "Token", "UnknownNameError",
-    "UnsupportedError", "Weight", "__version__", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "open",
+    "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding",
+    "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind", "Meta", "Model",
+    "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule",
+    "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "codec", "codecs", "compare",
+    "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "open",
     "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip
 

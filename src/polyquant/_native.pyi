@@ -1,7 +1,7 @@
 """The extension module: native twins of the numpy references. Private: polyquant.ops.native imports it.
 
-Arrays are C-contiguous unless a kernel takes strides; `out`, `codes` and the like are filled. A wrong dtype, shape or layout raises TypeError or
-ValueError. tests/ops/test_native_stub.py holds this file against the bindings (native/bindings*.cpp).
+Arrays are C-contiguous unless a kernel takes strides; output arrays are filled in place. A wrong dtype, shape or layout
+raises TypeError or ValueError. tests/ops/test_native_stub.py compares this file with the bindings.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Packages that are functions too: `polyquant.codecs` holds the modules of the codecs, and `polyquant.codecs()` lists them.
+"""Packages that are also functions: `polyquant.codecs` contains the codec modules, and `polyquant.codecs()` lists them.
 
-A package of that name hides a function of the same name from its parent as soon as anything imports it, so the package itself is made callable.
+A package hides a function of the same name in its parent once it is imported, so the package itself is made callable.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["make_callable"]
 
 
 def make_callable(package: str, place: str) -> None:
-    """Calling the package calls the function at "module:attribute", which is imported then."""
+    """Make calls of the package call the function at "module:attribute", which is imported on the first call."""
     module, attribute = place.split(":")
 
     class CallablePackage(ModuleType):
         """A package that can be called."""
 
         def __call__(self) -> Any:
-            """What the function returns."""
+            """Call the function."""
             return getattr(import_module(module), attribute)()
 
     sys.modules[package].__class__ = CallablePackage

@@ -26,31 +26,10 @@ from numpy.typing import NDArray
 from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
-    "Configurable",
-    "CountsSymbols",
-    "Cut",
-    "DecodesRows",
-    "Field",
-    "FitsInputs",
-    "Fitted",
-    "Grouped",
-    "HoldsBias",
-    "HoldsBlocks",
-    "MayOnlyRead",
-    "MaybeIntegers",
-    "Opaque",
-    "Ordered",
-    "OwnProduct",
-    "Packed",
-    "Stackable",
-    "Swappable",
-    "Tile",
-    "Tiled",
-    "TrellisDialect",
-    "WithBits",
-    "WithOffsets",
-    "claims",
-]
+    "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias",
+    "HoldsBlocks", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "Stackable", "Swappable",
+    "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
+]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
 """(BM, BK, bm) of bitnet.cpp's kernel_config.ini (there: bm, bk, bmm)."""

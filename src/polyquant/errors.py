@@ -71,7 +71,8 @@ def _near(name: str, known: list[str]) -> list[str]:
     """
 
     def shared(other: str) -> int:
-        return sum(len(commonprefix(pair)) for pair in ((name, other), (name[::-1], other[::-1])))  # noqa: RUF071 - letters
+        pairs = ((name, other), (name[::-1], other[::-1]))
+        return sum(len(commonprefix(pair)) for pair in pairs)  # noqa: RUF071 - letters, not paths
 
     likely = known if len(known) <= _COMPARED else nlargest(_COMPARED, known, key=shared)
     bare = _bare(name)

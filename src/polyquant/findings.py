@@ -1,4 +1,4 @@
-"""What validation reports."""
+"""Findings of a validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
-    """One result of validation: a stable code (`polyquant explain CODE`), where, and what was seen."""
+    """One finding of a validation: a stable code (`polyquant explain CODE`), the place, and the observation."""
 
     code: str
     severity: Severity
@@ -39,7 +39,7 @@ class Finding:
 
 
 class Findings(Listing[Finding]):
-    """What `validate` returns: a list of findings, empty for a sound checkpoint."""
+    """The result of `validate`: a list of findings, empty for a valid checkpoint."""
 
     title = "findings"
     columns = ("code", "severity", "file", "tensor", "message")

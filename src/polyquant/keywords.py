@@ -1,5 +1,7 @@
-"""Keywords of `open`, `plan`, `convert` and `quantize` for type checkers and editors. Written by scripts/make_keywords.py: change the option classes
-of the formats (formats/*/options.py), then run it. The test suite fails when they differ.
+"""Keywords of `open`, `plan`, `convert` and `quantize` for type checkers and editors.
+
+Generated: change the option classes of the formats (formats/*/options.py), then run scripts/make_keywords.py. The test
+suite fails when they differ.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ __all__ = ["OPEN_DEFAULTS", "PLAN_DEFAULTS", "ChoiceKeywords", "FormatKeywords",
 
 
 class OpenKeywords(TypedDict, total=False):
-    """Keywords of `open`: what the bytes of a source do not tell."""
+    """Keywords of `open`: properties of a source that its bytes do not show."""
 
     ternary_layout: str | None
     dialect: str | None
@@ -26,7 +28,7 @@ class OpenKeywords(TypedDict, total=False):
 
 
 class FormatKeywords(TypedDict, total=False):
-    """Keywords of `plan` that formats take: options of the targets, and of opening the source."""
+    """Keywords of `plan` for formats: options of the targets, and open options of the source."""
 
     ternary_layout: str | None
     dialect: str | None
@@ -64,7 +66,7 @@ class ChoiceKeywords(TypedDict, total=False):
 
 
 class PlanKeywords(ChoiceKeywords, FormatKeywords, total=False):
-    """All keywords of `plan`, which `convert` and `quantize` take too."""
+    """All keywords of `plan`, which `convert` and `quantize` also accept."""
 
 
 OPEN_DEFAULTS: Mapping[str, Any] = {

@@ -29,7 +29,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """A metadata value with its type on disk. For arrays `item` is the element type and value a sequence (maybe lazy)."""
+    """A metadata value with its stored type.
+
+    For arrays `item` is the element type and value a sequence (maybe lazy).
+    """
 
     kind: Kind
     value: Any

@@ -115,7 +115,8 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
     known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
     files = {n for n, o in options_of(cls).items() if o.type is Path}
     chosen = {n: _plain(v, path=n in files) for n, v in given(values).items() if n in known}
-    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]  # type: ignore[arg-type]
+    every = fields(cls)  # type: ignore[arg-type]
+    needed = [f.name for f in every if f.default is MISSING and f.default_factory is MISSING]
     assert set(needed) <= chosen.keys(), f"{cls.__name__} needs {needed}"
     return cls(**chosen)
 
@@ -138,9 +139,11 @@ def refuse_unknown(values: Iterable[str], known: Iterable[str], function: str) -
 
 
 def with_keywords(keywords: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
-    """Decorator of a function that takes `**options: Unpack[keywords]`: `help()` and `inspect.signature()` show each keyword with its type and default.
+    """Decorator of a function that takes `**options: Unpack[keywords]`: `help()` and `inspect.signature()` show each
+    keyword with its type and default.
 
-    defaults: of those that are not None. Options of formats from installed packages are taken too; they are shown as `**plugin_options`.
+    defaults: of those that are not None. Options of formats from installed packages are taken too; they are shown as
+    `**plugin_options`.
     """
 
     def decorate(function: F) -> F:
@@ -151,12 +154,15 @@ def with_keywords(keywords: type, defaults: Mapping[str, object]) -> Callable[[F
             if p.kind is not p.VAR_KEYWORD
         ]
         more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_Source.of(annotation))
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_Source.of(annotation)
+            )
             for name, annotation in keywords.__annotations__.items()
-        ]  # fmt: skip
+        ]
         others = inspect.Parameter("plugin_options", inspect.Parameter.VAR_KEYWORD, annotation=_Source("Any"))
         returns = _Source.of(written.return_annotation)
-        function.__signature__ = written.replace(parameters=[*own, *more, others], return_annotation=returns)  # type: ignore[attr-defined]
+        signature = written.replace(parameters=[*own, *more, others], return_annotation=returns)
+        function.__signature__ = signature  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -169,7 +175,7 @@ class _Source(str):
 
     @classmethod
     def of(cls, annotation: Any) -> _Source:
-        """Of a string, or of what typing makes of one."""
+        """From a string or a ForwardRef."""
         return cls(getattr(annotation, "__forward_arg__", annotation))
 
     def __repr__(self) -> str:

@@ -1,10 +1,11 @@
-"""Names -> "module:attribute", resolved when first asked for, so that importing polyquant imports no codec.
+"""Names -> "module:attribute", resolved on first use, so that importing polyquant imports no codec.
 
-A name that is not in the table is looked up among the entry points of installed packages (groups `polyquant.codecs` and
-`polyquant.formats`), so a new codec needs no change here; an entry point "word.*" is a function that reads all names of a family. Architectures are found
-by what files say of themselves: those of the group `polyquant.architectures` are asked where none of ours is meant.
+Names that are not in the tables are looked up among the entry points of installed packages (groups `polyquant.codecs`
+and `polyquant.formats`), so a new codec needs no change here; an entry point "word.*" is a function that parses all
+names of a family. Architectures are matched by config.json or GGUF metadata: those of the group
+`polyquant.architectures` are tried if no built-in one matches.
 
-A codec names the search of its codes the same way (`Search`): layouts stand below searches and import none.
+A codec names its search function the same way (`Search`), since layouts must not import searches.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from polyquant.types import Codec
 
 __all__ = [
-    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec", "format_named", "formats", "installed_architectures", "known_codecs", "module_of",
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec",
+    "format_named", "formats", "installed_architectures", "known_codecs", "module_of",
 ]  # fmt: skip
 
 
 def _family(module: str, names: str) -> dict[str, str]:
-    """Attribute = codec name in upper case, with dots turned into underscores."""
+    """Attribute = codec name in upper case, with underscores for dots."""
     return {n: f"polyquant.codecs.{module}:{n.upper().replace('.', '_')}" for n in names.split()}
 
 
@@ -56,7 +58,7 @@ _NAMED = (
     | dict.fromkeys(("w8a16", "w8a8", "w8a8s", "w4a16", "w4a8"), "msmodelslim")
     | {"compressed": "compressed_tensors", "chatglm": "chatglm_int"}
 )
-"""First word of a name -> module, for families with more members than a table holds: each module reads its own names."""
+"""First part of a name -> module, for families with many members: each module parses its names."""
 FORMATS: dict[str, str] = {  # in descending order of priority
     "msmodelslim": "polyquant.formats.msmodelslim.format:MSMODELSLIM",
     "gguf": "polyquant.formats.gguf.format:GGUF",
@@ -64,7 +66,7 @@ FORMATS: dict[str, str] = {  # in descending order of priority
     "hf": "polyquant.formats.huggingface.format:HUGGINGFACE",
 }
 DEFAULT_TARGET = "hf"
-"""What a conversion writes where neither a name nor an option says."""
+"""The target format if neither a name nor an option determines it."""
 ARCHITECTURES: dict[str, str] = {
     "llama": "polyquant.architectures.llama:LLAMA",
     "mistral": "polyquant.architectures.llama:MISTRAL",
@@ -137,26 +139,26 @@ ARCHITECTURES: dict[str, str] = {
 @cache
 def _attribute(place: str) -> Callable[..., Any]:
     module, attribute = place.split(":")
-    found: Callable[..., Any] = getattr(import_module(module), attribute)
-    return found
+    function: Callable[..., Any] = getattr(import_module(module), attribute)
+    return function
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A function by its place, "module:attribute", imported at its first call. Calls raise what it raises.
+    """A function at "module:attribute", imported on its first call.
 
-    What a codec has in the field for its search where a module of `quantizers` finds the codes; a codec from elsewhere may put any callable there.
+    The search field of codecs that use a module of `quantizers`; codecs of other packages may use any callable.
     """
 
     place: str
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """What the function gives."""
+        """Call the function."""
         return _attribute(self.place)(*arguments, **options)
 
 
 class PluginWarning(UserWarning):
-    """An installed package brings something that cannot be used; all goes on without it."""
+    """A plugin of an installed package is unusable and was skipped."""
 
 
 def _entry_points(group: str) -> dict[str, Any]:
@@ -166,7 +168,7 @@ def _entry_points(group: str) -> dict[str, Any]:
 
 
 def _loaded(entry: Any) -> Any:
-    """What an entry point names. Raises UnsupportedError that names it, whatever the strange module raises."""
+    """Load an entry point. Raises UnsupportedError with its name if loading fails in any way."""
     try:
         return entry.load()
     except (Exception, SystemExit) as problem:
@@ -177,12 +179,12 @@ def _loaded(entry: Any) -> Any:
 
 
 def _package(entry: Any) -> str:
-    """Of an entry point, for people."""
-    return f"'{entry.dist.name}'" if entry.dist else f"that brings {entry.value}"
+    """The package of an entry point, for display."""
+    return f"'{entry.dist.name}'" if entry.dist else f"with {entry.value}"
 
 
 def _usable(group: str) -> dict[str, Any]:
-    """Name -> object of every entry point of the group that loads; a PluginWarning for each that does not."""
+    """Name -> object of every loadable entry point of the group; a PluginWarning for each other."""
     out = {}
     for name, entry in _entry_points(group).items():
         try:
@@ -208,39 +210,39 @@ def _load(name: str) -> Any:
         return _loaded(plugins[whole_family])(name)
     if layouts := [known for known in CODECS if name in known.split(".")]:
         raise UnknownNameError("codec", name, layouts, hint=f"it has several layouts: {', '.join(layouts)}")
-    if name in _NAMED.values():  # of a family, whose members are called otherwise
+    if name in _NAMED.values():  # a family's module name, not a codec
         raise UnknownNameError("codec", name, _members(name))
     raise UnknownNameError("codec", name, known_codecs())
 
 
 def _members(family: str) -> tuple[str, ...]:
-    """Usual names of a family's members."""
+    """Common names of a family's members."""
     names: tuple[str, ...] = import_module(f"polyquant.codecs.{family}").NAMES
     return names
 
 
 def module_of(name: str) -> str | None:
-    """The module of polyquant.codecs that a codec of ours is in; None for one of an installed package."""
+    """The module of polyquant.codecs with a built-in codec; None for one of an installed package."""
     if name in CODECS:
         return CODECS[name].partition(":")[0].rpartition(".")[2]
     return _NAMED.get(name.partition(".")[0])
 
 
 def known_codecs() -> list[str]:
-    """The names of all codecs, those of installed packages too; of families whose names say their options the usual ones."""
+    """The names of all codecs, including installed packages; of families with options in their names, the common ones."""
     families = [name for family in dict.fromkeys(_NAMED.values()) for name in _members(family)]
     return list(dict.fromkeys((*CODECS, *families, *_entry_points("polyquant.codecs"))))
 
 
 def codec(name: str | Codec, **options: Any) -> Codec:
-    """The codec of that name, e.g. `codec("q4_k")`; options go to codecs that take some, e.g. `codec("tl1", tile=...)`.
+    """The codec of that name, e.g. `codec("q4_k")`; options for configurable codecs, e.g. `codec("tl1", tile=...)`.
 
-    Raises UnknownNameError with the nearest names; TypeError for an option the codec does not have.
+    Raises UnknownNameError with similar names; TypeError for an option the codec does not have.
     """
     found: Codec = _load(name.lower()) if isinstance(name, str) else name
     if not options:
         return found
-    from polyquant.capabilities import Configurable  # numpy, which a list of names and formats does without
+    from polyquant.capabilities import Configurable  # imports numpy, which listing names does not need
 
     if not isinstance(found, Configurable):
         raise TypeError(f"codec '{found}' takes no options, found {', '.join(options)}")
@@ -251,8 +253,8 @@ def codec(name: str | Codec, **options: Any) -> Codec:
 def format_named(name: str) -> Format:
     """The format of that name. Raises UnknownNameError."""
     if name in FORMATS:
-        found: Any = _attribute(FORMATS[name])
-        return cast("Format", found)
+        builtin: Any = _attribute(FORMATS[name])
+        return cast("Format", builtin)
     installed = _installed_formats()
     if name not in installed:
         raise UnknownNameError("format", name, [*FORMATS, *installed])
@@ -260,9 +262,10 @@ def format_named(name: str) -> Format:
 
 
 def formats() -> Iterator[Format]:
-    """All formats, those of installed packages too, in the order in which they are asked whether a path is theirs; of equal priority ours come first.
+    """All formats, including installed packages, in order of detection; of equal priority built-in ones come first.
 
-    Each is imported when its turn comes: a path that the first one knows costs no other. Warns of a package that cannot be loaded.
+    Each is imported when reached, so a path that the first one recognises imports no other. Warns about packages that
+    cannot be loaded.
     """
     others = sorted(_installed_formats().values(), key=lambda f: (-f.priority, f.name))
     for name in FORMATS:
@@ -279,34 +282,38 @@ def _installed_formats() -> dict[str, Format]:
     out: dict[str, Format] = {}
     for name, found in _usable("polyquant.formats").items() if _mentions("polyquant.formats") else ():
         if name in FORMATS or getattr(found, "name", None) != name:
-            why = "exists already" if name in FORMATS else f"calls itself '{getattr(found, 'name', found)}'"
-            warnings.warn(f"the plugin '{name}' is left out: a format of this name {why}", PluginWarning, stacklevel=2)
+            why = "already exists" if name in FORMATS else f"has the attribute name '{getattr(found, 'name', found)}'"
+            warnings.warn(f"the plugin '{name}' is skipped: a format of this name {why}", PluginWarning, stacklevel=2)
         elif lacking := [member for member, kind in _MEMBERS.items() if not _has(found, member, kind)]:
-            why = f"its format has no usable {listed(lacking, len(lacking))}"
-            warnings.warn(f"the plugin '{name}' is left out: {why}", PluginWarning, stacklevel=2)
+            why = f"its format has no valid {listed(lacking, len(lacking))}"
+            warnings.warn(f"the plugin '{name}' is skipped: {why}", PluginWarning, stacklevel=2)
         else:
             out[name] = found
     return out
 
 
-_MEMBERS: dict[str, type] = {"title": str, "priority": int, "open_options": type, "sniff": Callable, "open": Callable}  # type: ignore[dict-item]
-"""What finding and opening a path asks of every format, whoever's the path is."""
+_MEMBERS: dict[str, Any] = {
+    "title": str, "priority": int, "open_options": type, "sniff": Callable, "open": Callable,
+}  # fmt: skip
+"""Members of a format that detecting and opening any path requires."""
 
 
-def _has(found: Any, member: str, kind: type) -> bool:
-    """True if the member is there and of the kind, whatever looking at it does in a strange package."""
+def _has(form: Any, member: str, kind: type) -> bool:
+    """True if the member exists with this type, even if accessing it raises in a plugin."""
     try:
-        return isinstance(getattr(found, member), kind)
-    except Exception:  # noqa: BLE001 - a property of a strange package
+        return isinstance(getattr(form, member), kind)
+    except Exception:  # noqa: BLE001 - a plugin may raise anything
         return False
 
 
 def _mentions(group: str) -> bool:
-    """True if a package on the path has entry points of the group: a glance at small files, where importlib.metadata takes 40 ms to read all of them."""
+    """True if a package on the path has entry points of the group. Reads small files; importlib.metadata would take 40
+    ms.
+    """
     wanted = f"[{group}]".encode()
     for folder in sys.path:
-        with suppress(OSError), os.scandir(folder or ".") as found:
-            for entry in found:
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            for entry in entries:
                 if not entry.name.endswith((".dist-info", ".egg-info")):
                     continue
                 with suppress(OSError):
@@ -317,12 +324,12 @@ def _mentions(group: str) -> bool:
 
 @cache
 def architectures() -> tuple[Architecture, ...]:
-    """Our own records."""
+    """The built-in records."""
     ours = [path.split(":") for path in ARCHITECTURES.values()]
     return tuple(getattr(import_module(module), attribute) for module, attribute in ours)
 
 
 @cache
 def installed_architectures() -> tuple[Architecture, ...]:
-    """The records that installed packages bring; looking for them takes some milliseconds."""
+    """The records of installed packages; the search takes some milliseconds."""
     return tuple(_usable("polyquant.architectures").values())

@@ -1,6 +1,7 @@
-"""How values show themselves in an interactive session: one short line as text, a table in a notebook.
+"""Representations in interactive sessions: one short line as text, a table in a notebook.
 
-Names may come from untrusted files and there may be thousands of them: every cell is escaped and cut, and a table shows its first rows only.
+Names may come from untrusted files and be numerous: every cell is escaped and cut, and a table shows only its first
+rows.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from polyquant.errors import printable
 __all__ = ["ROWS", "Listing", "Table", "decibel", "size"]
 
 ROWS = 40
-"""Rows that a table shows."""
+"""Maximum rows of a table."""
 _CELL = 120
-"""Characters that a cell shows."""
+"""Maximum characters of a cell."""
 
 T = TypeVar("T")
 
@@ -34,13 +35,13 @@ def size(n: float) -> str:
 
 
 def decibel(snr: float) -> str:
-    """A signal-to-noise ratio in dB, e.g. "43.1 dB"; "exact" where nothing was lost."""
+    """A signal-to-noise ratio in dB, e.g. "43.1 dB"; "exact" if nothing was lost."""
     return "exact" if snr == math.inf else "-" if math.isinf(snr) else f"{snr:.1f} dB"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, column names, rows of `total` that there are in all, lines below them. most: rows that are shown."""
+    """A table: title, column names, rows out of `total`, lines below. most: maximum rows shown."""
 
     title: str
     columns: Sequence[str]
@@ -57,7 +58,7 @@ class Table:
         return "\n".join([_cell(self.title), *(lines if self.total else ()), *self._rest()])
 
     def html(self) -> str:
-        """The same as an HTML table, for Jupyter."""
+        """The table as HTML, for Jupyter."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells()
@@ -72,7 +73,7 @@ class Table:
         return [[_cell(value) for value in row] for row in islice(self.rows, self.most)]
 
     def _rest(self) -> list[str]:
-        """The number of rows that are left out, and the lines below."""
+        """The number of omitted rows, and the lines below."""
         more = [f"... and {self.total - self.most:,} more"] if self.total > self.most else []
         return [*more, *map(_cell, islice(self.below, ROWS))]
 
@@ -82,7 +83,7 @@ def _cell(value: object) -> str:
 
 
 class Listing(list[T]):
-    """A list that shows itself as a table: `repr()` as text, `_repr_html_()` in a notebook. A subclass names the columns."""
+    """A list displayed as a table: `repr()` as text, `_repr_html_()` in a notebook. A subclass defines the columns."""
 
     title = "entries"
     columns: tuple[str, ...] = ("entry",)
@@ -93,7 +94,7 @@ class Listing(list[T]):
         return (entry,)
 
     def table(self) -> Table:
-        """What both ways show."""
+        """The table that is displayed."""
         return Table(
             f"{len(self):,} {self.title}", self.columns, (self.row(entry) for entry in self), len(self), most=self.most
         )

@@ -1,7 +1,7 @@
-"""The values that every layer shares. One idea: a quantized weight is codec + named parts + logical shape.
+"""The types that all layers share. A quantized weight is codec + named parts + logical shape.
 
-A logical shape is row-major, outermost first (`[N, K]`: N = out_features, K = in_features); GGUF writes it reversed on disk.
-Weights with more or fewer dimensions are seen by codecs as a matrix `[rows, K]` with K the last dimension.
+A logical shape is row-major, outermost first (`[N, K]`: N = out_features, K = in_features); GGUF stores it reversed.
+Codecs treat weights with more or fewer dimensions as a matrix `[rows, K]` with K the last dimension.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ I8: TypeAlias = NDArray[np.int8]
 Shape: TypeAlias = tuple[int, ...]
 Parts: TypeAlias = Mapping[str, NDArray[Any]]
 Rounding: TypeAlias = Literal["none", "block", "token", "wide"]
-"""How inputs are rounded before a multiplication: not at all, to int8 per block of 32, per token, per block of 128."""
+"""Quantization of inputs before a multiplication: none, or to int8 per block of 32, per token, per block of 128."""
 
 __all__ = [
-    "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence", "FilePlan", "Finding", "Findings", "Floats", "Form",
-    "Kind", "Layout", "Meta", "Parts", "Rounding", "Severity", "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary",
-    "Translation", "TrellisCode", "TrellisCodes", "Undecoded", "Weight", "as_matrix",
+    "F32", "I8", "U8", "Action", "Activation", "Affine", "ArraySpec", "Blocks", "Checkpoint", "Codec", "Evidence",
+    "FilePlan", "Finding", "Findings", "Floats", "Form", "Kind", "Layout", "Meta", "Parts", "Rounding", "Severity",
+    "Shape", "Slot", "StoredArray", "TensorMap", "TensorSpec", "Ternary", "Translation", "TrellisCode", "TrellisCodes",
+    "Undecoded", "Weight", "as_matrix",
 ]  # fmt: skip
 
 
@@ -43,21 +44,21 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
-# ---------------------------------------------------------------- codes: what quantize gives and pack takes
+# ---------------------------------------------------------------- codes: the output of quantize, the input of pack
 
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """Unquantized numbers: values [rows, K], any float or integer dtype."""
+    """Unquantized values [rows, K] of any float or integer dtype."""
 
     values: NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Ternary:
-    """codes int8 [rows, K] in {-1, 0, +1}; weight = codes * scale.
+    """Ternary codes int8 [rows, K] in {-1, 0, +1}; weight = codes * scale.
 
-    scale is float32, of shape [1] (one for the tensor) or [rows, G] (G groups of K / G columns; G = 1: one a row).
+    scale: float32, [1] (one for the tensor) or [rows, G] (G groups of K / G columns; G = 1: one per row).
     """
 
     codes: I8
@@ -66,11 +67,11 @@ class Ternary:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A fixed int8 grid for the inputs of a linear layer, and what its integer sums need: x = (q - offset) * scale.
+    """Static int8 quantization of a linear layer's inputs, x = (q - offset) * scale, and its output scales.
 
-    y = (q W^T + quant_bias) * deq_scale with the whole-number codes q and W: deq_scale = scale * the scale of W, and quant_bias holds the layer's
-    bias and what the offset adds, round(bias / deq_scale - offset * sum of a row of W). scale, offset: float32 [1]; deq_scale: float32 [rows] or
-    [1]; quant_bias: int32 [rows].
+    y = (q W^T + quant_bias) * deq_scale with integer codes q and W, where deq_scale = scale * the scale of W, and
+    quant_bias includes the layer's bias and the correction for the offset: round(bias / deq_scale - offset * sum of a
+    row of W). scale, offset: float32 [1]; deq_scale: float32 [rows] or [1]; quant_bias: int32 [rows].
     """
 
     scale: F32
@@ -81,10 +82,10 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Whole numbers on evenly spaced levels: weight = (codes - offset) * scale.
+    """Affine-quantized integers: weight = (codes - offset) * scale.
 
-    bits: 4 or 8, signed. codes: int8 [rows, K]. scale, offset: float32 [rows, G], one for each K / G columns; offsets are whole, all 0 where the
-    levels are symmetric. activation: of linear layers whose inputs have a fixed grid too.
+    bits: 4 or 8, signed. codes: int8 [rows, K]. scale, offset: float32 [rows, G], one per K / G columns; offsets (zero
+    points) are integers, all 0 if symmetric. activation: for linear layers with statically quantized inputs.
     """
 
     bits: int
@@ -96,7 +97,9 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Codes that mean nothing outside their blocks (K, IQ, fp4 types): the packed bytes [rows, bytes_per_row] of that codec."""
+    """Codes that are only defined within their blocks (K, IQ, fp4 types): packed bytes [rows, bytes_per_row] of that
+    codec.
+    """
 
     codec: str
     blocks: U8
@@ -104,10 +107,11 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class TrellisCode:
-    """How a stream of codes becomes numbers: number j is codebook(the `window_bits` bits that start at bit `bits` * j of a circular stream).
+    """The decoding of a code stream: value j = codebook(the `window_bits` bits from bit `bits` * j of a circular
+    stream).
 
-    codebook: "grid", "mul1", "mcg", "3inst" or "lut"; tile_order: which number of a 16 x 16 tile stands at which place of its stream.
-    hadamard: sizes of the blocks that were rotated, along K and along N; 1 for none.
+    codebook: "grid", "mul1", "mcg", "3inst" or "lut"; tile_order: order of the 16 x 16 values of a tile in its stream.
+    hadamard: sizes of the rotated blocks along K and along N; 1 for none.
     """
 
     bits: int
@@ -119,10 +123,11 @@ class TrellisCode:
 
 @dataclass(frozen=True, slots=True)
 class TrellisCodes:
-    """A weight [N, K] as codes of 16 x 16 tiles of its transpose: W^T = diag(su) H_K (scale * numbers) H_N diag(sv).
+    """A weight [N, K] as codes of 16 x 16 tiles of its transpose: W^T = diag(su) H_K (scale * values) H_N diag(sv).
 
-    code: what the numbers mean. codes: uint8 [ceil(K / 16), ceil(N / 16), 256] in the order of the stream. scales: float32 [G, N], one row for
-    each ceil(K / G) inputs. su: float32 [K]; sv: float32 [N]. table: float32 [2 ** window_bits] of the codebook "lut", else None.
+    code: the decoding. codes: uint8 [ceil(K / 16), ceil(N / 16), 256] in stream order. scales: float32 [G, N], one row
+    per ceil(K / G) inputs. su: float32 [K]; sv: float32 [N]. table: float32 [2 ** window_bits] for the codebook "lut",
+    else None.
     """
 
     code: TrellisCode
@@ -151,7 +156,9 @@ class ArraySpec:
 
 @runtime_checkable
 class Codec(Protocol):
-    """Two halves: math (quantize: floats <-> codes) and layout (pack: codes <-> parts). What else a codec can do: capabilities.py."""
+    """A codec has two halves: math (quantize: floats <-> codes) and layout (pack: codes <-> parts). More:
+    capabilities.py.
+    """
 
     @property
     def name(self) -> str:
@@ -185,21 +192,23 @@ class Codec(Protocol):
         """Parts -> float32 of `shape` (of [rows, K] when rows is given; then the codec must be row_sliced)."""
 
 
-# ---------------------------------------------------------------- weights as they lie in files
+# ---------------------------------------------------------------- stored weights
 
 
 class StoredArray(Protocol):
-    """One part in a file. Nothing is read until asked."""
+    """One part in a file, read on access."""
 
     @property
     def spec(self) -> ArraySpec:
         """Shape and dtype."""
 
     def view(self) -> NDArray[Any]:
-        """The whole array as a read-only map (native byte order; a copy where the file's order is foreign)."""
+        """The whole array as a read-only map (native byte order; a copy if the file's byte order differs)."""
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Entries [start, stop) of the first axis by positioned reads into fresh memory; InputError if the file shrank."""
+        """Read entries [start, stop) of the first axis into new memory by positioned reads. Raises InputError if the
+        file shrank.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +227,7 @@ class _Views(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Weight:
-    """A named tensor: logical shape, codec, parts (maps of the file: opening loads nothing)."""
+    """A named tensor: logical shape, codec, parts (maps of the file; opening loads no data)."""
 
     name: str
     shape: Shape
@@ -230,7 +239,7 @@ class Weight:
 
     @property
     def parts(self) -> Parts:
-        """Part name -> array, mapped from the file when looked up."""
+        """Part name -> array, mapped from the file on access."""
         return _Views(self.arrays)
 
     @property
@@ -244,7 +253,7 @@ class Weight:
         return 8 * self.nbytes / max(1, math.prod(self.shape))
 
     def read(self, rows: slice | None = None) -> dict[str, NDArray[Any]]:
-        """Parts by positioned reads; with `rows` only these (codec.row_sliced)."""
+        """Read the parts by positioned reads; with `rows` only these (requires codec.row_sliced)."""
         out = {}
         for key, array in self.arrays.items():
             n = array.spec.shape[0] if array.spec.shape else 1
@@ -257,19 +266,21 @@ class Weight:
         return self.codec.dequantize(self.parts, self.shape, rows=rows, out=out)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """The floats for `np.asarray(weight)`: float32 unless a dtype is asked for. Raises ValueError for copy=False, since decoding makes a new array."""
+        """The floats for `np.asarray(weight)`: float32 unless a dtype is given. Raises ValueError for copy=False, since
+        decoding copies.
+        """
         if copy is False:
             raise ValueError(
                 f"a weight is decoded into a new array: np.asarray({self.name!r}, copy=False) is impossible"
             )
-        if dtype is not None and self.codec.form is Floats:  # float64 and integers without a detour through float32
+        if dtype is not None and self.codec.form is Floats:  # float64 and integers are not rounded to float32
             return np.array(self.codec.unpack(self.parts, self.shape).values, dtype).reshape(self.shape)
         return self.dequantize() if dtype is None else self.dequantize().astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Which format or dialect a file is, and why we think so."""
+    """The format or dialect of a file, and the evidence for it."""
 
     name: str
     why: str
@@ -277,9 +288,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Undecoded:
-    """Why a checkpoint can be looked at but not used: some of its weights are codes of a quantization scheme that no codec decodes.
+    """The reason why a checkpoint can only be inspected: some weights use a quantization scheme that no codec decodes.
 
-    scheme: its name, for people. code: of the finding. file, tensor: where it shows; found: the type and shape of that tensor.
+    scheme: its display name. code: of the finding. file, tensor: an example; found: type and shape of that tensor.
     """
 
     scheme: str
@@ -290,7 +301,7 @@ class Undecoded:
     hint: str | None = None
 
     def error(self) -> UnsupportedError:
-        """What every use of the checkpoint raises."""
+        """The error for every other use of the checkpoint."""
         expected = None if self.found is None else "float weights"
         where: dict[str, object] = {"file": self.file, "tensor": self.tensor, "expected": expected, "found": self.found}
         return UnsupportedError(f"unsupported quantization scheme: {self.scheme}", **where, hint=self.hint)
@@ -300,12 +311,13 @@ class Undecoded:
 class Checkpoint(Mapping[str, Weight]):
     """An opened file or folder: a mapping from tensor name to Weight, in file order.
 
-    metadata: GGUF key/values (decoded when asked for) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
-    files: the small files that travel along (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and metadata, "hf" (Hugging
-    Face), "gguf" or one of its own. describes_itself: its own files say how each weight is quantized, not config.json. opened: the files that were
-    read to open it, each with what tells whether it is still the same (FileState). undecoded: why it can only be looked at; None: all decodes.
-    in_memory: its weights are arrays, and `path` is only a word for messages.
-    other_name: the name in this naming scheme of a tensor that was asked for in another one, for error messages.
+    metadata: GGUF key/values (decoded on access) or safetensors' `__metadata__`; config: config.json ({} for GGUF);
+    files: the small files of the model (tokenizer.json, ...), by base name. naming: the scheme of its tensor names and
+    metadata, "hf" (Hugging Face), "gguf" or a format's own. describes_itself: its files, not config.json, describe how
+    each weight is quantized. opened: the files read to open it, each with the state that detects changes (FileState).
+    undecoded: the reason why it can only be inspected, None if all weights decode. in_memory: its weights are arrays,
+    and `path` is only used in messages. other_name: finds the name in this naming scheme for a name of another scheme,
+    for error messages.
     """
 
     format: str
@@ -332,7 +344,7 @@ class Checkpoint(Mapping[str, Weight]):
         return Table(repr(self).strip("<>"), columns, rows, len(self), self.notes).html()
 
     def __getitem__(self, name: str) -> Weight:
-        """The tensor of that name. Raises UnknownTensorError, a KeyError, with near names."""
+        """The tensor of that name. Raises UnknownTensorError, a KeyError, with similar names."""
         if name not in self.weights:
             other = self.other_name(self, name) if self.other_name is not None and isinstance(name, str) else None
             raise UnknownTensorError(self.path, str(name), self.weights, other if other in self.weights else None)
@@ -370,10 +382,10 @@ class Checkpoint(Mapping[str, Weight]):
 
 
 class Action(Enum):
-    """What a conversion step does to a weight; decided in one place, printed before the work.
+    """The action of a conversion step; decided in one place, printed before the work.
 
-    copy: same codec, the bytes move. transcode: same form, equal codes (a rounded scale is reported). quantize: from floats.
-    dequantize: to floats. requantize: lossy from one quantization to another, only on request.
+    copy: same codec, bytes are copied. transcode: same form, equal codes (rounded scales are reported). quantize: from
+    floats. dequantize: to floats. requantize: lossy from one quantization to another, only on request.
     """
 
     COPY = "copy"
@@ -385,7 +397,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that is to be written, or that others are made of."""
+    """A tensor to be written, or a source of one."""
 
     name: str
     shape: Shape
@@ -394,10 +406,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """How a target tensor of this shape comes to be: `op` of its sources; none of them for a constant.
+    """A target tensor of this shape: `op` applied to its sources; no sources for a constant.
 
-    ternarize: the float sources are BitNet master weights: codes = round(w / mean|w|) clipped to -1..1, scale = mean|w|.
-    keep_float: a tensor that runtimes want unquantized (norms, biases): written as float32 in GGUF.
+    ternarize: the float sources are BitNet master weights: codes = round(w / mean|w|) clipped to -1..1, scale =
+    mean|w|. keep_float: a tensor that stays unquantized (norms, biases): written as float32 in GGUF.
     """
 
     target: str
@@ -409,19 +421,19 @@ class TensorMap:
 
     @property
     def source(self) -> str:
-        """The one source; "" for a constant. Raises UnsupportedError where there are several."""
+        """The single source; "" for a constant. Raises UnsupportedError if there are several."""
         if len(self.sources) > 1:
             raise UnsupportedError(
-                "is made of several tensors: what was asked needs one",
+                "is made of several tensors, which this option does not support",
                 tensor=self.target,
                 found=self.origin,
-                hint="leave out calibration, smoothing and --target-bpw, or this tensor by a rule",
+                hint="omit calibration, smoothing and --target-bpw, or exclude this tensor by a rule",
             )
         return self.sources[0] if self.sources else ""
 
     @property
     def origin(self) -> str:
-        """The sources for people: the first, "and N more"."""
+        """The sources for display: the first, "and N more"."""
         first, *others = self.sources or ("",)
         return f"{first} and {len(others)} more" if others else first
 
@@ -433,8 +445,10 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The meaning of one checkpoint in another format's words. constants: tensors that no source holds but the target's runtime wants (RoPE
-    factors), float32, by target name. unknown: why no runtime will take the result: written only if asked for.
+    """A checkpoint translated to another format's naming scheme.
+
+    constants: tensors that no source has but the target's runtime needs (RoPE factors), float32, by target name.
+    unknown: reasons why no runtime will accept the result: then it is only written on request.
     """
 
     architecture: str
@@ -449,7 +463,7 @@ class Translation:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one part of one tensor goes: file, byte offset, size."""
+    """The place of one part of one tensor: file, byte offset, spec."""
 
     file: str
     offset: int
@@ -469,7 +483,7 @@ class FilePlan:
 class Layout:
     """Headers, files and exact offsets, computed before any payload. slots: (tensor, part) -> Slot.
 
-    folder: the target is a folder that holds the files; else it is the one file, or the members of a split model side by side.
+    folder: True if the target is a folder with the files; else it is the one file, or the files of a split model.
     """
 
     files: tuple[FilePlan, ...]

@@ -323,11 +323,11 @@ def test_fields_of_the_metadata(change, message, tmp_path):
 
 AGAINST_TENSORS = [
     ({"num_hidden_layers": 3}, None, r"is missing, and so for 6 more"),
-    ({"num_hidden_layers": 1}, "model.layers.1.", r"behind the last: there are 1, and so for 8 more"),
+    ({"num_hidden_layers": 1}, "model.layers.1.", r"after the last, num_hidden_layers is 1, and so for 8 more"),
     (
         {"vocab_size": 200},
         "lm_head.weight",
-        r"is \[128, 256\], the configuration asks for \[200, 256\], and so for 1 more",
+        r"is \[128, 256\], the configuration requires \[200, 256\], and so for 1 more",
     ),
     ({"intermediate_size": 640}, "model.layers.0.mlp.down_proj.weight", r"is \[256, 512\].* and so for 5 more"),
     ({"num_key_value_heads": 4}, "model.layers.0.self_attn.k_proj.weight", r"\[128, 256\]"),

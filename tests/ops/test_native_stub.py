@@ -1,4 +1,4 @@
-"""The stub of the extension module (_native.pyi) has every function, class and method that the module has, with the same parameters."""
+"""The stub _native.pyi has every function, class and method of the extension module, with the same parameters."""
 
 from __future__ import annotations
 

@@ -19,8 +19,15 @@ def test_every_codec_is_listed():
     assert listed.keys() == set(known_codecs())
     assert all(info.about and info.read_by for info in listed.values())
     assert listed["q4_k"] == pq.CodecInfo(
-        "q4_k", "blocks", 4.5, 256, True, "ggml K-quants: super-blocks of 256 weights with quantized scales", ("gguf",), ("gguf",)
-    )  # fmt: skip
+        "q4_k",
+        "blocks",
+        4.5,
+        256,
+        True,
+        "ggml K-quants: super-blocks of 256 weights with quantized scales",
+        ("gguf",),
+        ("gguf",),
+    )
     assert not listed["gptq.4.g128"].quantizes and listed["gptq.4.g128"].written_by == ()
     assert listed["f32"].written_by == tuple(FORMATS)
     assert listed["iq2_xxs"].held_by == "gguf (copy only)" and listed["awq.4"].held_by == "hf (read only)"

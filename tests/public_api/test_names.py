@@ -50,7 +50,12 @@ def test_import_loads_no_numpy():
 @pytest.mark.parametrize("name", ["codecs", "formats", "recipes"])
 def test_packages_that_are_functions(name):
     """Whatever was imported before, the name is both."""
-    text = f"import polyquant as pq; a = len(pq.{name}()); import polyquant.{name}; print(a == len(pq.{name}()), pq.{name}.__path__ is not None)"
+    text = f"""
+import polyquant as pq
+before = len(pq.{name}())
+import polyquant.{name}
+print(before == len(pq.{name}()), pq.{name}.__path__ is not None)
+"""
     assert subprocess.check_output([sys.executable, "-c", text], text=True).split() == ["True", "True"]
 
 

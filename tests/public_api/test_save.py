@@ -30,7 +30,11 @@ MORE = [np.uint8, np.uint16, np.uint32, np.uint64, np.bool_, ml_dtypes.float8_e4
 def test_dtypes_and_shapes_come_back(name, tmp_path):
     dtypes = DTYPES if name == "a.gguf" else DTYPES + MORE
     base = np.arange(24).reshape(2, 3, 4) % 2
-    given = {f"{np.dtype(d).name} {k}": v.astype(d) for d in dtypes for k, v in {"3d": base, "2d": base[0], "1d": base[0, 0], "0d": base[0, 0, 1]}.items()}  # fmt: skip
+    given = {
+        f"{np.dtype(d).name} {k}": v.astype(d)
+        for d in dtypes
+        for k, v in {"3d": base, "2d": base[0], "1d": base[0, 0], "0d": base[0, 0, 1]}.items()
+    }
     given |= {"transposed": base[0].T.astype(np.float32), "other order": base[0].astype(">f4"), "list": [[1.0, 2.0]]}
     report = pq.save(given, tmp_path / name)
     opened = pq.open(tmp_path / name)
@@ -119,16 +123,38 @@ def test_folders_of_linear_layers(options, codec, findings, tmp_path):
 
 def test_metadata_types(tmp_path):
     values = {
-        "u": 3, "i": -3, "wide": 1 << 40, "f": 1.5, "b": True, "s": "text", "u16": pq.Meta(pq.Kind.UINT16, 7), "np": np.int8(-2),
-        "ints": [1, -2], "floats": [1, 2.5], "words": ["a"], "array": np.array([1, 2], np.uint64), "flags": (True, False),
-    }  # fmt: skip
+        "u": 3,
+        "i": -3,
+        "wide": 1 << 40,
+        "f": 1.5,
+        "b": True,
+        "s": "text",
+        "u16": pq.Meta(pq.Kind.UINT16, 7),
+        "np": np.int8(-2),
+        "ints": [1, -2],
+        "floats": [1, 2.5],
+        "words": ["a"],
+        "array": np.array([1, 2], np.uint64),
+        "flags": (True, False),
+    }
     pq.save(arrays(), tmp_path / "a.gguf", metadata=values)
     typed = dict(pq.open(tmp_path / "a.gguf").metadata.items_typed())
     kinds = {key: (typed[key].item or typed[key].kind).name for key in values}
     assert kinds == {
-        "u": "UINT32", "i": "INT32", "wide": "INT64", "f": "FLOAT32", "b": "BOOL", "s": "STRING", "u16": "UINT16", "np": "INT8",
-        "ints": "INT32", "floats": "FLOAT32", "words": "STRING", "array": "UINT64", "flags": "BOOL",
-    }  # fmt: skip
+        "u": "UINT32",
+        "i": "INT32",
+        "wide": "INT64",
+        "f": "FLOAT32",
+        "b": "BOOL",
+        "s": "STRING",
+        "u16": "UINT16",
+        "np": "INT8",
+        "ints": "INT32",
+        "floats": "FLOAT32",
+        "words": "STRING",
+        "array": "UINT64",
+        "flags": "BOOL",
+    }
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def test_a_broken_package_is_a_warning(broken, tmp_path):
     assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
     assert done.stderr.splitlines() == [
         "polyquant: the plugin 'lost' cannot be loaded: ImportError: no module\\nof that name; reinstall or remove the package 'broken-plugin'",
-        "polyquant: the plugin 'gguf' is left out: a format of this name exists already",
-        "polyquant: the plugin 'odd' is left out: a format of this name calls itself '3.141592653589793'",
+        "polyquant: the plugin 'gguf' is skipped: a format of this name already exists",
+        "polyquant: the plugin 'odd' is skipped: a format of this name has the attribute name '3.141592653589793'",
     ]
 
 
@@ -218,7 +218,7 @@ def test_a_format_that_fails_to_look_is_passed_over(failing, tmp_path):
     done = child(["-m", "polyquant", "inspect", LLAMA], failing, cwd=tmp_path)
     assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
     assert done.stderr.splitlines() == [
-        "polyquant: the plugin 'short' is left out: its format has no usable priority",
+        "polyquant: the plugin 'short' is skipped: its format has no valid priority",
         "polyquant: the plugin 'bug' failed to inspect it: ZeroDivisionError: by\\nzero; it was skipped",
         "polyquant: the plugin 'strict' failed to inspect it: holds a link that leaves it; it was skipped",
         "polyquant: the plugin 'yes' failed to inspect it: TypeError: sniff must return Evidence or None, not bool; it was skipped",

@@ -229,6 +229,7 @@ def _header_bytes(tensors: Mapping[str, Any], alignment: int) -> tuple[bytes, in
 
 class _Example(FolderFormat):
     name, title, priority = "example", "example folders", 40
+    files = "a folder with weights.pqx"
     open_options: type = NoOptions
     target = ExampleTarget()
     findings: Mapping[str, str] = MappingProxyType(FINDINGS)
@@ -253,6 +254,12 @@ class _Example(FolderFormat):
 
     def check(self, path: Path) -> Iterable[Finding]:
         return _check(path)
+
+    def reads(self, codec: Codec) -> bool:
+        return _held(codec)
+
+    def writes(self, codec: Codec) -> bool:
+        return _held(codec)
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
         return {n for n in names if n in (WEIGHTS, "config.json", *SIDE_FILES)}

@@ -1,4 +1,4 @@
-"""What is installed: codecs, recipes and formats, with who reads and writes what. `polyquant codecs`, `polyquant recipes` and `polyquant formats` print it."""
+"""The installed codecs, recipes and formats: for `polyquant codecs`, `polyquant recipes` and `polyquant formats`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ _ABOUT = {
     "gptq": "GPTQ: codes of 2 to 8 bits with a scale per group",
     "awq": "AWQ: 4-bit codes with a scale per group",
     "fp8": "8-bit floats with scales (compressed-tensors, FBGEMM, DeepSeek)",
-    "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; int4 takes a byte per code until a dialect packs it",
+    "msmodelslim": "msModelSlim (Ascend): int8 or int4 codes with scales; int4 takes a byte per code until a dialect "
+    "packs it",
     "compressed_tensors": "compressed-tensors: int8 or int4 codes with scales",
     "chatglm_int": "ChatGLM: int8 or int4 codes with a scale per row",
 }
-"""Module of polyquant.codecs -> what its codecs are."""
+"""Module of polyquant.codecs -> description of its codecs."""
 _BIG = (4096, 4096)
 """Shape of the matrix whose stored bytes give a codec's bits per weight."""
 
@@ -55,14 +56,14 @@ _BIG = (4096, 4096)
 class _Record(Protocol):
     @property
     def name(self) -> str:
-        """Of a codec, a recipe, a format."""
+        """The name of a codec, a recipe or a format."""
 
 
 T = TypeVar("T", bound=_Record)
 
 
 class _Named(Listing[T]):
-    """Records that are found by position or by name; all are shown."""
+    """A list of records that can be indexed by position or by name, shown completely."""
 
     most = 1000
 
@@ -82,10 +83,12 @@ class _Named(Listing[T]):
 
 @dataclass(frozen=True, slots=True)
 class CodecInfo:
-    """One codec. bpw: bits per weight of a matrix [4096, 4096], scales counted; None where that depends on the model. quantizes: False if it is only read.
+    """One codec.
 
-    form: "floats", "ternary", "affine", "blocks" or "trellis"; codecs of one form (blocks: of one codec) transcode without loss. block: weights
-    along a row that share a scale or must divide it. read_by, written_by: names of formats.
+    form: "floats", "ternary", "affine", "blocks" or "trellis"; codecs of one form (blocks: of one codec) transcode
+    without loss. bpw: bits per weight of a matrix [4096, 4096], including scales; None if it depends on the model.
+    block: weights along a row that share a scale or must divide it. quantizes: False if read-only. read_by, written_by:
+    format names.
     """
 
     name: str
@@ -99,17 +102,17 @@ class CodecInfo:
 
     @property
     def held_by(self) -> str:
-        """The formats, for people: "gguf", "gguf (copy only)" for a codec that does not quantize, "hf (read only)"."""
+        """Format names for display: "gguf", "gguf (copy only)" for a codec that does not quantize, "hf (read only)"."""
         copied = "" if self.quantizes else " (copy only)"
         only = [f"{name} (read only)" for name in self.read_by if name not in self.written_by]
         return ", ".join([*(name + copied for name in self.written_by), *only]) or "-"
 
 
 class Codecs(_Named[CodecInfo]):
-    """What `codecs()` returns."""
+    """The result of `codecs()`."""
 
     title = "codecs"
-    columns = ("codec", "bits per weight", "form", "formats", "what it is")
+    columns = ("codec", "bits per weight", "form", "formats", "description")
 
     def row(self, entry: CodecInfo) -> Sequence[object]:
         """The cells of one codec."""
@@ -119,7 +122,9 @@ class Codecs(_Named[CodecInfo]):
 
 @dataclass(frozen=True, slots=True)
 class RecipeInfo:
-    """One built-in recipe. base: the codec of most matrices; codecs: all that it uses; bpw: estimate for an 8B Llama 3; rules: how many."""
+    """One built-in recipe. base: codec of most matrices; codecs: all codecs it uses; bpw: for an 8B Llama 3; rules:
+    their number.
+    """
 
     name: str
     base: str
@@ -129,7 +134,7 @@ class RecipeInfo:
 
 
 class Recipes(_Named[RecipeInfo]):
-    """What `recipes()` returns."""
+    """The result of `recipes()`."""
 
     title = "recipes"
     columns = ("recipe", "bits per weight (8B Llama)", "most matrices", "others")
@@ -142,9 +147,8 @@ class Recipes(_Named[RecipeInfo]):
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo:
-    """One format. files: what it consists of, "" where it does not say. reads, writes: codecs by name; writes is empty for a format that is only read.
-
-    open_options: keywords of `open` for it; options: keywords of `convert` for writing it.
+    """One format. files: a description of its files, "" if not declared. reads, writes: codec names; writes: empty if
+    read-only.
     """
 
     name: str
@@ -158,7 +162,7 @@ class FormatInfo:
 
 
 class Formats(_Named[FormatInfo]):
-    """What `formats()` returns."""
+    """The result of `formats()`."""
 
     title = "formats"
     columns = ("format", "files", "reads", "writes", "options of convert")
@@ -170,25 +174,27 @@ class Formats(_Named[FormatInfo]):
 
 
 def codecs() -> Codecs:
-    """All codecs, those of installed packages too; of families whose names contain options (trellis.3, gptq.4.g128) the usual ones."""
+    """All codecs, including installed packages; of families whose names contain options (trellis.3, gptq.4.g128) the
+    usual ones.
+    """
     having = [form for form in registry.formats() if isinstance(form, DeclaresCodecs)]
     return Codecs(info for name in registry.known_codecs() if (info := _codec_info(name, having)) is not None)
 
 
 def recipes() -> Recipes:
     """The built-in recipes, from large to small."""
-    found = [_recipe_info(recipe) for recipe in builtin_recipes().values()]
-    return Recipes(sorted(found, key=lambda r: -r.bpw))
+    infos = [_recipe_info(recipe) for recipe in builtin_recipes().values()]
+    return Recipes(sorted(infos, key=lambda r: -r.bpw))
 
 
 def formats() -> Formats:
-    """All formats, those of installed packages too."""
+    """All formats, including installed packages."""
     every = codecs()
     return Formats(_format_info(form, every) for form in registry.formats())
 
 
 def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None:
-    """None for a family of another package ("my.*"), and with a warning for a codec that cannot be loaded."""
+    """The record of a codec; None for a family of another package ("my.*"), and with a warning if it cannot be loaded."""
     if name.endswith(".*"):
         return None
     try:
@@ -209,7 +215,7 @@ def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None
 
 
 def quantizes(codec: Codec) -> bool:
-    """True if the codec makes codes of floats. It is asked with NaN, which every codec refuses before it does any work."""
+    """True if the codec can quantize. The test input is NaN, which every codec rejects before any work."""
     try:
         codec.quantize(np.full(codec.granule, np.nan, np.float32))
     except UnsupportedError:
@@ -222,26 +228,31 @@ def quantizes(codec: Codec) -> bool:
 def _bits(codec: Codec) -> float | None:
     try:
         return 8 * sum(spec.nbytes for spec in codec.specs(_BIG).values()) / math.prod(_BIG)
-    except CodecError:  # TL1 and TL2 lie in tiles that only a model's own shapes have
+    except CodecError:  # TL1 and TL2 have tiles only for known model shapes
         return None
 
 
 def _about(name: str, codec: Codec) -> str:
-    """Of a family of ours; of an installed package its name."""
+    """The description of a built-in family; for an installed package its name."""
     module = registry.module_of(name)
     if module is not None:
         return _ABOUT[module]
-    brought = {e.name: e for e in entry_points(group="polyquant.codecs")}
-    entry = brought.get(name)
+    installed = {e.name: e for e in entry_points(group="polyquant.codecs")}
+    entry = installed.get(name)
     return f"of the package {entry.dist.name}" if entry is not None and entry.dist is not None else type(codec).__name__
 
 
-# An 8B Llama 3 by its GGUF names: the shapes that published bits per weight are of.
+# An 8B Llama 3 by GGUF names: published bits per weight usually refer to these shapes.
 _LAYERS, _HIDDEN, _KEYS, _INNER, _VOCABULARY = 32, 4096, 1024, 14336, 128256
 _IN_LAYER = {
-    "attn_q": (_HIDDEN, _HIDDEN), "attn_k": (_KEYS, _HIDDEN), "attn_v": (_KEYS, _HIDDEN), "attn_output": (_HIDDEN, _HIDDEN),
-    "ffn_gate": (_INNER, _HIDDEN), "ffn_up": (_INNER, _HIDDEN), "ffn_down": (_HIDDEN, _INNER),
-}  # fmt: skip
+    "attn_q": (_HIDDEN, _HIDDEN),
+    "attn_k": (_KEYS, _HIDDEN),
+    "attn_v": (_KEYS, _HIDDEN),
+    "attn_output": (_HIDDEN, _HIDDEN),
+    "ffn_gate": (_INNER, _HIDDEN),
+    "ffn_up": (_INNER, _HIDDEN),
+    "ffn_down": (_HIDDEN, _INNER),
+}
 _FACTS = Facts(layers=_LAYERS, gqa=4)
 
 
@@ -265,8 +276,9 @@ def _recipe_info(recipe: Recipe) -> RecipeInfo:
 
 
 def _width(codec: Codec) -> float:
-    """Bits per weight; of TL1 and TL2, whose tiles are a model's, the bits of a code."""
-    return found if (found := _bits(codec)) is not None else {"tl1": 2.0, "tl2": 5 / 3}[codec.name]
+    """Bits per weight; for TL1 and TL2, whose tiles depend on the model, the bits of a code."""
+    bits = _bits(codec)
+    return bits if bits is not None else {"tl1": 2.0, "tl2": 5 / 3}[codec.name]
 
 
 def _format_info(form: Format, every: Codecs) -> FormatInfo:

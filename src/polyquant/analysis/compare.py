@@ -62,13 +62,22 @@ class Comparison:
             if self.only_a or self.only_b
             else ""
         )
-        return f"<Comparison {sides}: {len(self.tensors)} tensors, SNR {decibel(self.error.snr)}, {self.bpw:.3f} bits per weight{alone}>"
+        figures = f"SNR {decibel(self.error.snr)}, {self.bpw:.3f} bits per weight"
+        return f"<Comparison {sides}: {len(self.tensors)} tensors, {figures}{alone}>"
 
     def _repr_html_(self) -> str:
         rows = (
-            (t.name, list(t.shape), t.a, t.b, decibel(t.error.snr), f"{t.error.cosine:.6f}", "" if t.equal_codes is None else f"{t.equal_codes:.2%}")
+            (
+                t.name,
+                list(t.shape),
+                t.a,
+                t.b,
+                decibel(t.error.snr),
+                f"{t.error.cosine:.6f}",
+                "" if t.equal_codes is None else f"{t.equal_codes:.2%}",
+            )
             for t in self.tensors
-        )  # fmt: skip
+        )
         columns = ("tensor", "shape", "first", "second", "SNR", "cosine", "equal codes")
         alone = [
             f"only in the {side}: {name}"

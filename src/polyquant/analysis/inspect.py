@@ -57,7 +57,8 @@ class Inspection:
 
     def __repr__(self) -> str:
         what = f"{printable(self.architecture, 60)}, " if self.architecture else ""
-        return f"<Inspection {printable(self.path)} ({self.format}): {what}{len(self.tensors)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight>"
+        figures = f"{len(self.tensors)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight"
+        return f"<Inspection {printable(self.path)} ({self.format}): {what}{figures}>"
 
     def _repr_html_(self) -> str:
         rows = (

@@ -201,7 +201,10 @@ def _missing(targets: set[str], family: Architecture, hyper: Hyper) -> list[str]
 
 
 def mismatches(checkpoint: Checkpoint) -> Iterator[tuple[str | None, str]]:
-    """(tensor, what is wrong) where the tensors of a Hugging Face checkpoint contradict its config.json. Nothing for an unknown architecture."""
+    """Contradictions between the tensors of a Hugging Face checkpoint and its config.json: (tensor, message).
+
+    There are none for an unknown architecture.
+    """
     family = of_config(checkpoint.config)
     if family is None:
         return
@@ -218,7 +221,10 @@ def mismatches(checkpoint: Checkpoint) -> Iterator[tuple[str | None, str]]:
         yield family.names.to_hf(missing[0]) or missing[0], f"is missing{_more(missing)}"
     behind = [m for m in mapped.maps if m.target.startswith("blk.") and int(m.target.split(".")[1]) >= hyper.layers]
     if behind:
-        yield behind[0].sources[0], f"belongs to a layer behind the last: there are {hyper.layers}{_more(behind)}"
+        yield (
+            behind[0].sources[0],
+            f"belongs to a layer after the last, num_hidden_layers is {hyper.layers}{_more(behind)}",
+        )
     wanted: dict[str, Shape] = {
         "token_embd.weight": (hyper.vocab, hyper.hidden),
         "output.weight": (hyper.vocab, hyper.hidden),
@@ -228,7 +234,7 @@ def mismatches(checkpoint: Checkpoint) -> Iterator[tuple[str | None, str]]:
     off = [m for m in mapped.maps if m.target in wanted and _squeezed(m.shape) != _squeezed(wanted[m.target])]
     if off:
         first = off[0]
-        what = f"is {list(first.shape)}, the configuration asks for {list(wanted[first.target])}"
+        what = f"is {list(first.shape)}, the configuration requires {list(wanted[first.target])}"
         yield first.sources[0], what + _more(off)
 
 

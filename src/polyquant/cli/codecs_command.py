@@ -11,7 +11,7 @@ from polyquant.cli.console import as_json, json_option, table
 from polyquant.cli.terminal import say, width
 
 _WIDE = 120
-"""Columns of a terminal that has room for descriptions."""
+"""Terminal width from which descriptions are shown."""
 
 
 @click.command(
@@ -24,8 +24,8 @@ Examples:
 def codecs(style: str) -> None:
     """List codecs (quantization types): bits per weight, and the formats that read and write each.
 
-    Bits per weight are those of a matrix [4096, 4096], scales included. Any codec that is written can be given to
-    --codec and --rule of `polyquant convert`.
+    Bits per weight are those of a matrix [4096, 4096], scales included. Any writable codec can be passed to --codec and
+    --rule of `polyquant convert`.
     """
     every = listed_codecs()
     if style == "json":
@@ -37,4 +37,4 @@ def codecs(style: str) -> None:
         bpw = "-" if info.bpw is None else f"{info.bpw:.4g}"
         rows.add_row(info.name, bpw, info.form, info.held_by, *([info.about] if described else []))
     rows.show()
-    say(f"{len(every)} codecs, {sum(bool(info.written_by) for info in every)} of them are written")
+    say(f"{len(every)} codecs, {sum(bool(info.written_by) for info in every)} of them writable")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from polyquant.formats.steps import Progress as ProgressEvent
 
 _NARROWEST = 8
-"""Letters of a column whose texts wrap."""
+"""Minimum width of a column that wraps."""
 
 __all__ = [
     "Table",
@@ -43,7 +43,7 @@ def decibel(x: float) -> str:
 
 
 class Table:
-    """A table as wide as the terminal: long texts wrap inside their column, numbers do not. One line per row in a pipe."""
+    """A table as wide as the terminal: long text wraps inside its column, numbers do not. A pipe gets one line per row."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._right = [c.startswith(">") for c in columns]
@@ -85,7 +85,7 @@ class Table:
 
 
 def _pieces(text: str, most: int) -> list[str]:
-    """Text in lines of at most `most` characters, broken behind a space or where a name has a joint if there is one in the second half."""
+    """Split text into lines of at most `most` characters, after a space or separator in their second half if there is one."""
     out = []
     while len(text) > most:
         at = max(text.rfind(c, most // 2, most) for c in " ._-/>") + 1 or most

@@ -31,9 +31,9 @@ _RESERVE = 256
 
 @dataclass(slots=True)
 class Conversation:
-    """opening: the system message, if there is one. figures: told of each answer; None: nobody asks.
+    """opening: the system message, if there is one. figures: called with each answer, to print its statistics.
 
-    messages: those so far; regenerated: new answers to the last one.
+    regenerated: how often the last answer was regenerated.
     """
 
     model: Model
@@ -51,7 +51,7 @@ class Conversation:
         self.session, self.messages = self.model.session(), list(self.opening)
 
     def hold(self) -> None:
-        """Talk until /exit or the end of input. Ctrl-C ends an answer; at the prompt it raises KeyboardInterrupt."""
+        """Chat until /exit or the end of input. Ctrl-C ends an answer; at the prompt it raises KeyboardInterrupt."""
         with suppress(ImportError):  # where Python was built without it, lines are edited by the terminal alone
             import readline  # noqa: F401
         say("/help lists the commands", err=True)
@@ -120,8 +120,8 @@ class Conversation:
         return self.sampling if seed is None else replace(self.sampling, seed=seed + self.regenerated)
 
     def _prompt(self) -> list[int]:
-        """Token ids of the messages. If they leave no room for an answer, drop the oldest, down to half of the context: what
-        remains is computed again, which should not happen at every turn. Raises PolyquantError, then nothing is dropped.
+        """Token ids of the messages. If they leave no room for an answer, drop the oldest, down to half of the context: the
+        rest is computed again, which should not happen at every turn. Raises PolyquantError, then nothing is dropped.
         """
         context, messages = self.model.context, list(self.messages)
         room = context - min(self.max_tokens or _RESERVE, context // 4)
@@ -143,7 +143,7 @@ class Conversation:
         return tokenizer.encode(render_chat(tokenizer, messages, name=self.template), add_special=False)
 
     def _oldest(self, messages: Sequence[dict[str, str]], tokens: int) -> int:
-        """Number of messages to drop to save so many tokens: questions with their answers, never the last question."""
+        """Number of messages to drop to save `tokens` tokens: questions with their answers, never the last question."""
         count = 0
         for message in messages[len(self.opening) : -1]:
             if tokens <= 0 and count % 2 == 0:

@@ -69,7 +69,7 @@ def run_conversion(
 
 
 def _refusals(made: Plan, target: Path, overwrite: bool) -> list[str]:
-    """Why nothing could be written now: what is at the target, the room on its disk."""
+    """Reasons why the run would be refused: an existing target, a missing folder, too little disk space."""
     try:
         refuse_existing(target, overwrite=overwrite)
         check_disk(made, target)

@@ -1,4 +1,4 @@
-"""Options under titles in `--help`."""
+"""Sections of options in `--help`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GENERAL = "Options"
 
 
 class GroupedOption(click.Option):
-    """An option that knows under which title `--help` lists it."""
+    """An option with the title of its section in `--help`."""
 
     def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -21,10 +21,10 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options under titles, e.g. those of each format."""
+    """A command whose help groups options into sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Sections in the order in which their first option stands."""
+        """Write sections in the order of their first option."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None

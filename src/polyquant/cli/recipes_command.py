@@ -21,7 +21,7 @@ Examples:
 def recipes(style: str) -> None:
     """List the built-in recipes: the codec of most matrices, the others, and the size of an 8B Llama 3.
 
-    A recipe assigns a codec to each tensor. A .toml file of the same form may be given in place of a name.
+    A recipe assigns a codec to each tensor. A .toml file of the same form can be used instead of a name.
     """
     every = listed_recipes()
     if style == "json":

@@ -87,7 +87,7 @@ def run(path: str, style: str, **options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A loaded model and what to generate. max_tokens: as given by the user."""
+    """A loaded model and its generation options. max_tokens: as given by the user."""
 
     model: Model
     chat: bool
@@ -115,7 +115,7 @@ class _Job:
         return [{"role": "system", "content": self.system}] if self.system is not None else []
 
     def ended(self, answer: Generation) -> Iterator[str]:
-        """Why the text stopped, where nobody asked it to."""
+        """The reason for the end of a text that no option asked for."""
         if answer.full:
             yield f"the context of {self.model.context} tokens is full"
         elif answer.finish == "length" and self.max_tokens is None:
@@ -164,7 +164,7 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
 
 
 def _of_sampling(model: Model, sampling: Sampling, given: dict[str, Any]) -> Iterator[str]:
-    """Where the sampling is from if no flag says it, and flags that do nothing."""
+    """Notes about sampling: values from the model's files, flags without effect."""
     yield from model.recommended.notes
     without = Sampling(**given)
     if shown(without) != shown(sampling):

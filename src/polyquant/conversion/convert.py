@@ -57,13 +57,14 @@ def plan(
     """Open `src` and plan every step and byte of its conversion to `to` ("gguf", "hf", "trellis-v3", "msmodelslim").
 
     Nothing is written. codec: one codec for all matrices; recipe: a built-in mix ("q4_k_m") or a .toml file; rules:
-    `PATTERN=CODEC`, which take precedence. requantize: allow quantizing what is quantized already. allow_unknown: also
-    write models of an unknown architecture, or with missing or extra tensors. importance: an imatrix GGUF file, or a
-    mapping from target tensor name to float32 [K], for a stack of experts also [experts, K]. on_tensor: called with
-    (done, total, name) during long measurements.
-    The other keywords are options of the formats, which `polyquant convert --help` explains: what the target takes
-    (bits, effort, calibration, smooth, shard_bytes, ...), and what the bytes of the source do not tell (ternary_layout,
-    tile, repair, axes). None, False and empty values count as not given.
+    `PATTERN=CODEC`, which take precedence. requantize: allow requantizing quantized weights. allow_unknown: also write
+    models of an unknown architecture, or with missing or extra tensors. importance: an imatrix GGUF file, or a mapping
+    from target tensor name to float32 [K], for a stack of experts also [experts, K]. on_tensor: called with (done,
+    total, name) during long measurements.
+
+    The other keywords are options of the formats, which `polyquant convert --help` explains: options of the target (bits,
+    effort, calibration, smooth, shard_bytes, ...), and properties of the source that its bytes do not show
+    (ternary_layout, tile, repair, axes). None, False and empty values count as not given.
     Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.
     """
     refuse_unknown(options, known_options(), "plan")

@@ -95,9 +95,18 @@ class Report:
 
     def _repr_html_(self) -> str:
         rows = (
-            (s.tensor, list(s.shape), s.action, s.source, s.target, size(s.nbytes), decibel(s.error.snr) if s.error else "", s.note)
+            (
+                s.tensor,
+                list(s.shape),
+                s.action,
+                s.source,
+                s.target,
+                size(s.nbytes),
+                decibel(s.error.snr) if s.error else "",
+                s.note,
+            )
             for s in self.steps
-        )  # fmt: skip
+        )
         columns = ("tensor", "shape", "action", "from", "to", "size", "SNR", "note")
         return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
 

@@ -1,6 +1,6 @@
 """The order in which tensors are written: the model's, so that a shard holds whole layers.
 
-Embeddings come first, then the layers by number, each with its norms, then what follows the layers. Safetensors files sort their tensors by type and
+Embeddings come first, then the layers by number, each with its norms, then the final norm and the head. Safetensors files sort their tensors by type and
 then as text, which puts layer 10 before layer 2.
 """
 

@@ -1,4 +1,4 @@
-"""Writing one's own arrays: the same plan and the same execution as a conversion, with arrays in memory as the source."""
+"""Save a user's arrays: planned and executed like a conversion, with arrays in memory as the source."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def save(
 ) -> Report:
     """Write arrays to `path`, which appears only when it is complete.
 
-    tensors: name -> numpy array (float, integer or ml_dtypes), anything that numpy takes as one, or a Weight of an
-    opened checkpoint, whose codes move unchanged. to: the format ("gguf", "hf", "trellis-v3", "msmodelslim"); by default
-    what the name of the path says (.gguf, .safetensors), else a Hugging Face folder. codec: one codec for all matrices,
+    tensors: name -> numpy array (float, integer or ml_dtypes), anything that numpy converts to one, or a Weight of an
+    opened checkpoint, whose codes are kept. to: the format ("gguf", "hf", "trellis-v3", "msmodelslim"); default: by
+    the suffix of the path (.gguf, .safetensors), else a Hugging Face folder. codec: one codec for all matrices,
     or a mapping from glob to codec, the first match wins; without one every array keeps its dtype. Vectors keep their
     dtype unless their exact name has a codec. recipe, rules, importance, requantize, options: as for `plan`. metadata:
     key/values of a GGUF file (their types are inferred; a Meta has its own), the entries of a folder's config.json, or
     the `__metadata__` of one .safetensors file.
 
     Tensors are not renamed, and rows are not permuted: use `convert` to turn a model into another naming scheme.
-    Raises PlanError for what cannot be written, UnknownNameError, CodecError, OSError.
+    Raises PlanError for unsupported tensors or options, UnknownNameError, CodecError, OSError.
     """
     target_path = Path(path)
     refuse_target(target_path, None, overwrite=overwrite)
@@ -113,7 +113,7 @@ def save(
 
 
 def _format_of(path: Path, options: Mapping[str, Any]) -> str:
-    """By the suffix of a single file, then by options that only one format has."""
+    """The target format: by suffix of a single file, then by options that only one format has."""
     asked = given(options)
     for form, target in targets():
         if target.suffix and path.suffix.lower() == target.suffix:
@@ -122,7 +122,7 @@ def _format_of(path: Path, options: Mapping[str, Any]) -> str:
 
 
 def _weight(name: str, value: ArrayLike | Weight) -> Weight:
-    """Raises PlanError for what is not an array of numbers."""
+    """Wrap an array or a weight. Raises PlanError if it is not an array of numbers."""
     if not isinstance(name, str) or not name:
         raise PlanError("a tensor needs a name", found=repr(name))
     if isinstance(value, Weight):
@@ -140,16 +140,16 @@ def _weight(name: str, value: ArrayLike | Weight) -> Weight:
 
 def _codec_of(name: str, dtype: np.dtype[Any]) -> Codec:
     for known in PLAIN.values():
-        found = codec_named(known)
-        if getattr(found, "dtype", None) == dtype:
-            return found
+        candidate = codec_named(known)
+        if getattr(candidate, "dtype", None) == dtype:
+            return candidate
     raise PlanError("has a dtype that no format stores", tensor=name, found=dtype, hint="convert it to float32")
 
 
 def _rules(
     weights: Mapping[str, Weight], codec: str | Mapping[str, str] | None, rules: Sequence[Rule | str]
 ) -> list[Rule]:
-    """The rules that were given, those of a mapping of codecs, and each vector's own dtype."""
+    """The given rules, those of a codec mapping, and one for each vector's dtype."""
     out = [parse_rule(r) if isinstance(r, str) else r for r in rules]
     if isinstance(codec, Mapping):
         out += [Rule(glob, codec_named(name).name) for glob, name in codec.items()]
@@ -159,6 +159,6 @@ def _rules(
 
 
 def _floats(codec: str | Mapping[str, str] | None) -> bool:
-    """True if only dtypes were asked for."""
+    """True if only dtypes were requested."""
     names = [codec] if isinstance(codec, str) else list(codec.values()) if codec else []
     return bool(names) and all(codec_named(name).form is Floats for name in names)

@@ -66,7 +66,8 @@ class Plan:
         actions = ", ".join(f"{action.value} {count}" for action, count in self.actions.items())
         warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
         where = f"{printable(self.source.path)} -> {self.format}"
-        return f"<Plan {where}: {len(self.steps)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight; {actions}{warned}>"
+        figures = f"{len(self.steps)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight"
+        return f"<Plan {where}: {figures}; {actions}{warned}>"
 
     def _repr_html_(self) -> str:
         rows = (

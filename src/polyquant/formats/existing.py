@@ -32,7 +32,7 @@ def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
 
 
 def refuse_overlap(dst: Path, source: Path | None) -> None:
-    """Raise PlanError for a target that is, holds or lies inside the source, and for unfinished output of a run."""
+    """Raise PlanError for a target that is, contains or is inside the source, and for unfinished output of a run."""
     real = Path(os.path.realpath(dst))  # never fails, even for a loop of links
     origin = None if source is None else Path(os.path.realpath(source))  # None: arrays in memory
     if origin is not None and (real == origin or origin in real.parents or real in origin.parents):

@@ -112,28 +112,28 @@ class ReportsLayerTypes(Protocol):
 
 @runtime_checkable
 class TakesArrays(Protocol):
-    """A format that can hold tensors that belong to no model (`polyquant.save`)."""
+    """A format that can store tensors without a model (`polyquant.save`)."""
 
     def of_arrays(
         self, tensors: tuple[TensorMap, ...], metadata: Mapping[str, Any], path: Path
     ) -> tuple[Translation, Mapping[str, Any]]:
-        """What the files hold besides the tensors, and target options that follow from the path. Raises PlanError."""
+        """Metadata and files for the tensors, and target options that follow from the path. Raises PlanError."""
 
 
 @runtime_checkable
 class DeclaresCodecs(Protocol):
-    """A format that can list what it holds (`polyquant formats`, `polyquant codecs`)."""
+    """A format that declares its codecs (`polyquant formats`, `polyquant codecs`)."""
 
     @property
     def name(self) -> str:
-        """As of Format."""
+        """See Format."""
 
     @property
     def files(self) -> str:
-        """What a model consists of, e.g. "one .gguf file"."""
+        """A description of a model's files, e.g. "one .gguf file"."""
 
     def reads(self, codec: Codec) -> bool:
-        """True if opening a file can give weights of this codec."""
+        """True if opened files can contain weights of this codec."""
 
     def writes(self, codec: Codec) -> bool:
         """True if a conversion can store weights of this codec."""

@@ -75,7 +75,7 @@ class Model:
 
     @cached_property
     def recommended(self) -> Recommended:
-        """The sampling that its files recommend; `generate` itself is greedy unless told otherwise. Raises InputError for a broken file."""
+        """Sampling recommended by the model's files; `generate` does not use it. Raises InputError for a broken file."""
         return recommended(self.checkpoint)
 
     def session(self) -> Session:

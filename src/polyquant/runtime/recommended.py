@@ -1,4 +1,4 @@
-"""The sampling that a model's files recommend.
+"""Sampling recommended by a model's files.
 
     folder       generation_config.json: do_sample, temperature, top_k, top_p, min_p, repetition_penalty
     GGUF file    general.sampling.temp, .top_k, .top_p, .min_p, .penalty_repeat, .penalty_last_n (llama.cpp writes them from generation_config.json)
@@ -20,7 +20,7 @@ from polyquant.types import Checkpoint
 __all__ = ["WHOLE_TEXT", "Recommended", "recommended", "shown"]
 
 WHOLE_TEXT = 1 << 31
-"""A repetition window that no text reaches the end of."""
+"""A repetition window for all tokens so far."""
 _FILE = "generation_config.json"
 _KEYS = "general.sampling"
 _GGUF_NAMES = {
@@ -37,7 +37,7 @@ _WHOLE = ("top_k", "repetition_window")
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """values: fields of Sampling; origin: the file or keys that they are from; notes: values that were ignored."""
+    """Recommended values. values: fields of Sampling; origin: their file or keys; notes: about ignored values."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
@@ -45,7 +45,7 @@ class Recommended:
 
 
 def recommended(checkpoint: Checkpoint) -> Recommended:
-    """What the checkpoint's files recommend; no values where they recommend nothing. Raises InputError for a broken file."""
+    """Return the sampling recommended by the checkpoint's files, if any. Raises InputError for a broken file."""
     if checkpoint.naming == "gguf":
         found = {
             ours: checkpoint.metadata[f"{_KEYS}.{name}"].value
@@ -71,7 +71,7 @@ def recommended(checkpoint: Checkpoint) -> Recommended:
 
 
 def _checked(found: Mapping[str, Any], origin: str) -> Recommended:
-    """The values that can be used; a note for each other."""
+    """Return the valid values, and a note for each invalid one."""
     values, notes = {}, []
     for name, given in found.items():
         value = int(given) if name in _WHOLE and isinstance(given, float) and given.is_integer() else given
@@ -87,7 +87,7 @@ def _checked(found: Mapping[str, Any], origin: str) -> Recommended:
 
 
 def shown(sampling: Sampling) -> str:
-    """The sampling in words: "temperature 0.6, top-p 0.9", or "greedy (temperature 0)"."""
+    """Describe the sampling: "temperature 0.6, top-p 0.9", or "greedy (temperature 0)"."""
     return ", ".join(_words(sampling))
 
 

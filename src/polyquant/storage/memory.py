@@ -1,4 +1,4 @@
-"""An array in memory as a part of a weight: what a file gives for tensors that lie in one."""
+"""An array in memory as a part of a weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MemoryArray"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryArray:
-    """StoredArray (types) of a C-contiguous array."""
+    """A types.StoredArray of a C-contiguous array."""
 
     array: NDArray[Any]
 

@@ -16,12 +16,15 @@ check_format: its declarations, and a valid sample
     broken     truncated or changed copies: `open` raises PolyquantError or succeeds; `check` does not raise, and
                reports every copy that `open` rejects
     own_files  never a model card, only existing files
+    codecs     `reads`, if the format declares its codecs, covers the sample
 
 check_target: a conversion to the format
     options    as above; `smaller` and `claims` refer to existing options; sizes, offsets and bytes match the plan and
                are reproducible
     values     the output opens again; each tensor's error matches the report; `validate` finds no error
     target     an existing one is refused or overwritten; converting back to a Hugging Face folder gives equal values
+    codecs     `writes`, if the format declares its codecs, covers the output
+    arrays     polyquant.save writes arrays that open again, if the format takes arrays
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from itertools import pairwise
@@ -44,9 +47,10 @@ from polyquant.analysis.compare import compare
 from polyquant.analysis.validate import validate
 from polyquant.capabilities import Opaque
 from polyquant.conversion.convert import convert, plan
+from polyquant.conversion.save import save
 from polyquant.conversion.steps import Plan, with_name
 from polyquant.errors import PlanError, PolyquantError
-from polyquant.formats.protocol import Format
+from polyquant.formats.protocol import DeclaresCodecs, Format, TakesArrays
 from polyquant.opening import detect, open_as, open_checkpoint
 from polyquant.options import DeclaresTargetOptions, options_of
 from polyquant.testing.refusals import refused
@@ -91,6 +95,8 @@ def check_target(form: Format, source: Path, **options: Any) -> None:
     assert target.naming, "the target needs a naming scheme"
     with tempfile.TemporaryDirectory() as folder:
         _check_conversion(form, source, Path(folder), target.suffix, options)
+        if isinstance(form, TakesArrays):
+            _check_arrays(form, Path(folder) / f"arrays{target.suffix}", options)
 
 
 # ---------------------------------------------------------------- what a format says of itself
@@ -174,6 +180,10 @@ def _check_opening(form: Format, sample: Path) -> None:
             assert numbers.dtype == np.float32 and numbers.shape == weight.shape, (name, numbers.dtype, numbers.shape)
             read = weight.codec.dequantize(weight.read(), weight.shape)
             np.testing.assert_array_equal(read, numbers, err_msg=f"{name}: `read` and `view` differ")
+    if isinstance(form, DeclaresCodecs):
+        assert form.files and isinstance(form.files, str)
+        unread = [n for n, w in opened.items() if not isinstance(w.codec, Opaque) and not form.reads(w.codec)]
+        assert not unread, f"`reads` denies codecs of the sample: {unread}"
     carried = form.carry(opened)
     assert {s for t in carried.tensors for s in t.sources} <= set(opened), "translates tensors that do not exist"
     assert form.plain(opened).naming, "plain() must set the naming scheme"
@@ -280,11 +290,26 @@ def _check_conversion(form: Format, source: Path, folder: Path, suffix: str, opt
     opened = open_checkpoint(first)
     assert {s.map.target: s.target.name for s in first_plan.steps} == {n: w.codec.name for n, w in opened.items()}
     assert not [f for f in validate(first) if f.severity is Severity.ERROR], [str(f) for f in validate(first)]
+    if isinstance(form, DeclaresCodecs):
+        denied = [s.map.target for s in first_plan.steps if not form.writes(s.target)]
+        assert not denied, f"`writes` denies codecs of the output: {denied}"
     _check_errors(source, first, {s.tensor: s.error.dd if s.error else 0.0 for s in report.steps})
     refused(partial(convert, source, first, to=form.name, **options), PlanError, says="exists")
     convert(source, first, to=form.name, overwrite=True, **options)
     assert _images(first) == _images(second), "overwriting gives a different result"
     _check_back(first, folder / "back")
+
+
+def _check_arrays(form: Format, path: Path, options: Mapping[str, Any]) -> None:
+    """Check that arrays that belong to no model come back with the error that the report states, and vectors unchanged."""
+    weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    arrays = {"layers.0.proj.weight": weight, "layers.0.norm.weight": np.ones(256, np.float32)}
+    report = save(arrays, path, to=form.name, **options)
+    opened = open_checkpoint(path)
+    assert opened.format == form.name and opened.keys() == arrays.keys(), list(opened)
+    np.testing.assert_array_equal(opened["layers.0.norm.weight"], arrays["layers.0.norm.weight"])
+    lost = np.square(opened["layers.0.proj.weight"].dequantize() - weight, dtype=np.float64).sum()
+    assert math.isclose(lost, report.error.dd, rel_tol=1e-3, abs_tol=1e-9), (lost, report.error.dd)
 
 
 def _check_layout(made: Plan) -> None:

@@ -1,4 +1,4 @@
-"""GGUF metadata from Python values: the type of each value is inferred as llama.cpp's converter would choose it."""
+"""GGUF metadata from Python values: infer each value's type as llama.cpp's converter would choose it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _KINDS = {
     "uint32": Kind.UINT32, "int32": Kind.INT32, "uint64": Kind.UINT64, "int64": Kind.INT64,
     "float32": Kind.FLOAT32, "float64": Kind.FLOAT64,
 }  # fmt: skip
-"""numpy's dtypes."""
+"""numpy dtype name -> GGUF type."""
 
 
 def inferred(metadata: Mapping[str, Any]) -> dict[str, Meta]:
-    """Key -> typed value. Raises PlanError for a key that the layout sets itself, and for a value that has no type."""
+    """Key -> typed value. Raises PlanError for a key that is set by the layout, and for a value without a GGUF type."""
     if isinstance(metadata, Metadata):
         return dict(metadata.items_typed())
     for key in metadata:
         if not isinstance(key, str) or key == "general.alignment" or key.startswith("split."):
-            raise PlanError(f"the metadata key '{printable(key)}' cannot be chosen", hint="leave it out")
+            raise PlanError(f"the metadata key '{printable(key)}' cannot be chosen", hint="omit it")
     return {key: _typed(key, value) for key, value in metadata.items()}
 
 
@@ -47,7 +47,7 @@ def _typed(key: str, value: Any) -> Meta:
 
 
 def _scalar(key: str, value: Any) -> Kind:
-    """uint32 for a count; wider or signed where the value needs it."""
+    """uint32 for a count; wider or signed if necessary."""
     if isinstance(value, bool):
         return Kind.BOOL
     if isinstance(value, int):
@@ -61,7 +61,7 @@ def _scalar(key: str, value: Any) -> Kind:
 
 
 def _item(key: str, values: Sequence[Any]) -> Kind:
-    """The type that all items have: int32 for integers, as llama.cpp's converter writes them."""
+    """The common type of all items: int32 for integers, as in llama.cpp's converter."""
     if isinstance(values, StringArray):
         return Kind.STRING
     kinds = {type(value) for value in values}
@@ -81,5 +81,5 @@ def _refusal(key: str, value: Any) -> PlanError:
         f"the type of the metadata value '{printable(key)}' cannot be inferred",
         expected="text, a number, a bool, or a list of one of them",
         found=type(value).__name__,
-        hint="give a polyquant.Meta",
+        hint="pass a polyquant.Meta",
     )

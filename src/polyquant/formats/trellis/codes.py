@@ -15,7 +15,7 @@ CODES: dict[str, str] = {
     "from the float model.",
     "TRL005": "A JSON file of the folder is broken: a dangling link, or not strict JSON. Copy it from the float model.",
     "TRL006": "config.json and the tensors contradict each other: a tensor that the architecture needs is missing, has "
-    "another size, or does not belong to it. Loaders fail, or leave layers at random values. Take config.json and tensors "
+    "a different size, or does not belong to it. Loaders fail, or leave layers at random values. Take config.json and tensors "
     "from the same version of the model.",
     "TRL007": "config.json does not declare the quantization. transformers does not know that the layers are packed: it "
     "finds no weights under the names that it expects and initializes the layers randomly. Load the folder with "

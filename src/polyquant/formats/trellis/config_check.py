@@ -74,7 +74,7 @@ def _fields(content: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _values(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Values that are of the right type and outside what the document, or polyquant, writes there."""
+    """Check values of the right type against those that the document and polyquant use."""
     method, shared = content.get("quantization_method"), content.get("global_config")
     if isinstance(method, str) and method not in METHODS:
         yield _unknown("quantization_method", method, METHODS)
@@ -91,7 +91,7 @@ def _values(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterato
 
 
 def _allocated(layers: Any, weights: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Entries of layer_allocation that are no layer, no module or no width."""
+    """Check the layers, modules and bits of layer_allocation."""
     named = {(m[1], m[2]) for name in weights if (m := _LAYER.fullmatch(name)) is not None}
     whole = set(weights) | {name.removesuffix(".weight") for name in weights}
     for layer, modules in layers.items() if isinstance(layers, dict) else ():

@@ -1,4 +1,4 @@
-"""config.json of a Trellis folder against the tensors, and what it says of the quantization."""
+"""Check config.json of a Trellis folder against the tensors, and its entry for the quantization."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t lanes = 16, stretch = 512;  // 32 terms per lane: the error of a sum stays near that of its terms
 
-// Independent accumulators: the compiler turns each row of lanes into vector registers.
+// Independent accumulators: the compiler maps each row of lanes to vector registers.
 PQ_SIMD void sums_of_stretch(const float* a, const float* b, double out[5]) {
   float aa[lanes] = {}, bb[lanes] = {}, ab[lanes] = {}, dd[lanes] = {}, worst[lanes] = {};
   for (size_t i = 0; i < stretch; i += lanes)

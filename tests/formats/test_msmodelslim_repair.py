@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -51,6 +52,44 @@ def test_a_sound_folder_needs_nothing(name, tmp_path):
     done = polyquant.repair(MSMODELSLIM / name, tmp_path / "new")
     assert (done.path, done.changes, done.left) == (None, (), ())
     assert not (tmp_path / "new").exists()
+
+
+def with_biases(folder, half, slip=0):
+    """As msModelSlim's v1 command line makes them of a model of that dtype: the quotient is rounded to it, then the offset is subtracted."""
+
+    def change(tensors):
+        rng = np.random.default_rng(1)
+        for name in [n.removesuffix(".quant_bias") for n in tensors if n.endswith(".quant_bias")]:
+            deq = tensors[f"{name}.deq_scale"].astype(half).astype(np.float32)
+            bias = (3 * rng.standard_normal(len(deq))).astype(half).astype(np.float32)
+            quotient = (bias / deq).astype(half).astype(np.float32)
+            sums = tensors[f"{name}.weight"].sum(1, dtype=np.int64) * tensors[f"{name}.input_offset"]
+            tensors |= {f"{name}.bias": bias, f"{name}.deq_scale": deq}
+            tensors[f"{name}.quant_bias"] = np.rint(quotient - sums).astype(np.int32)
+            tensors[f"{name}.quant_bias"][0] += slip
+        names.extend(n for n in tensors if n.endswith(".bias"))
+
+    names = []
+    edit_tensors(folder, change)
+    edit_json(description(folder), lambda d: d.update(dict.fromkeys(names, "FLOAT")))
+
+
+def test_biases_of_a_bfloat16_model_are_rounded_twice(tmp_path):
+    folder = copy("v1/bf16/w8a8_static", tmp_path)
+    with_biases(folder, ml_dtypes.bfloat16)
+    assert serious(folder) == []
+    assert polyquant.repair(folder, tmp_path / "new").path is None
+
+
+def test_a_wrong_quant_bias_of_a_bfloat16_model_is_still_found(tmp_path):
+    folder = copy("v1/bf16/w8a8_static", tmp_path)
+    with_biases(folder, ml_dtypes.bfloat16, slip=100)
+    found = [f for f in serious(folder) if "ASC028" in f]
+    assert found and all(": 1 of " in f and "by up to 100" in f for f in found)
+    with_biases(folder, ml_dtypes.bfloat16)
+    edit_tensor(folder, "model.layers.0.self_attn.q_proj.bias", lambda t: t + np.float32(1))
+    (one,) = [f for f in serious(folder) if "ASC028" in f]
+    assert "q_proj" in one
 
 
 @pytest.mark.parametrize("name", [n for n in FOLDERS if n != "v1/bf16/w8a16" and "w4a8_dynamic" not in n])

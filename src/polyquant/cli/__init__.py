@@ -1,6 +1,7 @@
 """The command line: parse arguments, call one function, print. One file per command, imported only when it runs.
 
-Exit codes: 0 done (validate: clean), 1 findings or a system failure (disk full), 2 unusable input, 130 interrupted.
+Exit codes: 0 done (validate: clean), 1 findings, nothing to repair or a system failure (disk full), 2 unusable input,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class _Lazy(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Open, check, compare, convert, quantize and run LLM weights: GGUF files (K, IQ, ternary types), Hugging Face
-    folders.
+    """Open, check, compare, convert, quantize and run LLM weights: GGUF files, Trellis and msModelSlim folders, Hugging
+    Face folders (float, GPTQ, AWQ, compressed-tensors, FP8, MXFP4, packed BitNet).
     """
 
 

@@ -143,7 +143,9 @@ def test_a_pipe_gets_each_row_on_one_line():
 
 
 @pytest.mark.parametrize(
-    "args", [("inspect", GGUF), ("compare", GGUF, GGUF), ("validate", GGUF), ("convert", SOUND, "OUT", "--dry-run"), ("convert", SOUND, "OUT")],
+    "args",
+    [("inspect", GGUF), ("compare", GGUF, GGUF), ("validate", GGUF), ("convert", SOUND, "OUT", "--dry-run"),
+        ("convert", SOUND, "OUT")],
     ids=lambda args: args[0],
 )  # fmt: skip
 def test_the_json_form_is_json(args, polyquant, tmp_path):

@@ -171,17 +171,22 @@ MENDED = {  # name: (folder, what is done to it, what repair says)
     "storage in v1": (V1, storage, "deq_scale stored as float32 in 13 layers"),
     "storage in v0": (STATIC, storage, "deq_scale stored as int64 in 14 layers"),
     "a type missing": (W8A16, types(lambda d: d.pop(f"{K}.weight")), f"description: 1 entries added, e.g. {K}.weight"),
-    "a type too many": (W8A16, types(lambda d: d.update({"model.x.weight": "W8A16"})), "description: 1 entries removed, e.g. model.x.weight"),
-    "a wrong type": (W8A16, types(lambda d: d.update({f"{K}.weight_scale": "FLOAT"})), f"description: 1 entries changed, e.g. {K}.weight_scale"),
-    "a float matrix called W8A16": (W8A16, types(lambda d: d.update({"lm_head.weight": "W8A16"})), "1 entries changed, e.g. lm_head.weight"),
+    "a type too many": (W8A16, types(lambda d: d.update({"model.x.weight": "W8A16"})),
+        "description: 1 entries removed, e.g. model.x.weight"),
+    "a wrong type": (W8A16, types(lambda d: d.update({f"{K}.weight_scale": "FLOAT"})),
+        f"description: 1 entries changed, e.g. {K}.weight_scale"),
+    "a float matrix called W8A16": (W8A16, types(lambda d: d.update({"lm_head.weight": "W8A16"})),
+        "1 entries changed, e.g. lm_head.weight"),
     "no model type": (W8A16, types(lambda d: d.pop("model_quant_type")), "1 entries added, e.g. model_quant_type"),
     "no kv_cache_type": (CACHE, types(lambda d: d.pop("kv_cache_type")), "1 entries added, e.g. kv_cache_type"),
     "no version on packed codes": (
         "v0/fp16/ascendv1_w4a16_packed", types(lambda d: d.pop("version")), "1 entries added, e.g. version"),
     "comments in the description": (
-        W8A16, lambda f: description(f).write_text('{"model_quant_type": "W8A16", # no\n}'), "written from dtypes and shapes"),
+        W8A16, lambda f: description(f).write_text('{"model_quant_type": "W8A16", # no\n}'),
+        "written from dtypes and shapes"),
     "an index of another version": (
-        SHARDS, lambda f: edit_json(next(f.glob("*.index.json")), lambda i: i["weight_map"].pop(f"{K}.weight")), "index: rewritten"),
+        SHARDS, lambda f: edit_json(next(f.glob("*.index.json")), lambda i: i["weight_map"].pop(f"{K}.weight")),
+        "index: rewritten"),
 }  # fmt: skip
 
 
@@ -251,14 +256,17 @@ REFUSED = {  # name: (folder, what is done to it, what the line says)
     "NaN scale": (W8A16, nan("weight_scale"), "cannot be repaired: 3 scales are not positive and finite"),
     "offset of 0.5": (W8A16, wrong("weight_offset", 0.5), "cannot be repaired: 3 offsets are not integers"),
     "NaN scale without a description": (
-        STATIC, lambda f: (nan("weight_scale")(f), description(f).unlink()), "input_scale * weight_scale is not positive and finite"),
+        STATIC, lambda f: (nan("weight_scale")(f), description(f).unlink()),
+        "input_scale * weight_scale is not positive and finite"),
     "deq_scale lost without weight_scale": (V1, lose("deq_scale"), "cannot be repaired: deq_scale is missing"),
     "deq_scale broken without weight_scale": (
-        "v1/fp32/w8a8_smoothasym_c8", wrong("deq_scale", 1 << 40), "deq_scale cannot be recomputed without weight_scale"),
+        "v1/fp32/w8a8_smoothasym_c8", wrong("deq_scale", 1 << 40),
+        "deq_scale cannot be recomputed without weight_scale"),
     "scales lost": (W8A16, lose("weight_scale"), "cannot be repaired: weight_scale is missing"),
     "codes lost": (W8A16, lose("weight"), "cannot be repaired: the layer's weight is missing"),
     "cache of one side": (
-        CACHE, lambda f: [edit_tensor(f, f"{K}.kv_cache_{p}", lambda t: None) for p in ("scale", "offset")], "is missing, unlike others"),
+        CACHE, lambda f: [edit_tensor(f, f"{K}.kv_cache_{p}", lambda t: None) for p in ("scale", "offset")],
+        "is missing, unlike others"),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from polyquant import codec
 from polyquant.cli import COMMANDS
 from polyquant.codecs.tl import TILES
 from polyquant.formats.gguf.dialect import TYPES
+from polyquant.registry import format_named
 from polyquant.storage import limits
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

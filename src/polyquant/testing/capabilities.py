@@ -106,9 +106,14 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
         np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])
     _check_stack(codec, parts, shape)
     _check_codes(codec, parts, shape)
-    if isinstance(codec, FitsInputs) and w is not None:
+    if w is not None:
+        _check_searches(codec, w)
+
+
+def _check_searches(codec: Codec, w: F32) -> None:
+    if isinstance(codec, FitsInputs):
         _check_inputs(codec, w)
-    if isinstance(codec, QuantizesStored) and w is not None:
+    if isinstance(codec, QuantizesStored):
         _check_stored(codec, w)
 
 

@@ -62,7 +62,7 @@ def run(installed, tmp_path_factory):
 
 def test_inspect(run):
     said = run("inspect", "x.pqx")
-    assert "example (a file that begins with PQX1)" in said and "example.q6 99.9%" in said
+    assert "example (starts with PQX1)" in said and "example.q6 99.9%" in said
 
 
 def test_validate_and_explain(run):
@@ -195,7 +195,7 @@ SHORT.priority = "high"
 
 @pytest.fixture
 def failing(tmp_path):
-    """A package whose formats raise while they look at a path that is not theirs, and one that lacks a member; its architecture is none."""
+    """A package with formats that raise while sniffing, a format without a member, and an invalid architecture."""
     site = tmp_path / "site"
     info = site / "failing_plugin-1.0.dist-info"
     info.mkdir(parents=True)

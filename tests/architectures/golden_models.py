@@ -106,7 +106,7 @@ def _metadata_differences(ours, wanted: dict) -> list[str]:
 
 
 def changed_tensors(golden: Golden, back: Path) -> list[str]:
-    """Return tensors that differ after a GGUF round trip, except where llama.cpp's converter rounds float32 matrices."""
+    """Return tensors that differ after a GGUF round trip, except float32 matrices rounded by llama.cpp's converter."""
     ours, wanted = open_checkpoint(back), open_checkpoint(golden.folder)
     tied, record = golden.config.get("tie_word_embeddings"), of_config(golden.config)
     gone = {n for n in wanted if (tied and n == "lm_head.weight") or record.left_out(n, golden.layers)}

@@ -120,7 +120,10 @@ def test_what_cannot_be_scored_is_said_in_one_line(lm):
 
 @pytest.mark.slow
 def test_chat_templates_are_applied_and_gone_on_with(lm, monkeypatch):
-    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end_of_text|>{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+    template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end_of_text|>{% endfor %}"
+        "{% if add_generation_prompt %}[a]{% endif %}"
+    )
     monkeypatch.setitem(lm.tokens.templates, "default", template)
     messages = [{"role": "user", "content": "Who?"}, {"role": "a", "content": "Moses"}]
     assert lm.chat_template(True) == template and lm.chat_template(False) is None

@@ -17,7 +17,7 @@ from polyquant.errors import UnknownNameError
 from polyquant.formats.gguf.header import Header, TensorInfo
 from polyquant.types import Evidence, Kind
 
-__all__ = ["DIALECTS", "TYPES", "WRITTEN_AS", "GgufType", "chain", "detect"]
+__all__ = ["ACTIVATIONS", "DIALECTS", "TYPES", "WRITTEN_AS", "GgufType", "chain", "detect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,9 @@ WRITTEN_AS: Mapping[str, int] = {
     "i2_s.x86": 36, "i2_s.arm": 36, "i2_s.x4": 36, "trinity.i2_s": 36, "trinity.tq2_0": 35, "tl1": 38, "tl2": 39,
 }  # fmt: skip
 """Codec name -> the type number to write."""
+
+ACTIVATIONS = ("q8_1", "q8_k")
+"""Types to which llama.cpp rounds activations. It has no kernels for weights stored in them, so they are not written."""
 
 _IK_ONLY = frozenset({*range(97, 100), *range(133, 159), *range(202, 400)})
 _CONTESTED = frozenset(range(34, 43))

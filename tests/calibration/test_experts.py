@@ -63,7 +63,7 @@ def routed(model, index, states):
         ids, weights = route(logits.astype(np.float32), mixture.routing, mixture.bias)
         for t in range(len(h)):
             for j, e in enumerate(ids[t].tolist()):
-                row = h[t] * (weights[t, j] if mixture.weighed == "inputs" else 1)
+                row = h[t] * (weights[t, j] if mixture.weighted == "inputs" else 1)
                 first = [_matrix(s, e) @ row for s in mixture.gate_up.stacks]
                 for out, b in zip(first, mixture.gate_up.bias, strict=True):
                     out += 0 if b is None else b[e]

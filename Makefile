@@ -6,8 +6,10 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint bench check-slow check-order native clean
 
-$(INSTALLED): pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): $(BIN)/python pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.so' -not -path '*/__pycache__/*')
 	$(BIN)/python -m pip install --quiet '.[test,lint]'
 	touch $@
 
@@ -35,16 +37,17 @@ check-order: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror native/*.cpp native/*.hpp
 	$(BIN)/mypy && $(BIN)/mypy --strict examples/public_api.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_house.py
 
 bench: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet '.[bench]'
+	$(BIN)/python -m pip install --quiet 'polyquant[bench]'
 	$(BIN)/python bench/run.py --markdown docs/benchmarks.md
 
 # For work on the kernels: builds the extension into src/polyquant, so that PYTHONPATH=src runs it.
-native: $(INSTALLED)
+native: $(BIN)/python
 	$(BIN)/python -m pip install --quiet cmake ninja nanobind
 	$(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	  > build-dev.log 2>&1 || { cat build-dev.log; exit 1; }

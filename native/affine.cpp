@@ -76,8 +76,10 @@ void affine_grid(const float* w, size_t groups, size_t size, Levels levels, floa
   }
 }
 
-void affine_encode(const float* w, size_t groups, size_t size, Levels levels, const float* scale, const float* offset, int8_t* codes) {
-  for (size_t g = 0; g < groups; ++g) encode(w + g * size, size, scale[g], offset[g], levels.low, levels.high, codes + g * size);
+void affine_encode(const float* w, size_t groups, size_t size, Levels levels, const float* scale, const float* offset,
+                   int8_t* codes) {
+  for (size_t g = 0; g < groups; ++g)
+    encode(w + g * size, size, scale[g], offset[g], levels.low, levels.high, codes + g * size);
 }
 
 void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset, float* w) {
@@ -92,8 +94,8 @@ void row_sums(const int8_t* codes, size_t rows, size_t cols, int64_t* sums) {
   }
 }
 
-bool affine_quantize(const BlockKernel& source, const uint8_t* data, size_t rows, size_t cols, size_t groups, Levels levels, int8_t* codes, float* scale,
-                     float* offset, ErrorSums* errors) {
+bool affine_quantize(const BlockKernel& source, const uint8_t* data, size_t rows, size_t cols, size_t groups,
+                     Levels levels, int8_t* codes, float* scale, float* offset, ErrorSums* errors) {
   thread_local std::vector<float> room;
   room.resize(2 * cols);
   float *row = room.data(), *back = row + cols;
@@ -107,7 +109,8 @@ bool affine_quantize(const BlockKernel& source, const uint8_t* data, size_t rows
     if (!errors) continue;
     affine_decode(codes, groups, size, scale, offset, back);
     const ErrorSums e = error_sums(row, back, cols);
-    *errors = {errors->aa + e.aa, errors->bb + e.bb, errors->ab + e.ab, errors->dd + e.dd, std::max(errors->worst, e.worst)};
+    *errors = {errors->aa + e.aa, errors->bb + e.bb, errors->ab + e.ab, errors->dd + e.dd,
+               std::max(errors->worst, e.worst)};
   }
   return true;
 }

@@ -12,14 +12,15 @@ namespace polyquant {
 
 struct Levels {
   float low, high;  // range of the codes
-  float steps;  // (max - min) / s if asymmetric, max|w| / s if symmetric
+  float steps;      // (max - min) / s if asymmetric, max|w| / s if symmetric
   bool symmetric;
 };
 Levels levels_of(int bits, bool symmetric);
 
 // `groups` groups of `size` elements each.
 void affine_grid(const float* w, size_t groups, size_t size, Levels levels, float* scale, float* offset);
-void affine_encode(const float* w, size_t groups, size_t size, Levels levels, const float* scale, const float* offset, int8_t* codes);
+void affine_encode(const float* w, size_t groups, size_t size, Levels levels, const float* scale, const float* offset,
+                   int8_t* codes);
 void affine_decode(const int8_t* codes, size_t groups, size_t size, const float* scale, const float* offset, float* w);
 
 void row_sums(const int8_t* codes, size_t rows, size_t cols, int64_t* sums);
@@ -27,7 +28,7 @@ void row_sums(const int8_t* codes, size_t rows, size_t cols, int64_t* sums);
 // Quantizes stored rows of the type `source` (floats of one to four bytes), each on its own grid; a row at a time, in
 // L1.
 // errors: null, or the error sums of the codes. False if a weight is not finite.
-bool affine_quantize(const BlockKernel& source, const uint8_t* data, size_t rows, size_t cols, size_t groups, Levels levels, int8_t* codes, float* scale,
-                     float* offset, ErrorSums* errors);
+bool affine_quantize(const BlockKernel& source, const uint8_t* data, size_t rows, size_t cols, size_t groups,
+                     Levels levels, int8_t* codes, float* scale, float* offset, ErrorSums* errors);
 
 }  // namespace polyquant

@@ -19,9 +19,13 @@ struct Words {
   struct Codes {
     __m256i part[2];
   };
-  static PQ_INLINE __m256i half(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static PQ_INLINE __m256i half(const int8_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static PQ_INLINE Codes codes(const int8_t* p) { return {{half(p), half(p + 16)}}; }
-  static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) { return load(x.words + t * x.padded + i + 16 * part); }
+  static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) {
+    return load(x.words + t * x.padded + i + 16 * part);
+  }
   static PQ_INLINE int32_t total(__m256i a, __m256i b) { return add_lanes(_mm256_add_epi32(a, b)); }
 
   // In place: otherwise GCC adds into the product and moves it back, eight times per iteration of the inner loop.

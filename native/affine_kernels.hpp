@@ -57,30 +57,35 @@ template <class Dot, int rows, int tokens>
 void few(const int8_t* w, size_t cols, const WideInput& x, int32_t* sums, size_t stride) {
   constexpr int chains = Dot::chains;
   __m256i s[rows][tokens][chains];
-  PQ_UNROLL for (int r = 0; r < rows; ++r)
-    PQ_UNROLL for (int t = 0; t < tokens; ++t)
-      PQ_UNROLL for (int c = 0; c < chains; ++c) s[r][t][c] = _mm256_setzero_si256();
+  PQ_UNROLL
+  for (int r = 0; r < rows; ++r) PQ_UNROLL
+  for (int t = 0; t < tokens; ++t) PQ_UNROLL
+  for (int c = 0; c < chains; ++c) s[r][t][c] = _mm256_setzero_si256();
   size_t i = 0;
   for (; i + 32 <= cols; i += 32) {
-    PQ_UNROLL for (int r = 0; r < rows; ++r) {
+    PQ_UNROLL
+    for (int r = 0; r < rows; ++r) {
       const typename Dot::Codes c = Dot::codes(w + size_t(r) * cols + i);
-      PQ_UNROLL for (int t = 0; t < tokens; ++t)
-        PQ_UNROLL for (int h = 0; h < chains; ++h) s[r][t][h] = Dot::add(s[r][t][h], c.part[h], Dot::input(x, size_t(t), i, h));
+      PQ_UNROLL
+      for (int t = 0; t < tokens; ++t) PQ_UNROLL
+      for (int h = 0; h < chains; ++h) s[r][t][h] = Dot::add(s[r][t][h], c.part[h], Dot::input(x, size_t(t), i, h));
     }
   }
-  PQ_UNROLL for (int r = 0; r < rows; ++r)
-    PQ_UNROLL for (int t = 0; t < tokens; ++t) {
-      int32_t sum = Dot::total(s[r][t][0], s[r][t][1]);
-      for (size_t j = i; j < cols; ++j) sum += int32_t(w[size_t(r) * cols + j]) * x.words[size_t(t) * x.padded + j];
-      sums[size_t(t) * stride + size_t(r)] = sum;
-    }
+  PQ_UNROLL
+  for (int r = 0; r < rows; ++r) PQ_UNROLL
+  for (int t = 0; t < tokens; ++t) {
+    int32_t sum = Dot::total(s[r][t][0], s[r][t][1]);
+    for (size_t j = i; j < cols; ++j) sum += int32_t(w[size_t(r) * cols + j]) * x.words[size_t(t) * x.padded + j];
+    sums[size_t(t) * stride + size_t(r)] = sum;
+  }
 }
 
 template <class Dot, int tokens>
 void few_rows(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* sums, size_t stride) {
   constexpr int together = tokens <= 2 ? 4 : 2;
   size_t r = first;
-  for (; r + together <= last; r += together) few<Dot, together, tokens>(m.codes + r * m.cols, m.cols, x, sums + (r - first), stride);
+  for (; r + together <= last; r += together)
+    few<Dot, together, tokens>(m.codes + r * m.cols, m.cols, x, sums + (r - first), stride);
   for (; r < last; ++r) few<Dot, 1, tokens>(m.codes + r * m.cols, m.cols, x, sums + (r - first), stride);
 }
 
@@ -93,7 +98,8 @@ constexpr size_t kTokens = 64;
 PQ_INLINE void add_four(int32_t* out, __m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i s = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
   auto* to = reinterpret_cast<__m128i*>(out);
-  _mm_storeu_si128(to, _mm_add_epi32(_mm_loadu_si128(to), _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1))));
+  _mm_storeu_si128(
+      to, _mm_add_epi32(_mm_loadu_si128(to), _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1))));
 }
 PQ_INLINE void add_four(float* out, __m256 a, __m256 b, __m256 c, __m256 d) {
   const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
@@ -110,13 +116,17 @@ PQ_INLINE typename Dot::Register kept(const typename Dot::Cell* p) {
 
 // sums[0 ... 3] of each token += four rows of the panel times the token. x: a panel of tokens.
 template <class Dot, int tokens>
-PQ_INLINE void tile(const typename Dot::Cell* w, const typename Dot::Cell* x, size_t width, typename Dot::Sum* sums, size_t stride) {
+PQ_INLINE void tile(const typename Dot::Cell* w, const typename Dot::Cell* x, size_t width, typename Dot::Sum* sums,
+                    size_t stride) {
   typename Dot::Register s[4][tokens];
-  PQ_UNROLL for (size_t r = 0; r < 4; ++r)
-    PQ_UNROLL for (size_t t = 0; t < tokens; ++t) s[r][t] = typename Dot::Register{};
+  PQ_UNROLL
+  for (size_t r = 0; r < 4; ++r) PQ_UNROLL
+  for (size_t t = 0; t < tokens; ++t) s[r][t] = typename Dot::Register{};
   for (size_t i = 0; i < width; i += Dot::cells) {
-    const auto c0 = kept<Dot>(w + i), c1 = kept<Dot>(w + kPanel + i), c2 = kept<Dot>(w + 2 * kPanel + i), c3 = kept<Dot>(w + 3 * kPanel + i);
-    PQ_UNROLL for (size_t t = 0; t < tokens; ++t) {
+    const auto c0 = kept<Dot>(w + i), c1 = kept<Dot>(w + kPanel + i), c2 = kept<Dot>(w + 2 * kPanel + i),
+               c3 = kept<Dot>(w + 3 * kPanel + i);
+    PQ_UNROLL
+    for (size_t t = 0; t < tokens; ++t) {
       const typename Dot::Register v = Dot::load(x + t * kPanel + i);
       s[0][t] = Dot::add(s[0][t], c0, v);
       s[1][t] = Dot::add(s[1][t], c1, v);
@@ -124,14 +134,16 @@ PQ_INLINE void tile(const typename Dot::Cell* w, const typename Dot::Cell* x, si
       s[3][t] = Dot::add(s[3][t], c3, v);
     }
   }
-  PQ_UNROLL for (size_t t = 0; t < tokens; ++t) add_four(sums + t * stride, s[0][t], s[1][t], s[2][t], s[3][t]);
+  PQ_UNROLL
+  for (size_t t = 0; t < tokens; ++t) add_four(sums + t * stride, s[0][t], s[1][t], s[2][t], s[3][t]);
 }
 
 // sums[t * stride ...] of Dot::rows rows from `row` on (possibly unused) += columns [column, column + kPanel) of
 // `tokens`
 // tokens.
 template <class Dot>
-void panel_rows(const AffineMatrix& m, size_t row, size_t last, size_t column, const typename Dot::Cell* x, size_t tokens, typename Dot::Sum* sums, size_t stride) {
+void panel_rows(const AffineMatrix& m, size_t row, size_t last, size_t column, const typename Dot::Cell* x,
+                size_t tokens, typename Dot::Sum* sums, size_t stride) {
   alignas(64) typename Dot::Cell panel[Dot::rows * kPanel];
   const size_t width = std::min(kPanel, m.cols - column), whole = (width + 31) / 32 * 32;
   for (size_t r = 0; r < Dot::rows; ++r) Dot::widen(m, std::min(row + r, last - 1), column, width, panel + r * kPanel);
@@ -139,31 +151,39 @@ void panel_rows(const AffineMatrix& m, size_t row, size_t last, size_t column, c
     for (size_t i = 0; i < width; i += 64) __builtin_prefetch(m.codes + r * m.cols + column + i);
   size_t t = 0;
   for (; t + Dot::tokens <= tokens; t += Dot::tokens)
-    for (size_t r = 0; r < Dot::rows; r += 4) tile<Dot, Dot::tokens>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);
+    for (size_t r = 0; r < Dot::rows; r += 4)
+      tile<Dot, Dot::tokens>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);
   for (; t < tokens; ++t)
-    for (size_t r = 0; r < Dot::rows; r += 4) tile<Dot, 1>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);
+    for (size_t r = 0; r < Dot::rows; r += 4)
+      tile<Dot, 1>(panel + r * kPanel, x + t * kPanel, whole, sums + t * stride + r, stride);
 }
 
 // out[t * stride + r - first]. A panel of the input [T, kPanel] stays in L2 during all rows.
 template <class Dot>
-void many(const AffineMatrix& m, size_t first, size_t last, const typename Dot::Cell* x, size_t tokens, typename Dot::Sum* out, size_t stride) {
+void many(const AffineMatrix& m, size_t first, size_t last, const typename Dot::Cell* x, size_t tokens,
+          typename Dot::Sum* out, size_t stride) {
   thread_local std::vector<typename Dot::Sum> room;
   const size_t rows = last - first, padded = (rows + Dot::rows - 1) / Dot::rows * Dot::rows;
   room.assign(tokens * padded, 0);
   for (size_t from = 0; from < tokens; from += kTokens)
     for (size_t column = 0; column < m.cols; column += kPanel)
       for (size_t r = 0; r < rows; r += Dot::rows)
-        panel_rows<Dot>(m, first + r, last, column, x + column * tokens + from * kPanel, std::min(kTokens, tokens - from), room.data() + from * padded + r, padded);
+        panel_rows<Dot>(m, first + r, last, column, x + column * tokens + from * kPanel,
+                        std::min(kTokens, tokens - from), room.data() + from * padded + r, padded);
   for (size_t t = 0; t < tokens; ++t) std::copy_n(room.data() + t * padded, rows, out + t * stride);
 }
 
 template <class Dot>
 void sums(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* out, size_t stride) {
   switch (x.tokens) {
-    case 1: return few_rows<Dot, 1>(m, first, last, x, out, stride);
-    case 2: return few_rows<Dot, 2>(m, first, last, x, out, stride);
-    case 3: return few_rows<Dot, 3>(m, first, last, x, out, stride);
-    case 4: return few_rows<Dot, 4>(m, first, last, x, out, stride);
+    case 1:
+      return few_rows<Dot, 1>(m, first, last, x, out, stride);
+    case 2:
+      return few_rows<Dot, 2>(m, first, last, x, out, stride);
+    case 3:
+      return few_rows<Dot, 3>(m, first, last, x, out, stride);
+    case 4:
+      return few_rows<Dot, 4>(m, first, last, x, out, stride);
     default:
       many<Dot>(m, first, last, Dot::cells_of(x), x.tokens, out, stride);
       return Dot::correct(m, first, last, out, x.tokens, stride);
@@ -222,7 +242,8 @@ struct FloatDot {
       const size_t g = (column + i) / size, end = std::min(width, (g + 1) * size - column);
       const float scale = m.scale[row * m.groups + g], offset = m.offset ? m.offset[row * m.groups + g] : 0.0f;
       const __m256 s = _mm256_set1_ps(scale), z = _mm256_set1_ps(offset);
-      for (; i + 8 <= end; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_sub_ps(eight_floats(codes + column + i), z), s));
+      for (; i + 8 <= end; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_sub_ps(eight_floats(codes + column + i), z), s));
       for (; i < end; ++i) out[i] = (float(codes[column + i]) - offset) * scale;
     }
     std::fill_n(out + width, (32 - width % 32) % 32, 0.0f);
@@ -232,10 +253,17 @@ struct FloatDot {
 void floats(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
   if (tokens > kFew) return many<FloatDot>(m, first, last, x, tokens, y + first, stride);
   for (size_t r = first; r < last; ++r) switch (tokens) {
-      case 1: floats_row<1>(m, r, x, y, stride); break;
-      case 2: floats_row<2>(m, r, x, y, stride); break;
-      case 3: floats_row<3>(m, r, x, y, stride); break;
-      default: floats_row<4>(m, r, x, y, stride);
+      case 1:
+        floats_row<1>(m, r, x, y, stride);
+        break;
+      case 2:
+        floats_row<2>(m, r, x, y, stride);
+        break;
+      case 3:
+        floats_row<3>(m, r, x, y, stride);
+        break;
+      default:
+        floats_row<4>(m, r, x, y, stride);
     }
 }
 

@@ -21,7 +21,8 @@ PQ_SIMD int32_t dot(const int8_t* w, const int16_t* x, size_t n) {
 
 void sums_plain(const AffineMatrix& m, size_t first, size_t last, const WideInput& x, int32_t* sums, size_t stride) {
   for (size_t r = first; r < last; ++r)
-    for (size_t t = 0; t < x.tokens; ++t) sums[t * stride + r - first] = dot(m.codes + r * m.cols, x.words + t * x.padded, m.cols);
+    for (size_t t = 0; t < x.tokens; ++t)
+      sums[t * stride + r - first] = dot(m.codes + r * m.cols, x.words + t * x.padded, m.cols);
 }
 
 PQ_SIMD float dot_floats(const int8_t* w, const float* x, size_t n) {
@@ -37,7 +38,8 @@ PQ_SIMD float dot_floats(const int8_t* w, const float* x, size_t n) {
   return sum;
 }
 
-void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
+void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y,
+                  size_t stride) {
   const size_t size = m.group();
   if (tokens > kFew) {
     thread_local std::vector<float> row;
@@ -45,8 +47,10 @@ void floats_plain(const AffineMatrix& m, size_t first, size_t last, const float*
     for (size_t r = first; r < last; ++r) {
       for (size_t g = 0; g < m.groups; ++g)
         for (size_t i = g * size; i < (g + 1) * size; ++i)
-          row[i] = (float(m.codes[r * m.cols + i]) - (m.offset ? m.offset[r * m.groups + g] : 0.0f)) * m.scale[r * m.groups + g];
-      for (size_t t = 0; t < tokens; ++t) packed_set().multiply_floats(row.data(), 1, m.cols, x + t * m.cols, 1, y + t * stride + r, stride);
+          row[i] = (float(m.codes[r * m.cols + i]) - (m.offset ? m.offset[r * m.groups + g] : 0.0f)) *
+                   m.scale[r * m.groups + g];
+      for (size_t t = 0; t < tokens; ++t)
+        packed_set().multiply_floats(row.data(), 1, m.cols, x + t * m.cols, 1, y + t * stride + r, stride);
     }
     return;
   }
@@ -105,15 +109,19 @@ struct Rounded {
   bool panels = false;
   std::vector<int16_t> words;
   std::vector<uint8_t> bytes;
-  std::vector<float> scales;  // [T] if each token has its own
+  std::vector<float> scales;   // [T] if each token has its own
   std::vector<int32_t> total;  // [T] sums of the codes
-  std::vector<float> floats;  // [T, K] codes times scale, if groups of weights have scales
+  std::vector<float> floats;   // [T, K] codes times scale, if groups of weights have scales
   WideInput wide{};
 
-  bool is(Inputs h, const AffineMatrix& m) const { return how == h && (h != Inputs::fixed || (scale == m.input_scale && offset == m.input_offset)); }
+  bool is(Inputs h, const AffineMatrix& m) const {
+    return how == h && (h != Inputs::fixed || (scale == m.input_scale && offset == m.input_offset));
+  }
 
   // Index of the code of a token's column.
-  size_t place(size_t t, size_t i) const { return panels ? (i / kPanel * wide.tokens + t) * kPanel + i % kPanel : t * wide.padded + i; }
+  size_t place(size_t t, size_t i) const {
+    return panels ? (i / kPanel * wide.tokens + t) * kPanel + i % kPanel : t * wide.padded + i;
+  }
 
   void make(Inputs h, const AffineMatrix& m, const float* x, size_t tokens, const AffineSet& set) {
     how = h;
@@ -165,7 +173,8 @@ struct Rounded {
     for (size_t t = 0; t < tokens; ++t)
       for (size_t i = 0; i < cols; i += kPanel)
         for (size_t j = i; j < std::min(cols, i + kPanel); ++j)
-          floats[panels ? place(t, j) : t * cols + j] = how == Inputs::floats ? x[t * cols + j] : float(words[place(t, j)]) * scales[t];
+          floats[panels ? place(t, j) : t * cols + j] =
+              how == Inputs::floats ? x[t * cols + j] : float(words[place(t, j)]) * scales[t];
     return floats.data();
   }
 };
@@ -181,7 +190,8 @@ void whole_rows(const AffineMatrix& m, const Rounded& in, size_t first, size_t l
     const int32_t* sums = room.data() + t * rows;
     float* out = y + t * stride + first;
     if (in.how == Inputs::fixed)
-      for (size_t r = 0; r < rows; ++r) out[r] = float(int64_t(sums[r]) + m.quant_bias[first + r]) * m.deq_scale[first + r];
+      for (size_t r = 0; r < rows; ++r)
+        out[r] = float(int64_t(sums[r]) + m.quant_bias[first + r]) * m.deq_scale[first + r];
     else if (!m.offset)
       for (size_t r = 0; r < rows; ++r) out[r] = float(sums[r]) * in.scales[t] * m.scale[first + r];
     else
@@ -191,7 +201,8 @@ void whole_rows(const AffineMatrix& m, const Rounded& in, size_t first, size_t l
 }
 
 // The offsets' contribution: sum over groups of scale * offset * (sum of the inputs of the group).
-void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size_t first, size_t last, float* y, size_t stride) {
+void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size_t first, size_t last, float* y,
+                      size_t stride) {
   thread_local std::vector<float> room;
   const size_t size = m.group();
   room.assign(tokens * m.groups, 0.0f);
@@ -204,12 +215,14 @@ void subtract_offsets(const AffineMatrix& m, const float* x, size_t tokens, size
   for (size_t t = 0; t < tokens; ++t)
     for (size_t r = first; r < last; ++r) {
       float sum = 0;
-      for (size_t g = 0; g < m.groups; ++g) sum += m.scale[r * m.groups + g] * m.offset[r * m.groups + g] * room[t * m.groups + g];
+      for (size_t g = 0; g < m.groups; ++g)
+        sum += m.scale[r * m.groups + g] * m.offset[r * m.groups + g] * room[t * m.groups + g];
       y[t * stride + r] -= sum;
     }
 }
 
-void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride) {
+void float_rows(const AffineMatrix& m, size_t first, size_t last, const float* x, size_t tokens, float* y,
+                size_t stride) {
   affine_set().floats(m, first, last, x, tokens, y, stride);
   if (m.offset && tokens <= kFew) subtract_offsets(m, x, tokens, first, last, y, stride);
 }
@@ -232,7 +245,7 @@ void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tok
   if (tokens == 0 || jobs.empty()) return;
   struct Piece {
     size_t job, first, last;
-    const float* x;         // float path
+    const float* x;        // float path
     const Rounded* input;  // integer path
   };
   thread_local std::vector<Piece> pieces;
@@ -254,7 +267,8 @@ void multiply_affine(std::span<const AffineJob> jobs, const float* x, size_t tok
     const float* floats = whole ? nullptr : found->as_floats(x, m.cols, tokens, affine_set());
     const Rounded* input = whole ? &*found : nullptr;
     const size_t step = rows_of_a_chunk(m, tokens, bytes);
-    for (size_t first = 0; first < m.rows; first += step) pieces.push_back({j, first, std::min(m.rows, first + step), floats, input});
+    for (size_t first = 0; first < m.rows; first += step)
+      pieces.push_back({j, first, std::min(m.rows, first + step), floats, input});
   }
   const Piece* list = pieces.data();
   parallel_for(pieces.size(), [&](size_t i) {

@@ -28,7 +28,9 @@ struct AffineMatrix {
   const int32_t* quant_bias;        // [rows]
 
   size_t group() const { return cols / groups; }
-  Inputs of(size_t tokens) const { return inputs != Inputs::mixed ? inputs : tokens == 1 ? Inputs::fixed : Inputs::token; }
+  Inputs of(size_t tokens) const {
+    return inputs != Inputs::mixed ? inputs : tokens == 1 ? Inputs::fixed : Inputs::token;
+  }
 };
 
 // T rows of int8 codes, zero beyond K: as int16, and as int8 + 128 for instructions with unsigned operands. The row
@@ -49,7 +51,8 @@ struct AffineSet {
   // sums[t * stride + r], rows [first, last); the set has its own scratch for a panel of them
   void (*sums)(const AffineMatrix&, size_t first, size_t last, const WideInput&, int32_t* sums, size_t stride);
   // y[t * stride + r], without offsets for at most four tokens; x in panels for more
-  void (*floats)(const AffineMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y, size_t stride);
+  void (*floats)(const AffineMatrix&, size_t first, size_t last, const float* x, size_t tokens, float* y,
+                 size_t stride);
 };
 
 const AffineSet& affine_plain();

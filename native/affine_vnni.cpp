@@ -28,7 +28,7 @@ struct Bytes {
   static PQ_INLINE __m256i input(const WideInput& x, size_t t, size_t i, int part) {
     return part ? _mm256_set1_epi8(1) : load(x.bytes + t * x.padded + i);
   }
-  static PQ_INLINE int32_t total(__m256i products, __m256i weights) {  // sums may wrap around, their difference is exact
+  static PQ_INLINE int32_t total(__m256i products, __m256i weights) {  // sums may wrap, their difference is exact
     return int32_t(uint32_t(add_lanes(products)) - 128u * uint32_t(add_lanes(weights)));
   }
 

@@ -20,11 +20,12 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t rows_at_once = 64;  // rows, scores and sums fit the inner caches
+constexpr size_t rows_at_once = 64;    // rows, scores and sums fit the inner caches
 constexpr size_t blocks_at_once = 16;  // of a long sequence, for one query
 
 // Combines the sums of all pieces of the same queries (contiguous in memory), divides, and writes the result.
-void finish(const Tokens& t, const Piece& p, const Sums& sums, size_t parts, size_t stride, size_t shared, size_t size) {
+void finish(const Tokens& t, const Piece& p, const Sums& sums, size_t parts, size_t stride, size_t shared,
+            size_t size) {
   const size_t rows = p.count * shared;
   for (size_t r = 0; r < rows; ++r) {
     float* to = t.out + ((p.token + r / shared) * t.heads + p.group * shared + r % shared) * size;
@@ -34,7 +35,8 @@ void finish(const Tokens& t, const Piece& p, const Sums& sums, size_t parts, siz
     float total = t.sinks ? std::exp(sink - largest) : 0.0f;
     std::fill_n(to, size, 0.0f);
     for (size_t i = 0; i < parts; ++i) {
-      const float *out = sums.out + i * stride + r * size, fade = parts == 1 && !t.sinks ? 1.0f : std::exp(sums.largest[i * stride + r] - largest);
+      const float *out = sums.out + i * stride + r * size,
+                  fade = parts == 1 && !t.sinks ? 1.0f : std::exp(sums.largest[i * stride + r] - largest);
       total += sums.total[i * stride + r] * fade;
       for (size_t d = 0; d < size; ++d) to[d] += out[d] * fade;
     }
@@ -52,10 +54,12 @@ void attend_stored(const Cache& c, const Tokens& t) {
   std::vector<float> shares(parts > 1 ? c.groups * parts * need : 0);
   const auto sums_at = [=](float* p) { return Sums{p, p + rows, p + 2 * rows}; };
   const auto piece_at = [&](size_t group, size_t run, size_t part) {
-    const size_t token = run * most, count = std::min(most, t.count - token), first = t.start + token, last = first + count - 1;
+    const size_t token = run * most, count = std::min(most, t.count - token), first = t.start + token,
+                 last = first + count - 1;
     const size_t begin = t.first_seen(first) / cache_block, end = last / cache_block + 1;
     if (parts == 1) return Piece{group, token, count, begin, end};
-    return Piece{group, token, count, begin + part * blocks_at_once, std::min(end, begin + (part + 1) * blocks_at_once)};
+    return Piece{group, token, count, begin + part * blocks_at_once,
+                 std::min(end, begin + (part + 1) * blocks_at_once)};
   };
   parallel_for(c.groups * runs * parts, [&](size_t chunk) {
     // The last queries attend to most positions: they go first, to balance the threads.
@@ -63,7 +67,8 @@ void attend_stored(const Cache& c, const Tokens& t) {
     thread_local std::vector<float> scratch;
     const size_t own = rows * (size + blocks_together * cache_block) + cache_block * size;
     if (scratch.size() < own + need) scratch.resize(own + need);
-    const Sums sums = sums_at(parts > 1 ? shares.data() + (p.group * parts + chunk / c.groups % parts) * need : scratch.data() + own);
+    const Sums sums =
+        sums_at(parts > 1 ? shares.data() + (p.group * parts + chunk / c.groups % parts) * need : scratch.data() + own);
     decoder_set().attend_piece(c, t, p, scratch.data(), sums);
     if (parts == 1) finish(t, p, sums, 1, need, shared, size);
   });
@@ -97,7 +102,8 @@ void quantize_channel(const float* x, size_t stride, int8_t* codes, float& step,
   offset = low + 128.0f * step;
   const bool flat = !(step > 0);
   for (size_t s = 0; s < cache_block; ++s)
-    codes[s * stride] = flat ? int8_t(-128) : int8_t(std::min(std::nearbyint((x[s * stride] - low) / step), 255.0f) - 128.0f);
+    codes[s * stride] =
+        flat ? int8_t(-128) : int8_t(std::min(std::nearbyint((x[s * stride] - low) / step), 255.0f) - 128.0f);
 }
 
 // Computes the codes of a channel that is on a given grid.
@@ -118,8 +124,10 @@ void quantize_recent(const Cache& c, size_t g, size_t block) {
   if (c.grid) {
     const float* grid = c.grid + g * 4 * c.size;
     for (size_t d = 0; d < c.size; ++d) {
-      take_codes(recent + d * cache_block, 1, keys + d * cache_block, grid[d], grid[c.size + d], steps[d], steps[c.size + d]);
-      take_codes(recent + n + d, c.size, values + d, grid[2 * c.size + d], grid[3 * c.size + d], steps[2 * c.size + d], steps[3 * c.size + d]);
+      take_codes(recent + d * cache_block, 1, keys + d * cache_block, grid[d], grid[c.size + d], steps[d],
+                 steps[c.size + d]);
+      take_codes(recent + n + d, c.size, values + d, grid[2 * c.size + d], grid[3 * c.size + d], steps[2 * c.size + d],
+                 steps[3 * c.size + d]);
     }
     return;
   }
@@ -136,7 +144,8 @@ void attend_int8(const Cache& c, const Tokens& t) {
   for (size_t done = 0; done < t.count;) {
     const size_t start = t.start + done, count = std::min(t.count - done, cache_block - start % cache_block);
     Tokens some = t;
-    some.q += done * t.q_stride, some.k += done * t.k_stride, some.v += done * t.v_stride, some.out += done * t.heads * c.size;
+    some.q += done * t.q_stride, some.k += done * t.k_stride, some.v += done * t.v_stride,
+        some.out += done * t.heads * c.size;
     some.start = start, some.count = count;
     for (size_t i = 0; i < count; ++i)
       for (size_t g = 0; g < c.groups; ++g) {
@@ -153,7 +162,8 @@ void attend_int8(const Cache& c, const Tokens& t) {
       }
     attend_stored(c, some);
     done += count;
-    if ((start + count) % cache_block == 0) parallel_for(c.groups, [&](size_t g) { quantize_recent(c, g, start / cache_block); });
+    if ((start + count) % cache_block == 0)
+      parallel_for(c.groups, [&](size_t g) { quantize_recent(c, g, start / cache_block); });
   }
 }
 
@@ -164,7 +174,8 @@ void attend(const Cache& cache, const Tokens& tokens) {
   const auto store = cache.kept == Kept::f32 ? store_token<float, same> : store_token<uint16_t, half>;
   for (size_t i = 0; i < tokens.count; ++i)
     for (size_t g = 0; g < cache.groups; ++g)
-      store(cache, tokens.k + i * tokens.k_stride + g * cache.size, tokens.v + i * tokens.v_stride + g * cache.size, g, tokens.start + i);
+      store(cache, tokens.k + i * tokens.k_stride + g * cache.size, tokens.v + i * tokens.v_stride + g * cache.size, g,
+            tokens.start + i);
   attend_stored(cache, tokens);
 }
 

@@ -71,6 +71,25 @@ std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
   return {s.aa, s.bb, s.ab, s.dd, s.worst};
 }
 
+// Sums of errors; None without kernels for both types, and where a weight is not finite.
+std::optional<std::tuple<double, double, double, double, double>> requantize_py(
+    const std::string& source, const std::string& target, Bytes data, BytesOut out, std::optional<Vector> importance) {
+  const BlockKernel *from = find_block_kernel(source), *to = find_block_kernel(target);
+  if (!from || !from->dequantize || !to || !to->dequantize || !to->quantize) return std::nullopt;
+  const size_t rows = out.shape(0), cols = out.shape(1) / size_t(to->bytes) * size_t(to->weights);
+  if (out.shape(1) % size_t(to->bytes) || cols % size_t(from->weights) ||
+      data.shape(0) != rows * (cols / size_t(from->weights)) * size_t(from->bytes) ||
+      (importance && importance->shape(0) != cols))
+    throw nb::value_error("bytes of the source, blocks and importance do not fit");
+  ErrorSums e{};
+  {
+    nb::gil_scoped_release release;
+    if (out.size() && !requantize(*from, *to, data.data(), rows, cols, importance ? importance->data() : nullptr, out.data(), e))
+      return std::nullopt;
+  }
+  return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
+}
+
 using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide, std::optional<Starts> starts) {
@@ -226,6 +245,7 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a.noconvert());
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
+  m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.noconvert().none());
   m.def("unpack_lanes", &unpack_lanes_py, "blocks"_a, "codes"_a.noconvert(), "width"_a, "high_first"_a, "zero_first"_a);
   m.def("dequantize_lanes", &dequantize_lanes_py, "blocks"_a, "out"_a.noconvert(), "scale"_a, "width"_a, "high_first"_a, "zero_first"_a);

@@ -14,14 +14,15 @@
 
 namespace polyquant {
 
-// Output arrays of another type or order are rejected: nanobind would convert them, and results would go to the copy.
-// Hence `"out"_a.noconvert()` for each of them.
+// Output arrays of a different type or order are rejected: nanobind would convert them, and fill the copy.
+// Each of them is declared with `"out"_a.noconvert()`.
 
 // Returns a list member as the expected handle. Raises TypeError for None, other types, and foreign objects.
 template <class Handle>
 const Handle& handle_of(nanobind::handle member) {
   const Handle* found = nullptr;
-  if (!nanobind::try_cast(member, found, false) || !found) throw nanobind::type_error("a group requires handles of its own kind of matrix");
+  if (!nanobind::try_cast(member, found, false) || !found)
+    throw nanobind::type_error("a group requires handles of its own kind of matrix");
   return *found;
 }
 
@@ -39,8 +40,9 @@ struct Packed {
 // x [T, K] times a group of matrices -> y [T, sum of N], recorded by an active tape. A group has cols, rows and
 // run(x, tokens, rounding, y).
 template <class G>
-void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> x, int how,
-                    nanobind::ndarray<float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> y) {
+void multiply_group(nanobind::pointer_and_handle<G> self,
+                    nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> x,
+                    int how, nanobind::ndarray<float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> y) {
   const G* group = self.p;
   const size_t tokens = x.shape(0);
   if (x.shape(1) != group->cols || y.shape(0) != tokens || y.shape(1) != group->rows || how < 0 || how > 3)
@@ -53,13 +55,15 @@ void multiply_group(nanobind::pointer_and_handle<G> self, nanobind::ndarray<cons
     const KernelTime time;
     group->run(in, tokens, rounding, out);
   }
-  if (recording) record({in, out}, [=, alive = nanobind::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
+  if (recording)
+    record({in, out}, [=, alive = nanobind::borrow(self.h)](size_t) { group->run(in, tokens, rounding, out); });
 }
 
 // Matrices of one kind with a common input, bound together so that a call passes only arrays. Their outputs are side by
 // side. A Handle has a `matrix`; outputs_of and inputs_of return its size, and may reject it. A Job is a matrix and the
 // location of its outputs.
-template <class Handle, class Matrix, class Job, void (*multiply)(std::span<const Job>, const float*, size_t, size_t, Rounding)>
+template <class Handle, class Matrix, class Job,
+          void (*multiply)(std::span<const Job>, const float*, size_t, size_t, Rounding)>
 struct MatrixGroup {
   std::vector<nanobind::object> owners;
   std::vector<const Matrix*> matrices;

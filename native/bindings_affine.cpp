@@ -39,7 +39,8 @@ using CodesOut = nb::ndarray<int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 template <class W, class S, class Z>
 size_t group_size(const W& w, const S& scale, const Z& offset) {
   const size_t groups = scale.shape(1);
-  if (scale.shape(0) != w.shape(0) || offset.shape(0) != w.shape(0) || offset.shape(1) != groups || groups == 0 || w.shape(1) % groups)
+  if (scale.shape(0) != w.shape(0) || offset.shape(0) != w.shape(0) || offset.shape(1) != groups || groups == 0 ||
+      w.shape(1) % groups)
     throw nb::value_error("requires a scale and an offset per group of columns");
   return w.shape(1) / groups;
 }
@@ -58,7 +59,8 @@ void grid_py(Matrix w, MatrixOut scale, MatrixOut offset, int bits, bool symmetr
 
 void encode_py(Matrix w, Matrix scale, Matrix offset, CodesOut codes, int bits, bool symmetric) {
   const size_t size = group_size(w, scale, offset);
-  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1)) throw nb::value_error("requires one code per weight");
+  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1))
+    throw nb::value_error("requires one code per weight");
   const Levels levels = checked_levels(bits, symmetric);
   nb::gil_scoped_release release;
   affine_encode(w.data(), scale.size(), size, levels, scale.data(), offset.data(), codes.data());
@@ -66,7 +68,8 @@ void encode_py(Matrix w, Matrix scale, Matrix offset, CodesOut codes, int bits, 
 
 void decode_py(Codes codes, Matrix scale, Matrix offset, MatrixOut w) {
   const size_t size = group_size(codes, scale, offset);
-  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1)) throw nb::value_error("requires one weight per code");
+  if (codes.shape(0) != w.shape(0) || codes.shape(1) != w.shape(1))
+    throw nb::value_error("requires one weight per code");
   nb::gil_scoped_release release;
   affine_decode(codes.data(), scale.size(), size, scale.data(), offset.data(), w.data());
 }
@@ -81,17 +84,21 @@ void row_sums_py(Codes codes, SumsOut sums) {
 }
 
 // None if a weight is not finite; otherwise the error sums, zero if not measured.
-std::optional<std::tuple<double, double, double, double, double>> quantize_py(const std::string& source, Bytes data, CodesOut codes, MatrixOut scale,
-                                                                              MatrixOut offset, int bits, bool symmetric, bool measure) {
+std::optional<std::tuple<double, double, double, double, double>> quantize_py(const std::string& source, Bytes data,
+                                                                              CodesOut codes, MatrixOut scale,
+                                                                              MatrixOut offset, int bits,
+                                                                              bool symmetric, bool measure) {
   const BlockKernel* kernel = find_block_kernel(source);
   const size_t rows = codes.shape(0), cols = codes.shape(1);
   group_size(codes, scale, offset);
-  if (!kernel || kernel->weights != 1 || data.shape(0) != codes.size() * size_t(kernel->bytes)) throw nb::value_error("requires one float per code");
+  if (!kernel || kernel->weights != 1 || data.shape(0) != codes.size() * size_t(kernel->bytes))
+    throw nb::value_error("requires one float per code");
   const Levels levels = checked_levels(bits, symmetric);
   ErrorSums e{};
   {
     nb::gil_scoped_release release;
-    if (!affine_quantize(*kernel, data.data(), rows, cols, scale.shape(1), levels, codes.data(), scale.data(), offset.data(), measure ? &e : nullptr))
+    if (!affine_quantize(*kernel, data.data(), rows, cols, scale.shape(1), levels, codes.data(), scale.data(),
+                         offset.data(), measure ? &e : nullptr))
       return std::nullopt;
   }
   return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
@@ -113,23 +120,37 @@ struct Affine {
 };
 
 Inputs inputs_of(const std::string& name) {
-  for (const auto& [known, value] : {std::pair{"floats", Inputs::floats}, {"token", Inputs::token}, {"fixed", Inputs::fixed}, {"mixed", Inputs::mixed}})
+  for (const auto& [known, value] : {std::pair{"floats", Inputs::floats},
+                                     {"token", Inputs::token},
+                                     {"fixed", Inputs::fixed},
+                                     {"mixed", Inputs::mixed}})
     if (name == known) return value;
   throw nb::value_error("inputs must be floats, token, fixed or mixed");
 }
 
-Affine make(Codes codes, Matrix scale, std::optional<Matrix> offset, const std::string& inputs, float input_scale, float input_offset,
-            std::optional<Vector> deq_scale, std::optional<Whole> quant_bias) {
+Affine make(Codes codes, Matrix scale, std::optional<Matrix> offset, const std::string& inputs, float input_scale,
+            float input_offset, std::optional<Vector> deq_scale, std::optional<Whole> quant_bias) {
   const Inputs how = inputs_of(inputs);
   const size_t rows = codes.shape(0), cols = codes.shape(1), groups = scale.shape(1);
   const bool fixed = how == Inputs::fixed || how == Inputs::mixed;
-  if (rows == 0 || cols == 0 || groups == 0 || cols % groups || scale.shape(0) != rows || (offset && (offset->shape(0) != rows || offset->shape(1) != groups)) ||
+  if (rows == 0 || cols == 0 || groups == 0 || cols % groups || scale.shape(0) != rows ||
+      (offset && (offset->shape(0) != rows || offset->shape(1) != groups)) ||
       (how != Inputs::floats && cols >= kMostColumns) ||
-      (fixed && (groups != 1 || !deq_scale || deq_scale->shape(0) != rows || !quant_bias || quant_bias->shape(0) != rows)))
+      (fixed &&
+       (groups != 1 || !deq_scale || deq_scale->shape(0) != rows || !quant_bias || quant_bias->shape(0) != rows)))
     throw nb::value_error("shapes of codes, scales and biases do not match");
   Affine a{codes, scale, offset, deq_scale, quant_bias, {}};
-  a.matrix = {codes.data(), rows, cols, groups, scale.data(), offset ? offset->data() : nullptr, how, input_scale, input_offset,
-              deq_scale ? deq_scale->data() : nullptr, quant_bias ? quant_bias->data() : nullptr};
+  a.matrix = {codes.data(),
+              rows,
+              cols,
+              groups,
+              scale.data(),
+              offset ? offset->data() : nullptr,
+              how,
+              input_scale,
+              input_offset,
+              deq_scale ? deq_scale->data() : nullptr,
+              quant_bias ? quant_bias->data() : nullptr};
   return a;
 }
 
@@ -142,13 +163,14 @@ void bind_affine(nb::module_& m) {
   nb::class_<AffineGroup>(m, "AffineGroup")
       .def(nb::init<nb::sequence>())
       .def("multiply", &multiply_group<AffineGroup>, "x"_a, "rounding"_a, "y"_a.noconvert());
-  m.def("affine", &make, "codes"_a, "scale"_a, "offset"_a.none(), "inputs"_a, "input_scale"_a, "input_offset"_a, "deq_scale"_a.none(), "quant_bias"_a.none());
+  m.def("affine", &make, "codes"_a, "scale"_a, "offset"_a.none(), "inputs"_a, "input_scale"_a, "input_offset"_a,
+        "deq_scale"_a.none(), "quant_bias"_a.none());
   m.def("affine_grid", &grid_py, "w"_a, "scale"_a.noconvert(), "offset"_a.noconvert(), "bits"_a, "symmetric"_a);
   m.def("affine_encode", &encode_py, "w"_a, "scale"_a, "offset"_a, "codes"_a.noconvert(), "bits"_a, "symmetric"_a);
   m.def("affine_decode", &decode_py, "codes"_a, "scale"_a, "offset"_a, "w"_a.noconvert());
   m.def("affine_row_sums", &row_sums_py, "codes"_a, "sums"_a.noconvert());
-  m.def("affine_quantize", &quantize_py, "source"_a, "data"_a, "codes"_a.noconvert(), "scale"_a.noconvert(), "offset"_a.noconvert(), "bits"_a,
-        "symmetric"_a, "measure"_a);
+  m.def("affine_quantize", &quantize_py, "source"_a, "data"_a, "codes"_a.noconvert(), "scale"_a.noconvert(),
+        "offset"_a.noconvert(), "bits"_a, "symmetric"_a, "measure"_a);
 }
 
 }  // namespace polyquant

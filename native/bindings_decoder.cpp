@@ -1,6 +1,6 @@
 // Python bindings of the decoder's kernels. They are called a few hundred times per token, so nothing is converted and
 // few
-// objects are created: arrays of another type or order are rejected, and short calls keep the GIL.
+// objects are created: arrays of a different type or order are rejected, and short calls keep the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -26,7 +26,8 @@ using Recent = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 void same_shape(const Rows& x, const Out& out) {
   require(x.ndim() == out.ndim(), "out must have the shape of x");
-  for (size_t axis = 0; axis < x.ndim(); ++axis) require(x.shape(axis) == out.shape(axis), "out must have the shape of x");
+  for (size_t axis = 0; axis < x.ndim(); ++axis)
+    require(x.shape(axis) == out.shape(axis), "out must have the shape of x");
 }
 
 void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
@@ -40,7 +41,8 @@ void rms_norm_py(Rows x, Vector weight, Out out, double eps) {
   const float* from = x.data();
   float* to = out.data();
   perform(x.size(), 0, {from, to}, [=](size_t) {
-    if (inner == 1 || stride == inner * n) return rms_norm(from, inner == 1 ? stride : n, weight.data(), to, outer * inner, n, eps);
+    if (inner == 1 || stride == inner * n)
+      return rms_norm(from, inner == 1 ? stride : n, weight.data(), to, outer * inner, n, eps);
     for (size_t i = 0; i < outer; ++i) rms_norm(from + i * stride, n, weight.data(), to + i * inner * n, inner, n, eps);
   });
 }
@@ -50,9 +52,11 @@ void layer_norm_py(Rows x, Vector weight, std::optional<Vector> bias, Out out, d
   same_shape(x, out);
   require(x.ndim() >= 1, "rows needed");
   const size_t n = x.shape(x.ndim() - 1);
-  const size_t outer = x.size() == 0 || x.ndim() == 1 ? 1 : x.shape(0), inner = n ? x.size() / outer / n : 0;  // inner: contiguous rows
+  const size_t outer = x.size() == 0 || x.ndim() == 1 ? 1 : x.shape(0),
+               inner = n ? x.size() / outer / n : 0;  // inner: contiguous rows
   const bool each = inner > 1 && !bias && weight.shape(0) == inner * n;
-  require(each || (weight.shape(0) == n && (!bias || bias->shape(0) == n)), "requires one weight and bias per column, or weights per head");
+  require(each || (weight.shape(0) == n && (!bias || bias->shape(0) == n)),
+          "requires one weight and bias per column, or weights per head");
   if (x.size() == 0) return;
   const size_t stride = stride_of(x);
   const float* from = x.data();
@@ -60,10 +64,13 @@ void layer_norm_py(Rows x, Vector weight, std::optional<Vector> bias, Out out, d
   perform(x.size(), 0, {from, to}, [=](size_t) {
     const float* b = bias ? bias->data() : nullptr;
     for (size_t j = 0; each && j < inner; ++j)
-      for (size_t i = 0; i < outer; ++i) layer_norm(from + i * stride + j * n, n, weight.data() + j * n, nullptr, to + (i * inner + j) * n, 1, n, eps);
+      for (size_t i = 0; i < outer; ++i)
+        layer_norm(from + i * stride + j * n, n, weight.data() + j * n, nullptr, to + (i * inner + j) * n, 1, n, eps);
     if (each) return;
-    if (inner == 1 || stride == inner * n) return layer_norm(from, inner == 1 ? stride : n, weight.data(), b, to, outer * inner, n, eps);
-    for (size_t i = 0; i < outer; ++i) layer_norm(from + i * stride, n, weight.data(), b, to + i * inner * n, inner, n, eps);
+    if (inner == 1 || stride == inner * n)
+      return layer_norm(from, inner == 1 ? stride : n, weight.data(), b, to, outer * inner, n, eps);
+    for (size_t i = 0; i < outer; ++i)
+      layer_norm(from + i * stride, n, weight.data(), b, to + i * inner * n, inner, n, eps);
   });
 }
 
@@ -72,7 +79,8 @@ void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
   require(x.ndim() == 3, "x must be [tokens, heads, size]");
   if (x.size() == 0) return;
   const Turn turn{x.shape(0), x.shape(1), x.shape(2), cos.shape(1), stride_of(x), interleaved};
-  require(cos.shape(0) == turn.tokens && sin.shape(0) == turn.tokens && sin.shape(1) == turn.turned && turn.turned <= turn.size / 2,
+  require(cos.shape(0) == turn.tokens && sin.shape(0) == turn.tokens && sin.shape(1) == turn.turned &&
+              turn.turned <= turn.size / 2,
           "cos and sin must be [tokens, at most size / 2]");
   const float *from = x.data(), *c = cos.data(), *s = sin.data();
   float* to = out.data();
@@ -85,7 +93,8 @@ void gate_py(Rows gates, std::optional<Rows> up, Out out, int how) {
   if (up) same_shape(*up, out);
   require(how >= 0 && how < activations, "unknown activation");
   if (out.size() == 0) return;
-  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates), also = up ? stride_of(*up) : width;
+  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(gates),
+               also = up ? stride_of(*up) : width;
   const Activation which{how};
   const float *g = gates.data(), *u = up ? up->data() : nullptr;
   float* to = out.data();
@@ -112,7 +121,8 @@ void add_py(Rows x, Rows y, Out out, float scale) {
   same_shape(x, out);
   same_shape(y, out);
   if (out.size() == 0) return;
-  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(x), also = stride_of(y);
+  const size_t rows = out.ndim() ? out.shape(0) : 1, width = out.size() / rows, from = stride_of(x),
+               also = stride_of(y);
   const float *a = x.data(), *b = y.data();
   float* to = out.data();
   perform(out.size(), 0, {a, b, to}, [=](size_t) { add(a, from, b, also, to, width, rows, width, scale); });
@@ -146,7 +156,8 @@ void copy_py(Rows x, Output y) {
 Kept kept_of(const Blocks& blocks) {
   if (blocks.dtype() == nb::dtype<float>()) return Kept::f32;
   if (blocks.dtype() == nb::dtype<int8_t>()) return Kept::i8;
-  require(blocks.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && blocks.dtype().bits == 16, "the cache must be float32, float16 or int8");
+  require(blocks.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) && blocks.dtype().bits == 16,
+          "the cache must be float32, float16 or int8");
   return Kept::f16;
 }
 
@@ -167,30 +178,57 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
                std::optional<Steps> steps, std::optional<Recent> recent, std::optional<Grid> grid, float softcap,
                std::optional<Vector> slopes, std::optional<Vector> sinks, size_t chunk) {
   same_shape(q, out);
-  require(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3, "q must be [tokens, heads, size], k and v [tokens, groups, size]");
-  const Cache cache{kept_of(keys), keys.shape(0), keys.shape(1), keys.shape(2), keys.data(), values.data(),
-                    steps ? steps->data() : nullptr, recent ? recent->data() : nullptr, grid ? grid->data() : nullptr};
+  require(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3,
+          "q must be [tokens, heads, size], k and v [tokens, groups, size]");
+  const Cache cache{kept_of(keys),
+                    keys.shape(0),
+                    keys.shape(1),
+                    keys.shape(2),
+                    keys.data(),
+                    values.data(),
+                    steps ? steps->data() : nullptr,
+                    recent ? recent->data() : nullptr,
+                    grid ? grid->data() : nullptr};
   const size_t count = q.shape(0), heads = q.shape(1), groups = cache.groups, blocks = cache.blocks, size = cache.size;
   for (const Rows* x : {&k, &v})
-    require(x->shape(0) == count && x->shape(1) == groups && x->shape(2) == size, "k and v must be [tokens, groups, size] of the cache");
-  require(q.shape(2) == size && groups > 0 && heads % groups == 0, "heads must be a multiple of groups, with the cache's head size");
-  require(keys.shape(3) == cache_block && kept_of(values) == cache.kept && values.shape(0) == groups && values.shape(1) == blocks &&
-              values.shape(2) == cache_block && values.shape(3) == size,
+    require(x->shape(0) == count && x->shape(1) == groups && x->shape(2) == size,
+            "k and v must be [tokens, groups, size] of the cache");
+  require(q.shape(2) == size && groups > 0 && heads % groups == 0,
+          "heads must be a multiple of groups, with the cache's head size");
+  require(keys.shape(3) == cache_block && kept_of(values) == cache.kept && values.shape(0) == groups &&
+              values.shape(1) == blocks && values.shape(2) == cache_block && values.shape(3) == size,
           "keys must be [groups, blocks, size, 32], values [groups, blocks, 32, size]");
-  require(start <= blocks * cache_block && count <= blocks * cache_block - start, "the cache has no room for these positions");
+  require(start <= blocks * cache_block && count <= blocks * cache_block - start,
+          "the cache has no room for these positions");
   if (cache.kept == Kept::i8) {
     require(steps && recent, "int8 requires steps and recent positions");
     require(steps->shape(0) == groups && steps->shape(1) == blocks && steps->shape(2) == 4 && steps->shape(3) == size &&
                 recent->shape(0) == groups && recent->shape(1) == 2 && recent->shape(2) == cache_block * size,
             "steps must be [groups, blocks, 4, size], recent [groups, 2, 32 * size]");
   }
-  require(!grid || (cache.kept == Kept::i8 && grid->shape(0) == groups && grid->shape(1) == 4 && grid->shape(2) == size),
-          "a grid must be [groups, 4, size], for an int8 cache");
-  require((!slopes || slopes->shape(0) == heads) && (!sinks || sinks->shape(0) == heads), "requires one slope and one sink per head");
+  require(
+      !grid || (cache.kept == Kept::i8 && grid->shape(0) == groups && grid->shape(1) == 4 && grid->shape(2) == size),
+      "a grid must be [groups, 4, size], for an int8 cache");
+  require((!slopes || slopes->shape(0) == heads) && (!sinks || sinks->shape(0) == heads),
+          "requires one slope and one sink per head");
   require(softcap >= 0 && std::isfinite(softcap), "softcap must be positive, or 0 for none");
   if (out.size() == 0) return;
-  const Tokens tokens{q.data(), k.data(), v.data(), stride_of(q), stride_of(k), stride_of(v), count, heads, start, window, scale, out.data(), softcap,
-                      slopes ? slopes->data() : nullptr, sinks ? sinks->data() : nullptr, chunk};
+  const Tokens tokens{q.data(),
+                      k.data(),
+                      v.data(),
+                      stride_of(q),
+                      stride_of(k),
+                      stride_of(v),
+                      count,
+                      heads,
+                      start,
+                      window,
+                      scale,
+                      out.data(),
+                      softcap,
+                      slopes ? slopes->data() : nullptr,
+                      sinks ? sinks->data() : nullptr,
+                      chunk};
   positions_to(start, count, blocks * cache_block);
   perform(count * (start + count) * groups * size, start, {tokens.q, tokens.k, tokens.v, tokens.out},
           [cache, tokens, keys, values, steps, recent, grid, slopes, sinks](size_t position) {
@@ -204,17 +242,20 @@ void attend_py(Rows q, Rows k, Rows v, Blocks keys, Blocks values, Out out, size
 
 void bind_decoder(nb::module_& m) {
   m.def("rms_norm", &rms_norm_py, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(), "eps"_a);
-  m.def("layer_norm", &layer_norm_py, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert().none(), "out"_a.noconvert(), "eps"_a);
-  m.def("rotate", &rotate_py, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "out"_a.noconvert(), "interleaved"_a);
+  m.def("layer_norm", &layer_norm_py, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert().none(),
+        "out"_a.noconvert(), "eps"_a);
+  m.def("rotate", &rotate_py, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "out"_a.noconvert(),
+        "interleaved"_a);
   m.def("gate", &gate_py, "gates"_a.noconvert(), "up"_a.noconvert().none(), "out"_a.noconvert(), "how"_a);
   m.def("xielu", &xielu_py, "x"_a.noconvert(), "out"_a.noconvert(), "positive"_a, "negative"_a, "beta"_a, "eps"_a);
   m.def("add", &add_py, "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert(), "scale"_a = 1.0f);
   m.def("add_bias", &add_bias_py, "y"_a.noconvert(), "bias"_a.noconvert());
   m.def("copy", &copy_py, "x"_a.noconvert(), "y"_a.noconvert());
-  m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(),
-        "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a, "steps"_a.noconvert().none() = nb::none(),
-        "recent"_a.noconvert().none() = nb::none(), "grid"_a.noconvert().none() = nb::none(), "softcap"_a = 0.0f,
-        "slopes"_a.noconvert().none() = nb::none(), "sinks"_a.noconvert().none() = nb::none(), "chunk"_a = 0);
+  m.def("attend", &attend_py, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(),
+        "values"_a.noconvert(), "out"_a.noconvert(), "start"_a, "scale"_a, "window"_a,
+        "steps"_a.noconvert().none() = nb::none(), "recent"_a.noconvert().none() = nb::none(),
+        "grid"_a.noconvert().none() = nb::none(), "softcap"_a = 0.0f, "slopes"_a.noconvert().none() = nb::none(),
+        "sinks"_a.noconvert().none() = nb::none(), "chunk"_a = 0);
   m.def("on_grid", &on_grid_py, "x"_a.noconvert(), "step"_a.noconvert(), "offset"_a.noconvert(), "out"_a.noconvert());
 }
 

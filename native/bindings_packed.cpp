@@ -31,13 +31,15 @@ const PackedKernel* find_packed(std::string_view name) {
 bool has_packed(const std::string& name) { return find_packed(name) || find_block_kernel(name); }
 
 // lane_step: 0 if lines hold one row; 1 if four adjacent rows share a line, rows / 4 if four quarters of the matrix do.
-Packed make_packed(const std::string& name, PackedBytes bytes, size_t rows, size_t cols, float scale, size_t lane_step) {
+Packed make_packed(const std::string& name, PackedBytes bytes, size_t rows, size_t cols, float scale,
+                   size_t lane_step) {
   Packed p{bytes, {}, find_packed(name), find_block_kernel(name)};
   if (!p.kernel && !p.dequantizer) throw nb::value_error("unknown packed kernel");
   const size_t block = size_t(p.kernel ? p.kernel->block : p.dequantizer->weights);
-  const size_t size = size_t(p.kernel ? p.kernel->bytes : p.dequantizer->bytes), lanes = p.kernel ? size_t(p.kernel->lanes) : 1;
-  if (rows == 0 || cols == 0 || cols % block || rows % lanes || rows > (size_t(1) << 40) / cols || (lanes == 1) != (lane_step == 0) ||
-      (lane_step != 0 && lane_step != 1 && lane_step != rows / lanes))
+  const size_t size = size_t(p.kernel ? p.kernel->bytes : p.dequantizer->bytes),
+               lanes = p.kernel ? size_t(p.kernel->lanes) : 1;
+  if (rows == 0 || cols == 0 || cols % block || rows % lanes || rows > (size_t(1) << 40) / cols ||
+      (lanes == 1) != (lane_step == 0) || (lane_step != 0 && lane_step != 1 && lane_step != rows / lanes))
     throw nb::value_error("the layout does not divide the matrix");
   const size_t line = cols / block * size;
   if (bytes.shape(0) < rows / lanes * line) throw nb::value_error("too few bytes for the matrix");

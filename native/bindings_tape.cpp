@@ -61,7 +61,8 @@ void end(nb::pointer_and_handle<Tape> tape) {
 }
 
 void run(Tape& tape, size_t position) {
-  if (recording || tape.busy || !tape.complete || position >= tape.room) throw nb::value_error("this tape cannot run at this position");
+  if (recording || tape.busy || !tape.complete || position >= tape.room)
+    throw nb::value_error("this tape cannot run at this position");
   struct Busy {
     bool& flag;
     explicit Busy(bool& f) : flag(f) { flag = true; }

@@ -27,7 +27,8 @@ PQ_SIMD void row_on_grid(const float* x, const float* step, const float* offset,
 const DecoderSet& decoder_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const DecoderSet& best = []() -> const DecoderSet& {
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return decoder_avx512();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+      return decoder_avx512();
     // Any processor with AVX2 has F16C, which clang 14 cannot query.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return decoder_avx2();
     return decoder_plain();
@@ -46,7 +47,8 @@ void rms_norm(const float* x, size_t stride, const float* weight, float* out, si
   });
 }
 
-void layer_norm(const float* x, size_t stride, const float* weight, const float* bias, float* out, size_t rows, size_t n, double eps) {
+void layer_norm(const float* x, size_t stride, const float* weight, const float* bias, float* out, size_t rows,
+                size_t n, double eps) {
   const size_t step = std::max<size_t>(1, piece / std::max<size_t>(1, n));
   parallel_for((rows + step - 1) / step, [=](size_t chunk) {
     for (size_t r = chunk * step; r < std::min(rows, (chunk + 1) * step); ++r)
@@ -87,8 +89,8 @@ void on_grid(const float* x, size_t stride, const float* step, const float* offs
   for (size_t r = 0; r < rows; ++r) row_on_grid(x + r * stride, step, offset, out + r * n, n);
 }
 
-void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n,
-         float scale) {
+void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows,
+         size_t n, float scale) {
   const size_t step = std::max<size_t>(1, piece / std::max<size_t>(1, n));
   parallel_for((rows + step - 1) / step, [=](size_t chunk) {
     for (size_t r = chunk * step; r < std::min(rows, (chunk + 1) * step); ++r) {

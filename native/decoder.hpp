@@ -10,7 +10,8 @@ namespace polyquant {
 void rms_norm(const float* x, size_t stride, const float* weight, float* out, size_t rows, size_t n, double eps);
 
 // As rms_norm, for (x - mean) / sqrt(variance + eps) * weight + bias; bias may be null.
-void layer_norm(const float* x, size_t stride, const float* weight, const float* bias, float* out, size_t rows, size_t n, double eps);
+void layer_norm(const float* x, size_t stride, const float* weight, const float* bias, float* out, size_t rows,
+                size_t n, double eps);
 
 // x [tokens, heads, size], with a token stride in floats; cos, sin [tokens, turned] -> out [tokens, heads, size].
 struct Turn {
@@ -31,8 +32,8 @@ struct Xielu {
 void xielu(const float* x, float* out, size_t n, const Xielu& how);
 
 // out [rows, n] = x + y * scale, each with its own row stride; 0 to broadcast a row. out may alias x.
-void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows, size_t n,
-         float scale = 1.0f);
+void add(const float* x, size_t x_stride, const float* y, size_t y_stride, float* out, size_t out_stride, size_t rows,
+         size_t n, float scale = 1.0f);
 
 // Rounds to a grid: (q - offset) * step with q = clamp(round(x / step + offset), -128, 127). x [rows, n], with a row
 // stride in floats; step, offset [n] -> out [rows, n]. NaN is preserved.
@@ -75,7 +76,8 @@ struct Tokens {
 
   // The first position that the query at `position` attends to.
   size_t first_seen(size_t position) const {
-    const size_t begin = chunk ? position - position % chunk : 0, last = window && position >= window ? position + 1 - window : 0;
+    const size_t begin = chunk ? position - position % chunk : 0,
+                 last = window && position >= window ? position + 1 - window : 0;
     return begin > last ? begin : last;
   }
 };

@@ -85,8 +85,9 @@ struct Relu2 {
   }
 };
 
-// g / 2 (1 + erf(g / sqrt 2)) = g (1 - erfc(z) / 2) for z = |g| / sqrt 2, or g erfc(z) / 2 where g < 0. erfc by a fitted polynomial in 1 / (1 + z / 2)
-// inside an exponential, relative error below 1.2e-7 (Press et al., Numerical Recipes, erfcc).
+// g / 2 (1 + erf(g / sqrt 2)) = g (1 - erfc(z) / 2) for z = |g| / sqrt 2, or g erfc(z) / 2 if g < 0. erfc uses a fitted
+// polynomial in 1 / (1 + z / 2) inside an exponential, with relative error below 1.2e-7 (Press et al., Numerical
+// Recipes, erfcc).
 struct Gelu {
   PQ_INLINE Wide operator()(Wide g) const {
     const Wide z = (g < 0 ? -g : g) * 0x1.6a09e6p-1f, t = 1.0f / (1.0f + 0.5f * z);
@@ -105,7 +106,9 @@ struct Gelu {
 
 // g / 2 (1 + tanh u) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
 struct GeluTanh {
-  PQ_INLINE Wide operator()(Wide g) const { return g / (1.0f + exponential(-1.5957691216f * (g + 0.044715f * g * g * g))); }
+  PQ_INLINE Wide operator()(Wide g) const {
+    return g / (1.0f + exponential(-1.5957691216f * (g + 0.044715f * g * g * g)));
+  }
 };
 
 // expm1(x) - x, by its series where the difference would cancel.
@@ -113,7 +116,11 @@ struct XieluAt {
   Xielu how;
   PQ_INLINE Wide operator()(Wide x) const {
     const Wide limit = all(how.eps), low = x < limit ? x : limit;
-    const Wide series = low * low * (0.5f + low * (0x1.555556p-3f + low * (0x1.555556p-5f + low * (0x1.111112p-7f + low * (0x1.6c16c2p-10f + low * 0x1.a01a02p-13f)))));
+    const Wide series =
+        low * low *
+        (0.5f +
+         low * (0x1.555556p-3f +
+                low * (0x1.555556p-5f + low * (0x1.111112p-7f + low * (0x1.6c16c2p-10f + low * 0x1.a01a02p-13f)))));
     const Wide grown = x < -0.5f ? exponential(low) - 1.0f - x : series + (low - x);
     return (x > 0 ? how.positive * x * x : how.negative * grown) + how.beta * x;
   }
@@ -169,14 +176,16 @@ PQ_INLINE void tile(const float* a, size_t lda, const float* b, size_t ldb, floa
 }
 
 template <int V>
-PQ_INLINE void columns(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t rows, size_t k, bool add) {
+PQ_INLINE void columns(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t rows,
+                       size_t k, bool add) {
   size_t r = 0;
   for (; r + 4 <= rows; r += 4) tile<4, V>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
   for (; r < rows; ++r) tile<1, V>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
 // c[rows, n] = a[rows, k] b[k, n], or accumulated; lda, ldb, ldc: row strides in floats.
-PQ_INLINE void multiply(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t rows, size_t k, size_t n, bool add) {
+PQ_INLINE void multiply(const float* a, size_t lda, const float* b, size_t ldb, float* c, size_t ldc, size_t rows,
+                        size_t k, size_t n, bool add) {
   size_t j = 0;
   for (; j + 2 * kWide <= n; j += 2 * kWide) columns<2>(a, lda, b + j, ldb, c + j, ldc, rows, k, add);
   for (; j + kWide <= n; j += kWide) columns<1>(a, lda, b + j, ldb, c + j, ldc, rows, k, add);
@@ -191,14 +200,16 @@ PQ_INLINE void multiply(const float* a, size_t lda, const float* b, size_t ldb, 
 void widen_halves(const uint8_t* halves, float* out, size_t n) {
   size_t i = 0;
 #if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + 2 * i))));
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + 2 * i))));
 #endif
   for (; i < n; ++i) out[i] = load_half(halves + 2 * i);
 }
 
 void widen_keys(const int8_t* codes, const float* step, const float* offset, float* out, size_t size) {
   for (size_t d = 0; d < size; ++d)
-    for (size_t s = 0; s < cache_block; ++s) out[d * cache_block + s] = float(codes[d * cache_block + s]) * step[d] + offset[d];
+    for (size_t s = 0; s < cache_block; ++s)
+      out[d * cache_block + s] = float(codes[d * cache_block + s]) * step[d] + offset[d];
 }
 
 void widen_values(const int8_t* codes, const float* step, const float* offset, float* out, size_t size) {
@@ -211,9 +222,13 @@ const float* floats_of(const Cache& c, size_t group, size_t block, bool values, 
   const size_t n = cache_block * c.size, at = (group * c.blocks + block) * n;
   const void* stored = values ? c.values : c.keys;
   switch (c.kept) {
-    case Kept::f32: return static_cast<const float*>(stored) + at;
-    case Kept::f16: widen_halves(static_cast<const uint8_t*>(stored) + 2 * at, scratch, n); return scratch;
-    case Kept::i8: break;
+    case Kept::f32:
+      return static_cast<const float*>(stored) + at;
+    case Kept::f16:
+      widen_halves(static_cast<const uint8_t*>(stored) + 2 * at, scratch, n);
+      return scratch;
+    case Kept::i8:
+      break;
   }
   if (block == recent) return c.recent + (2 * group + values) * n;
   const float* step = c.steps + ((group * c.blocks + block) * 4 + 2 * values) * c.size;
@@ -221,8 +236,9 @@ const float* floats_of(const Cache& c, size_t group, size_t block, bool values, 
   return scratch;
 }
 
-// Turns the scores of one row into weights; of its `count` positions, only [low, high) are attended to.
-PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float& largest, float& total, float* out, size_t size) {
+// Converts the scores of one row to weights; of its `count` positions, only [low, high) are attended to.
+PQ_INLINE void weigh(float* scores, size_t count, size_t low, size_t high, float& largest, float& total, float* out,
+                     size_t size) {
   for (size_t s = 0; s < low; ++s) scores[s] = -INFINITY;
   for (size_t s = high; s < count; ++s) scores[s] = -INFINITY;
   Wide top = all(largest);
@@ -273,26 +289,36 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
   std::fill_n(sums.largest, rows, -INFINITY);
   std::fill_n(sums.total, rows, 0.0f);
   std::fill_n(sums.out, rows * size, 0.0f);
-  const size_t first = t.start + p.token, last = first + p.count - 1, recent = last / cache_block;  // positions of the queries, and their block
+  const size_t first = t.start + p.token, last = first + p.count - 1,
+               recent = last / cache_block;  // positions of the queries, and their block
   const auto seen = [=](size_t b) { return std::min(cache_block, last + 1 - b * cache_block); };
   for (size_t b = p.begin; b < p.end; b += blocks_together) {
     const size_t at = b * cache_block, blocks = std::min(blocks_together, p.end - b);
     const size_t count = (blocks - 1) * cache_block + (seen(b + blocks - 1) + kWide - 1) / kWide * kWide;
     for (size_t i = 0; i < blocks; ++i)
-      multiply(query, size, floats_of(c, p.group, b + i, false, recent, wide), cache_block, scores + i * cache_block, width, rows, size,
-               std::min(cache_block, count - i * cache_block), false);
+      multiply(query, size, floats_of(c, p.group, b + i, false, recent, wide), cache_block, scores + i * cache_block,
+               width, rows, size, std::min(cache_block, count - i * cache_block), false);
     for (size_t r = 0; r < rows; ++r) {
       const size_t position = first + r / shared, begin = t.first_seen(position);
-      const size_t high = position < at ? 0 : std::min(count, position + 1 - at), low = begin > at ? std::min(count, begin - at) : 0;
-      if (t.softcap || t.slopes) bend(t, p.group * shared + r % shared, float(at) - float(position), scores + r * width, count);
+      const size_t high = position < at ? 0 : std::min(count, position + 1 - at),
+                   low = begin > at ? std::min(count, begin - at) : 0;
+      if (t.softcap || t.slopes)
+        bend(t, p.group * shared + r % shared, float(at) - float(position), scores + r * width, count);
       weigh(scores + r * width, count, low, high, sums.largest[r], sums.total[r], sums.out + r * size, size);
     }
     for (size_t i = 0; i < blocks; ++i)
-      multiply(scores + i * cache_block, width, floats_of(c, p.group, b + i, true, recent, wide), size, sums.out, size, rows, seen(b + i), size, true);
+      multiply(scores + i * cache_block, width, floats_of(c, p.group, b + i, true, recent, wide), size, sums.out, size,
+               rows, seen(b + i), size, true);
   }
 }
 
-constexpr DecoderSet kSet{norm_row, turn_halves, turn_pairs, layer_norm_row, {gated<Silu>, gated<Relu2>, gated<Gelu>, gated<GeluTanh>, gated<Relu>}, xielu_row, attend_piece};
+constexpr DecoderSet kSet{norm_row,
+                          turn_halves,
+                          turn_pairs,
+                          layer_norm_row,
+                          {gated<Silu>, gated<Relu2>, gated<Gelu>, gated<GeluTanh>, gated<Relu>},
+                          xielu_row,
+                          attend_piece};
 
 }  // namespace
 }  // namespace polyquant

@@ -36,7 +36,8 @@ struct Room {
   std::vector<int32_t> used;
 };
 
-void route_token(const float* logits, size_t n, const float* bias, const Routing& how, Room& room, int32_t* ids, float* weights) {
+void route_token(const float* logits, size_t n, const float* bias, const Routing& how, Room& room, int32_t* ids,
+                 float* weights) {
   auto& [scores, choice, groups, used] = room;
   scores.resize(n), choice.resize(n), groups.resize(how.groups), used.resize(how.groups_used);
   for (size_t i = 0; i < n; ++i) choice[i] = ordered(logits[i]);
@@ -100,7 +101,8 @@ Wide clamped(Wide gate, Wide up, float alpha, float limit) {
 
 }  // namespace
 
-void route(const float* logits, size_t tokens, size_t experts, const float* bias, const Routing& how, int32_t* ids, float* weights) {
+void route(const float* logits, size_t tokens, size_t experts, const float* bias, const Routing& how, int32_t* ids,
+           float* weights) {
   constexpr size_t step = 16;
   parallel_for((tokens + step - 1) / step, [=, &how](size_t chunk) {
     thread_local Room room;
@@ -119,7 +121,9 @@ PQ_SIMD static void combine_row(const float* y, const float* weights, float* out
 }
 
 void combine(const float* y, const float* weights, float* out, size_t tokens, size_t used, size_t n) {
-  rows_in_parallel(tokens, used * n, [=](size_t t) { combine_row(y + t * used * n, weights ? weights + t * used : nullptr, out + t * n, used, n); });
+  rows_in_parallel(tokens, used * n, [=](size_t t) {
+    combine_row(y + t * used * n, weights ? weights + t * used : nullptr, out + t * n, used, n);
+  });
 }
 
 void spread(const float* x, const float* weights, float* out, size_t tokens, size_t used, size_t n) {
@@ -129,7 +133,8 @@ void spread(const float* x, const float* weights, float* out, size_t tokens, siz
   });
 }
 
-void add_expert_bias(float* y, size_t stride, const float* bias, size_t experts, const int32_t* ids, size_t assignments, size_t n) {
+void add_expert_bias(float* y, size_t stride, const float* bias, size_t experts, const int32_t* ids, size_t assignments,
+                     size_t n) {
   rows_in_parallel(assignments, n, [=](size_t a) {
     if (ids[a] < 0 || size_t(ids[a]) >= experts) return;
     const float* b = bias + size_t(ids[a]) * n;

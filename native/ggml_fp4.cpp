@@ -44,11 +44,9 @@ PQ_INLINE void encode(const float* src, float d, uint8_t* nibbles) {
 }
 
 // Half of 2^(e - 127), because the codes count halves; 255 is the next power, not NaN, as in ggml.
-PQ_INLINE float half_e8m0(uint8_t e) {
-  return std::bit_cast<float>(e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23);
-}
+PQ_INLINE float half_e8m0(uint8_t e) { return std::bit_cast<float>(e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23); }
 
-// floor(log2(amax)) + 125. A value just below a power of two counts as that power when its log2 rounds to it in float32.
+// floor(log2(amax)) + 125. A value just below a power of two counts as that power if its log2 rounds to it.
 PQ_INLINE uint8_t e8m0_for(float amax) {
   const uint32_t bits = std::bit_cast<uint32_t>(amax);
   int floor_log2 = int(bits >> 23) - 127;

@@ -54,7 +54,8 @@ PQ_SIMD void dequantize_iq2_xxs(const uint8_t* src, float* dst, size_t blocks) {
     for (int ib = 0; ib < 8; ++ib) {
       const uint8_t* index = src + 2 + 8 * ib;
       const uint32_t tail = load<uint32_t>(index + 4);
-      for (int l = 0; l < 4; ++l) v.set(4 * ib + l, with_signs(grid2_xxs[index[l]], even_sign_mask[tail >> (7 * l) & 127]));
+      for (int l = 0; l < 4; ++l)
+        v.set(4 * ib + l, with_signs(grid2_xxs[index[l]], even_sign_mask[tail >> (7 * l) & 127]));
       const float scale = d * (0.5f + float(tail >> 28)) * 0.25f;
       v.set_scales(ib, scale, scale);
     }
@@ -102,7 +103,8 @@ PQ_SIMD void dequantize_iq3_xxs(const uint8_t* src, float* dst, size_t blocks) {
       const uint8_t* index = src + 2 + 8 * ib;
       const uint32_t tail = load<uint32_t>(src + 66 + 4 * ib);
       for (int l = 0; l < 4; ++l)
-        v.set(4 * ib + l, with_signs(pair(grid3_xxs[index[2 * l]], grid3_xxs[index[2 * l + 1]]), even_sign_mask[tail >> (7 * l) & 127]));
+        v.set(4 * ib + l, with_signs(pair(grid3_xxs[index[2 * l]], grid3_xxs[index[2 * l + 1]]),
+                                     even_sign_mask[tail >> (7 * l) & 127]));
       const float scale = d * (0.5f + float(tail >> 28)) * 0.5f;
       v.set_scales(ib, scale, scale);
     }
@@ -322,7 +324,8 @@ PQ_INLINE double error_of(const float* x, const float* weight, float scale) {
 }
 
 PQ_INLINE void share_scales(const float* scales, float d, float (&s)[8]) {
-  for (int ib = 0; ib < 8; ++ib) s[ib] = std::fmax(std::fmin(std::nearbyint(scales[ib] * inverse_of(d)), 31.0f), -32.0f);
+  for (int ib = 0; ib < 8; ++ib)
+    s[ib] = std::fmax(std::fmin(std::nearbyint(scales[ib] * inverse_of(d)), 31.0f), -32.0f);
 }
 
 PQ_SIMD void quantize_iq4_xs(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* importance) {
@@ -359,10 +362,14 @@ PQ_SIMD void quantize_iq4_xs(const float* src, uint8_t* dst, size_t rows, size_t
 }
 
 constexpr BlockKernel table[] = {
-    {"iq1_s", 256, 50, dequantize_iq1_s, nullptr},     {"iq1_m", 256, 56, dequantize_iq1_m, nullptr},
-    {"iq2_xxs", 256, 66, dequantize_iq2_xxs, nullptr}, {"iq2_xs", 256, 74, dequantize_iq2_xs, nullptr},
-    {"iq2_s", 256, 82, dequantize_iq2_s, nullptr},     {"iq3_xxs", 256, 98, dequantize_iq3_xxs, nullptr},
-    {"iq3_s", 256, 110, dequantize_iq3_s, nullptr},    {"iq4_nl", 32, 18, dequantize_iq4_nl, quantize_iq4_nl},
+    {"iq1_s", 256, 50, dequantize_iq1_s, nullptr},
+    {"iq1_m", 256, 56, dequantize_iq1_m, nullptr},
+    {"iq2_xxs", 256, 66, dequantize_iq2_xxs, nullptr},
+    {"iq2_xs", 256, 74, dequantize_iq2_xs, nullptr},
+    {"iq2_s", 256, 82, dequantize_iq2_s, nullptr},
+    {"iq3_xxs", 256, 98, dequantize_iq3_xxs, nullptr},
+    {"iq3_s", 256, 110, dequantize_iq3_s, nullptr},
+    {"iq4_nl", 32, 18, dequantize_iq4_nl, quantize_iq4_nl},
     {"iq4_xs", 256, 136, dequantize_iq4_xs, quantize_iq4_xs},
 };
 

@@ -32,7 +32,8 @@ PQ_INLINE void split(const uint8_t* __restrict src, uint8_t* __restrict q, int b
 
 // Codes -> weights of sub-blocks of W; `zero`: the stored code that means zero.
 template <int W>
-PQ_INLINE void spread(const uint8_t* __restrict q, int zero, const float* scale, const float* min, float* __restrict dst) {
+PQ_INLINE void spread(const uint8_t* __restrict q, int zero, const float* scale, const float* min,
+                      float* __restrict dst) {
   for (int s = 0; s < 256 / W; ++s, q += W, dst += W) {
     const float a = scale[s], b = min ? min[s] : 0.0f;
     if (min) {

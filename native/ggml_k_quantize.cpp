@@ -19,7 +19,7 @@ template <int W>
 struct Affine {
   static constexpr int kPer = Tile<W>::kPer, kBlocks = Tile<W>::kBlocks;
   Tile<W> tile;
-  int subs, second;  // largest integer of sub-scales and minima; the second anchor tried for every block
+  int subs, second;       // largest integer of sub-scales and minima; the second anchor tried for every block
   Lane sign, scale, min;  // best real-valued scale and minimum of each sub-block
 
   struct State {
@@ -390,8 +390,8 @@ PQ_INLINE void scaled_importance(const float* src, float* dst) {
 }
 
 template <class Search>
-PQ_INLINE void encode(Search& search, const float* src, uint8_t* dst, size_t blocks, size_t per_row, const float* importance,
-                      size_t bytes) {
+PQ_INLINE void encode(Search& search, const float* src, uint8_t* dst, size_t blocks, size_t per_row,
+                      const float* importance, size_t bytes) {
   constexpr int step = Search::kBlocks;
   typename Search::State state = {};
   uint8_t q[step * 256];
@@ -414,13 +414,15 @@ PQ_SIMD void encode_affine_16(const float* src, uint8_t* dst, size_t blocks, siz
   encode(k, src, dst, blocks, per_row, importance, 84);
 }
 
-PQ_SIMD void encode_affine_32(const float* src, uint8_t* dst, size_t blocks, size_t per_row, const float* importance, int codes) {
+PQ_SIMD void encode_affine_32(const float* src, uint8_t* dst, size_t blocks, size_t per_row, const float* importance,
+                              int codes) {
   Affine<32> k;
   k.tile.lo = 0, k.tile.hi = float(codes), k.subs = 63, k.second = 55;
   encode(k, src, dst, blocks, per_row, importance, codes == 15 ? 144 : 176);
 }
 
-PQ_SIMD void encode_symmetric(const float* src, uint8_t* dst, size_t blocks, size_t per_row, const float* importance, int half) {
+PQ_SIMD void encode_symmetric(const float* src, uint8_t* dst, size_t blocks, size_t per_row, const float* importance,
+                              int half) {
   Symmetric k;
   k.tile.lo = float(-half), k.tile.hi = float(half - 1);
   k.subs = half == 4 ? 32 : 128, k.second = half == 4 ? 24 : 122, k.window = half == 4 ? 2 : 6;

@@ -12,9 +12,9 @@ namespace polyquant::k_search {
 
 constexpr int kLanes = 16;
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to integer, half to even
-constexpr float kHuge = 1e9f;  // beyond the range of fp16 scales; keeps every sum finite
+constexpr float kHuge = 1e9f;          // beyond the range of fp16 scales; keeps every sum finite
 constexpr float kTinyHalf = 0x1p-24f, kMaxHalf = 65504.0f;
-constexpr float kSingular = 1e-4f;  // a determinant below this fraction of its terms is rounding noise
+constexpr float kSingular = 1e-4f;    // a determinant below this fraction of its terms is rounding noise
 constexpr float kMargin = 1.000001f;  // so that rounding noise does not replace the natural initial value
 // Fraction of the energy below which the remaining error is only due to the rounding of super-scales.
 constexpr float kExact = 0x1p-20f;

@@ -7,7 +7,7 @@
 namespace polyquant {
 namespace {
 
-// ---------------------------------------------------------------- 4 and 5 bits: low nibbles, then high nibbles, then bit 4
+// ---------------------------------------------------------------- 4 and 5 bits: low nibbles, high nibbles, then bit 4
 
 template <bool fifth>
 PQ_INLINE void pack_codes(const uint8_t* q, uint8_t* high, uint8_t* nibbles) {
@@ -96,21 +96,21 @@ PQ_INLINE void search_nibbles(const float* src, uint8_t* dst, size_t rows, size_
   }
 }
 
-#define PQ_NIBBLES(name, affine, fifth)                                                                      \
-  PQ_SIMD void dequantize_##name(const uint8_t* src, float* dst, size_t blocks) {                            \
-    dequantize_nibbles<affine, fifth>(src, dst, blocks);                                                     \
-  }                                                                                                          \
-  PQ_SIMD void round_##name(const float* src, uint8_t* dst, size_t blocks) {                                 \
-    quantize_nibbles<affine, fifth>(src, dst, blocks);                                                       \
-  }                                                                                                          \
+#define PQ_NIBBLES(name, affine, fifth)                                                                        \
+  PQ_SIMD void dequantize_##name(const uint8_t* src, float* dst, size_t blocks) {                              \
+    dequantize_nibbles<affine, fifth>(src, dst, blocks);                                                       \
+  }                                                                                                            \
+  PQ_SIMD void round_##name(const float* src, uint8_t* dst, size_t blocks) {                                   \
+    quantize_nibbles<affine, fifth>(src, dst, blocks);                                                         \
+  }                                                                                                            \
   PQ_SIMD void search_##name(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* weights) { \
-    search_nibbles<affine, fifth>(src, dst, rows, cols, weights);                                            \
-  }                                                                                                          \
-  void quantize_##name(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* weights) {     \
-    if (weights)                                                                                             \
-      search_##name(src, dst, rows, cols, weights);                                                          \
-    else                                                                                                     \
-      round_##name(src, dst, rows * cols / 32);                                                              \
+    search_nibbles<affine, fifth>(src, dst, rows, cols, weights);                                              \
+  }                                                                                                            \
+  void quantize_##name(const float* src, uint8_t* dst, size_t rows, size_t cols, const float* weights) {       \
+    if (weights)                                                                                               \
+      search_##name(src, dst, rows, cols, weights);                                                            \
+    else                                                                                                       \
+      round_##name(src, dst, rows * cols / 32);                                                                \
   }
 
 PQ_NIBBLES(q4_0, false, false)
@@ -203,18 +203,17 @@ PQ_SIMD void quantize_q2_0(const float* src, uint8_t* dst, size_t rows, size_t c
     for (int b = 0; b < 16; b += 4) {
       uint32_t bits = 0;
       PQ_LOOP
-      for (int j = 0; j < 16; ++j)
-        bits |= uint32_t(round_half_away(clamp(src[4 * b + j] * id, -1, 2)) + 1) << (2 * j);
+      for (int j = 0; j < 16; ++j) bits |= uint32_t(round_half_away(clamp(src[4 * b + j] * id, -1, 2)) + 1) << (2 * j);
       store(dst + 2 + b, bits);
     }
   }
 }
 
 constexpr BlockKernel table[] = {
-    {"q4_0", 32, 18, dequantize_q4_0, quantize_q4_0},   {"q4_1", 32, 20, dequantize_q4_1, quantize_q4_1},
-    {"q5_0", 32, 22, dequantize_q5_0, quantize_q5_0},   {"q5_1", 32, 24, dequantize_q5_1, quantize_q5_1},
-    {"q8_0", 32, 34, dequantize_q8_0, quantize_q8_0},   {"q8_1", 32, 36, dequantize_q8_1, quantize_q8_1},
-    {"q1_0", 128, 18, dequantize_q1_0, quantize_q1_0},  {"q2_0", 64, 18, dequantize_q2_0, quantize_q2_0},
+    {"q4_0", 32, 18, dequantize_q4_0, quantize_q4_0},  {"q4_1", 32, 20, dequantize_q4_1, quantize_q4_1},
+    {"q5_0", 32, 22, dequantize_q5_0, quantize_q5_0},  {"q5_1", 32, 24, dequantize_q5_1, quantize_q5_1},
+    {"q8_0", 32, 34, dequantize_q8_0, quantize_q8_0},  {"q8_1", 32, 36, dequantize_q8_1, quantize_q8_1},
+    {"q1_0", 128, 18, dequantize_q1_0, quantize_q1_0}, {"q2_0", 64, 18, dequantize_q2_0, quantize_q2_0},
 };
 
 }  // namespace

@@ -11,12 +11,11 @@ namespace {
 // A byte holds ceil(value * 256 / 243), so multiplying by 3 moves the next digit out at the top.
 template <int width, int digits>
 PQ_INLINE void take_digits(const uint8_t* bytes, int8_t* codes) {
-  for (int n = 0, power = 1; n < digits; ++n, power *= 3)
-    PQ_LOOP
-    for (int m = 0; m < width; ++m) {
-      const uint8_t rest = uint8_t(bytes[m] * power);
-      codes[n * width + m] = int8_t(((uint16_t(rest) * 3) >> 8) - 1);
-    }
+  for (int n = 0, power = 1; n < digits; ++n, power *= 3) PQ_LOOP
+  for (int m = 0; m < width; ++m) {
+    const uint8_t rest = uint8_t(bytes[m] * power);
+    codes[n * width + m] = int8_t(((uint16_t(rest) * 3) >> 8) - 1);
+  }
 }
 
 template <int width, int digits>
@@ -54,7 +53,8 @@ struct Tq2 {
   PQ_INLINE static void put(const int8_t* codes, uint8_t* b) {
     for (int half = 0; half < 2; ++half, codes += 128)
       for (int m = 0; m < 32; ++m)
-        b[32 * half + m] = uint8_t((codes[m] + 1) | (codes[m + 32] + 1) << 2 | (codes[m + 64] + 1) << 4 | (codes[m + 96] + 1) << 6);
+        b[32 * half + m] =
+            uint8_t((codes[m] + 1) | (codes[m + 32] + 1) << 2 | (codes[m + 64] + 1) << 4 | (codes[m + 96] + 1) << 6);
   }
 };
 
@@ -88,8 +88,12 @@ PQ_SIMD void dequantize_tq1_0(const uint8_t* src, float* dst, size_t blocks) { d
 PQ_SIMD void dequantize_tq2_0(const uint8_t* src, float* dst, size_t blocks) { dequantize<Tq2>(src, dst, blocks); }
 PQ_SIMD void unpack_tq1_0(const uint8_t* b, int8_t* codes, float* scale, size_t n) { unpack<Tq1>(b, codes, scale, n); }
 PQ_SIMD void unpack_tq2_0(const uint8_t* b, int8_t* codes, float* scale, size_t n) { unpack<Tq2>(b, codes, scale, n); }
-PQ_SIMD void pack_tq1_0(const int8_t* codes, const float* scale, uint8_t* b, size_t n) { pack<Tq1>(codes, scale, b, n); }
-PQ_SIMD void pack_tq2_0(const int8_t* codes, const float* scale, uint8_t* b, size_t n) { pack<Tq2>(codes, scale, b, n); }
+PQ_SIMD void pack_tq1_0(const int8_t* codes, const float* scale, uint8_t* b, size_t n) {
+  pack<Tq1>(codes, scale, b, n);
+}
+PQ_SIMD void pack_tq2_0(const int8_t* codes, const float* scale, uint8_t* b, size_t n) {
+  pack<Tq2>(codes, scale, b, n);
+}
 
 constexpr BlockKernel table[] = {
     {"tq1_0", 256, 54, dequantize_tq1_0, nullptr},

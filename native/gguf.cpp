@@ -21,11 +21,15 @@ int64_t skip(const uint8_t* data, size_t size, size_t at, uint64_t count, int64_
 
 }  // namespace
 
-int64_t gguf_skip_strings(const uint8_t* data, size_t size, size_t offset, uint64_t count, bool big_endian, bool wide, int64_t* starts) {
+int64_t gguf_skip_strings(const uint8_t* data, size_t size, size_t offset, uint64_t count, bool big_endian, bool wide,
+                          int64_t* starts) {
   if (offset > size) return -1;
   const bool swap = big_endian != (std::endian::native == std::endian::big);
-  if (wide) return swap ? skip<uint64_t, true>(data, size, offset, count, starts) : skip<uint64_t, false>(data, size, offset, count, starts);
-  return swap ? skip<uint32_t, true>(data, size, offset, count, starts) : skip<uint32_t, false>(data, size, offset, count, starts);
+  if (wide)
+    return swap ? skip<uint64_t, true>(data, size, offset, count, starts)
+                : skip<uint64_t, false>(data, size, offset, count, starts);
+  return swap ? skip<uint32_t, true>(data, size, offset, count, starts)
+              : skip<uint32_t, false>(data, size, offset, count, starts);
 }
 
 }  // namespace polyquant

@@ -8,6 +8,7 @@ namespace polyquant {
 
 // Offset after `count` strings that start at `offset`, or -1 if one of them extends past `size`.
 // wide: 64-bit lengths (version 2 and later), else 32-bit. starts: receives the offset of each length field, or null.
-int64_t gguf_skip_strings(const uint8_t* data, size_t size, size_t offset, uint64_t count, bool big_endian, bool wide, int64_t* starts);
+int64_t gguf_skip_strings(const uint8_t* data, size_t size, size_t offset, uint64_t count, bool big_endian, bool wide,
+                          int64_t* starts);
 
 }  // namespace polyquant

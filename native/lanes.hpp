@@ -50,8 +50,8 @@ PQ_INLINE float largest_of(Wide v) {
   return top[0];
 }
 
-// exp(x) with a relative error below 1e-7: x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial in r fitted to the smallest relative
-// error (degree 6). Below -86.9 it is 0, above 88.72 infinity; NaN stays NaN.
+// exp(x) with a relative error below 1e-7: x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial in r of degree 6 fitted
+// for minimal relative error. Below -86.9 it is 0, above 88.72 infinity; NaN stays NaN.
 PQ_INLINE Wide exponential(Wide x) {
   const Wide shifted = x * 0x1.715476p+0f + 0x1.8p23f;  // n in the lowest bits of the mantissa
   const Wide n = shifted - 0x1.8p23f;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t lanes = 16, stretch = 512;  // 32 terms per lane: the error of a sum stays near that of its terms
 
-// Independent accumulators: the compiler turns each row of lanes into vector registers.
+// Independent accumulators: the compiler maps each row of lanes to vector registers.
 PQ_SIMD void sums_of_stretch(const float* a, const float* b, double out[5]) {
   float aa[lanes] = {}, bb[lanes] = {}, ab[lanes] = {}, dd[lanes] = {}, worst[lanes] = {};
   for (size_t i = 0; i < stretch; i += lanes)
@@ -50,8 +50,8 @@ bool plain(const double s[5]) { return s[0] > 1e-20 && s[0] < 1e30 && s[1] < 1e3
 
 }  // namespace
 
-ErrorSums error_sums(const float* a, const float* b, size_t n) {
-  double s[5] = {};
+void add_errors(const float* a, const float* b, size_t n, ErrorSums& sums) {
+  double s[5] = {sums.aa, sums.bb, sums.ab, sums.dd, sums.worst};
   size_t i = 0;
   for (; i + stretch <= n; i += stretch) {
     double some[5] = {};
@@ -64,7 +64,13 @@ ErrorSums error_sums(const float* a, const float* b, size_t n) {
     s[4] = std::max(s[4], some[4]);
   }
   accumulate(a + i, b + i, n - i, s);
-  return {s[0], s[1], s[2], s[3], s[4]};
+  sums = {s[0], s[1], s[2], s[3], s[4]};
+}
+
+ErrorSums error_sums(const float* a, const float* b, size_t n) {
+  ErrorSums sums{};
+  add_errors(a, b, n, sums);
+  return sums;
 }
 
 }  // namespace polyquant

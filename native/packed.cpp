@@ -15,7 +15,8 @@ namespace {
 
 const PackedSet* best() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) return &packed_vnni();
+  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+    return &packed_vnni();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &packed_avx2();  // f16c came before avx2
 #endif
   return &packed_plain();
@@ -78,7 +79,8 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
       }
     }
     if (!in_pairs) return;
-    for (size_t i = 0; i < padded; i += 16) std::memcpy(paired + t * padded + (i / 16 % 4 == 1 || i / 16 % 4 == 2 ? i ^ 48 : i), qt + i, 16);
+    for (size_t i = 0; i < padded; i += 16)
+      std::memcpy(paired + t * padded + (i / 16 % 4 == 1 || i / 16 % 4 == 2 ? i ^ 48 : i), qt + i, 16);
   };
   parallel_for(tokens > 8 ? (tokens + 7) / 8 : 1, [&](size_t c) {
     const size_t first = tokens > 8 ? 8 * c : 0, last = tokens > 8 ? std::min(tokens, first + 8) : tokens;
@@ -90,11 +92,13 @@ Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bo
 void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride) {
   const PackedMatrix& w = *job.matrix;
   // Floats are multiplied in place, unless they are misaligned in the file.
-  const bool floats = job.dequantizer && job.dequantizer->weights == 1 && job.dequantizer->bytes == sizeof(float) && w.lanes == 1 && w.scale == 1.0f;
+  const bool floats = job.dequantizer && job.dequantizer->weights == 1 && job.dequantizer->bytes == sizeof(float) &&
+                      w.lanes == 1 && w.scale == 1.0f;
   if (floats && reinterpret_cast<uintptr_t>(w.data) % alignof(float) == 0) {
     const auto* all = reinterpret_cast<const float*>(w.data);
     for (size_t v = first; v < last; v += 8)
-      packed_set().multiply_floats(all + v * w.cols, std::min<size_t>(8, last - v), w.cols, x, tokens, job.y + v, stride);
+      packed_set().multiply_floats(all + v * w.cols, std::min<size_t>(8, last - v), w.cols, x, tokens, job.y + v,
+                                   stride);
     return;
   }
   auto* rows = reinterpret_cast<float*>(row_room.at_least((8 * w.cols + 8) * sizeof(float)));

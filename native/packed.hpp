@@ -57,7 +57,8 @@ struct PackedSet {
   void (*round_blocks)(const float* x, size_t blocks, bool wide, int8_t* q, float* scale, float* sum16, float* sum32);
   void (*round_token)(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32);
   // y[t * stride + r] = sum_k x[t * cols + k] * w[r * cols + k], rows at most 8
-  void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y, size_t stride);
+  void (*multiply_floats)(const float* w, size_t rows, size_t cols, const float* x, size_t tokens, float* y,
+                          size_t stride);
 };
 
 const PackedSet& packed_plain();
@@ -65,7 +66,7 @@ const PackedSet& packed_plain();
 const PackedSet& packed_avx2();
 const PackedSet& packed_vnni();
 #endif
-const PackedSet& packed_set();  // the best set that this processor supports
+const PackedSet& packed_set();       // the best set that this processor supports
 void use_plain_kernels(bool plain);  // for tests: existing matrices keep their kernels
 
 // At least `bytes` of thread-local memory, aligned to 64; the next call may move it.
@@ -76,7 +77,7 @@ enum class Rounding { none, block, token, wide };
 // Several matrices with a common input, in one parallel loop. y[t * stride + row].
 struct PackedJob {
   const PackedMatrix* matrix;
-  const PackedKernel* kernel;  // null: only the float path
+  const PackedKernel* kernel;      // null: only the float path
   const BlockKernel* dequantizer;  // of block types: exact; null if kernel->dequantize is used
   float* y;
 };

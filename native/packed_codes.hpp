@@ -1,12 +1,16 @@
-// Each packed type as integer codes: w = d * q + m. Included once for each instruction set.
-// `take` makes one unit, 256 weights, of 256 / block blocks. `top` is the largest code of an unsigned type (signed types have top 0),
-// `sub` the weights that share d and m; `wide`: 128 neighbours share d, and codes are
-// so small that 128 products of pairs fit 16 bits; `paired`: of two groups of 32, codes 0 ... 15 of both come first, then 16 ... 31 of both,
-// which is how nibbles split without moving halves of vectors about; `whole`: the scales of sub-blocks of 16 are small whole numbers,
-// and m = -zero * d unless zero is 0. Codes and scales are stored 32 bytes at a time: a load that spans several small stores
-// would wait until they have reached the cache.
+// Each packed type as integer codes: w = d * q + m. Included once per instruction set.
+// `take` makes one unit, 256 weights, of 256 / block blocks. `top` is the largest code of an unsigned type (0 for
+// signed
+// types), `sub` the number of weights that share d and m. `wide`: 128 adjacent weights share d, and codes are so small
+// that
+// the sum of 128 pairs of products fits 16 bits. `paired`: of two groups of 32, codes 0 ... 15 of both come first, then
+// 16 ... 31 of both, which is how nibbles are split without shuffling vector halves. `whole`: the scales of sub-blocks
+// of 16
+// are small integers, and m = -zero * d unless zero is 0. Codes and scales are stored 32 bytes at a time: a load that
+// spans
+// several smaller stores would wait until they have reached the cache.
 #if defined(__GNUC__)
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are only passed between inlined functions
 #endif
 
 #include "half.hpp"
@@ -23,9 +27,9 @@ struct alignas(64) Codes {
   float d[16], m[16];
 
 #if defined(__AVX2__)
-  // Whole numbers of which the d are multiples, of sub-blocks of 16: the even ones in the lower half, the odd ones in the upper.
+  // Integer multipliers of d for sub-blocks of 16: the even ones in the lower half, the odd ones in the upper.
   __m256i whole;
-  __m128i natural;  // the same in their order, as bytes
+  __m128i natural;  // the same in natural order, as bytes
   float unit;
 
   PQ_INLINE void set_whole(__m128i scales, float one) {
@@ -52,7 +56,7 @@ PQ_INLINE float half_at(const uint8_t* p) {
 #endif
 }
 
-// The halves at the head of eight blocks.
+// The fp16 fields at the start of eight blocks.
 template <int stride>
 PQ_INLINE F8 halves8(const uint8_t* b) {
 #if defined(__F16C__)
@@ -65,7 +69,7 @@ PQ_INLINE F8 halves8(const uint8_t* b) {
 #endif
 }
 
-// (x >> shift) & mask, byte by byte; mask < 256 >> shift
+// (x >> shift) & mask, bytewise; mask < 256 >> shift
 template <int shift>
 PQ_INLINE B32 field(const B32& x, uint8_t mask) {
 #if defined(__AVX2__)  // the compiler would mask twice, once for the shift
@@ -75,7 +79,7 @@ PQ_INLINE B32 field(const B32& x, uint8_t mask) {
 #endif
 }
 
-// x << shift where no bit leaves its byte
+// x << shift if no bit leaves its byte
 template <int shift>
 PQ_INLINE B32 raised(const B32& x) {
 #if defined(__AVX2__)
@@ -85,7 +89,7 @@ PQ_INLINE B32 raised(const B32& x) {
 #endif
 }
 
-// The same as `field` for a shift that the compiler knows once it has unrolled the loop around: 0, 2, 4, 6.
+// Like `field`, for a shift known to the compiler after unrolling: 0, 2, 4, 6.
 PQ_INLINE B32 quarter(const B32& x, int i) { return i == 0 ? x & 3 : i == 1 ? field<2>(x, 3) : i == 2 ? field<4>(x, 3) : field<6>(x, 3); }
 
 using I8x = int32_t __attribute__((vector_size(32)));
@@ -161,16 +165,48 @@ PQ_INLINE B32 words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 #endif
 }
 
-// ---------------------------------------------------------------- legacy types: fp16 scales at the head of small blocks
+// d and m of the eight groups of 32 of a unit.
+struct Scales {
+  F8 d, m;
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+// 32 bytes -> their low nibbles, then their high nibbles.
+PQ_INLINE __m512i nibbles64(__m256i bytes) {
+  const __m512i shift = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+  return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shift), _mm512_set1_epi8(15));
+}
+#endif
+
+// ---------------------------------------------------------------- legacy types: small blocks start with fp16 scales
 
 template <bool affine, bool fifth>
 struct NibbleCodes {
   static constexpr int block = 32, high = affine ? 4 : 2, start = high + (fifth ? 4 : 0), bytes = start + 16, sub = 32, top = fifth ? 31 : 15;
   static constexpr bool offset = true, wide = false, paired = true, whole = false;
-  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+  PQ_INLINE static Scales scales(const uint8_t* b) {
     const F8 d = halves8<bytes>(b);
-    c.set_d(0, d);
-    c.set_m(0, affine ? halves8<bytes>(b + 2) : d * -float((top + 1) / 2));
+    return {d, affine ? halves8<bytes>(b + 2) : d * -float((top + 1) / 2)};
+  }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1: 0 ... 15 of both, then 16 ... 31 of both.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    b += g * bytes;
+    __m512i codes = nibbles64(__m256i(two16(b + start, b + bytes + start)));
+    if constexpr (fifth) {
+      const uint64_t h = load<uint32_t>(b + high), k = load<uint32_t>(b + bytes + high);
+      const uint64_t bits = (h & 0xffff) | (k & 0xffff) << 16 | (h >> 16) << 32 | (k >> 16) << 48;
+      codes = _mm512_mask_add_epi8(codes, bits, codes, _mm512_set1_epi8(16));
+    }
+    return codes;
+  }
+#endif
+
+  PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
+    const Scales s = scales(b);
+    c.set_d(0, s.d);
+    c.set_m(0, s.m);
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2, b += 2 * bytes) {
       const B32 x = two16(b + start, b + bytes + start);
@@ -210,12 +246,12 @@ struct Q1_0Codes {
   }
 };
 
-// Four neighbours a byte, lowest bits first: eight bytes.
+// Four adjacent weights per byte, lowest bits first: eight bytes.
 PQ_INLINE B32 quarters(const uint8_t* p) {
 #if defined(__AVX2__)
   const __m256i which = _mm256_setr_epi64x(0x0101010100000000, 0x0303030302020202, 0x0505050504040404, 0x0707070706060606);
   const __m256i x = _mm256_shuffle_epi8(_mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), which);
-  // Byte 4i + f is wanted shifted by 2f: two multiplications of 16-bit lanes bring the bits of each to the top of a byte.
+  // Byte 4i + f must be shifted by 2f: two multiplications of 16-bit lanes move the bits of each to the top of a byte.
   const __m256i even = _mm256_and_si256(x, _mm256_set1_epi16(0x00ff));
   const __m256i low = _mm256_srli_epi16(_mm256_mullo_epi16(even, _mm256_set1_epi32(0x00040040)), 6);
   const __m256i odd = _mm256_srli_epi16(_mm256_mullo_epi16(even, _mm256_set1_epi32(0x00010010)), 6);
@@ -243,16 +279,15 @@ struct Q2_0Codes {
 
 // ---------------------------------------------------------------- K types: blocks of 256
 
-// Head of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits in 12 bytes.
-PQ_INLINE void scales_and_minima(const uint8_t* b, Codes& c) {
+// Header of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits in 12 bytes.
+PQ_INLINE Scales scales_and_minima(const uint8_t* b) {
   const uint32_t x = load<uint32_t>(b + 4), y = load<uint32_t>(b + 8), z = load<uint32_t>(b + 12);
   const uint64_t s = uint64_t(x & 0x3f3f3f3fu) | uint64_t((z & 0x0f0f0f0fu) | (x >> 2 & 0x30303030u)) << 32;
   const uint64_t o = uint64_t(y & 0x3f3f3f3fu) | uint64_t((z >> 4 & 0x0f0f0f0fu) | (y >> 2 & 0x30303030u)) << 32;
-  c.set_d(0, floats8(s) * half_at(b));
-  c.set_m(0, floats8(o) * -half_at(b + 2));
+  return {floats8(s) * half_at(b), floats8(o) * -half_at(b + 2)};
 }
 
-// Bit `from` of every byte, moved to bit `to`; both known to the compiler once it has unrolled the loop around.
+// Bit `from` of every byte, moved to bit `to`; both known to the compiler after unrolling.
 PQ_INLINE B32 move_bit(const B32& x, int from, int to) {
 #if defined(__AVX2__)
   const __m256i v = __m256i(x), moved = from > to ? _mm256_srli_epi16(v, from - to) : _mm256_slli_epi16(v, to - from);
@@ -308,8 +343,17 @@ struct Q3_KCodes {
 struct Q4_KCodes {
   static constexpr int block = 256, bytes = 144, sub = 32, top = 15;
   static constexpr bool offset = true, wide = false, paired = false, whole = false;
+  PQ_INLINE static Scales scales(const uint8_t* b) { return scales_and_minima(b); }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) { return nibbles64(__m256i(load32(b + 16 + 16 * g))); }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    scales_and_minima(b, c);
+    const Scales s = scales(b);
+    c.set_d(0, s.d);
+    c.set_m(0, s.m);
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {
       const B32 x = load32(b + 16 + 16 * g);
@@ -322,8 +366,22 @@ struct Q4_KCodes {
 struct Q5_KCodes {
   static constexpr int block = 256, bytes = 176, sub = 32, top = 31;
   static constexpr bool offset = true, wide = false, paired = false, whole = false;
+  PQ_INLINE static Scales scales(const uint8_t* b) { return scales_and_minima(b); }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // Codes of groups g and g + 1: bit g of each byte of the head is the fifth bit of group g.
+  PQ_INLINE static __m512i two_groups(const uint8_t* b, int g) {
+    const __m512i codes = nibbles64(__m256i(load32(b + 48 + 16 * g)));
+    const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi8(char(1 << g)), _mm256_set1_epi8(char(2 << g)), 1);
+    const __mmask64 fifth = _mm512_test_epi8_mask(_mm512_broadcast_i64x4(__m256i(load32(b + 16))), bits);
+    return _mm512_mask_add_epi8(codes, fifth, codes, _mm512_set1_epi8(16));
+  }
+#endif
+
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    scales_and_minima(b, c);
+    const Scales s = scales(b);
+    c.set_d(0, s.d);
+    c.set_m(0, s.m);
     const B32 fifth = load32(b + 16);
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) c.set(g, (g & 1 ? field<4>(load32(b + 48 + g / 2 * 32), 15) : load32(b + 48 + g / 2 * 32) & 15) | move_bit(fifth, g, 4));
@@ -364,12 +422,12 @@ struct Q8_KCodes {
 
 // ---------------------------------------------------------------- codebook types: eight signed bytes at a time
 
-// Bytewise negation where the mask has ones. Magnitudes are never 0, so the +1 carries into no neighbour.
+// Bytewise negation where the mask has ones. Magnitudes are never 0, so the +1 does not carry into the next byte.
 PQ_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t mask) { return (magnitudes ^ mask) + (mask & 0x0101010101010101u); }
 
 PQ_INLINE uint64_t both(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
-// eight(l) for the four eights of group g
+// eight(l) for the four groups of eight in group g
 template <class F>
 PQ_INLINE void set_eights(Codes& c, int g, F eight) {
   c.set(g, words(eight(0), eight(1), eight(2), eight(3)));
@@ -516,7 +574,7 @@ struct Iq1MCodes {
   }
 };
 
-// ---------------------------------------------------------------- sixteen levels: a table look-up of nibbles
+// ---------------------------------------------------------------- sixteen levels: a table lookup of nibbles
 
 alignas(16) constexpr int8_t kLevels4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 alignas(16) constexpr int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -574,13 +632,15 @@ struct Nvfp4Codes {
   static constexpr bool offset = false, wide = false, paired = false, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
     for (int e = 0; e < 2; ++e) {
-      // Half of an unsigned E4M3 value, its bits seen as those of a float; 0x7f is 0 and the top bit is ignored, as in ggml.
+      // Half of an unsigned E4M3 value, with its bits shifted into those of a float; 0x7f is 0 and the top bit is
+      // ignored,
+      // as in ggml.
       const I8x x = ints8(both(load<uint32_t>(b + 72 * e), load<uint32_t>(b + 72 * e + 36))) & 0x7f;
       c.set_d(e, F8(x == 0x7f ? I8x{} : x << 20) * 0x1p119f);
     }
     PQ_UNROLL
     for (int g = 0; g < 8; ++g) {
-      const uint8_t* p = b + g / 2 * 36 + 4 + g % 2 * 16;  // 8 bytes for each sub-block: its low nibbles, its high nibbles
+      const uint8_t* p = b + g / 2 * 36 + 4 + g % 2 * 16;  // 8 bytes per sub-block: its low nibbles, its high nibbles
       const uint64_t x = load<uint64_t>(p), y = load<uint64_t>(p + 8);
       constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
       c.set(g, look_up(kTwiceE2m1, words(x & nibble, x >> 4 & nibble, y & nibble, y >> 4 & nibble)));
@@ -595,10 +655,10 @@ PQ_INLINE void one_scale(float s, Codes& c) {
   c.set_m(0, all(-s));
 }
 
-// The next base-3 digit of every byte: each byte holds ceil(number * 256 / 243) after it was multiplied by the power of 3.
+// The next base-3 digit of every byte: each byte holds ceil(value * 256 / 243) after multiplication by the power of 3.
 PQ_INLINE B32 digit(const B32& x) {
 #if defined(__AVX2__)
-  // floor(3 x / 256) = (x + x / 2) / 128 with the average instruction: avg(x, avg(x, 0)) rounds up, so subtract first where it would.
+  // floor(3 x / 256) = (x + x / 2) / 128 with the average instruction: avg(x, avg(x, 0)) rounds up, so subtract first.
   const __m256i v = __m256i(x), low = _mm256_set1_epi16(0x00ff), three = _mm256_set1_epi16(3);
   const __m256i even = _mm256_srli_epi16(_mm256_mullo_epi16(_mm256_and_si256(v, low), three), 8);
   const __m256i odd = _mm256_andnot_si256(low, _mm256_mullo_epi16(_mm256_srli_epi16(v, 8), three));
@@ -617,7 +677,7 @@ struct Tq1Codes {
     one_scale(half_at(b + 52), c);
     B32 x = load32(b);
     for (int g = 0; g < 5; ++g, x = x + x + x) c.set(g, digit(x));
-    // 16 bytes of five digits, 4 bytes of four: rows of 32 are made of two steps of 16, then of four steps of 4
+    // 16 bytes of five digits, 4 bytes of four: rows of 32 consist of two steps of 16, then of four steps of 4
     const uint64_t low = load<uint64_t>(b + 32), high = load<uint64_t>(b + 40);
     const B32 powers = words(0x0101010101010101u, 0x0101010101010101u, 0x0303030303030303u, 0x0303030303030303u);
     const B32 y = words(low, high, low, high) * powers;
@@ -648,11 +708,13 @@ struct Tq2Codes {
   }
 };
 
-// Symbols 0, 1, 2 are -1, 0, +1; 3 is never written and reads as 0 (codecs/ternary.py). The same two bits further to the left: 4, 8, 12.
+// Symbols 0, 1, 2 are -1, 0, +1; 3 is never written and reads as 0 (codecs/ternary.py). The same two bits shifted left:
+// 4, 8,
+// 12.
 alignas(16) constexpr int8_t kSymbols[16] = {0, 1, 2, 1, 1, 0, 0, 0, 2, 0, 0, 0, 1};
 alignas(16) constexpr int8_t kTrinitySymbols[16] = {1, 2, 0, 1};  // 0, +1, -1, 0
 
-// I2_S: four symbols a byte, the first in the highest bits.
+// I2_S: four symbols per byte, the first in the highest bits.
 struct I2SX86Codes {
   static constexpr int block = 128, bytes = 32, sub = 32, top = 2;
   static constexpr bool offset = true, wide = true, paired = false, whole = false;
@@ -678,14 +740,14 @@ struct I2SArmCodes {
     PQ_UNROLL
     for (int g = 0; g < 8; g += 2) {
       const uint64_t x = load<uint64_t>(b + 8 * g), y = load<uint64_t>(b + 8 * g + 8);
-      const B32 low = words(x, y, x, y);  // 16 bytes twice: fields 0 and 1 of them, then 2 and 3
+      const B32 low = words(x, y, x, y);  // 16 bytes twice: fields 0 and 1, then 2 and 3
       c.set(g, look_up(kSymbols, field<4>(low, 15) & fields));
       c.set(g + 1, look_up(kSymbols, low & fields));
     }
   }
 };
 
-// One of four rows that share their bytes: row `lane` in bits 2 * lane, or the other way round.
+// One of four rows that share their bytes: row `lane` in bits 2 * lane, or in reverse order.
 template <bool high_first>
 struct QuadCodes {
   static constexpr int block = 32, bytes = 32, sub = 32, top = 2, lanes = 4;
@@ -708,7 +770,7 @@ struct QuadCodes {
   }
 };
 
-// Trinity: four neighbours a byte, lowest bits first.
+// Trinity: four adjacent weights per byte, lowest bits first.
 template <int head>
 struct TrinityCodes {
   static constexpr int block = 32, bytes = head + 8, sub = 32, top = 2;

@@ -11,14 +11,15 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t kMostOutputs = size_t(1) << 15;  // of a piece: they stay in the second cache until they are put where they belong
+// Outputs per piece: they stay in L2 until they are copied to their places.
+constexpr size_t kMostOutputs = size_t(1) << 15;
 
-// Assignments of one expert: order[first ... first + count).
+// The assignments of one expert: order[first ... first + count).
 struct Chosen {
   size_t expert, first, count;
 };
 
-// Rows [first, last) of a matrix for all who chose it. at: where the matrix's outputs begin in a row of y.
+// Rows [first, last) of a matrix for all assignments of its expert. at: offset of the matrix's outputs in a row of y.
 struct Piece {
   const PackedJob* job;
   const uint32_t* order;
@@ -26,9 +27,9 @@ struct Piece {
   size_t first, last, at;
 };
 
-// Of the thread that calls; helpers see it through pointers.
+// The plan of the calling thread; helpers access it through pointers.
 struct Plan {
-  std::vector<uint32_t> order;  // assignments, sorted by expert, else as they came; those without an expert last
+  std::vector<uint32_t> order;  // assignments sorted by expert, in stable order; those without an expert last
   std::vector<size_t> starts;
   std::vector<Chosen> chosen;
   std::vector<Piece> pieces;
@@ -47,7 +48,7 @@ void sort_by_expert(const int32_t* ids, size_t assignments, size_t experts, Plan
   for (size_t a = 0; a < assignments; ++a) plan.order[plan.starts[expert(a)]++] = uint32_t(a);
 }
 
-// Of an input [rows, cols]: floats, their int8 codes, or both, as the matrices need them.
+// An input [rows, cols]: floats, their int8 codes, or both, as the matrices require.
 struct Input {
   const float* x;
   Activations a;
@@ -60,7 +61,7 @@ struct Input {
   }
 };
 
-// Rows order[i] / per of an input, one after another.
+// Gathers rows order[i] / per of an input.
 Input gathered(const Input& in, const uint32_t* order, size_t n, size_t per) {
   thread_local Room room;
   const size_t padded = in.integers ? in.a.padded : 0, blocks = padded / 32, cols = in.floats ? in.cols : 0;
@@ -90,11 +91,11 @@ void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input&
   float_rows(here, first, last, in.x + row * in.cols, count, stride);
 }
 
-// Several assignments: to memory of this thread first, since their rows of y lie anywhere.
+// Several assignments: computed in thread-local memory first, because their rows of y are scattered.
 void multiply_piece(const Piece& p, const Input& in, float* y, size_t stride) {
   thread_local Room room;
   const PackedMatrix& whole = *p.job->matrix;
-  const bool apart = whole.lane_step > 1;  // rows of a line are far from each other
+  const bool apart = whole.lane_step > 1;  // rows of a line are not contiguous
   const size_t n = p.last - p.first, width = apart ? whole.rows : n;
   auto* out = reinterpret_cast<float*>(room.at_least(p.count * width * sizeof(float)));
   PackedMatrix part = whole;

@@ -1,5 +1,6 @@
-// The packed kernels of one instruction set: included by packed_plain.cpp, packed_avx2.cpp and packed_vnni.cpp, which are compiled with
-// the flags of theirs. Everything is in an unnamed namespace: no two sets share a function.
+// The packed kernels for one instruction set: included by packed_plain.cpp, packed_avx2.cpp and packed_vnni.cpp, each
+// compiled
+// with its own flags. Everything is in an unnamed namespace: no two sets share a function.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,7 +10,7 @@
 #endif
 
 #define PQ_UNROLL _Pragma("GCC unroll 8")
-#define PQ_IN_MEMORY(array) asm("" : "+m"(array))  // else the compiler takes its elements out of a register again, one by one
+#define PQ_IN_MEMORY(array) asm("" : "+m"(array))  // or the compiler extracts elements from a register
 
 #include "packed.hpp"
 #include "packed_codes.hpp"
@@ -17,7 +18,7 @@
 namespace polyquant {
 namespace {
 
-// Codes of unit `u` (256 weights) of a line. A unit that the row does not fill is completed with zero bytes: the activations are 0 there.
+// Codes of unit `u` (256 weights) of a line. A partial unit is completed with zero bytes: the activations are 0 there.
 template <class T>
 PQ_INLINE void take_unit(const uint8_t* line, size_t u, size_t cols, int lane, Codes& c) {
   constexpr size_t size = size_t(256 / T::block * T::bytes);
@@ -29,7 +30,8 @@ PQ_INLINE void take_unit(const uint8_t* line, size_t u, size_t cols, int lane, C
   T::take(padded, lane, c);
 }
 
-// Rows that share a line: known to the compiler, since dividing by it takes as long as a fair part of a short row.
+// Rows that share a line: a compile-time constant, because a division would take a fair part of the time of a short
+// row.
 template <class T>
 constexpr size_t kLanes = 1;
 template <class T>
@@ -46,7 +48,7 @@ PQ_INLINE size_t row_of(const PackedMatrix& w, size_t v) {
   return kLanes<T> == 1 ? v : v / kLanes<T> * w.row_step + v % kLanes<T> * w.lane_step;
 }
 
-// Where weight j of a unit stands among its codes: of a paired type the second and third quarter of each 64 change places.
+// Position of weight j of a unit among its codes: paired types exchange the second and third quarter of each 64.
 template <class T>
 constexpr int place(int j) {
   return !T::paired || ((j >> 4 & 1) == (j >> 5 & 1)) ? j : j ^ 48;
@@ -76,7 +78,7 @@ PQ_INLINE float sum8(__m256 x) {
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-// Sums of four products each: unsigned bytes u times signed bytes s, added to acc. Products of a pair must fit 16 bits.
+// Sums of four products each: unsigned bytes u times signed bytes s, added to acc. A pair of products must fit 16 bits.
 PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   return _mm256_dpbusd_epi32(acc, u, s);
@@ -85,14 +87,14 @@ PQ_INLINE __m256i dot4(__m256i acc, __m256i u, __m256i s) {
 #endif
 }
 
-// The same for codes that may be negative: |w| times a with the sign of w. |w| = 128 and |a| = 127 still fit.
+// As dot4, for codes that may be negative: |w| times a with the sign of w. |w| = 128 and |a| = 127 still fit.
 template <class T>
 PQ_INLINE __m256i dot32(__m256i w, __m256i a) {
   const __m256i zero = _mm256_setzero_si256();
   return T::top ? dot4(zero, w, a) : dot4(zero, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
 }
 
-// The same for two vectors of codes; two products of pairs of unsigned codes fit 16 bits.
+// As dot32, for two vectors of codes; two pairs of products of unsigned codes fit 16 bits.
 template <class T>
 PQ_INLINE __m256i dot64(__m256i w, __m256i a, __m256i w2, __m256i a2) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -110,7 +112,8 @@ PQ_INLINE __m256i dot64(__m256i w, __m256i a, __m256i w2, __m256i a2) {
   }
 }
 
-// The first scale for the lower half, the second for the upper: loads, since the ports that shuffle are busy with unpacking.
+// The first scale for the lower half, the second for the upper: as loads, because the shuffle ports are busy with
+// unpacking.
 PQ_INLINE __m256 two_scales(const float* s) { return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + 1), 0xf0); }
 
 // Sums of products of 128 small codes, at most 3 each.
@@ -126,14 +129,14 @@ PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
 #endif
 }
 
-// The hardware's prefetcher stops at the end of each page of 4 KiB: without this, every page begins with a wait for memory.
+// The hardware prefetcher stops at the end of each 4 KiB page: without this, every page starts with a wait for memory.
 template <size_t bytes>
 PQ_INLINE void fetch_ahead(const uint8_t* p) {
   constexpr size_t ahead = 4096;
   for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + ahead + i), _MM_HINT_T0);
 }
 
-// Rows times up to four tokens: codes of a unit are made once and stay in the first cache.
+// Rows times up to four tokens: the codes of a unit are made once and stay in L1.
 template <class T, int N, bool wide>
 void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y, size_t stride) {
   constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
@@ -154,7 +157,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
         const float *scale = scale0 + size_t(n) * blocks + 8 * u, *sums = sum0 + (size_t(n) * blocks + 8 * u) * size_t(32 / T::sub);
         if constexpr (wide) {
-          // One scale for 128: the products of four groups are added in 16 bits.
+          // One scale per 128: the products of four groups are added in 16 bits.
           for (int h = 0; h < 2; ++h) {
             const __m256i dot = dot128(c.q + 128 * h, q + 128 * h);
             acc[n][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(c.d[4 * h] * scale[4 * h]), acc[n][h]);
@@ -172,7 +175,7 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           }
           if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
         } else if constexpr (T::whole) {
-          // The whole scales are multiplied in where pairs are added, so that one float a group is left.
+          // The integer scales are applied when pairs are added, which leaves one float per group.
           alignas(32) float s[8];
           _mm256_store_ps(s, _mm256_mul_ps(_mm256_set1_ps(c.unit), _mm256_loadu_ps(scale)));
           PQ_UNROLL
@@ -226,14 +229,74 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
   }
 }
 
-// Eight rows side by side: lane r of every vector belongs to row r, so that nothing is summed across lanes.
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+
+// Types whose codes unpack to 64 bytes, two groups of 32, in registers.
+template <class T>
+concept TwoGroups = requires(const uint8_t* b) { T::two_groups(b, 0); };
+
+// As rows_times, for these types: codes of a unit are four registers, and each product sums 64 weights.
+template <class T, int N>
+void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+  constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
+  const size_t units = a.padded / kUnit, blocks = a.padded / 32;
+  const int8_t* const q0 = T::paired ? a.paired : a.q;
+  // Lanes of four sums belong to group 2 i + (0 0 1 1), or (0 1 0 1) where halves of groups are paired.
+  const __m512i step = T::paired ? _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1)
+                                 : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  __m512i lanes[4];
+  PQ_UNROLL
+  for (int i = 0; i < 4; ++i) lanes[i] = _mm512_add_epi32(step, _mm512_set1_epi32(2 * i));
+  for (size_t v = first; v < last; ++v) {
+    const uint8_t* line = w.data + v * w.line_bytes;
+    __m512 acc[N][2];
+    __m256 offset[N];
+    PQ_UNROLL
+    for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm512_setzero_ps(), offset[n] = _mm256_setzero_ps();
+    for (size_t u = 0; u < units; ++u) {
+      const uint8_t* b = line + u * unit_bytes;
+      fetch_ahead<unit_bytes>(b);
+      uint8_t padded[unit_bytes];
+      if (w.cols < (u + 1) * kUnit) [[unlikely]] {
+        std::memset(padded, 0, unit_bytes);
+        std::memcpy(padded, b, (w.cols - u * kUnit) / size_t(T::block) * size_t(T::bytes));
+        b = padded;
+      }
+      const Scales s = T::scales(b);
+      __m512i codes[4];
+      PQ_UNROLL
+      for (int i = 0; i < 4; ++i) codes[i] = T::two_groups(b, 2 * i);
+      PQ_UNROLL
+      for (int n = 0; n < N; ++n) {
+        const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
+        const size_t at = size_t(n) * blocks + 8 * u;
+        const __m512 d = _mm512_castps256_ps512(_mm256_mul_ps(__m256(s.d), _mm256_loadu_ps(a.scale + at)));
+        PQ_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[i], _mm512_loadu_si512(q + 64 * i));
+          acc[n][i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(lanes[i], d), acc[n][i & 1]);
+        }
+        offset[n] = _mm256_fmadd_ps(__m256(s.m), _mm256_loadu_ps(a.sum32 + at), offset[n]);
+      }
+    }
+    for (int n = 0; n < N; ++n) {
+      const __m512 sum = _mm512_add_ps(acc[n][0], acc[n][1]);
+      const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sum), 1)));
+      y[size_t(n) * stride + v] = w.scale * sum8(_mm256_add_ps(halves, offset[n]));
+    }
+  }
+}
+
+#endif
+
+// Eight rows side by side: lane r of every vector belongs to row r, so there are no horizontal sums.
 struct Panel {
   int8_t* q;   // [padded / 4][8 rows][4]
   float* d;    // [padded / sub][8]
   float* m;    // [padded / sub][8]
 };
 
-// Eight registers of eight 32-bit numbers, transposed.
+// Transposes eight registers of eight 32-bit elements.
 PQ_INLINE void transpose8(__m256i v[8]) {
   __m256i a[8], b[8];
   PQ_UNROLL
@@ -256,7 +319,7 @@ PQ_INLINE __m256i halves16(const int8_t* low, const int8_t* high) {
                                  _mm_loadu_si128(reinterpret_cast<const __m128i*>(high)), 1);
 }
 
-// take(r): eight numbers of row r. They go to out[8 numbers][8 rows].
+// take(r): eight elements of row r. They go to out[8 elements][8 rows].
 template <class F>
 PQ_INLINE void put_eight(void* out, const F& take) {
   __m256i v[8];
@@ -289,7 +352,7 @@ PQ_INLINE __m256i four(const int8_t* a) {
   return _mm256_set1_epi32(x);
 }
 
-// How many products of pairs may be added in 16 bits.
+// Number of products of pairs that may be added in 16 bits.
 template <class T>
 constexpr int kTogether = T::top == 0 ? 1 : T::top <= 16 ? 8 : T::top <= 32 ? 4 : T::top <= 64 ? 2 : 1;
 
@@ -352,6 +415,15 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
 
 template <class T, bool wide>
 void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  // One token gains only where a fifth bit becomes a mask: Zen 4 issues a 512-bit operation as two of 256.
+  if constexpr (TwoGroups<T>) {
+    if (T::paired && T::top == 31 && a.tokens == 1) return rows_times_512<T, 1>(w, first, last, a, y, stride);
+    if (a.tokens == 2) return rows_times_512<T, 2>(w, first, last, a, y, stride);
+    if (a.tokens == 3) return rows_times_512<T, 3>(w, first, last, a, y, stride);
+    if (a.tokens == 4) return rows_times_512<T, 4>(w, first, last, a, y, stride);
+  }
+#endif
   if (a.tokens == 1) return rows_times<T, 1, wide>(w, first, last, a, 0, y, stride);
   if (a.tokens <= 4) {
     rows_times<T, 2, wide>(w, first, last, a, 0, y, stride);
@@ -368,7 +440,7 @@ void multiply_as(const PackedMatrix& w, size_t first, size_t last, const Activat
     const size_t end = v + 8 < last ? v + 8 : last;
     fill_panel<T>(w, v, end, p);
     size_t t = 0;
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)  // with as many registers
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)  // with twice the registers
     for (; t + 8 <= a.tokens; t += 8) panel_times<T, 8, wide>(w, v, end, p, a, t, y, stride);
 #endif
     for (; t + 4 <= a.tokens; t += 4) panel_times<T, 4, wide>(w, v, end, p, a, t, y, stride);
@@ -426,7 +498,7 @@ void multiply_floats(const float* w, size_t rows, size_t cols, const float* x, s
   for (; t < tokens; ++t) floats_times<1>(panel, rows, cols, x + t * cols, y + t * stride, stride);
 }
 
-#else  // no vectors that we know by name: loops that any compiler vectorizes a little
+#else  // no known vector extension: loops that most compilers vectorize partially
 
 template <class T>
 void multiply(const PackedMatrix& w, size_t first, size_t last, const Activations& a, float* y, size_t stride) {
@@ -480,7 +552,7 @@ PQ_INLINE F8 nearest8(const F8& x) {
 #endif
 }
 
-// Halves added to halves, as the reference does.
+// Pairwise sum of halves, as in the reference.
 PQ_INLINE float tree8(const F8& e) {
 #if defined(__AVX2__)
   return sum8(__m256(e));
@@ -490,7 +562,7 @@ PQ_INLINE float tree8(const F8& e) {
 #endif
 }
 
-// 32 whole numbers -> codes, their scale, scale * their sums; not a number if the block holds one, or an infinity.
+// 32 integers -> codes, their scale, scale * their sums; NaN if the block holds NaN or infinity.
 PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16, float* sum32) {
   const float s = finite ? scale : std::numeric_limits<float>::quiet_NaN();
   *out_scale = s;
@@ -521,7 +593,7 @@ PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t*
 PQ_INLINE float largest32(const float* x, bool* finite) {
   F8 v[4];
   std::memcpy(v, x, sizeof v);
-  const F8 zeros = (v[0] * 0.0f + v[1] * 0.0f) + (v[2] * 0.0f + v[3] * 0.0f);  // not a number where x is none, or infinite
+  const F8 zeros = (v[0] * 0.0f + v[1] * 0.0f) + (v[2] * 0.0f + v[3] * 0.0f);  // NaN if x is NaN or infinite
   F8 top = {};
   for (int i = 0; i < 4; ++i) {
     const F8 a = v[i] < 0.0f ? -v[i] : v[i];
@@ -533,7 +605,7 @@ PQ_INLINE float largest32(const float* x, bool* finite) {
   return most;
 }
 
-// One scale for `groups` groups of 32.
+// One scale per `groups` groups of 32.
 template <int groups>
 PQ_INLINE void round_group(const float* x, int8_t* q, float* scale, float* sum16, float* sum32) {
   bool finite = true;
@@ -579,7 +651,7 @@ void round_blocks(const float* x, size_t blocks, bool wide, int8_t* q, float* sc
   }
 }
 
-// count numbers, padded with zeros to 32 * blocks, with one scale.
+// count elements, zero-padded to 32 * blocks, with one scale.
 void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* scale, float* sum16, float* sum32) {
   const auto group = [&](size_t b, float* out) {
     std::memset(out, 0, 32 * sizeof(float));

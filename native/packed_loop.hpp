@@ -1,4 +1,6 @@
-// What the loops over packed matrices share: packed.cpp for one input of all rows, packed_experts.cpp for rows that choose their matrix.
+// Shared by the loops over packed matrices: packed.cpp for one input of all rows, packed_experts.cpp for rows that
+// select
+// their matrix.
 #pragma once
 
 #include <memory>
@@ -7,7 +9,7 @@
 
 namespace polyquant {
 
-// Memory of one thread that grows and is kept, aligned to 64.
+// Thread-local memory that only grows, aligned to 64.
 class Room {
  public:
   uint8_t* at_least(size_t bytes);
@@ -20,17 +22,20 @@ class Room {
   size_t size_ = 0;
 };
 
-constexpr size_t kFewTokens = 4;  // that rows are multiplied with one by one: those read Activations::paired
+// Maximum number of tokens multiplied row by row, which reads Activations::paired.
+constexpr size_t kFewTokens = 4;
 
-// Eight chunks a thread: few enough that each thread reads long stretches, enough that one that was interrupted holds up little.
+// Eight chunks per thread: few enough for long sequential reads, enough that an interrupted thread delays the others
+// little.
 constexpr size_t kChunks = 8, kLeastBytes = 16 << 10;
 size_t share_of_a_chunk(size_t bytes);
 size_t rows_of_a_chunk(const PackedMatrix& w, size_t tokens, size_t share);
 
-// x [tokens, cols] as int8, in memory of this thread that the next call overwrites. in_pairs: with Activations::paired.
+// Rounds x [tokens, cols] to int8, in thread-local memory that the next call overwrites. in_pairs: with
+// Activations::paired.
 Activations rounded(const float* x, size_t cols, size_t tokens, Rounding how, bool in_pairs);
 
-// Rows [first, last) dequantized, times x [tokens, cols].
+// Dequantizes rows [first, last) and multiplies them by x [tokens, cols].
 void float_rows(const PackedJob& job, size_t first, size_t last, const float* x, size_t tokens, size_t stride);
 
 }  // namespace polyquant

@@ -1,4 +1,4 @@
-// Numbers that stand alone: conversions between float32 and the 16-bit floats. Drawn in src/polyquant/codecs/plain.py.
+// Conversions between float32 and the 16-bit floats. The reference is src/polyquant/codecs/plain.py.
 #include <cstring>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -13,15 +13,18 @@ namespace {
 
 void copy_out(const uint8_t* src, float* dst, size_t n) { std::memcpy(dst, src, 4 * n); }
 
-void copy_in(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) { std::memcpy(dst, src, 4 * rows * cols); }
+void copy_in(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
+  std::memcpy(dst, src, 4 * rows * cols);
+}
 
 PQ_SIMD void dequantize_f16_portable(const uint8_t* src, float* dst, size_t n) {
   for (size_t i = 0; i < n; ++i) dst[i] = half_to_float(load<uint16_t>(src + 2 * i));
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// The processor's own conversion is exact as well and reads at memory speed; it quiets signalling NaNs, which no weight is.
-// More floats than a cache holds are written around it: a line that is only overwritten need not be fetched first.
+// The processor's own conversion is also exact and runs at memory speed; it quiets signalling NaNs, which weights do
+// not
+// contain. Arrays larger than the cache are written with streaming stores: overwritten lines need not be fetched first.
 constexpr size_t beyond_cache = size_t(1) << 23;
 
 __attribute__((target("avx,f16c"))) void dequantize_f16_f16c(const uint8_t* src, float* dst, size_t n) {
@@ -39,7 +42,8 @@ __attribute__((target("avx,f16c"))) void dequantize_f16_f16c(const uint8_t* src,
 }
 
 void dequantize_f16(const uint8_t* src, float* dst, size_t n) {
-  static const bool fast = __builtin_cpu_supports("avx2");  // every such processor has F16C, which clang 14 cannot ask for
+  // Any processor with AVX2 has F16C, which clang 14 cannot query.
+  static const bool fast = __builtin_cpu_supports("avx2");
   fast ? dequantize_f16_f16c(src, dst, n) : dequantize_f16_portable(src, dst, n);
 }
 #else

@@ -1,4 +1,4 @@
-// Rounding and extremes of a block, said so that compilers vectorize them without relaxing IEEE arithmetic. Total: NaN and
+// Rounding and extremes of a block, written so that compilers vectorize them without relaxing IEEE arithmetic. NaN and
 // infinity give some code, never undefined behaviour.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace polyquant {
 
-// NaN gives low: a comparison with NaN is false.
+// NaN becomes low: a comparison with NaN is false.
 PQ_INLINE float clamp(float x, float low, float high) {
   x = x > low ? x : low;
   return x < high ? x : high;
@@ -23,7 +23,7 @@ PQ_INLINE int round_half_away(float x) { return int(x + std::copysign(0x1.fffffe
 // Half to even for |x| < 2^22, as ggml's nearest_int.
 PQ_INLINE float round_half_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
-// 1 / d, or 0 where that is no finite number (d zero, tiny or NaN): such a block stores zeros.
+// 1 / d, or 0 if that is not finite (d zero, tiny or NaN): such a block stores zeros.
 PQ_INLINE float inverse(float d) {
   const float r = 1.0f / d;
   return std::fabs(r) <= std::numeric_limits<float>::max() ? r : 0.0f;
@@ -39,7 +39,7 @@ PQ_INLINE float abs_max(const float* x) {
   return std::bit_cast<float>(top);
 }
 
-// The first value of the greatest magnitude, with its sign; +0 if all are zero.
+// The first value of the largest magnitude, with its sign; +0 if all are zero.
 template <int n>
 PQ_INLINE float first_extreme(const float* x) {
   const int32_t top = std::bit_cast<int32_t>(abs_max<n>(x));
@@ -55,7 +55,7 @@ struct Range {
   float min, max;
 };
 
-// Least and greatest value. Of equal zeros the first one counts, as in ggml, whose stored minimum shows the sign.
+// Smallest and largest value. Of equal zeros the first one counts, as in ggml, whose stored minimum reveals the sign.
 template <int n>
 PQ_INLINE Range range(const float* x) {
   int32_t low = std::numeric_limits<int32_t>::max(), high = std::numeric_limits<int32_t>::min();
@@ -65,7 +65,8 @@ PQ_INLINE Range range(const float* x) {
     low = key < low ? key : low;
     high = key > high ? key : high;
   }
-  Range r{std::bit_cast<float>(low ^ ((low >> 31) & 0x7fffffff)), std::bit_cast<float>(high ^ ((high >> 31) & 0x7fffffff))};
+  Range r{std::bit_cast<float>(low ^ ((low >> 31) & 0x7fffffff)),
+          std::bit_cast<float>(high ^ ((high >> 31) & 0x7fffffff))};
   if (r.min == 0)
     for (int j = n - 1; j >= 0; --j) r.min = x[j] == 0 ? x[j] : r.min;
   if (r.max == r.min) r.max = r.min;

@@ -1,5 +1,5 @@
-// Run-time choice of instruction set: PQ_SIMD compiles a function once per set and picks at load time.
-// Use it on loops that the compiler vectorizes; write intrinsics only where a measurement says so.
+// Run-time selection of the instruction set: PQ_SIMD compiles a function once per set and selects one at load time.
+// Use it for loops that the compiler vectorizes; write intrinsics only if a measurement justifies them.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(POLYQUANT_NO_CLONES)
@@ -10,7 +10,7 @@
 
 #define PQ_INLINE inline __attribute__((always_inline))
 
-// Before a loop of 16 turns or fewer: GCC would unroll it before the vectorizer sees it, and then mostly fail to find the vectors again.
+// For loops of at most 16 iterations: GCC would unroll them before vectorization, and then mostly fail to vectorize.
 #if defined(__GNUC__) && !defined(__clang__)
 #define PQ_LOOP _Pragma("GCC unroll 1")
 #else

@@ -23,7 +23,8 @@ float* Lender::lend(size_t floats) {
 }
 
 bool Lender::owns(const float* p) const {
-  return std::any_of(blocks_.begin(), blocks_.end(), [=](const auto& b) { return p >= b.first.get() && p < b.first.get() + b.second; });
+  return std::any_of(blocks_.begin(), blocks_.end(),
+                     [=](const auto& b) { return p >= b.first.get() && p < b.first.get() + b.second; });
 }
 
 size_t Lender::bytes() const {

@@ -1,5 +1,7 @@
-// One token's way through a model, recorded once and run again without Python. While a tape records, every operation of a layer runs as
-// always and leaves a step behind: a function of the position that holds pointers to its activations and owns whatever else it reads.
+// The forward pass of one token, recorded once and replayed without Python. While a tape records, every operation of a
+// layer
+// runs as usual and adds a step: a function of the position that holds pointers to its activations and owns its other
+// inputs.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +15,9 @@
 
 namespace polyquant {
 
-// Memory of the activations. What Python lets go of is lent again: nothing that is recorded later reads the old, so a run in the same order
-// may overwrite it as well.
+// Memory of the activations. Memory released by Python is lent again: later steps do not read the old values, so a
+// replay in
+// the same order may overwrite them too.
 class Lender {
  public:
   float* lend(size_t floats);
@@ -32,11 +35,11 @@ class Lender {
 
 struct Tape {
   std::vector<std::function<void(size_t position)>> steps;
-  std::shared_ptr<Lender> memory = std::make_shared<Lender>();  // shared with the arrays that are lent
-  bool complete = true;    // every step reads and writes lent memory alone: nothing came from elsewhere in between
-  size_t start = SIZE_MAX;  // position that was recorded
-  size_t room = SIZE_MAX;   // positions that the caches hold
-  bool busy = false;        // a thread records or runs it: another must keep away from its steps and activations
+  std::shared_ptr<Lender> memory = std::make_shared<Lender>();  // shared with the lent arrays
+  bool complete = true;                                         // all steps read and write only lent memory
+  size_t start = SIZE_MAX;                                      // the recorded position
+  size_t room = SIZE_MAX;                                       // positions that fit the caches
+  bool busy = false;  // a thread is recording or running it: others must not touch its steps and activations
 
   Tape() = default;
   Tape(const Tape&) = delete;
@@ -54,7 +57,7 @@ void record(std::initializer_list<const float*> touched, const F& step) {
   recording->steps.emplace_back(step);
 }
 
-// Of a step that stores `count` positions from `start` in a cache with room for `room`.
+// Declares that a step stores `count` positions from `start` in a cache with room for `room`.
 void positions_to(size_t start, size_t count, size_t room);
 
 }  // namespace polyquant

@@ -1,4 +1,4 @@
-// Layouts of four 2-bit symbols a byte. The bytes are drawn in src/polyquant/codecs/ternary.py.
+// Layouts of four 2-bit symbols per byte. src/polyquant/codecs/ternary.py has the byte diagrams.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,7 +12,7 @@
 namespace polyquant {
 namespace {
 
-// All four symbols of a byte at once, to the order -1, 0, +1; 3 becomes 0's symbol.
+// Converts all four symbols of a byte at once to the order -1, 0, +1; 3 becomes the symbol of 0.
 template <bool ZeroFirst>
 PQ_INLINE uint8_t to_plain(uint8_t x) {
   const uint8_t low = x & 0x55, high = (x >> 1) & 0x55;
@@ -20,7 +20,7 @@ PQ_INLINE uint8_t to_plain(uint8_t x) {
   return uint8_t(x & ~(low << 1));
 }
 
-// ... and back; x holds no 3.
+// The inverse; x holds no 3.
 template <bool ZeroFirst>
 PQ_INLINE uint8_t from_plain(uint8_t x) {
   const uint8_t low = x & 0x55, high = (x >> 1) & 0x55;
@@ -44,8 +44,11 @@ PQ_INLINE void unpack_block(const uint8_t* src, size_t width, Put put) {
 template <size_t N>
 using Width = std::integral_constant<size_t, N>;
 
-// Only the combinations that formats have are compiled, each once per instruction set: high bits first with 0 = -1 (bitnet.cpp: blocks of
-// 32 and 16 kept in registers; any other width is a row), low bits first (Hugging Face: a quarter of the matrix), zero first (Trinity).
+// Only the combinations used by formats are compiled, each once per instruction set: high bits first with 0 = -1
+// (bitnet.cpp:
+// blocks of 32 and 16 kept in registers; any other width is a row), low bits first (Hugging Face: a quarter of the
+// matrix),
+// zero first (Trinity).
 template <class Run>
 PQ_INLINE void by_layout(Lanes l, Run run) {
   using std::bool_constant;
@@ -76,7 +79,8 @@ PQ_INLINE uint8_t pack_block(const int8_t* codes, uint8_t* dst, size_t width) {
     const uint8_t a = uint8_t(codes[p] + 1), b = uint8_t(codes[width + p] + 1);
     const uint8_t c = uint8_t(codes[2 * width + p] + 1), d = uint8_t(codes[3 * width + p] + 1);
     bad |= uint8_t((a | b | c | d) & 0xfc) | uint8_t((a & a >> 1) | (b & b >> 1) | (c & c >> 1) | (d & d >> 1));
-    dst[p] = from_plain<Z>(uint8_t(a << shift_of<H>(0) | b << shift_of<H>(1) | c << shift_of<H>(2) | d << shift_of<H>(3)));
+    dst[p] =
+        from_plain<Z>(uint8_t(a << shift_of<H>(0) | b << shift_of<H>(1) | c << shift_of<H>(2) | d << shift_of<H>(3)));
   }
   return bad;
 }
@@ -115,12 +119,14 @@ PQ_SIMD void dequantize_lanes(const uint8_t* src, float* dst, size_t bytes, Lane
 PQ_SIMD bool pack_lanes(const int8_t* codes, uint8_t* dst, size_t bytes, Lanes l) {
   uint8_t bad = 0;
   by_layout(l, [&](auto high_first, auto zero_first, auto width) {
-    for (size_t b = 0; b < bytes; b += width, codes += 4 * width) bad |= pack_block<high_first, zero_first>(codes, dst + b, width);
+    for (size_t b = 0; b < bytes; b += width, codes += 4 * width)
+      bad |= pack_block<high_first, zero_first>(codes, dst + b, width);
   });
   return bad == 0;
 }
 
-void relayout_lanes(const uint8_t* src, uint8_t* dst, size_t bytes, Lanes from, Lanes to, int8_t* scratch, size_t chunk) {
+void relayout_lanes(const uint8_t* src, uint8_t* dst, size_t bytes, Lanes from, Lanes to, int8_t* scratch,
+                    size_t chunk) {
   if (is_plain(from, 32) && is_plain(to, 16)) return x86_to_arm(src, dst, bytes);
   if (is_plain(from, 16) && is_plain(to, 32)) return arm_to_x86(src, dst, bytes);
   for (size_t b = 0; b < bytes; b += chunk) {

@@ -1,4 +1,5 @@
-// TL1 and TL2 of bitnet.cpp: nibbles in the order of its lookup-table kernels. The bytes are drawn in src/polyquant/codecs/tl.py.
+// TL1 and TL2 of bitnet.cpp: nibbles in the order of its lookup-table kernels. src/polyquant/codecs/tl.py has the byte
+// diagrams.
 #include <array>
 #include <cstring>
 
@@ -13,7 +14,7 @@ struct Pair {
   int8_t code[4];  // a byte: two pairs
 };
 struct Triple {
-  int8_t code[4];  // a nibble: three weights and nothing
+  int8_t code[4];  // a nibble: three weights, the last entry unused
 };
 
 // Nibble 3 a + b + 4; 9 to 15 are undefined and read as zeros.
@@ -56,7 +57,7 @@ PQ_INLINE void walk_tl1(size_t rows, size_t cols, Tile t, F f) {
               for (size_t lane = 0; lane < 16; ++lane) f(m + i + r + lane, k + j + c);
 }
 
-// ... and for every group of 32 rows by `step` columns of TL2 in file order.
+// Calls f(row, column) for every group of 32 rows by `step` columns of TL2 in file order.
 template <class F>
 PQ_INLINE void walk_tl2(size_t rows, size_t from, size_t to, size_t outer, size_t bk, size_t step, F f) {
   for (size_t m = 0; m < rows; m += outer)
@@ -68,7 +69,8 @@ PQ_INLINE void walk_tl2(size_t rows, size_t from, size_t to, size_t outer, size_
 }  // namespace
 
 void unpack_tl1(const uint8_t* src, int8_t* codes, size_t rows, size_t cols, Tile tile) {
-  walk_tl1(rows, cols, tile, [&](size_t row, size_t col) { std::memcpy(codes + row * cols + col, pairs[*src++].code, 4); });
+  walk_tl1(rows, cols, tile,
+           [&](size_t row, size_t col) { std::memcpy(codes + row * cols + col, pairs[*src++].code, 4); });
 }
 
 void pack_tl1(const int8_t* codes, uint8_t* dst, size_t rows, size_t cols, Tile tile) {
@@ -77,7 +79,7 @@ void pack_tl1(const int8_t* codes, uint8_t* dst, size_t rows, size_t cols, Tile 
 
 void unpack_tl2(const uint8_t* src, int8_t* codes, size_t rows, size_t cols, size_t three, Tile t) {
   const uint8_t *index = src, *sign = src + rows * three / 6, *two = sign + rows * three / 24;
-  // 24 columns at a time: four bytes of two triples, and eight sign bits, a row
+  // 24 columns at a time: four bytes of two triples, and eight sign bits, per row
   walk_tl2(rows, 0, three, t.bm_outer, t.bk, 24, [&](size_t row, size_t col) {
     for (size_t i = 0; i < 32; ++i) {
       const unsigned signs = load<uint16_t>(sign + 2 * (i & 15)) >> (i < 16);  // bit 14 - 2 triple

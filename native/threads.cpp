@@ -37,16 +37,16 @@ int processors() {
   return std::max(1, int(std::thread::hardware_concurrency()));
 }
 
-constexpr int kSpins = 4000;  // about a tenth of a millisecond: longer than the gap between two operations of a layer
+constexpr int kSpins = 4000;  // about 0.1 ms: longer than the gap between two operations of a layer
 
 class Pool {
  public:
-  // As many helpers as the machine gives: the caller works alone where it gives none.
+  // As many helpers as the system provides: without any, the caller works alone.
   explicit Pool(int threads) {
     helpers_.reserve(size_t(threads));
     try {
       for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { serve(); });
-    } catch (const std::system_error&) {  // a limit of threads; to let it out would end the process with those that run already
+    } catch (const std::system_error&) {  // thread limit; rethrowing would end the process with its running threads
     }
   }
   ~Pool() {
@@ -63,7 +63,7 @@ class Pool {
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();
     take();
-    // Helpers that have not come in by now stay outside: nobody waits for a sleeper.
+    // Helpers that have not entered by now stay outside: the caller does not wait for a sleeping thread.
     uint32_t inside = door_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
     for (int i = 0; inside; ++i) {
       i < kSpins ? pause() : std::this_thread::yield();
@@ -86,8 +86,7 @@ class Pool {
       seen = round_.load(std::memory_order_acquire);
       if (stop_.load()) return;
       uint32_t state = door_.load(std::memory_order_acquire);
-      while ((state & kOpen) && !door_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
-      }
+      while ((state & kOpen) && !door_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {}
       if (!(state & kOpen)) continue;
       take();
       door_.fetch_sub(1, std::memory_order_acq_rel);
@@ -96,7 +95,7 @@ class Pool {
 
   alignas(64) std::atomic<size_t> next_{0};
   alignas(64) std::atomic<uint32_t> round_{0};
-  alignas(64) std::atomic<uint32_t> door_{0};  // open bit, and how many helpers are inside
+  alignas(64) std::atomic<uint32_t> door_{0};  // open bit, and the number of helpers inside
   alignas(64) std::atomic<bool> stop_{false};
   size_t chunks_ = 0;
   void (*work_)(void*, size_t) = nullptr;
@@ -105,10 +104,10 @@ class Pool {
 };
 
 std::mutex guard;
-Pool* pool = nullptr;  // never destroyed at exit: helpers may be asleep in it while statics go
+Pool* pool = nullptr;  // never destroyed at exit: helpers may be asleep in it during static destruction
 int wanted = 0;
 
-// A forked child has none of the threads: it starts anew, and the old pool is left to the parent.
+// A forked child has none of the threads: it creates a new pool, and the old one is left to the parent.
 void forget() { pool = nullptr; }
 
 Pool& ready() {
@@ -128,7 +127,8 @@ Pool& ready() {
 std::atomic<long long> spent{0};
 
 long long now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace

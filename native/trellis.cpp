@@ -28,7 +28,7 @@ void trellis_unpack(const uint8_t* packed, size_t count, unsigned bits, uint8_t*
 
 namespace {
 
-// The butterflies in the order of ops/hadamard.py, so that both round alike.
+// Butterflies in the order of ops/hadamard.py, for identical rounding.
 template <size_t block>
 PQ_INLINE void rotate_block(float* x) {
   for (size_t half = 1; half < block; half *= 2)
@@ -50,13 +50,20 @@ PQ_SIMD void rotate_row(float* x, size_t cols) {
 
 void rotate_blocks(float* row, size_t cols, size_t block) {
   switch (block) {
-    case 2: return rotate_row<2>(row, cols);
-    case 4: return rotate_row<4>(row, cols);
-    case 8: return rotate_row<8>(row, cols);
-    case 16: return rotate_row<16>(row, cols);
-    case 32: return rotate_row<32>(row, cols);
-    case 64: return rotate_row<64>(row, cols);
-    case 128: return rotate_row<128>(row, cols);
+    case 2:
+      return rotate_row<2>(row, cols);
+    case 4:
+      return rotate_row<4>(row, cols);
+    case 8:
+      return rotate_row<8>(row, cols);
+    case 16:
+      return rotate_row<16>(row, cols);
+    case 32:
+      return rotate_row<32>(row, cols);
+    case 64:
+      return rotate_row<64>(row, cols);
+    case 128:
+      return rotate_row<128>(row, cols);
   }
 }
 

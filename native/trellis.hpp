@@ -6,33 +6,36 @@
 
 namespace polyquant {
 
-constexpr size_t kTile = 256;  // numbers of a tile: 16 inputs x 16 outputs
-constexpr size_t kStagger = 32;  // numbers between planes, so that they do not fall on each other in the caches
-constexpr size_t kSeam = 128;   // steps on either side of a tile's seam that choose the state there
+constexpr size_t kTile = 256;    // values per tile: 16 inputs x 16 outputs
+constexpr size_t kStagger = 32;  // elements between planes, so that they do not alias in the caches
+constexpr size_t kSeam = 128;    // steps on either side of a tile's seam that determine the state there
 
 // 8 codes of `bits` bits <-> `bits` bytes, least significant bit first; count is a multiple of 8.
 void trellis_pack(const uint8_t* codes, size_t count, unsigned bits, uint8_t* packed);
 void trellis_unpack(const uint8_t* packed, size_t count, unsigned bits, uint8_t* codes);
 
-// Each block of each row is rotated in place by the orthonormal Sylvester matrix; block: a power of two up to 128 that divides cols.
+// Rotates each block of each row in place by the orthonormal Sylvester matrix; block: a power of two up to 128 that
+// divides
+// cols.
 void hadamard(float* x, size_t rows, size_t cols, size_t block);
 
 void rotate_blocks(float* row, size_t cols, size_t block);  // one row
 
-// Number j of a tile is levels[window of `window` bits at bit `bits` * j] / factor.
+// Value j of a tile is levels[window of `window` bits at bit `bits` * j] / factor.
 struct TrellisSearch {
   unsigned bits, window;
   const int16_t* levels;
   float factor;
-  int doublings;  // of a difference before it is squared
+  int doublings;  // of a difference before squaring
   size_t groups() const { return size_t(1) << (window - bits); }
 };
 
-// The tail-biting path of least squared error for each tile: ops/trellis.py's encode_reference, bit for bit.
+// The tail-biting path of least squared error for each tile: encode_reference of ops/trellis.py, bit for bit.
 void trellis_encode(const float* tiles, size_t count, const TrellisSearch& search, uint8_t* codes);
 
-// The first group of the block of 16 * 2 ** bits that a walk in planes makes n groups after its beginning: blocks that are reached from the
-// same metrics follow one another.
+// The first group of the block of 16 * 2 ** bits that a plane-wise walk makes n groups after its start: blocks reached
+// from
+// the same metrics are consecutive.
 inline size_t trellis_block(const TrellisSearch& s, size_t n) {
   const size_t block = size_t(16) << s.bits, plane = s.groups() >> s.bits;
   if (plane < block) return n;
@@ -40,30 +43,33 @@ inline size_t trellis_block(const TrellisSearch& s, size_t n) {
   return (i & ((size_t(1) << s.bits) - 1)) * plane + (i >> s.bits) * block;
 }
 
-// The metrics of all groups before each step of a walk, as one row of numbers each. Of a long row only one in `every` is kept: those between are
-// needed for the next step, and on the way back for the few groups that a path can come from, which are walked anew.
+// The metrics of all groups before each step of a walk, as one row each. Of long rows only one in `every` is kept: the
+// others
+// are needed for the next step, and for a few groups of the traceback, which are recomputed.
 struct TrellisTrail {
   uint16_t *kept, *between;
-  uint16_t* base;  // what each step took off
+  uint16_t* base;  // value subtracted at each step
   size_t every, row;
   uint16_t* at(size_t step) const { return step % every ? between + step % every * row : kept + step / every * row; }
 };
 
-// One way of walking through the trellis. Metrics stand in an order of its own: `place` of a group.
-using TrellisWalker = void (*)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]);
+// A walk through the trellis. Metrics are stored in its own order: `place` of a group.
+using TrellisWalker = void (*)(const TrellisSearch&, const int16_t* table, const int16_t* x[2], size_t steps,
+                               const TrellisTrail trail[2]);
 struct TrellisWalk {
   const int16_t* table;  // levels in the order in which `walk` reads them
   TrellisWalker walk;
-  bool planes;           // groups apart by their low bits; else in their order
+  bool planes;  // groups separated by their low bits; otherwise in order
 
   size_t row(const TrellisSearch& s) const { return planes ? s.groups() + (kStagger << s.bits) : s.groups(); }
   size_t place(const TrellisSearch& s, size_t group) const {
-    return planes ? (group & ((size_t(1) << s.bits) - 1)) * ((s.groups() >> s.bits) + kStagger) + (group >> s.bits) : group;
+    return planes ? (group & ((size_t(1) << s.bits) - 1)) * ((s.groups() >> s.bits) + kStagger) + (group >> s.bits)
+                  : group;
   }
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// How these kernels walk; null where the search does not fill their vectors.
+// The walk of these kernels; null if the search does not fill their vectors.
 TrellisWalker trellis_walk_avx2(const TrellisSearch& search, bool* planes);
 #endif
 

@@ -1,4 +1,4 @@
-// Trellis-coded matrices with AVX2: eight numbers of the stream at a time. Compiled with flags of its own.
+// Trellis-coded matrices with AVX2: eight values of the stream at a time. Compiled with its own flags.
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
@@ -29,10 +29,10 @@ PQ_INLINE uint64_t bytes8(const uint8_t* tile) {
     return word64(tile + 32 * k - 8) >> (8 * (byte + 8 - 32 * k)) | word64(tile) << (8 * (32 * k - byte));
 }
 
-// Lane j: the bits from k * (8 v + j) on, 16 of them at least.
+// Lane j: at least 16 bits from bit k * (8 v + j) on.
 template <int k, int v>
 PQ_INLINE __m256i windows(const uint8_t* tile) {
-  constexpr int upper = k < 7 ? 0 : 4 * k / 8;  // where eight bytes are too few, lanes 4 ... 7 take others
+  constexpr int upper = k < 7 ? 0 : 4 * k / 8;  // if eight bytes are too few, lanes 4 ... 7 read others
   constexpr auto first = [](int j) { return char(j * k / 8 - (j < 4 ? 0 : upper)); };
   const __m256i shift = _mm256_setr_epi32(0, k % 8, 2 * k % 8, 3 * k % 8, 4 * k % 8, 5 * k % 8, 6 * k % 8, 7 * k % 8);
   __m256i b;
@@ -45,12 +45,13 @@ PQ_INLINE __m256i windows(const uint8_t* tile) {
   else
     b = _mm256_set_epi64x(0, (long long)(bytes8<k, k * v + upper>(tile)), 0, (long long)(bytes8<k, k * v>(tile)));
 #define PQ_LANE(j) first(j), char(first(j) + 1), char(first(j) + 2), char(-128)
-  const __m256i take = _mm256_setr_epi8(PQ_LANE(0), PQ_LANE(1), PQ_LANE(2), PQ_LANE(3), PQ_LANE(4), PQ_LANE(5), PQ_LANE(6), PQ_LANE(7));
+  const __m256i take =
+      _mm256_setr_epi8(PQ_LANE(0), PQ_LANE(1), PQ_LANE(2), PQ_LANE(3), PQ_LANE(4), PQ_LANE(5), PQ_LANE(6), PQ_LANE(7));
 #undef PQ_LANE
   return _mm256_srlv_epi32(_mm256_shuffle_epi8(b, take), shift);
 }
 
-// A codebook: states -> levels, and levels times activations (each twice in its lane) added up.
+// A codebook: states -> levels, and accumulated products of levels and activations (each twice in its lane).
 struct Mul1 {
   __m256 step, zero;
   PQ_INLINE explicit Mul1(const TrellisMatrix& w) : step(_mm256_set1_ps(w.step)), zero(_mm256_set1_ps(w.zero)) {}
@@ -59,9 +60,11 @@ struct Mul1 {
     return _mm256_maddubs_epi16(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(0x83DCD12D))), _mm256_set1_epi8(1));
   }
   PQ_INLINE __m256i level(__m256i state) const { return _mm256_madd_epi16(halves(state), _mm256_set1_epi16(1)); }
-  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(halves(state), a)); }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(halves(state), a));
+  }
   PQ_INLINE __m256 number(__m256i state) const {
-    // Products and sums of these short numbers are exact: the order does not matter.
+    // Products and sums of these values with few bits are exact: the order does not matter.
     const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(level(state)), step, zero);
     return _mm256_cvtph_ps(_mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
@@ -71,29 +74,36 @@ struct Grid {
   __m256 middle;
   PQ_INLINE explicit Grid(const TrellisMatrix& w) : middle(_mm256_set1_ps(float((1 << w.bits) - 1) / 2)) {}
   PQ_INLINE __m256i level(__m256i state) const { return state; }
-  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(state, a)); }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(state, a));
+  }
   PQ_INLINE __m256 number(__m256i state) const {
     return _mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(state), middle), _mm256_set1_ps(1.24371088f));
   }
 };
 
-// Two numbers of half precision hashed from each state, added in half precision.
+// Two half-precision values hashed from each state, added in half precision.
 template <uint32_t factor, uint32_t offset>
 struct Halves {
   __m256 unit;  // levels of 1
   PQ_INLINE explicit Halves(const TrellisMatrix& w) : unit(_mm256_set1_ps(1.0f / w.step)) {}
   PQ_INLINE __m256 number(__m256i state) const {
-    __m256i x = _mm256_add_epi32(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(factor))), _mm256_set1_epi32(int(offset)));
+    __m256i x =
+        _mm256_add_epi32(_mm256_mullo_epi32(state, _mm256_set1_epi32(int(factor))), _mm256_set1_epi32(int(offset)));
     x = _mm256_xor_si256(_mm256_and_si256(x, _mm256_set1_epi32(int(0x8FFF8FFF))), _mm256_set1_epi32(0x3B603B60));
-    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12,
+                                           13, 2, 3, 6, 7, 10, 11, 14, 15);
     x = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, apart), 0xd8);
-    const __m256 sum = _mm256_add_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)));
+    const __m256 sum =
+        _mm256_add_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)));
     return _mm256_cvtph_ps(_mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
   PQ_INLINE __m256i level(__m256i state) const {
     return _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(number(state), unit)), _mm256_set1_epi32(0xffff));
   }
-  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(level(state), a)); }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(level(state), a));
+  }
 };
 using Mcg = Halves<0xCBAC1FED, 0>;
 using ThreeInst = Halves<89226354, 64248484>;
@@ -102,11 +112,14 @@ struct Table {
   const int16_t* levels;
   const float* numbers;
   PQ_INLINE explicit Table(const TrellisMatrix& w) : levels(w.levels), numbers(w.numbers) {}
-  // The upper half of a lane is the next level, or what lies behind the table: one number more.
+  // The upper half of a lane is the next level; the table has one extra entry.
   PQ_INLINE __m256i level(__m256i state) const {
-    return _mm256_and_si256(_mm256_i32gather_epi32(reinterpret_cast<const int*>(levels), state, 2), _mm256_set1_epi32(0xffff));
+    return _mm256_and_si256(_mm256_i32gather_epi32(reinterpret_cast<const int*>(levels), state, 2),
+                            _mm256_set1_epi32(0xffff));
   }
-  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const { return _mm256_add_epi32(acc, _mm256_madd_epi16(level(state), a)); }
+  PQ_INLINE __m256i add(__m256i acc, __m256i state, __m256i a) const {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(level(state), a));
+  }
   PQ_INLINE __m256 number(__m256i state) const { return _mm256_i32gather_ps(numbers, state, 4); }
 };
 
@@ -129,19 +142,23 @@ PQ_INLINE float sum4(__m128 x) {
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
 
-// Where the lanes of vector v of a tile belong. Rows: 16 outputs of one input. Fragments of a tensor core: 4 inputs of 2 outputs.
+// The order of vector v's lanes in a tile. Rows: 16 outputs of one input. Tensor-core fragments: 4 inputs of 2 outputs.
 struct Rows {
   static constexpr int sums = 2;
   static constexpr int sum(int v) { return v % 2; }
   static PQ_INLINE __m256i input(const int32_t* pairs, int v) { return _mm256_set1_epi32(pairs[v / 2]); }
   static constexpr size_t stride = 16;
-  static PQ_INLINE void finish(const __m256i* acc, __m256 out[2]) { out[0] = _mm256_cvtepi32_ps(acc[0]), out[1] = _mm256_cvtepi32_ps(acc[1]); }
+  static PQ_INLINE void finish(const __m256i* acc, __m256 out[2]) {
+    out[0] = _mm256_cvtepi32_ps(acc[0]), out[1] = _mm256_cvtepi32_ps(acc[1]);
+  }
 };
 
 struct Fragments {
   static constexpr int sums = 8;
   static constexpr int sum(int v) { return (31 - v) / 4; }
-  static PQ_INLINE __m256i input(const int32_t* pairs, int v) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs + v % 4 * 8)); }
+  static PQ_INLINE __m256i input(const int32_t* pairs, int v) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs + v % 4 * 8));
+  }
   static constexpr size_t stride = 32;
   static PQ_INLINE void finish(const __m256i* acc, __m256 out[2]) {
     alignas(32) float y[16];
@@ -168,13 +185,17 @@ void one(const TrellisMatrix& w, size_t first, size_t last, const TrellisInput& 
       __m256i acc[Order::sums];
       for (__m256i& a : acc) a = _mm256_setzero_si256();
       for (size_t r = 0; r < count; ++r, tile += row_bytes, pairs += Order::stride) {
-        for (int i = 0; i < 32 * k; i += 64) _mm_prefetch(reinterpret_cast<const char*>(tile + 8 * row_bytes + i), _MM_HINT_T0);
-        each<k>(tile, mask, [&](auto v, __m256i state) PQ_FLAT { acc[Order::sum(v)] = book.add(acc[Order::sum(v)], state, Order::input(pairs, v)); });
+        for (int i = 0; i < 32 * k; i += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(tile + 8 * row_bytes + i), _MM_HINT_T0);
+        each<k>(tile, mask, [&](auto v, __m256i state) PQ_FLAT {
+          acc[Order::sum(v)] = book.add(acc[Order::sum(v)], state, Order::input(pairs, v));
+        });
       }
       __m256 sums[2];
       Order::finish(acc, sums);
       for (int h = 0; h < 2; ++h)
-        add_floats(y + 16 * (c - first) + 8 * h, _mm256_mul_ps(_mm256_fmadd_ps(sums[h], step, zero), _mm256_loadu_ps(scales + 16 * c + 8 * h)));
+        add_floats(y + 16 * (c - first) + 8 * h,
+                   _mm256_mul_ps(_mm256_fmadd_ps(sums[h], step, zero), _mm256_loadu_ps(scales + 16 * c + 8 * h)));
     }
   }
 }
@@ -189,13 +210,17 @@ void levels(const TrellisMatrix& w, const uint8_t* tile, int16_t* panel) {
       if constexpr (v % 4 < 2)
         before[v % 4] = level;
       else
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (v / 4 * 2 + v % 2) * 16), _mm256_blend_epi16(before[v % 2], _mm256_slli_epi32(level, 16), 0xaa));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (v / 4 * 2 + v % 2) * 16),
+                            _mm256_blend_epi16(before[v % 2], _mm256_slli_epi32(level, 16), 0xaa));
     });
     return;
   }
   alignas(32) int32_t all[kTile];
-  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT { _mm256_store_si256(reinterpret_cast<__m256i*>(all + 8 * v), book.level(state)); });
-  for (size_t j = 0; j < kTile; ++j) panel[(w.order[j] / 32 * 16 + w.order[j] % 16) * 2 + w.order[j] / 16 % 2] = int16_t(all[j]);
+  each<k>(tile, mask_of(w), [&](auto v, __m256i state) PQ_FLAT {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(all + 8 * v), book.level(state));
+  });
+  for (size_t j = 0; j < kTile; ++j)
+    panel[(w.order[j] / 32 * 16 + w.order[j] % 16) * 2 + w.order[j] / 16 % 2] = int16_t(all[j]);
 }
 
 template <int k, class B>
@@ -220,24 +245,37 @@ TrellisKernel kernel(bool row_major) {
 template <class B>
 TrellisKernel of_bits(unsigned bits, bool row_major) {
   switch (bits) {
-    case 1: return kernel<1, B>(row_major);
-    case 2: return kernel<2, B>(row_major);
-    case 3: return kernel<3, B>(row_major);
-    case 4: return kernel<4, B>(row_major);
-    case 5: return kernel<5, B>(row_major);
-    case 6: return kernel<6, B>(row_major);
-    case 7: return kernel<7, B>(row_major);
-    default: return kernel<8, B>(row_major);
+    case 1:
+      return kernel<1, B>(row_major);
+    case 2:
+      return kernel<2, B>(row_major);
+    case 3:
+      return kernel<3, B>(row_major);
+    case 4:
+      return kernel<4, B>(row_major);
+    case 5:
+      return kernel<5, B>(row_major);
+    case 6:
+      return kernel<6, B>(row_major);
+    case 7:
+      return kernel<7, B>(row_major);
+    default:
+      return kernel<8, B>(row_major);
   }
 }
 
 TrellisKernel find(unsigned bits, Book book, bool row_major) {
   switch (book) {
-    case Book::mul1: return of_bits<Mul1>(bits, row_major);
-    case Book::grid: return of_bits<Grid>(bits, row_major);
-    case Book::mcg: return of_bits<Mcg>(bits, row_major);
-    case Book::three_inst: return of_bits<ThreeInst>(bits, row_major);
-    default: return of_bits<Table>(bits, row_major);
+    case Book::mul1:
+      return of_bits<Mul1>(bits, row_major);
+    case Book::grid:
+      return of_bits<Grid>(bits, row_major);
+    case Book::mcg:
+      return of_bits<Mcg>(bits, row_major);
+    case Book::three_inst:
+      return of_bits<ThreeInst>(bits, row_major);
+    default:
+      return of_bits<Table>(bits, row_major);
   }
 }
 
@@ -246,7 +284,8 @@ template <int N>
 PQ_INLINE void some_times(const int16_t* panel, const int16_t* a, size_t padded, __m256i acc[N][2]) {
   for (int n = 0; n < N; ++n) acc[n][0] = acc[n][1] = _mm256_setzero_si256();
   for (size_t p = 0; p < 64; ++p) {
-    const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p)), w1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p + 16));
+    const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p)),
+                  w1 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 32 * p + 16));
     for (int n = 0; n < N; ++n) {
       int32_t pair;
       std::memcpy(&pair, a + size_t(n) * padded + 2 * p, 4);
@@ -258,18 +297,22 @@ PQ_INLINE void some_times(const int16_t* panel, const int16_t* a, size_t padded,
 }
 
 template <int N>
-PQ_INLINE void times_tokens(const int16_t* panel, const TrellisInput& in, size_t t, size_t block, float step, float zero, const float* scales, float* y, size_t stride) {
+PQ_INLINE void times_tokens(const int16_t* panel, const TrellisInput& in, size_t t, size_t block, float step,
+                            float zero, const float* scales, float* y, size_t stride) {
   __m256i acc[N][2];
   some_times<N>(panel, in.codes + t * in.padded + block * 128, in.padded, acc);
   for (int n = 0; n < N; ++n) {
     const size_t at = (t + size_t(n)) * (in.padded / 128) + block;
     const __m256 factor = _mm256_set1_ps(in.scale[at] * step), offset = _mm256_set1_ps(in.sum[at] * zero);
     for (int h = 0; h < 2; ++h)
-      add_floats(y + (t + size_t(n)) * stride + 8 * h, _mm256_mul_ps(_mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[n][h]), factor, offset), _mm256_loadu_ps(scales + 8 * h)));
+      add_floats(y + (t + size_t(n)) * stride + 8 * h,
+                 _mm256_mul_ps(_mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[n][h]), factor, offset),
+                               _mm256_loadu_ps(scales + 8 * h)));
   }
 }
 
-void times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero, const float* scales, float* y, size_t stride) {
+void times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero, const float* scales,
+           float* y, size_t stride) {
   size_t t = 0;
   for (; t + 4 <= in.tokens; t += 4) times_tokens<4>(panel, in, t, block, step, zero, scales, y, stride);
   for (; t < in.tokens; ++t) times_tokens<1>(panel, in, t, block, step, zero, scales, y, stride);
@@ -290,13 +333,15 @@ PQ_INLINE void floats_tokens(const float* w, size_t inputs, const float* x, size
     for (int h = 0; h < 2; ++h) add_floats(y + size_t(n) * stride + 8 * h, acc[n][h]);
 }
 
-void times_floats(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y, size_t stride) {
+void times_floats(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y,
+                  size_t stride) {
   size_t t = 0;
   for (; t + 4 <= tokens; t += 4) floats_tokens<4>(w, inputs, x + t * padded, padded, y + t * stride, stride);
   for (; t < tokens; ++t) floats_tokens<1>(w, inputs, x + t * padded, padded, y + t * stride, stride);
 }
 
-// `levels` stages of butterflies between rows `half`, 2 half, ... apart, 8 columns of 2 ** levels rows at a time in registers
+// `levels` stages of butterflies between rows at distances `half`, 2 half, ..., with 8 columns of 2 ** levels rows
+// in registers
 template <int levels, bool last>
 PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float scale) {
   constexpr size_t together = size_t(1) << levels;
@@ -312,7 +357,8 @@ PQ_INLINE void stages(float* x, size_t rows, size_t columns, size_t half, float 
             const __m256 a = v[j], b = v[j | h];
             v[j] = _mm256_add_ps(a, b), v[j | h] = _mm256_sub_ps(a, b);
           }
-        for (size_t j = 0; j < together; ++j) _mm256_store_ps(x + (r + j * half) * kLine + i, last ? _mm256_mul_ps(v[j], factor) : v[j]);
+        for (size_t j = 0; j < together; ++j)
+          _mm256_store_ps(x + (r + j * half) * kLine + i, last ? _mm256_mul_ps(v[j], factor) : v[j]);
       }
 }
 
@@ -320,13 +366,20 @@ void rotate_down(float* x, size_t rows, size_t columns, size_t block) {
   const float scale = float(1 / std::sqrt(double(block)));
   const auto three = [&](size_t half) { stages<3, false>(x, rows, columns, half, scale); };
   switch (block) {
-    case 2: return stages<1, true>(x, rows, columns, 1, scale);
-    case 4: return stages<2, true>(x, rows, columns, 1, scale);
-    case 8: return stages<3, true>(x, rows, columns, 1, scale);
-    case 16: return three(1), stages<1, true>(x, rows, columns, 8, scale);
-    case 32: return three(1), stages<2, true>(x, rows, columns, 8, scale);
-    case 64: return three(1), stages<3, true>(x, rows, columns, 8, scale);
-    case 128: return three(1), three(8), stages<1, true>(x, rows, columns, 64, scale);
+    case 2:
+      return stages<1, true>(x, rows, columns, 1, scale);
+    case 4:
+      return stages<2, true>(x, rows, columns, 1, scale);
+    case 8:
+      return stages<3, true>(x, rows, columns, 1, scale);
+    case 16:
+      return three(1), stages<1, true>(x, rows, columns, 8, scale);
+    case 32:
+      return three(1), stages<2, true>(x, rows, columns, 8, scale);
+    case 64:
+      return three(1), stages<3, true>(x, rows, columns, 8, scale);
+    case 128:
+      return three(1), three(8), stages<1, true>(x, rows, columns, 64, scale);
   }
 }
 
@@ -335,7 +388,8 @@ void transpose(const float* x, float* out) {
     for (size_t j = 0; j < 128; j += 8) {
       __m256 a[8], b[8];
       for (size_t r = 0; r < 8; ++r) a[r] = _mm256_load_ps(x + (i + r) * kLine + j);
-      for (size_t r = 0; r < 8; r += 2) b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
+      for (size_t r = 0; r < 8; r += 2)
+        b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
       for (size_t r = 0; r < 8; r += 4)
         for (size_t h = 0; h < 2; ++h) {
           a[r + 2 * h] = _mm256_shuffle_ps(b[r + h], b[r + h + 2], 0x44);
@@ -348,13 +402,15 @@ void transpose(const float* x, float* out) {
     }
 }
 
-// Past the caches where that is possible: a weight that was decoded is larger than they are.
+// Streaming stores where possible: a decoded weight is larger than the caches.
 void finish(const float* x, float sv, const float* su, float* out, size_t count) {
   const __m256 factor = _mm256_set1_ps(sv);
   size_t i = 0;
   if (reinterpret_cast<uintptr_t>(out) % 32 == 0)
-    for (; i + 8 <= count; i += 8) _mm256_stream_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
-  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+    for (; i + 8 <= count; i += 8)
+      _mm256_stream_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
+  for (; i + 8 <= count; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor), _mm256_loadu_ps(su + i)));
   for (; i < count; ++i) out[i] = x[i] * sv * su[i];
 }
 

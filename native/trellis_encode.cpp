@@ -1,5 +1,6 @@
-// The encoder's frame: the seam, the way back, and a walk for any processor. A path through the trellis has one state a number: state j
-// shares its low window - bits bits (its group) with state j - 1, whose high bits they are.
+// The encoder's frame: the seam, the traceback, and a walk for any processor. A path through the trellis has one state
+// per
+// value: state j shares its low window - bits bits (its group) with the high bits of state j - 1.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,7 +19,8 @@ inline int distance(const TrellisSearch& s, int x, size_t state) {
   return (d * d + 0x4000) >> 15;
 }
 
-void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
+void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], size_t steps,
+                const TrellisTrail trail[2]) {
   const size_t groups = s.groups();
   for (int t = 0; t < 2; ++t)
     for (size_t j = 0; j < steps; ++j) {
@@ -37,7 +39,7 @@ void walk_plain(const TrellisSearch& s, const int16_t*, const int16_t* x[2], siz
     }
 }
 
-// The way that was walked, seen from its end.
+// The completed walk, traversed from its end.
 struct WayBack {
   const TrellisSearch& s;
   const TrellisWalk& way;
@@ -49,7 +51,7 @@ struct WayBack {
     return best(step - 1, group).first - trail.base[step - 1];
   }
 
-  // The least sum with which step `step` leads to a group, and the first state that has it.
+  // The smallest sum with which step `step` reaches a group, and the first state that attains it.
   std::pair<int, size_t> best(size_t step, size_t group) const {
     std::pair<int, size_t> found{65536, 0};
     for (size_t b = 0; b < size_t(1) << s.bits; ++b) {
@@ -60,7 +62,9 @@ struct WayBack {
     return found;
   }
 
-  // From `group` after step last - 1 to the group before step `first`, which is returned; states[j] is passed at step j.
+  // Goes from `group` after step last - 1 back to the group before step `first`, which is returned; states[j] is the
+  // state at
+  // step j.
   size_t go(size_t first, size_t last, size_t group, uint16_t* states) const {
     for (size_t j = last; j-- > first;) {
       states[j] = uint16_t(best(j, group).second);
@@ -70,7 +74,7 @@ struct WayBack {
   }
 };
 
-// Numbers in memory that begins with a cache line: vectors that straddle two lines load at half speed.
+// An array aligned to a cache line: vectors that straddle two lines load at half speed.
 template <class T>
 struct Lines {
   std::vector<T> numbers;
@@ -87,10 +91,11 @@ struct Room {
   uint16_t states[kTile];
 };
 
-// Rows that together would be more than the caches hold are not all kept.
+// Rows that would exceed the caches in total are not all kept.
 size_t kept_every(const TrellisSearch& s) { return s.window < 15 ? 1 : s.bits == 2 ? 4 : s.bits == 3 ? 2 : 1; }
 
-void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& way, Room& room, uint8_t* codes, int count) {
+void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& way, Room& room, uint8_t* codes,
+                int count) {
   static_assert(2 * kSeam == kTile);
   const size_t row = way.row(s), every = kept_every(s), kept = kTile / every + 1;
   TrellisTrail trail[2];
@@ -126,7 +131,7 @@ void encode_two(const float* tiles, const TrellisSearch& s, const TrellisWalk& w
   }
 }
 
-// levels[q << bits | b] for 16 neighbours q together, then the next b
+// levels[q << bits | b] for 16 adjacent q, then the next b
 void in_planes(const TrellisSearch& s, int16_t* out) {
   const size_t choices = size_t(1) << s.bits, groups = s.groups();
   for (size_t n = 0; n < groups; ++n) {
@@ -153,7 +158,8 @@ void trellis_encode(const float* tiles, size_t count, const TrellisSearch& s, ui
 #endif
   parallel_for((count + 1) / 2, [&](size_t pair) {
     thread_local Room room;
-    encode_two(tiles + 2 * pair * kTile, s, way, room, codes + 2 * pair * kTile, int(std::min<size_t>(2, count - 2 * pair)));
+    encode_two(tiles + 2 * pair * kTile, s, way, room, codes + 2 * pair * kTile,
+               int(std::min<size_t>(2, count - 2 * pair)));
   });
 }
 

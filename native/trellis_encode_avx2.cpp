@@ -1,9 +1,14 @@
 #if defined(__x86_64__) && defined(__GNUC__)
-// The walk through the trellis for AVX2, two tiles at a time so that each level is loaded once. Compiled with flags of its own.
+// The walk through the trellis for AVX2, two tiles at a time so that each level is loaded once. Compiled with its own
+// flags.
 //
-// A step takes for every state the metric of its group plus the squared distance of its level, and for every 2 ** bits neighbouring states
-// the least of these: the metric of the group that they lead to. For few bits the metrics of groups with equal low bits lie together (a
-// plane): then 16 groups of a vector are reached from 16 neighbours in each plane, and the minimum is taken without looking across lanes.
+// A step computes, for every state, the metric of its group plus the squared distance of its level, and for every 2 **
+// bits
+// adjacent states their minimum: the metric of the group they lead to. For few bits, the metrics of groups with equal
+// low bits
+// are contiguous (a plane): then 16 groups of a vector are reached from 16 adjacent ones in each plane, and the minimum
+// needs
+// no horizontal operations.
 #include <immintrin.h>
 
 #include "simd.hpp"
@@ -33,9 +38,10 @@ unsigned least_of(const uint16_t* metric, size_t groups) {
   return least(low);
 }
 
-// 4 vectors of 64 neighbours -> for each remainder mod 4 its 16 members
+// 4 vectors of 64 adjacent values -> the 16 members of each remainder mod 4
 PQ_INLINE void take_apart4(const __m256i* v, uint16_t* out, size_t plane) {
-  const __m256i by_class = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+  const __m256i by_class = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10,
+                                            11, 4, 5, 12, 13, 6, 7, 14, 15);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   __m256i w[4];
   for (int i = 0; i < 4; ++i) w[i] = _mm256_shuffle_epi8(v[i], by_class);
@@ -47,9 +53,10 @@ PQ_INLINE void take_apart4(const __m256i* v, uint16_t* out, size_t plane) {
   store16(out + 3 * plane, _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(c, d), order));
 }
 
-// 8 vectors of 128 neighbours -> for each remainder mod 8 its 16 members
+// 8 vectors of 128 adjacent values -> the 16 members of each remainder mod 8
 PQ_INLINE void take_apart8(const __m256i* v, uint16_t* out, size_t plane) {
-  const __m256i zip = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+  const __m256i zip = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10, 11,
+                                       4, 5, 12, 13, 6, 7, 14, 15);
   __m256i a[8], b[8];
   for (int i = 0; i < 4; ++i) {
     a[i] = _mm256_unpacklo_epi16(v[2 * i], v[2 * i + 1]);      // classes 0 ... 3
@@ -57,18 +64,20 @@ PQ_INLINE void take_apart8(const __m256i* v, uint16_t* out, size_t plane) {
   }
   for (int h = 0; h < 2; ++h)
     for (int i = 0; i < 2; ++i) {
-      b[4 * h + i] = _mm256_unpacklo_epi32(a[4 * h + 2 * i], a[4 * h + 2 * i + 1]);      // the first two classes of four
+      b[4 * h + i] = _mm256_unpacklo_epi32(a[4 * h + 2 * i], a[4 * h + 2 * i + 1]);  // the first two classes of four
       b[4 * h + i + 2] = _mm256_unpackhi_epi32(a[4 * h + 2 * i], a[4 * h + 2 * i + 1]);  // the other two
     }
   for (int p = 0; p < 4; ++p)
     for (int e = 0; e < 2; ++e) {
-      const __m256i both = e ? _mm256_unpackhi_epi64(b[2 * p], b[2 * p + 1]) : _mm256_unpacklo_epi64(b[2 * p], b[2 * p + 1]);
+      const __m256i both =
+          e ? _mm256_unpackhi_epi64(b[2 * p], b[2 * p + 1]) : _mm256_unpacklo_epi64(b[2 * p], b[2 * p + 1]);
       store16(out + size_t(2 * p + e) * plane, _mm256_shuffle_epi8(_mm256_permute4x64_epi64(both, 0xd8), zip));
     }
 }
 
 template <int bits, int doublings>
-void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
+void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps,
+                 const TrellisTrail trail[2]) {
   constexpr size_t choices = size_t(1) << bits;
   const size_t groups = s.groups(), mask = (groups >> bits) - 1, plane = mask + 1 + kStagger;
   unsigned base[2] = {least_of(trail[0].at(0), plane << bits), least_of(trail[1].at(0), plane << bits)};
@@ -105,9 +114,10 @@ void walk_planes(const TrellisSearch& s, const int16_t* table, const int16_t* x[
   }
 }
 
-// 16 states or more lead to each group: metrics in their order, the minimum across lanes.
+// At least 16 states lead to each group: metrics in order, horizontal minimum.
 template <int doublings>
-void walk_rows(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps, const TrellisTrail trail[2]) {
+void walk_rows(const TrellisSearch& s, const int16_t* table, const int16_t* x[2], size_t steps,
+               const TrellisTrail trail[2]) {
   const size_t groups = s.groups(), choices = size_t(1) << s.bits;
   for (int t = 0; t < 2; ++t) {
     unsigned base = least_of(trail[t].at(0), groups);
@@ -137,16 +147,23 @@ void walk_rows(const TrellisSearch& s, const int16_t* table, const int16_t* x[2]
 
 TrellisWalker trellis_walk_avx2(const TrellisSearch& s, bool* planes) {
   *planes = s.bits == 2 || s.bits == 3;
-  if (*planes && s.window >= 2 * s.bits + 4 && s.doublings == 0) return s.bits == 2 ? walk_planes<2, 0> : walk_planes<3, 0>;
+  if (*planes && s.window >= 2 * s.bits + 4 && s.doublings == 0)
+    return s.bits == 2 ? walk_planes<2, 0> : walk_planes<3, 0>;
   *planes = false;
   if (s.bits < 4 || s.groups() < 16) return nullptr;
   switch (s.doublings) {
-    case 1: return walk_rows<1>;
-    case 2: return walk_rows<2>;
-    case 3: return walk_rows<3>;
-    case 4: return walk_rows<4>;
-    case 5: return walk_rows<5>;
-    default: return nullptr;
+    case 1:
+      return walk_rows<1>;
+    case 2:
+      return walk_rows<2>;
+    case 3:
+      return walk_rows<3>;
+    case 4:
+      return walk_rows<4>;
+    case 5:
+      return walk_rows<5>;
+    default:
+      return nullptr;
   }
 }
 

@@ -13,9 +13,9 @@
 namespace polyquant {
 namespace {
 
-constexpr size_t kBlock = 128;       // inputs that share an activation scale; outputs of a chunk of work
+constexpr size_t kBlock = 128;  // inputs that share an activation scale; outputs per chunk of work
 constexpr size_t kColumns = kBlock / 16;
-constexpr size_t kStrip = 32;        // columns of a square whose 128 rows fit into the first cache
+constexpr size_t kStrip = 32;  // columns of a square whose 128 rows fit L1
 
 size_t window_at(const TrellisMatrix& w, const uint8_t* tile, size_t position) {
   const size_t size = 32 * w.bits, bit = w.bits * position;
@@ -40,13 +40,16 @@ void plain_numbers(const TrellisMatrix& w, const uint8_t* tile, const float* sca
   }
 }
 
-void plain_times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero, const float* scales, float* y, size_t stride) {
+void plain_times(const int16_t* panel, const TrellisInput& in, size_t block, float step, float zero,
+                 const float* scales, float* y, size_t stride) {
   for (size_t t = 0; t < in.tokens; ++t) {
     const int16_t* a = in.codes + t * in.padded + block * kBlock;
-    const float scale = in.scale[t * (in.padded / kBlock) + block] * step, offset = in.sum[t * (in.padded / kBlock) + block] * zero;
+    const float scale = in.scale[t * (in.padded / kBlock) + block] * step,
+                offset = in.sum[t * (in.padded / kBlock) + block] * zero;
     for (size_t o = 0; o < 16; ++o) {
       int dot = 0;
-      for (size_t p = 0; p < kBlock / 2; ++p) dot += panel[(p * 16 + o) * 2] * a[2 * p] + panel[(p * 16 + o) * 2 + 1] * a[2 * p + 1];
+      for (size_t p = 0; p < kBlock / 2; ++p)
+        dot += panel[(p * 16 + o) * 2] * a[2 * p] + panel[(p * 16 + o) * 2 + 1] * a[2 * p + 1];
       y[t * stride + o] += (float(dot) * scale + offset) * scales[o];
     }
   }
@@ -57,12 +60,14 @@ void plain_one(const TrellisMatrix& w, size_t first, size_t last, const TrellisI
   for (size_t block = 0; block * kBlock < w.inputs; ++block)
     for (size_t c = first; c < last; ++c) {
       std::memset(panel, 0, sizeof panel);
-      for (size_t r = block * 8; r < std::min(w.tile_rows(), block * 8 + 8); ++r) plain_levels(w, w.tile(r, c), panel + r % 8 * kTile);
+      for (size_t r = block * 8; r < std::min(w.tile_rows(), block * 8 + 8); ++r)
+        plain_levels(w, w.tile(r, c), panel + r % 8 * kTile);
       plain_times(panel, in, block, w.step, w.zero, w.scales_of(block * kBlock) + 16 * c, y + 16 * (c - first), 0);
     }
 }
 
-void plain_times_floats(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y, size_t stride) {
+void plain_times_floats(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y,
+                        size_t stride) {
   for (size_t t = 0; t < tokens; ++t)
     for (size_t i = 0; i < inputs; ++i)
       for (size_t o = 0; o < 16; ++o) y[t * stride + o] += x[t * padded + i] * w[16 * i + o];
@@ -102,7 +107,7 @@ PQ_SIMD void as_halves(float* x, const float* sv, float su, size_t count) {
   for (size_t i = 0; i < count; ++i) x[i] = half_to_float(float_to_half(x[i] * sv[i] * su));
 }
 
-// numbers * scales of a tile: [16][stride]
+// values * scales of a tile: [16][stride]
 void scaled_tile(const TrellisMatrix& w, size_t row, size_t column, float* out, size_t stride) {
   static constexpr float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
   const uint8_t* tile = w.tile(row, column);
@@ -114,19 +119,23 @@ void scaled_tile(const TrellisMatrix& w, size_t row, size_t column, float* out, 
     for (size_t o = 0; o < 16; ++o) out[(i - first) * stride + o] *= w.scales_of(i)[16 * column + o];
 }
 
-// The same of 128 inputs and the tile columns [first, last): [128][stride]; where weights are of half precision, the weights themselves
+// As scaled_tile, for 128 inputs and the tile columns [first, last): [128][stride]; for half-precision weights, the
+// weights
+// themselves
 void scaled_panel(const TrellisMatrix& w, size_t block, size_t first, size_t last, float* out, size_t stride) {
   for (size_t r = block * 8; r < std::min(w.tile_rows(), block * 8 + 8); ++r)
     for (size_t c = first; c < last; ++c) scaled_tile(w, r, c, out + r % 8 * 16 * stride + (c - first) * 16, stride);
   if (!w.halves) return;
   for (size_t i = block * kBlock; i < std::min(w.inputs, (block + 1) * kBlock); ++i)
-    as_halves(out + (i - block * kBlock) * stride, w.sv + 16 * first, w.su[i], std::min(16 * last, w.outputs) - 16 * first);
+    as_halves(out + (i - block * kBlock) * stride, w.sv + 16 * first, w.su[i],
+              std::min(16 * last, w.outputs) - 16 * first);
 }
 
 }  // namespace
 
 const TrellisSet& trellis_plain() {
-  static constexpr TrellisSet set{plain_find, plain_times, plain_times_floats, plain_rotate_down, plain_transpose, plain_finish};
+  static constexpr TrellisSet set{plain_find,        plain_times,     plain_times_floats,
+                                  plain_rotate_down, plain_transpose, plain_finish};
   return set;
 }
 
@@ -164,7 +173,7 @@ void trellis_dequantize(const TrellisMatrix& w, float* out) {
 
 namespace {
 
-// Inputs of one matrix: times su, rotated, rounded.
+// The inputs of one matrix: times su, rotated, rounded.
 struct Prepared {
   std::vector<float> x, scale, sum;
   std::vector<int16_t> codes;
@@ -175,7 +184,7 @@ struct Prepared {
     const size_t blocks = (w.inputs + kBlock - 1) / kBlock, padded = blocks * kBlock;
     x.assign(tokens * padded, 0.0f);
     if (rounded) scale.resize(tokens * blocks), sum.resize(tokens * blocks), codes.resize(tokens * padded);
-    const bool folded = w.halves && !rounded;  // su is part of the weights
+    const bool folded = w.halves && !rounded;  // su is folded into the weights
     const size_t together = tokens > 8 ? 8 : tokens;
     parallel_for((tokens + together - 1) / together, [&](size_t c) {
       for (size_t t = c * together; t < std::min(tokens, (c + 1) * together); ++t) {
@@ -204,7 +213,8 @@ struct Prepared {
     }
   }
 
-  // Lanes take eight places of the stream at a time: in row-major order these share an input, else each has its own.
+  // Lanes process eight positions of the stream at a time: in row-major order these share an input, otherwise each has
+  // its own.
   void pair(const TrellisMatrix& w, size_t padded) {
     const auto twice = [](int16_t a) { return int32_t(uint32_t(uint16_t(a)) * 0x10001u); };
     pairs.resize(w.order ? 2 * padded : padded);
@@ -218,7 +228,8 @@ struct Prepared {
 };
 
 // y [T][count]: the outputs of a chunk, before their rotation
-void chunk_of(const TrellisMatrix& w, const Prepared& p, size_t tokens, Rounding rounding, size_t first, size_t last, float* y, size_t width) {
+void chunk_of(const TrellisMatrix& w, const Prepared& p, size_t tokens, Rounding rounding, size_t first, size_t last,
+              float* y, size_t width) {
   const TrellisSet& set = trellis_set();
   if (rounding != Rounding::none && tokens == 1) return w.kernel.one(w, first, last, p.in, y);
   alignas(64) thread_local int16_t levels[kBlock * 16];
@@ -228,7 +239,8 @@ void chunk_of(const TrellisMatrix& w, const Prepared& p, size_t tokens, Rounding
       float* to = y + 16 * (c - first);
       if (rounding == Rounding::none) {
         scaled_panel(w, block, c, c + 1, floats, 16);
-        set.times_floats(floats, std::min(kBlock, w.inputs - block * kBlock), p.x.data() + block * kBlock, p.in.padded, tokens, to, width);
+        set.times_floats(floats, std::min(kBlock, w.inputs - block * kBlock), p.x.data() + block * kBlock, p.in.padded,
+                         tokens, to, width);
         continue;
       }
       const size_t rows = std::min(w.tile_rows(), block * 8 + 8);
@@ -240,7 +252,8 @@ void chunk_of(const TrellisMatrix& w, const Prepared& p, size_t tokens, Rounding
 
 }  // namespace
 
-void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding) {
+void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t tokens, size_t stride,
+                      Rounding rounding) {
   if (tokens == 0 || jobs.empty()) return;
   struct Piece {
     size_t job, column;
@@ -257,7 +270,8 @@ void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t t
   const Piece* list = pieces.data();
   parallel_for(pieces.size(), [&](size_t i) {
     const TrellisMatrix& w = *jobs[list[i].job].matrix;
-    const size_t first = list[i].column, last = std::min(w.tile_columns(), first + kColumns), width = 16 * (last - first);
+    const size_t first = list[i].column, last = std::min(w.tile_columns(), first + kColumns),
+                 width = 16 * (last - first);
     const size_t count = std::min(w.outputs - 16 * first, width);
     thread_local std::vector<float> room;
     room.assign(tokens * width, 0.0f);

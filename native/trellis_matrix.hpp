@@ -1,10 +1,11 @@
-// A trellis-coded matrix that lies in a file: decoding, and multiplication without decoding it to memory.
+// A trellis-coded matrix in its stored layout: decoding, and multiplication without decoding it to memory.
 //
-//   y = ((x * su) H_K) What H_N * sv       What [K, N] = scales * numbers
+//   y = ((x * su) H_K) What H_N * sv       What [K, N] = scales * values
 //
-// Integer path: the rotated input is rounded to int8 with a scale for each 128 numbers; codebooks give whole levels, number = level * step + zero.
-// Tiles of 16 inputs x 16 outputs follow one another along the outputs. One token multiplies levels as they come out of the stream; more tokens
-// multiply a panel of them.
+// Integer path: the rotated input is rounded to int8 with a scale per 128 values; codebooks give integer levels,
+// value = level * step + zero. Tiles of 16 inputs x 16 outputs are consecutive along the outputs. A single token
+// multiplies
+// levels directly from the stream; several tokens multiply a panel of them.
 #pragma once
 
 #include <cstddef>
@@ -23,35 +24,39 @@ struct TrellisMatrix;
 // int8 input of one matrix for T tokens, K padded to 128.
 struct TrellisInput {
   size_t tokens, padded;
-  const float* scale;     // [T, padded / 128]
-  const float* sum;       // [T, padded / 128] scale * sum of the codes
-  const int16_t* codes;   // [T, padded]
-  const int32_t* pairs;   // one token: each code twice, in the order in which lanes take them
+  const float* scale;    // [T, padded / 128]
+  const float* sum;      // [T, padded / 128] scale * sum of the codes
+  const int16_t* codes;  // [T, padded]
+  const int32_t* pairs;  // one token: each code twice, in the order of the lanes
 };
 
-// The functions of one instruction set for one stream.
+// The functions of one instruction set for one stream type.
 struct TrellisKernel {
   // y[16 * (last - first)] of one token, tile columns [first, last)
   void (*one)(const TrellisMatrix&, size_t first, size_t last, const TrellisInput&, float* y);
   // levels of a tile: [8 pairs of inputs][16 outputs][2]
   void (*levels)(const TrellisMatrix&, const uint8_t* tile, int16_t* panel);
-  // numbers of a tile times scales [16]: [16 inputs][16 outputs], `stride` floats from input to input
+  // values of a tile times scales [16]: [16 inputs][16 outputs], with an input stride in floats
   void (*numbers)(const TrellisMatrix&, const uint8_t* tile, const float* scales, float* out, size_t stride);
 };
 
 struct TrellisSet {
   TrellisKernel (*find)(unsigned bits, Book book, bool row_major);
-  // y[t * stride + o] += (levels * step + zero) . codes * scales[o], of 128 inputs: panel [64][16][2], block: which 128 of the input
-  void (*times)(const int16_t* panel, const TrellisInput&, size_t block, float step, float zero, const float* scales, float* y, size_t stride);
+  // y[t * stride + o] += (levels * step + zero) . codes * scales[o], for 128 inputs: panel [64][16][2]; block: which
+  // 128 inputs
+  void (*times)(const int16_t* panel, const TrellisInput&, size_t block, float step, float zero, const float* scales,
+                float* y, size_t stride);
   // y[t * stride + o] += x[t * padded + i] w[i][o]: w [inputs][16]
-  void (*times_floats)(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y, size_t stride);
-  // squares of 128 x 128, rows kLine apart. Blocks of the first axis rotated, in `columns` columns, a multiple of 16
+  void (*times_floats)(const float* w, size_t inputs, const float* x, size_t padded, size_t tokens, float* y,
+                       size_t stride);
+  // squares of 128 x 128 with row stride kLine. Rotates blocks of the first axis, in `columns` columns, a multiple of
+  // 16
   void (*rotate_down)(float* x, size_t rows, size_t columns, size_t block);
   void (*transpose)(const float* x, float* out);
   void (*finish)(const float* x, float sv, const float* su, float* out, size_t count);  // out = x * sv * su
 };
 
-constexpr size_t kLine = 136;  // a power of two would put the rows of a column on one line of the first cache
+constexpr size_t kLine = 136;  // with a power of two, the rows of a column would map to one cache line
 
 struct TrellisMatrix {
   const uint8_t* tiles;
@@ -61,11 +66,11 @@ struct TrellisMatrix {
   const int16_t* levels;  // [2 ** window]
   const float* numbers;   // [2 ** window]
   float step, zero;
-  const uint8_t* order;   // stream position -> place 16 * input + output; null for row-major
+  const uint8_t* order;  // stream position -> index 16 * input + output; null for row-major
   size_t block_k, block_n;
-  size_t groups, span;    // rows of scales, and inputs that share one
+  size_t groups, span;            // rows of scales, and inputs per row
   const float *scales, *su, *sv;  // scales [groups, outputs rounded up to 16]
-  bool halves;            // each weight is rounded to half precision: nothing is rotated
+  bool halves;                    // each weight is rounded to half precision, without rotation
   TrellisKernel kernel;
 
   size_t tile_rows() const { return (inputs + 15) / 16; }
@@ -82,11 +87,12 @@ const TrellisSet& trellis_set();
 
 void trellis_dequantize(const TrellisMatrix& w, float* out);  // [N, K]
 
-// Several matrices with one input [T, K], their outputs side by side: y[t * stride + ...].
+// Several matrices with a common input [T, K], their outputs side by side: y[t * stride + ...].
 struct TrellisJob {
   const TrellisMatrix* matrix;
   float* y;
 };
-void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t tokens, size_t stride, Rounding rounding);
+void multiply_trellis(std::span<const TrellisJob> jobs, const float* x, size_t tokens, size_t stride,
+                      Rounding rounding);
 
 }  // namespace polyquant

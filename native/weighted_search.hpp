@@ -1,5 +1,5 @@
-// ggml's searches for a scale (and minimum) under importance weights, eight blocks of 32 at a time: one block a lane.
-// Each lane adds in ggml's order, so results equal its scalar code bit for bit; only the lanes run side by side.
+// ggml's searches for a scale (and minimum) with importance weights, eight blocks of 32 at a time, one per lane.
+// Each lane adds in ggml's order, so results equal its scalar code bit for bit.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ namespace polyquant {
 constexpr int search_lanes = 8;
 
 struct SearchBlocks {
-  float x[32][search_lanes];        // weights
-  float w[32][search_lanes];        // their importance
-  float codes[32][search_lanes];    // out: whole numbers from 0
-  float scale[search_lanes];        // out
-  float offset[search_lanes];       // out: what code 0 stands for (search_affine)
+  float x[32][search_lanes];      // weights
+  float w[32][search_lanes];      // their importance
+  float codes[32][search_lanes];  // out: integers from 0
+  float scale[search_lanes];      // out
+  float offset[search_lanes];     // out: the value of code 0 (search_affine)
 };
 
 // weight = importance * sqrt(mean square of the row + x^2): large weights count more, small ones never vanish.
@@ -31,7 +31,8 @@ PQ_INLINE void load_search(SearchBlocks& s, const float* x, const float* importa
     }
 }
 
-// x ~ scale * (code - n), codes 0 .. 2n - 1: the first scale maps the extreme to code 0, 18 neighbours compete with it.
+// x ~ scale * (code - n), codes 0 .. 2n - 1: the first scale maps the extreme to code 0; 18 nearby scales compete with
+// it.
 PQ_INLINE void search_symmetric(SearchBlocks& s, int n) {
   constexpr int lanes = search_lanes;
   float extreme[lanes] = {}, amax[lanes] = {}, pick[lanes], best[lanes], candidate[lanes], xl[lanes], ll[lanes];

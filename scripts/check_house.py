@@ -1,8 +1,10 @@
-"""The house rules that no linter knows: sizes of files and functions, one importer of the extension module, one module that
-prints, no vague file names, no branch on a format's name or a codec's class outside its package, no circle of imports, and no random numbers that
-tests share.
+"""Check the house rules that linters do not cover.
 
-Exit status 1 and one line per breach. Part of `make lint`.
+Sizes of files and functions, a single importer of the extension module, a single module that prints, no vague file names,
+no branch on a format's name or a codec's class outside its package, no circular imports, no random state shared by tests,
+and plain wording (wording.py).
+
+Exit status 1 and one line per violation. Part of `make lint`.
 """
 
 from __future__ import annotations
@@ -13,23 +15,26 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import wording
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, TESTS = ROOT / "src" / "polyquant", ROOT / "tests"
 MAX_FILE, MAX_FUNCTION = 500, 80
 ROOMLESS = {"utils", "util", "helpers", "common", "misc", "manager"}
 ABOUT_ONE = {"codecs", "trellis", "msmodelslim", "integrations"}
-"""Packages that are about one format, or about codecs: the faces of two documents, and the Trellis plugin of transformers."""
+"""Packages about one format or about codecs: the interfaces of two documents, and the Trellis plugin of transformers."""
 GENERATORS = {"default_rng", "Generator", "RandomState", "Random", "SeedSequence", "PCG64"}
 
 
 def breaches(path: Path) -> Iterator[str]:
-    """Every rule that one source file breaks."""
+    """Yield the violations of one source file."""
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(SOURCE)
     if (lines := text.count("\n")) > MAX_FILE:
         yield f"{name}: {lines} lines, more than {MAX_FILE}"
     if ROOMLESS & {path.stem, *name.parts}:
-        yield f"{name}: a file name that says nothing"
+        yield f"{name}: a vague file name"
     tree = ast.parse(text)
     for line, reason in names_a_format(name, tree):
         yield f"{name}:{line}: {reason}"
@@ -52,7 +57,7 @@ def breaches(path: Path) -> Iterator[str]:
 
 
 def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Branches on a format's name or on a codec's class outside of the packages that are about them: a new one would have to be added there."""
+    """Branches on a format's name or a codec's class outside the packages about them, where a new one would be missing."""
     if name.parts[0] in ABOUT_ONE or (name.parts[0] == "formats" and len(name.parts) > 2):
         return
     for node in ast.walk(tree):
@@ -87,37 +92,38 @@ def codec_classes() -> frozenset[str]:
 
 
 def import_circles(sources: Mapping[str, str]) -> Iterator[str]:
-    """Circles among modules (dotted name -> source text), imports for types alone and inside of functions among them: one line for each.
+    """Yield one line per import cycle among modules (dotted name -> source text).
 
-    A package imports as what its __init__.py is. Leave out the root, which names every verb.
+    Type-only imports and imports in functions count. A package is its __init__.py. Omit the root package, which imports
+    every public function.
     """
-    graph = _without_ends({name: _imported(ast.parse(text), sources) - {name} for name, text in sources.items()})
+    graph = _remove_leaves({name: _imported(ast.parse(text), sources) - {name} for name, text in sources.items()})
     while graph:
         path = [min(graph)]
         while path[-1] not in path[:-1]:
             path.append(min(graph[path[-1]]))
         circle = path[path.index(path[-1]) :]
         yield f"imports in a circle: {' -> '.join(circle)}"
-        graph = _without_ends({name: needs - set(circle) for name, needs in graph.items() if name not in circle})
+        graph = _remove_leaves({name: needs - set(circle) for name, needs in graph.items() if name not in circle})
 
 
-def _without_ends(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Without what imports nothing else, again and again: every path through the rest comes to a circle."""
+def _remove_leaves(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Remove modules that import no others, repeatedly: every path through the rest leads to a cycle."""
     while ends := {name for name, needs in graph.items() if not needs}:
         graph = {name: needs - ends for name, needs in graph.items() if name not in ends}
     return graph
 
 
 def _imported(tree: ast.Module, known: Collection[str]) -> set[str]:
-    """Modules of `known` that are imported, wherever in the file."""
-    found = set()
+    """Modules of `known` that are imported anywhere in the file."""
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= whole | ({node.module or ""} if whole - set(known) else set())
-    return found & set(known)
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= names | ({node.module or ""} if names - set(known) else set())
+    return modules & set(known)
 
 
 def package_sources() -> dict[str, str]:
@@ -131,12 +137,14 @@ def package_sources() -> dict[str, str]:
 
 
 def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and reason of random numbers that depend on which tests ran before: those of a generator made once for several tests, and of the
-    one that Python and numpy each have for the process. Whether a bound holds for them changes with the order of the tests.
+    """Line and reason of random numbers that depend on earlier tests.
+
+    They come from a generator shared by several tests, or from the process-wide ones of Python and numpy, so that results
+    depend on the order of the tests.
     """
     for node in _run_once(tree):
         if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS:
-            yield node.lineno, "a generator that tests share: let each test make its own"
+            yield node.lineno, "a generator shared by tests: create one per test"
     for node in ast.walk(tree):
         match _name(node):
             case ["random", function] if function not in GENERATORS:
@@ -148,7 +156,7 @@ def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _run_once(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is evaluated once for several tests: all outside of functions, default values, and what wide fixtures and caches return."""
+    """Code evaluated once for several tests: module level, default values, and results of wide fixtures and caches."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node
@@ -165,7 +173,7 @@ def _run_once(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name(node: ast.AST) -> list[str]:
-    """`np.random.default_rng` -> its three words; [""] for what is no name."""
+    """`np.random.default_rng` -> its three parts; [""] for other expressions."""
     if isinstance(node, ast.Attribute):
         return [*_name(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else ""]
@@ -178,15 +186,18 @@ def _prints(function: ast.expr) -> bool:
 
 
 def main() -> int:
-    """Print breaches; 1 if there are any."""
-    found = [line for path in sorted(SOURCE.rglob("*.py")) for line in breaches(path)]
-    found += import_circles(package_sources())
+    """Print violations; 1 if there are any."""
+    lines = [line for path in sorted(SOURCE.rglob("*.py")) for line in breaches(path)]
+    lines += import_circles(package_sources())
     for path in sorted(TESTS.rglob("*.py")):
-        if TESTS / "vectors" not in path.parents:  # those were made once, by scripts
+        if TESTS / "vectors" not in path.parents:  # created once, by scripts
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            found += [f"{path.relative_to(ROOT)}:{line}: {why}" for line, why in shared_randomness(tree)]
-    print(*found, sep="\n", end="\n" if found else "")
-    return bool(found)
+            lines += [f"{path.relative_to(ROOT)}:{line}: {why}" for line, why in shared_randomness(tree)]
+    hits, total = wording.check(wording.DEFAULT)
+    if len(hits) > wording.LIMIT * total:
+        lines += [*map(wording.described, hits), wording.summary(hits, total)]
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return bool(lines)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class _Keyword:
 
     @property
     def kind(self) -> str:
-        """All types as one union, None last; plain text makes the literals beside it needless."""
+        """All types as one union, None last; string literals are dropped if str is included."""
         kinds = [
             k
             for k in dict.fromkeys(self.kinds)

@@ -242,15 +242,19 @@ def summary(hits: list[Hit], total: int) -> str:
     )
 
 
+def described(found: Hit) -> str:
+    """`path:line: 'phrase' (plain wording): text around it`."""
+    path = found.passage.path
+    text = " ".join(found.passage.text.split())
+    start = max(0, text.find(found.phrase) - 60)
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return f"{name}:{found.passage.line}: '{found.phrase}' ({found.advice}): {text[start : start + 140]}"
+
+
 def main(arguments: list[str]) -> int:
     """Print hits; 1 if more than LIMIT of the passages have one."""
     hits, total = check([Path(a).resolve() for a in arguments] or DEFAULT)
-    for h in hits:
-        name = h.passage.path.relative_to(ROOT) if h.passage.path.is_relative_to(ROOT) else h.passage.path
-        text = " ".join(h.passage.text.split())
-        start = max(0, text.find(h.phrase) - 60)
-        print(f"{name}:{h.passage.line}: '{h.phrase}' ({h.advice}): {text[start : start + 140]}")
-    print(summary(hits, total))
+    print(*map(described, hits), summary(hits, total), sep="\n")
     return len(hits) > LIMIT * total
 
 

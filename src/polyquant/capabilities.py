@@ -10,8 +10,8 @@ class, so that a new codec changes no caller.
     runs        Packed, OwnProduct, HoldsBias
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
+    searches    FitsInputs, QuantizesStored
     codes       HoldsBlocks, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
-    searches    FitsInputs
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias",
-    "HoldsBlocks", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "Stackable", "Swappable", "Tile",
-    "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
+    "HoldsBlocks", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "QuantizesStored", "Stackable",
+    "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -197,6 +197,20 @@ class HoldsBlocks(Protocol):
     @property
     def holds(self) -> str:
         """The codec whose blocks `unpack` returns and `pack` takes."""
+
+
+@runtime_checkable
+class QuantizesStored(Protocol):
+    """Quantizes rows in the layout of another codec without an array of their floats."""
+
+    def quantize_stored(
+        self, source: str, stored: NDArray[Any], shape: Shape, *, importance: F32 | None = None
+    ) -> tuple[Parts, tuple[float, ...]] | None:
+        """Parts of rows [rows, K], and the sums of ops.metrics.ErrorSums without its count; None where it takes floats.
+
+        source: the name of a codec; stored: its part "blocks"; importance: [K]. Equal to the parts that `quantize` and
+        `pack` make of the dequantized rows.
+        """
 
 
 @runtime_checkable

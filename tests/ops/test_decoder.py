@@ -23,7 +23,7 @@ from polyquant.ops.decoder import (
     swiglu,
 )
 from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -165,7 +165,7 @@ def test_attend(engine, shape, window, dtype):
 def test_attend_in_chunks(engine, step, chunk, window, kind):
     tokens, heads, groups, size = 150, 6, 2, 16
     q, k, v = noise(tokens, heads, size), noise(tokens, groups, size, seed=1), noise(tokens, groups, size, seed=2)
-    cache, out = KVCache([Keeps((groups, size))], kind), []
+    cache, out = KVCache([StateSpec((groups, size))], kind), []
     for a in range(0, tokens, step):
         now = slice(a, a + step)
         out.append(cache.attend(0, q[now], k[now], v[now], scale=0.25, window=window, scores=Scores(chunk=chunk)))

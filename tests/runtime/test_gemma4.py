@@ -117,7 +117,7 @@ def _native():
 def test_a_layer_of_values_that_are_keys_has_none_of_its_own():
     layers = load(Golden("gemma4").folder, activations="float").decoder.layers
     assert [len(layer.attention.qkv.weights) for layer in layers] == [3, 3, 3, 3, 3, 2]
-    assert [layer.keeps.rows for layer in layers] == [(2, 16)] * 5 + [(1, 32)]
+    assert [layer.state_spec.rows for layer in layers] == [(2, 16)] * 5 + [(1, 32)]
 
 
 def test_what_is_another_model_is_refused(tmp_path):

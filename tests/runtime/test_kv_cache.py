@@ -7,7 +7,7 @@ import pytest
 
 import polyquant
 from polyquant.runtime.kv_cache import KVCache
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 
 KINDS = ["f32", "f16", "int8"]
 LAYERS, HEADS, GROUPS, SIZE = 2, 4, 2, 16
@@ -31,7 +31,7 @@ def feed(cache: KVCache, qkv: list[np.ndarray], *, window: int = 0) -> np.ndarra
 
 
 def empty(kind: str) -> KVCache:
-    return KVCache([Keeps((GROUPS, SIZE))] * LAYERS, kind)
+    return KVCache([StateSpec((GROUPS, SIZE))] * LAYERS, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,7 +128,7 @@ def test_the_default_is_as_exact_as_the_rest(path, activations, kind):
 def test_a_later_layer_on_the_same_keys_sees_what_one_with_its_own_would(engine, kind, steps):
     """Other queries on keys that are there already leave everything as it was, also where a block gets full in between."""
     qkv, others = text(100), noise(100, HEADS, SIZE, seed=7)
-    shared, apart = KVCache([Keeps((GROUPS, SIZE)), Keeps()], kind), empty(kind)
+    shared, apart = KVCache([StateSpec((GROUPS, SIZE)), StateSpec()], kind), empty(kind)
     assert shared.nbytes == apart.nbytes // 2
     for start, n in zip(np.cumsum([0, *steps[:-1]]), steps, strict=True):
         q, k, v = (x[start : start + n] for x in qkv)

@@ -68,7 +68,7 @@ def test_what_a_position_costs():
     model.decoder.hidden(np.arange(32), cache)
     size = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     assert cache.nbytes == config["num_hidden_layers"] * 32 * 2 * size * 4
-    assert KVCache([layer.keeps for layer in model.decoder.layers]).layers[0].keys.shape[::2] == (1, size)
+    assert KVCache([layer.state_spec for layer in model.decoder.layers]).layers[0].keys.shape[::2] == (1, size)
 
 
 def test_scale():

@@ -13,7 +13,7 @@ from polyquant.ops import native
 from polyquant.ops.decoder import on_grid
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.load import load
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 
 RUN = [f for f in FOLDERS if "logits" in forward(f)]
 V1 = [f for f in FOLDERS if f.startswith("v1")]
@@ -160,9 +160,9 @@ def test_a_cache_on_a_grid_is_attention_over_rounded_keys(engine, steps):
         on_grid(k, levels[:, 0].copy(), levels[:, 1].copy()),
         on_grid(v, levels[:, 2].copy(), levels[:, 3].copy()),
     ]
-    plain = KVCache([Keeps((groups, size))], "f32")
+    plain = KVCache([StateSpec((groups, size))], "f32")
     expected = plain.attend(0, q, *rounded, scale=0.25)
-    cache, out, at = KVCache([Keeps((groups, size))], "c8", [levels]), [], 0
+    cache, out, at = KVCache([StateSpec((groups, size))], "c8", [levels]), [], 0
     for n in steps:
         out.append(cache.attend(0, *(x[at : at + n].copy() for x in (q, k, v)), scale=0.25))
         at += n

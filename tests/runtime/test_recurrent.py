@@ -11,7 +11,7 @@ from polyquant.errors import InputError
 from polyquant.integrations.server.engine import Engine
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.load import load
-from polyquant.runtime.state import Keeps, State
+from polyquant.runtime.state import State, StateSpec
 
 CLOSE = {"rtol": 0, "atol": 2e-4}
 RECURRENT = [
@@ -146,7 +146,7 @@ def test_a_state_belongs_to_one_position():
 
 def test_where_a_cache_can_go_back_to():
     for kind, places in (("f32", {39: 33, 33: 33, 32: 32, 20: 0}), ("int8", {39: 32, 33: 32, 32: 32, 20: 0})):
-        cache = KVCache([Keeps((1, 4)), Keeps(states=((2,),))], kind)
+        cache = KVCache([StateSpec((1, 4)), StateSpec(states=((2,),))], kind)
         for at in (10, 32, 33, 40):
             cache.keep(1, at - cache.length, np.full(2, at, np.float32))
             cache.length = at
@@ -169,7 +169,7 @@ def test_a_state_larger_than_any_is_refused(monkeypatch):
 
 
 def test_two_parts_of_one_layer_keep_different_things():
-    both = Keeps((2, 4)) | Keeps(states=((3,),))
-    assert both == Keeps((2, 4), ((3,),))
+    both = StateSpec((2, 4)) | StateSpec(states=((3,),))
+    assert both == StateSpec((2, 4), ((3,),))
     with pytest.raises(ValueError, match="the same"):
-        both | Keeps((2, 4))
+        both | StateSpec((2, 4))

@@ -260,6 +260,6 @@ def test_what_is_no_architecture_is_a_warning(failing, tmp_path):
     assert done.stdout.split() == ["None", "True"]
     assert "the plugin 'stops' cannot be loaded: SystemExit: 3" in done.stderr
     assert (
-        "an installed architecture is left out: 3.141592653589793 is no architectures.record.Architecture"
+        "an installed architecture is ignored: 3.141592653589793 is not an architectures.record.Architecture"
         in done.stderr
     )

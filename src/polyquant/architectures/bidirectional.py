@@ -17,7 +17,7 @@ class PostNormLayer(Layer):
     """h = norm(x + attention(x));  y = norm(h + feed_forward(h)) (Vaswani et al. 2017).
 
     The norms are attn_output_norm and layer_output_norm. The residual stream is also what the matrices read, so the
-    parts have no norms of their own.
+    parts have no separate norms.
     """
 
     runtime: ClassVar[str] = "polyquant.runtime.encoder:PostNormLayer"

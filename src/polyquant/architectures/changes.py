@@ -57,8 +57,8 @@ class ValueChange(Protocol):
 class PairedRows:
     """Permute rows from rotate-half order to adjacent pairs.
 
-    llama.cpp rotates pairs (2i, 2i + 1), transformers (i, i + d/2): within each head, row 2i + j comes from row j d/2 +
-    i. heads: the field of Hyper that counts the heads.
+    llama.cpp rotates pairs (2i, 2i + 1), transformers (i, i + d/2): within each head, row 2i + j
+    comes from row j d/2 + i. heads: the field of Hyper that counts the heads.
     """
 
     heads: Literal["heads", "kv_heads"]

@@ -62,7 +62,7 @@ def of_config(config: Mapping[str, Any]) -> Architecture | None:
 
 
 def other_name(checkpoint: Checkpoint, name: str) -> str | None:
-    """What the checkpoint calls a tensor that is asked for by its Hugging Face or GGUF name; None where that is not known."""
+    """Return the checkpoint's name of a tensor given by its Hugging Face or GGUF name; None if unknown."""
     if checkpoint.naming == "gguf":
         family = of_metadata(checkpoint.metadata)
         return None if family is None else family.names.to_gguf(name)

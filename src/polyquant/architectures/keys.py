@@ -248,7 +248,7 @@ def group_keys() -> tuple[Key, ...]:
 
 
 def silent(*rows: Key) -> Callable[[Hyper], str | None]:
-    """Return a `HyperTable.gguf_warning` that lists rows without a GGUF key with values unlike the readers' defaults."""
+    """Return a `HyperTable.gguf_warning` that lists rows without a GGUF key whose values are not the defaults."""
 
     def gguf_warning(hyper: Hyper) -> str | None:
         lost = [

@@ -160,4 +160,4 @@ class Architecture:
         """Return the config.json entries for biases and other optional tensors, from the names of all GGUF tensors."""
         inside = {name.split(".", 2)[-1] for name in tensors if name.startswith("blk.")}
         biased = {b.key: f"{b.stems[0]}.bias" in inside for b in self.biases if b.key is not None}
-        return biased | {key: said(tensors) for key, said in self.switches.items()}
+        return biased | {key: predicate(tensors) for key, predicate in self.switches.items()}

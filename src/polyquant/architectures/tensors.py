@@ -299,10 +299,10 @@ def usual_maps(weights: Sequence[Weight], record: Architecture, hyper: Hyper, fi
     Raises InputError for tensors that do not fit, UnsupportedError for one that cannot be inverted.
     """
     foreign = mlx_maps(weights, record, hyper, file)
-    made = {m.target: m for m in foreign.values() if m is not None}
+    gguf_maps_ = {m.target: m for m in foreign.values() if m is not None}
     by_name = {w.name: w for w in weights}
-    gguf = [Weight(m.target, m.shape, by_name[m.sources[0]].codec, {}) for m in made.values()]
-    back = [_composed(m, made) for m in hf_maps(gguf, record, hyper, file).maps]
+    gguf = [Weight(m.target, m.shape, by_name[m.sources[0]].codec, {}) for m in gguf_maps_.values()]
+    back = [_composed(m, gguf_maps_) for m in hf_maps(gguf, record, hyper, file).maps]
     unchanged = [w for w in weights if w.name not in foreign]
     return [TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in unchanged] + back
 

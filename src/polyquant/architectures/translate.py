@@ -90,11 +90,11 @@ def to_gguf(
     metadata["general.quantization_version"] = u32(2)
     if with_tokenizer:
         rows = next((t.shape[0] for t in tensors if t.target == "token_embd.weight"), None)
-        found = tokenizer.from_files(checkpoint.files, config, rows=rows, pre=pre)
-        metadata |= found.metadata()
-        warnings += found.warnings
-        if found.prefix:
-            words = " ".join(found.tokens[i] for i in found.prefix)
+        vocab = tokenizer.from_files(checkpoint.files, config, rows=rows, pre=pre)
+        metadata |= vocab.metadata()
+        warnings += vocab.warnings
+        if vocab.prefix:
+            words = " ".join(vocab.tokens[i] for i in vocab.prefix)
             warnings.append(f"GGUF cannot express that every input starts with {words}: prepend it yourself")
     return Translation(
         label,
@@ -279,9 +279,9 @@ def to_hf(
     unknown: list[str] = []
     dropped: dict[str, str] = {}
     constants: dict[str, F32] = {}
-    words = vocabulary.from_metadata(metadata, file=checkpoint.path)
+    vocab = vocabulary.from_metadata(metadata, file=checkpoint.path)
     embedding = checkpoint.weights.get("token_embd.weight")
-    rows = embedding.shape[0] if embedding is not None and embedding.shape else len(words.tokens)
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else len(vocab.tokens)
     tied = "output.weight" not in checkpoint.weights
     if family is None:
         unknown.append(
@@ -307,14 +307,14 @@ def to_hf(
         }
         constants |= layer_numbers.tensors(checkpoint, family, hyper.layers)
     dtype = dtype or _dtype(checkpoint)
-    config |= tokenizer_files.special_ids(words) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
+    config |= tokenizer_files.special_ids(vocab) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
     if quantization_config:
         config["quantization_config"] = dict(quantization_config)
     files = {
         "config.json": _json(dict(sorted(config.items()))),
-        "generation_config.json": _json(tokenizer_files.generation_config(words)),
+        "generation_config.json": _json(tokenizer_files.generation_config(vocab)),
     }
-    written, doubts = tokenizer_files.files(words)
+    written, doubts = tokenizer_files.files(vocab)
     if family is not None:
         files |= pooling.to_files(metadata, family.name, hyper)
     if family is not None and family.lacks:
@@ -325,7 +325,7 @@ def to_hf(
         files=files | written,
         dropped=dropped,
         constants=constants,
-        warnings=(*warnings, *words.warnings, *doubts),
+        warnings=(*warnings, *vocab.warnings, *doubts),
         unknown=tuple(unknown),
     )
 
@@ -350,13 +350,13 @@ def _hf_tensors(
 ) -> tuple[TensorMap, ...]:
     stored = (w for w in checkpoint.values() if w.name not in rope_tensors.NAMES)
     mapped = hf_maps(stored, family, hyper, checkpoint.path, packed=packed)
-    seen: set[str] = set()
+    targets: set[str] = set()
     for tensor_map in mapped.maps:
-        if tensor_map.target in seen:
+        if tensor_map.target in targets:
             raise InputError(
                 f"two tensors would become '{tensor_map.target}'", file=checkpoint.path, tensor=tensor_map.origin
             )
-        seen.add(tensor_map.target)
+        targets.add(tensor_map.target)
     if mapped.strange:
         unknown.append(
             f"{len(mapped.strange)} tensors are not part of architecture '{family.name}' and keep their names "

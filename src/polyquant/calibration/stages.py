@@ -126,7 +126,7 @@ class _Watched(KVCache):
     """A float cache that records the ranges of keys and values."""
 
     def __init__(self, decoder: Decoder, ranges: CacheRanges) -> None:
-        super().__init__([layer.keeps for layer in decoder.layers])
+        super().__init__([layer.state_spec for layer in decoder.layers])
         self._ranges = ranges
 
     def attend(

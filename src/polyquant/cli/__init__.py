@@ -77,8 +77,8 @@ class _Lazy(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Open, check, compare, convert, quantize and run LLM weights: GGUF files (K, IQ, ternary types), Hugging Face
-    folders.
+    """Open, check, compare, convert, quantize and run LLM weights: GGUF files, Trellis and msModelSlim folders, Hugging
+    Face folders (float, GPTQ, AWQ, compressed-tensors, FP8, MXFP4, packed BitNet).
     """
 
 

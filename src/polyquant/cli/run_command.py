@@ -73,7 +73,9 @@ Examples:
 @source_option("tile")
 @json_option
 def run(path: str, style: str, **options: Any) -> None:
-    """Continue a prompt, or chat, with the model at PATH (a GGUF file or a Hugging Face folder)."""
+    """Continue a prompt, or chat, with the model at PATH: a GGUF file, or a Trellis, msModelSlim or Hugging Face folder
+    (float, GPTQ, AWQ, compressed-tensors, FP8, MXFP4, packed BitNet).
+    """
     try:
         _run(path, style, options)
     except KeyboardInterrupt:

@@ -36,7 +36,7 @@ def real(name: str, w: ArrayLike) -> NDArray[Any]:
 
 
 def finite(name: str, w: NDArray[Any]) -> F32:
-    """The weights that are to be quantized, C-contiguous float32. Raises CodecError for NaN and infinity, which no code stands for."""
+    """Return the weights to quantize as C-contiguous float32. Raises CodecError for NaN and infinity."""
     with np.errstate(over="ignore"):
         floats = np.ascontiguousarray(w, np.float32)
     if not np.isfinite(floats).all():
@@ -45,7 +45,7 @@ def finite(name: str, w: NDArray[Any]) -> F32:
 
 
 def non_finite(name: str, w: NDArray[Any]) -> CodecError:
-    """What quantizing NaN or infinity raises: how many there are, and where the first is."""
+    """Return the error for NaN or infinity, with their count and the first position."""
     wrong = np.argwhere(~np.isfinite(w))
     first = f"{w[tuple(wrong[0])]} at {wrong[0].tolist()}" if len(wrong) else "values beyond the range of float32"
     return CodecError(

@@ -108,6 +108,21 @@ class BlockCodec:
                 self._encode_rows(self.encode, flat, importance, out)
         return Blocks(self.name, out)
 
+    def quantize_stored(
+        self, source: str, stored: NDArray[Any], shape: Shape, *, importance: F32 | None = None
+    ) -> tuple[dict[str, U8], tuple[float, ...]] | None:
+        """Rows [rows, K] of the codec `source` to blocks, in cache, and the sums of their errors (ops.native).
+
+        None without native kernels for both codecs, for types that are only read, and for rows with NaN or infinity.
+        """
+        rows, k = check_columns(self.name, shape, self.block)
+        if self.encode is None:
+            return None
+        out = np.empty((rows, k // self.block * self.type_size), np.uint8)
+        data = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        sums = native.requantize_blocks(source, self.name, data, out, column_weights(importance, k))
+        return None if sums is None else ({"blocks": out}, sums)
+
     def _encode_rows(self, encode: Encode, flat: F32, importance: F32 | None, out: U8) -> None:
         """Run the numpy reference on rows [rows, K], a few rows at a time."""
         step = max(1, _CHUNK // max(1, flat.shape[1]))

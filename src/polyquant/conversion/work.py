@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from polyquant.capabilities import QuantizesStored
 from polyquant.codecs.affine_forms import affine_of, recoded, reordered
 from polyquant.codecs.affine_reader import decoded_rows
 from polyquant.codecs.transcode import transcode
@@ -64,12 +65,25 @@ def stream(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
         parts = weights[0].read(
             rows
         )  # kept until return: memory freed earlier would be faulted in again for every block
+        if (done := _stored_quantized(plan, step, parts, (n, k))) is not None:
+            return Piece(done[0], rows.start, n, done[1] if measure else None)
         w = weights[0].codec.dequantize(parts, (n, k))
     else:
         w = float_rows(weights, step.map.op, rows)
     out = _packed(step, w, rows.start, plan.importance.get(step.map.target))
     error = error_sums(w, step.target.dequantize(out, (n, k))) if measure else None
     return Piece(out, rows.start, n, error)
+
+
+def _stored_quantized(plan: Plan, step: Step, parts: Parts, shape: tuple[int, int]) -> tuple[Parts, ErrorSums] | None:
+    """Rows [rows, K] of the source as parts of the target, and their error, where its codec takes them as they are stored."""
+    target, importance = step.target, plan.importance.get(step.map.target)
+    if step.source is None or list(parts) != ["blocks"] or not isinstance(target, QuantizesStored):
+        return None
+    if importance is not None and importance.ndim > 1:
+        return None
+    done = target.quantize_stored(step.source.name, parts["blocks"], shape, importance=shared_importance(importance))
+    return None if done is None else (done[0], ErrorSums(shape[0] * shape[1], *done[1]))
 
 
 def _weights(plan: Plan, step: Step) -> list[Weight]:

@@ -50,7 +50,7 @@ class Chain(Operation):
         if all(step.together(taken) == 1 for step, taken in zip(self.steps, inputs, strict=False)):
             return 1
         target = inputs[-1][0]
-        stacked = all(len(made[0]) > 2 for made in inputs[1:])
+        stacked = all(len(results[0]) > 2 for results in inputs[1:])
         return max(1, target[-2] if stacked else matrix(target)[0])
 
     def _rows(self, rows: Index, inputs: Sequence[Sequence[Shape]]) -> list[tuple[Index, ...]]:
@@ -113,11 +113,11 @@ class Joined(Operation):
 
     def together(self, shapes: Sequence[Shape]) -> int:
         """Return one row; or one matrix of a stack, or all rows."""
-        if self.by.together(made := self._results(shapes)) == 1 and all(
+        if self.by.together(results := self._results(shapes)) == 1 and all(
             op.together((s,)) == 1 for op, s in zip(self.each, shapes, strict=True)
         ):
             return 1
-        target = self.by.shape(made)
+        target = self.by.shape(results)
         return max(1, target[-2] if len(target) > 2 else matrix(target)[0])
 
     def needs(self, rows: Index, shapes: Sequence[Shape]) -> tuple[Index, ...]:

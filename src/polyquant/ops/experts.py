@@ -161,9 +161,9 @@ def _in_groups(choice: F32, how: Routing) -> F32:
     grouped = choice.reshape(tokens, how.groups, -1)
     top = -np.sort(-grouped, axis=2)
     score = top[:, :, 0] + top[:, :, 1] if how.group_score == "top2" else top[:, :, 0]
-    kept = np.zeros((tokens, how.groups, 1), bool)
-    np.put_along_axis(kept[:, :, 0], _best(_ordered(score), how.groups_used), True, 1)
-    return np.where(kept, grouped, np.float32(-np.inf)).reshape(choice.shape)
+    selected = np.zeros((tokens, how.groups, 1), bool)
+    np.put_along_axis(selected[:, :, 0], _best(_ordered(score), how.groups_used), True, 1)
+    return np.where(selected, grouped, np.float32(-np.inf)).reshape(choice.shape)
 
 
 class ExpertGroup:

@@ -17,7 +17,7 @@ from polyquant.ops.recurrent import sigmoid
 from polyquant.runtime.norm import Norm, bare_norm
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 from polyquant.types import F32
 
 __all__ = ["Attention", "Keys", "alibi_slopes", "rotation_index"]
@@ -40,7 +40,7 @@ class Attention:
     def __init__(self, part: parts.Attention, site: Site) -> None:
         hyper = site.hyper
         self.index, self.size, self.c8 = site.index, hyper.head_size, site.c8
-        self.keeps = Keeps(rows=(hyper.kv_heads, hyper.head_size))
+        self.state_spec = StateSpec(rows=(hyper.kv_heads, hyper.head_size))
         self.window = hyper.windows[site.index] if hyper.windows else 0
         self.rotation_index = rotation_index(part, hyper, site.index)
         self.scale = hyper.real("attention_scale", self.size**-0.5)

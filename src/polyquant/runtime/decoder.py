@@ -17,7 +17,7 @@ from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
 from polyquant.runtime.rotary import Rotary, Rotation, rotations_at
 from polyquant.runtime.site import Place
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
@@ -27,8 +27,8 @@ __all__ = ["Decoder", "Layer"]
 class Layer(Protocol):
     """A decoder layer: x [T, hidden] -> [T, hidden].
 
-    places: of its linear layers, in computation order. stacks: of its experts. reads: of its Readers. keeps: its
-    per-layer state.
+    places: of its linear layers, in computation order. stacks: of its experts. reads: of its Readers.
+    state_spec: its per-layer state.
 
     recordable: for a single token, it only runs operations of ops/decoder.py and Linear and takes views of their
     outputs, independently of values and position: see runtime/step.py.
@@ -37,7 +37,7 @@ class Layer(Protocol):
     recordable: bool
 
     @property
-    def keeps(self) -> Keeps:
+    def state_spec(self) -> StateSpec:
         """See above."""
 
     @property
@@ -72,7 +72,7 @@ class Decoder:
         logit_head: Head | None = None,
         inputs: LayerInputs | None = None,
     ) -> None:
-        """grids: of the cache c8, see KVCache. logit_head: computes the logits. inputs: per-layer embeddings, if any."""
+        """grids: of the cache c8, see KVCache. logit_head: computes the logits. inputs: per-layer embeddings."""
         self.hyper, self.embed, self.layers = hyper, embedding, tuple(layers)
         self.norm, self.head, self.rotaries, self.cache_type, self.grids = norm, head, tuple(rotaries), cache, grids
         self.logit_head, self.inputs = logit_head or Head(), inputs
@@ -80,7 +80,7 @@ class Decoder:
 
     def cache(self) -> KVCache:
         """Return an empty cache for the state of its layers."""
-        return KVCache([layer.keeps for layer in self.layers], self.cache_type, self.grids)
+        return KVCache([layer.state_spec for layer in self.layers], self.cache_type, self.grids)
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """Return the states after the final norm [T, hidden] of the T tokens that follow the cached ones."""

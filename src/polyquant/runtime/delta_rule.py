@@ -42,7 +42,7 @@ class DeltaRule:
             site.optional_bias("ssm_conv1d", channels),
         )
         self.dt_bias, self.a = (site.array(name, shapes[name]) for name in ("ssm_dt.bias", "ssm_a"))
-        self.keeps = site.states((span - 1, channels), (self.keys * self.each, self.key, self.value))
+        self.state_spec = site.states((span - 1, channels), (self.keys * self.each, self.key, self.value))
 
     def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last convolution inputs and the recurrent state are stored in the cache."""

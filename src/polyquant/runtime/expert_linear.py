@@ -121,8 +121,8 @@ def _handles(stack: Stack) -> Any | None:
         return None
     if isinstance(stack, Weight) and isinstance(stack.codec, Packed):
         return stack.codec.packed(stack.parts, stack.shape)
-    apart = [packed_handle(_of(stack, e)) for e in range(_count(stack))]
-    return apart if all(_packed(h) for h in apart) else None
+    handles = [packed_handle(_of(stack, e)) for e in range(_count(stack))]
+    return handles if all(_packed(h) for h in handles) else None
 
 
 def _packed(handle: object) -> bool:

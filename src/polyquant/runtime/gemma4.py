@@ -31,7 +31,7 @@ from polyquant.runtime.mixture import stacks
 from polyquant.runtime.norm import Norm, bare_norm
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Place, Site
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 from polyquant.types import F32
 
 __all__ = ["Attention", "FeedForward", "Gemma4Layer"]
@@ -55,7 +55,7 @@ class Attention:
         self.rotation_index = int(hyper.slides(site.index) and hyper.real("rope_theta_swa", 0.0) > 0)
         self.scale = hyper.real("attention_scale", 1.0)
         self.norm, self.q_norm = site.norm("attn_norm"), site.norm("attn_q_norm")
-        self.keeps = Keeps() if self.lender is not None else Keeps(rows=(hyper.kv_heads, hyper.head_size))
+        self.state_spec = StateSpec() if self.lender is not None else StateSpec(rows=(hyper.kv_heads, hyper.head_size))
         stems = ["attn_q"]
         if self.lender is None:
             stems += ["attn_k", "attn_v"] if hyper.slides(site.index) or "attn_v" in site else ["attn_k"]

@@ -51,8 +51,8 @@ class Generator(Protocol):
 class Token:
     """A generated token.
 
-    text: the characters that it completes; empty within a multi-byte character or a possible stop string. The texts of
-    all tokens joined are the answer. logprob: natural, of the model itself (before temperature and sampling cuts).
+    text: the characters that it completes; empty within a multi-byte character or a possible stop string. The joined
+    `text` of all tokens is the answer. logprob: natural, of the model itself (before temperature and sampling cuts).
     """
 
     id: int

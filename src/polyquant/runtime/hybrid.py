@@ -29,7 +29,7 @@ class ParallelParts:
 
     def __init__(self, part: hybrid.ParallelParts, site: Site) -> None:
         self.nested = tuple(computes(p)(p, site) for p in (part.first, part.second))
-        self.keeps = combined_state(*self.nested)
+        self.state_spec = combined_state(*self.nested)
         self.recordable = all(getattr(p, "recordable", True) for p in self.nested)
 
     def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:

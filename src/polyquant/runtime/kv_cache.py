@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polyquant.ops.decoder import BLOCK, PLAIN, Scores, attend, attend_int8, dequantize_block
-from polyquant.runtime.state import Arrays, Keeps, State
+from polyquant.runtime.state import Arrays, State, StateSpec
 from polyquant.runtime.step import Step
 from polyquant.types import F32
 
@@ -30,7 +30,7 @@ INPUTS = -1
 """The key of the per-layer embeddings [T, layers, n], in models that have them."""
 
 
-class KeptLayer(Protocol):
+class CachedLayer(Protocol):
     """The stored keys and values of one layer."""
 
     @property
@@ -61,17 +61,17 @@ class KVCache:
     """
 
     def __init__(
-        self, keeps: Sequence[Keeps], kind: CacheType = "f32", grids: Sequence[F32 | None] | None = None
+        self, specs: Sequence[StateSpec], kind: CacheType = "f32", grids: Sequence[F32 | None] | None = None
     ) -> None:
-        """keeps: of each layer. grids: of c8, float32 [G, 4, D] for each layer with keys."""
+        """specs: of each layer. grids: of c8, float32 [G, 4, D] for each layer with keys."""
         self.length, self.reach, self.grain = 0, 0, BLOCK if kind in ("int8", "c8") else 1
         self.step: Step | None = None
         self.passing: Passing = {}
         self.layers = [
-            None if k.rows is None else _kept_layer(k.rows, kind, grids[i] if grids is not None else None)
-            for i, k in enumerate(keeps)
+            None if k.rows is None else _cached_layer(k.rows, kind, grids[i] if grids is not None else None)
+            for i, k in enumerate(specs)
         ]
-        self.states = [State(k.states) if k.states else None for k in keeps]
+        self.states = [State(k.states) if k.states else None for k in specs]
         self._marks: dict[int, list[Arrays]] = {}
 
     @property
@@ -94,13 +94,13 @@ class KVCache:
         """Store k, v [T, G, D] of the next T positions, attend to them and all earlier ones. q [T, H, D] -> [T, H,
         D]."""
         self.step = None
-        return self._kept(layer).attend(q, k, v, self.length, scale, window, scores)
+        return self._layer(layer).attend(q, k, v, self.length, scale, window, scores)
 
     def again(self, layer: int, q: F32, k: F32, v: F32, *, scale: float, window: int = 0) -> F32:
         """Attend with queries of a later layer to the keys and values of `layer`, which stored k, v in this pass (see
         `passing`)."""
         self.step = None
-        return self._kept(layer).again(q, k, v, self.length, scale, window, PLAIN)
+        return self._layer(layer).again(q, k, v, self.length, scale, window, PLAIN)
 
     def recall(self, layer: int) -> Arrays:
         """Return the states of a layer after the tokens so far. Do not modify them."""
@@ -151,10 +151,10 @@ class KVCache:
                 layer.stored(self.length + 1)
         self.length += 1
 
-    def _kept(self, layer: int) -> KeptLayer:
-        kept = self.layers[layer]
-        assert kept is not None, "this layer declares no keys"
-        return kept
+    def _layer(self, layer: int) -> CachedLayer:
+        stored = self.layers[layer]
+        assert stored is not None, "this layer declares no keys"
+        return stored
 
     def _state(self, layer: int) -> State:
         state = self.states[layer]
@@ -162,7 +162,7 @@ class KVCache:
         return state
 
 
-def _kept_layer(rows: tuple[int, int], kind: CacheType, grid: F32 | None) -> KeptLayer:
+def _cached_layer(rows: tuple[int, int], kind: CacheType, grid: F32 | None) -> CachedLayer:
     if kind in ("int8", "c8"):
         return Int8Layer(*rows, grid)
     return FloatLayer(*rows, np.float32 if kind == "f32" else np.float16)
@@ -182,18 +182,18 @@ class FloatLayer:
         return self.keys.nbytes + self.values.nbytes
 
     def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
-        """See KeptLayer."""
+        """See CachedLayer."""
         if (end := start + len(k)) > self.room:
             self.keys, self.values = grown(self.keys, end), grown(self.values, end)
             self.room = self.keys.shape[1] * BLOCK
         return attend(q, k, v, self.keys, self.values, start=start, scale=scale, window=window, scores=scores)
 
     def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
-        """See KeptLayer. Stores the same values once more."""
+        """See CachedLayer. Stores the same values once more."""
         return self.attend(q, k, v, start, scale, window, scores)
 
     def stored(self, end: int) -> None:
-        """See KeptLayer."""
+        """See CachedLayer."""
 
 
 class Int8Layer:
@@ -217,7 +217,7 @@ class Int8Layer:
         return self.keys.nbytes + self.values.nbytes + self.steps.nbytes + self.recent.nbytes
 
     def attend(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
-        """See KeptLayer."""
+        """See CachedLayer."""
         if start != self.end:
             self._rewind(start)
         self.before = self.recent.copy() if len(k) > 1 else None
@@ -228,7 +228,7 @@ class Int8Layer:
         return self._attend(q, k, v, start, scale, window, scores)
 
     def again(self, q: F32, k: F32, v: F32, start: int, scale: float, window: int, scores: Scores = PLAIN) -> F32:
-        """See KeptLayer.
+        """See CachedLayer.
 
         Stores the same values once more, from the earlier `recent`; a single token's floats are still in it.
         """
@@ -245,7 +245,7 @@ class Int8Layer:
         )  # fmt: skip
 
     def stored(self, end: int) -> None:
-        """See KeptLayer."""
+        """See CachedLayer."""
         self.end = end
 
     def _rewind(self, start: int) -> None:

@@ -26,7 +26,7 @@ from polyquant.runtime.linear import Reader
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Site
 from polyquant.runtime.split_input import SplitInput
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 from polyquant.types import F32
 
 __all__ = ["LatentAttention"]
@@ -40,7 +40,7 @@ class LatentAttention:
         self.index, self.scale = site.index, latent_scale(hyper)
         self.heads, self.rope, self.nope = hyper.heads, hyper.head_size, hyper.count("nope_head")
         self.lora = hyper.count("kv_lora")
-        self.keeps = Keeps(rows=(1, self.lora + self.rope))
+        self.state_spec = StateSpec(rows=(1, self.lora + self.rope))
         self.norm = site.norm("attn_norm")
         self.first = site.linear(*part.inputs(hyper))
         self.split_input = SplitInput(self.first)

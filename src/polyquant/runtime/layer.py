@@ -14,7 +14,7 @@ from polyquant.ops.decoder import add
 from polyquant.runtime.attention import Keys
 from polyquant.runtime.rotary import Rotation
 from polyquant.runtime.site import Place, Site
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 from polyquant.types import F32
 
 __all__ = ["ParallelLayer", "SequentialLayer", "combined_state", "computes"]
@@ -40,7 +40,7 @@ class SequentialLayer:
         return x if self.feed_forward is None else add(x, self.feed_forward(x), self.scale)
 
     @property
-    def keeps(self) -> Keeps:
+    def state_spec(self) -> StateSpec:
         """See decoder.Layer."""
         return combined_state(self.attention, self.feed_forward)
 
@@ -88,11 +88,11 @@ class ParallelLayer(SequentialLayer):
         return add(add(x, a, self.scale), f, self.scale)
 
 
-def combined_state(*parts: Any) -> Keeps:
-    """Return the combined state of parts; those without `keeps` have none."""
-    out = Keeps()
+def combined_state(*parts: Any) -> StateSpec:
+    """Return the combined state of parts; those without `state_spec` have none."""
+    out = StateSpec()
     for part in parts:
-        out |= getattr(part, "keeps", Keeps())
+        out |= getattr(part, "state_spec", StateSpec())
     return out
 
 

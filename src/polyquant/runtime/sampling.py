@@ -4,9 +4,9 @@ The order is: repetition penalty, top-k, top-p, min-p, temperature, draw. transf
 the temperature, where we follow llama.cpp: the cuts use the model's own probabilities, so a high temperature admits no
 additional tokens. Temperature 0 selects the most likely token; among equal ones, the lowest id.
 
-top-k keeps the k most likely tokens; top-p the fewest of those whose probabilities (among the tokens left by top-k) reach
-p; min-p those at least min_p times as likely as the most likely one. Each keeps a prefix of the tokens sorted by logit,
-so only that prefix is ever sorted.
+top-k keeps the k most likely tokens; top-p the fewest of those whose probabilities (among the tokens left by top-k)
+reach p; min-p those at least min_p times as likely as the most likely one. Each keeps a prefix of the tokens sorted by
+logit, so only that prefix is ever sorted.
 """
 
 from __future__ import annotations

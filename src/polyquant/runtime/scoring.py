@@ -1,4 +1,4 @@
-"""Token log-probabilities of a text, computed without ever holding the logits of the whole text.
+"""Token log-probabilities of an input text, computed without holding the logits of all tokens.
 
 Memory: states of at most _FED tokens [_FED, hidden], logits of at most _LOGITS / vocab tokens at a time (32 MB per
 array, a handful at once), and 8 bytes per scored token and metric.

@@ -31,7 +31,7 @@ class ShortConv:
         self.norm = site.norm(part.norm)
         self.first, self.out = site.linear("shortconv.in_proj"), site.linear("shortconv.out_proj")
         self.kernel, self.bias = site.array(name, shape), site.optional_bias("shortconv.conv", shape[0])
-        self.keeps = site.states((shape[1] - 1, shape[0]))
+        self.state_spec = site.states((shape[1] - 1, shape[0]))
 
     def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last convolution inputs are stored in the cache."""

@@ -17,7 +17,7 @@ from polyquant.runtime.c8 import C8
 from polyquant.runtime.expert_linear import Stack
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm, bare_norm, read_norm
-from polyquant.runtime.state import Keeps
+from polyquant.runtime.state import StateSpec
 from polyquant.runtime.tensors import Tensors
 from polyquant.types import F32, Shape, Weight
 
@@ -63,7 +63,7 @@ class Site:
         """Return the tensor with this full name inside the layer as floats. Raises InputError."""
         return np.ascontiguousarray(self.tensors.weight(self._name(name), shape).dequantize(), np.float32)
 
-    def states(self, *shapes: Shape) -> Keeps:
+    def states(self, *shapes: Shape) -> StateSpec:
         """Return the state of a recurrent part, arrays of these shapes.
 
         Raises InputError for implausible sizes, which no tensor's shape bounds.
@@ -75,7 +75,7 @@ class Site:
                 expected=f"at most {_MOST} elements per layer",
                 found=size,
             )
-        return Keeps(states=shapes)
+        return StateSpec(states=shapes)
 
     def stack(self, stem: str, shape: Shape) -> Stack:
         """Return the matrices [experts, n, k] of that stem. Raises InputError."""

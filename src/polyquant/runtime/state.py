@@ -15,13 +15,13 @@ import numpy as np
 from polyquant.errors import InputError
 from polyquant.types import F32, Shape
 
-__all__ = ["Arrays", "Keeps", "State"]
+__all__ = ["Arrays", "State", "StateSpec"]
 
 Arrays: TypeAlias = tuple[F32, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Keeps:
+class StateSpec:
     """The state of a layer.
 
     rows: (key heads, head size) stored per position, once for keys and once for values; None without attention. states:
@@ -31,11 +31,11 @@ class Keeps:
     rows: tuple[int, int] | None = None
     states: tuple[Shape, ...] = ()
 
-    def __or__(self, other: Keeps) -> Keeps:
+    def __or__(self, other: StateSpec) -> StateSpec:
         """Combine the state of two parts of a layer. Raises ValueError if both keep the same kind."""
         if (self.rows and other.rows) or (self.states and other.states):
             raise ValueError("two parts of a layer keep the same kind of state")
-        return Keeps(self.rows or other.rows, self.states or other.states)
+        return StateSpec(self.rows or other.rows, self.states or other.states)
 
 
 class State:

@@ -50,7 +50,7 @@ class StateSpace:
         self.weight = site.array("ssm_norm.weight", shapes["ssm_norm.weight"]).reshape(-1) if normed else None
         self.bare = bare_norm(self.inner // self.groups, hyper.norm_eps)
         self.gate_last = bool(hyper.count("norm_before_gate"))
-        self.keeps = site.states((span - 1, channels), (self.heads, self.inner // self.heads, self.states))
+        self.state_spec = site.states((span - 1, channels), (self.heads, self.inner // self.heads, self.states))
 
     def __call__(self, x: F32, rotations: Sequence[Rotation], cache: KVCache) -> F32:
         """x [T, hidden] -> [T, hidden]; the last convolution inputs and the recurrent state are stored in the cache."""

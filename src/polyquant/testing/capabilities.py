@@ -17,6 +17,7 @@ from polyquant.capabilities import (
     Ordered,
     OwnProduct,
     Packed,
+    QuantizesStored,
     Stackable,
     Swappable,
     Tiled,
@@ -27,6 +28,7 @@ from polyquant.capabilities import (
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.ops.matmul import Group, round_activations
+from polyquant.ops.metrics import error_sums
 from polyquant.rows import experts, in_memory
 from polyquant.testing.refusals import refused
 from polyquant.types import (
@@ -68,6 +70,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     stacks           a matrix cut out of a stack decodes as it does inside; implied by row_sliced
     trellis          the named codec decodes to the same values
     inputs           codes for a Hessian have the codec's form and sizes
+    stored           rows stored as float32 become the parts that `quantize` makes of them; rows with NaN are left to it
     """
     if isinstance(codec, Opaque):
         assert codec.why and (codec.finding is None or codec.finding)
@@ -103,6 +106,27 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     _check_codes(codec, parts, shape)
     if isinstance(codec, FitsInputs) and w is not None:
         _check_inputs(codec, w)
+    if isinstance(codec, QuantizesStored) and w is not None:
+        _check_stored(codec, w)
+
+
+def _check_stored(codec: QuantizesStored, w: F32) -> None:
+    assert isinstance(codec, Codec)
+    rows, k = as_matrix(w.shape)
+    flat = np.ascontiguousarray(w, np.float32).reshape(rows, k)
+    done = codec.quantize_stored("f32", flat.view(np.uint8), (rows, k))
+    if done is not None:
+        parts, sums = done
+        expected = codec.pack(codec.quantize(flat))
+        assert parts.keys() == expected.keys(), (list(parts), list(expected))
+        for name, part in parts.items():
+            np.testing.assert_array_equal(part, expected[name])
+        error = error_sums(flat, codec.dequantize(parts, (rows, k)))
+        np.testing.assert_allclose(sums, (error.aa, error.bb, error.ab, error.dd, error.worst), rtol=1e-6, atol=1e-30)
+    if flat.size:
+        broken = flat.copy()
+        broken[-1, -1] = np.nan
+        assert codec.quantize_stored("f32", broken.view(np.uint8), (rows, k)) is None, "took a NaN"
 
 
 def _check_products(codec: Codec, parts: Parts, shape: Shape) -> None:

@@ -14,12 +14,12 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
 from polyquant.runtime.load import Activations
 
-__all__ = ["QUANT_METHOD", "Held", "TrellisConfig"]
+__all__ = ["QUANT_METHOD", "TensorsInMemory", "TrellisConfig"]
 
 QUANT_METHOD = "polyquant_trellis"
 
 
-class Held:
+class TensorsInMemory:
     """Tensors in memory instead of files. codecs: weight -> codec; shapes: tensor -> shape; source: their origin;
     metadata: their quantization_config.json."""
 
@@ -28,7 +28,7 @@ class Held:
     ) -> None:
         self.codecs, self.shapes, self.source, self.metadata = codecs, shapes, source, metadata
 
-    def __deepcopy__(self, memo: Any) -> Held:
+    def __deepcopy__(self, memo: Any) -> TensorsInMemory:
         return self  # transformers copies its configurations repeatedly
 
 
@@ -42,7 +42,11 @@ class TrellisConfig(QuantizationConfigMixin):
     """
 
     def __init__(
-        self, dequantize: bool = False, activations: Activations = "float", held: Held | None = None, **described: Any
+        self,
+        dequantize: bool = False,
+        activations: Activations = "float",
+        held: TensorsInMemory | None = None,
+        **described: Any,
     ) -> None:
         if activations not in ("float", "int8"):
             raise UnsupportedError("unknown activations", expected="float or int8", found=activations)

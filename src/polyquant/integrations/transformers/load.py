@@ -15,7 +15,7 @@ from polyquant.codecs.trellis import Trellis
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.formats.trellis.config import config_entry, config_text
 from polyquant.formats.trellis.target import method_of, origin
-from polyquant.integrations.transformers.config import QUANT_METHOD, Held, TrellisConfig
+from polyquant.integrations.transformers.config import QUANT_METHOD, TensorsInMemory, TrellisConfig
 from polyquant.integrations.transformers.linear import cpu_only
 from polyquant.integrations.transformers.matching import refuse_report
 from polyquant.integrations.transformers.quantizer import TrellisHfQuantizer
@@ -128,7 +128,7 @@ def _described(checkpoint: Checkpoint, packed: list[TensorSpec], state: Mapping[
     metadata, _ = config_text(packed, origins, method)
     codecs = {t.name: t.codec for t in packed if isinstance(t.codec, Trellis)}
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    return {**config_entry(packed, method), "held": Held(codecs, shapes, checkpoint.path, metadata)}
+    return {**config_entry(packed, method), "held": TensorsInMemory(codecs, shapes, checkpoint.path, metadata)}
 
 
 def _tensor(weight: Weight) -> torch.Tensor:

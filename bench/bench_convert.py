@@ -1,6 +1,7 @@
-"""A 1B Llama from a Hugging Face folder (bf16) to GGUF, two threads, against reading the source and writing as many bytes as the target.
+"""Convert a 1B Llama from a Hugging Face folder (bf16) to GGUF, two threads, against plain reading and writing of the same bytes.
 
-Each side is a process of its own, so that peak memory is its own; they take turns. The folder is made once, in a temporary place.
+Each side runs in its own process, so that peak memory is separate; they alternate. The folder is created once, in a
+temporary directory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ polyquant.convert(sys.argv[1], sys.argv[2], codec=sys.argv[3], threads=2)
 """
 PEAK = """
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
-"""  # getrusage would count the memory of the process that started this one
+"""  # getrusage would include the memory of the parent process
 READ_WRITE = """
 import os, sys
 block, left = 1 << 22, int(sys.argv[3])
@@ -43,9 +44,11 @@ with open(sys.argv[1] + "/model.safetensors", "rb", buffering=0) as source, open
 
 
 def timed(code: str, *args: str) -> tuple[float, float]:
-    """(wall seconds, peak MB) of a Python process; the target file is removed before."""
+    """Return (wall seconds, peak MB) of a Python process; the target file is removed first."""
     Path(args[1]).unlink(missing_ok=True)
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # an installed package is compiled
+    env = {
+        k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"
+    }  # as for an installed package, which is compiled
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", code + PEAK, *args], stdout=subprocess.PIPE, text=True, check=False, env=env
@@ -57,7 +60,10 @@ def timed(code: str, *args: str) -> tuple[float, float]:
 
 
 def rows() -> Iterator[Row]:
-    """Seconds against plain read and write; peak memory against 500 MB. `weights`: million weights a second."""
+    """Compare seconds with plain reading and writing, and peak memory with 500 MB.
+
+    `weights`: million weights per second.
+    """
     with tempfile.TemporaryDirectory(dir=os.environ.get("POLYQUANT_BENCH_DIR")) as place:
         source, target = Path(place) / "llama-1b", str(Path(place) / "out.gguf")
         nbytes = write_llama(source)
@@ -71,7 +77,7 @@ def rows() -> Iterator[Row]:
                 memory = max(memory, peak)
                 plain.append(timed(READ_WRITE, str(source), target, str(size))[0])
             a, b = median(ours), median(plain)
-            # As a ratio to the bar: 1.5 times of read-and-write is 1.0
+            # As a ratio to the bar: 1.5 times the read-and-write time is 1.0
             yield Row(
                 f"bf16 > {codec}", "s", a, b, 1 / bar if bar else None, extra={"M weights/s": nbytes / 2 / a / 1e6}
             )

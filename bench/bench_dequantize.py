@@ -1,4 +1,4 @@
-"""Blocks to float32 on one thread, against gguf-py's numpy code, for every quantized type that both know."""
+"""Dequantize blocks to float32 on one thread, against gguf-py's numpy code, for every type that both support."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BAR = 10.0
 
 
 def peer_types() -> dict[str, Any]:
-    """Our codec name -> gguf-py's type, where gguf-py has code for it; None for all of ours if it is not installed."""
+    """Return codec name -> gguf-py type, for types that gguf-py decodes; None for all if it is not installed."""
     ours = [
         n
         for n in CODECS
@@ -42,9 +42,9 @@ def peer_types() -> dict[str, Any]:
 
 
 def rows() -> Iterator[Row]:
-    """Ours writes into a given array, as a loop over tensors does; gguf-py has only fresh ones. `fresh`: ours without that, in ms.
+    """Compare with gguf-py. polyquant writes into a given array, gguf-py always into a new one; `fresh`: polyquant's time for that, in ms.
 
-    `of fill`: our speed as a share of writing the same floats with a constant: the floor is 1 plus the packed bytes to be read.
+    `of fill`: speed relative to filling the same floats with a constant; the bound is 1 plus the packed bytes to read.
     """
     rng = np.random.default_rng(0)
     out = np.empty(SHAPE, np.float32)
@@ -61,9 +61,9 @@ def rows() -> Iterator[Row]:
             from gguf.quants import dequantize
 
             runs.append(lambda p=parts, k=kind: dequantize(p["blocks"], k))
-        with np.errstate(all="ignore"):  # random bytes make infinite scales, of which the peer warns
+        with np.errstate(all="ignore"):  # random bytes contain infinite scales, about which the peer warns
             if kind is not None and not np.array_equal(runs[0](), runs[3](), equal_nan=True):
-                raise SystemExit(f"{name}: ours and gguf-py's floats differ; a time would mean nothing")
+                raise SystemExit(f"{name}: results differ from gguf-py's; times would be meaningless")
             ours, fresh, fill, *peer = in_turn(*runs, repeats=7, clock=time.thread_time)
         moved = spec.nbytes + 4 * SHAPE[0] * SHAPE[1]
         extra = {"fresh": 1e3 * fresh, "GB/s": moved / ours / 1e9, "of fill": fill / ours}
@@ -71,7 +71,8 @@ def rows() -> Iterator[Row]:
 
 
 SECTION = Section(
-    f"dequantize {SHAPE[0]} x {SHAPE[1]} to float32, one thread, against gguf-py (ours into a given array, `fresh`: into a new one)",
+    f"dequantize {SHAPE[0]} x {SHAPE[1]} to float32, one thread, against gguf-py (ours into a given array, `fresh`: "
+    f"into a new one)",
     rows,
     peers=("gguf",),
 )

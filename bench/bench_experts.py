@@ -1,10 +1,11 @@
-"""A stack of expert feed-forward parts of Qwen3-30B-A3B's shape: tokens a second beside llama.cpp, share of the memory bandwidth.
+"""Run expert feed-forward layers of Qwen3-30B-A3B's shape: tokens per second against llama.cpp, fraction of memory bandwidth.
 
-The model is made on first use in build/bench: three layers whose attention is small enough not to count, a vocabulary of 512. llama.cpp runs the whole of
-it, attention included; ours is norms, experts and head, token by token on a tape as runtime/step.py has it. Active bytes are those of the chosen experts,
-the routers and the head. Times of one thread are its processor time.
+The model is created on first use in build/bench: three layers with negligible attention and a vocabulary of 512.
+llama.cpp runs all of it, including attention; polyquant runs norms, experts and head as a recorded step
+(runtime/step.py). Active bytes are those of the selected experts, the routers and the head. Single-thread times are CPU
+time.
 
-    python bench/bench_experts.py ours|llama.cpp FILE THREADS      one engine in a process of its own, figures as JSON
+    python bench/bench_experts.py ours|llama.cpp FILE THREADS      run one engine in its own process, print JSON
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CODECS = ("q4_k", "q8_0")
 
 
 def quantized(codec: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Rows of bytes; a stack repeats eight different experts, for the making of it takes long."""
+    """Return quantized rows; a stack repeats eight different experts to save time."""
     kind = polyquant.codec(codec)
     few = (min(8, shape[0]), *shape[1:]) if len(shape) == 3 else shape
     w = (rng.standard_normal((int(np.prod(few[:-1])), few[-1])) / few[-1] ** 0.5).astype(np.float32)
@@ -41,7 +42,7 @@ def quantized(codec: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def model(codec: str) -> Path:
-    """The GGUF file with linears of that codec."""
+    """Return the GGUF file with linears of `codec`."""
     import gguf
 
     file = MODELS / f"qwen3-moe-{codec}.gguf"
@@ -94,7 +95,7 @@ def model(codec: str) -> Path:
 
 
 def ours(path: str, threads: int) -> dict:
-    """Norms, experts and head; read: bytes that a token needs."""
+    """Measure norms, experts and head. read: bytes read per token."""
     from polyquant.ops import native
     from polyquant.ops.decoder import add
     from polyquant.ops.experts import Routing
@@ -130,7 +131,7 @@ def ours(path: str, threads: int) -> dict:
         x[:] = table[0]
         through(x)
     if not tape.complete:
-        raise SystemExit("the tape is not complete")
+        raise SystemExit("the recording is not complete")
 
     def step(tokens: np.ndarray) -> object:
         if len(tokens) > 1:
@@ -148,7 +149,7 @@ def ours(path: str, threads: int) -> dict:
 
 
 def child(engine: str, path: Path, threads: int) -> dict:
-    """The figures of one process."""
+    """Return the figures of one process."""
     done = subprocess.run(
         [sys.executable, __file__, engine, path, str(threads)], capture_output=True, text=True, check=False
     )
@@ -158,7 +159,7 @@ def child(engine: str, path: Path, threads: int) -> dict:
 
 
 def rows() -> Iterator[Row]:
-    """The bars: decode and prefill at least llama.cpp's, 0.6 of the time that memory needs for the active bytes."""
+    """Bars: decode and prefill at least as fast as llama.cpp, decode at 0.6 of the memory bandwidth for the active bytes."""
     there = find_spec("llama_cpp") is not None
     for codec in CODECS:
         file = model(codec)

@@ -1,4 +1,4 @@
-"""msModelSlim: quantizing a model of 1B shape, products of whole numbers, the error of weights beside the tool's, what --effort max gains."""
+"""msModelSlim: quantizing a 1B model, integer products, weight error against the tool's, gain of --effort max."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEMO = Path(polyquant.__file__).parent / "demo"
 
 
 def _group(name: str, seed: int) -> tuple[Group, np.ndarray]:
-    """A random matrix of that codec, and its floats."""
+    """Return a random matrix in the codec, and its floats."""
     codec = polyquant.codec(name)
     w = np.random.default_rng(seed).standard_normal((SIDE, SIDE)).astype(np.float32)
     found: Affine = codec.quantize(w)
@@ -49,7 +49,7 @@ def _group(name: str, seed: int) -> tuple[Group, np.ndarray]:
 
 
 def _one_token() -> Iterator[Row]:
-    """Several matrices in turn, more than the caches hold: memory is the limit."""
+    """Multiply several matrices in turn, more than fit in cache, so that memory bandwidth is the limit."""
     count = 8
     for threads in (1, 2):
         native.set_threads(threads)
@@ -128,7 +128,7 @@ def _quantize() -> Iterator[Row]:
         for name in ("w8a16", "w8a8", "w8a16.g128", "w8a8.dynamic"):
             options = {"codec": name} | ({"ranges": str(ranges)} if name == "w8a8" else {})
             ours, plain, memory = [], [], 0.0
-            for _ in range(2 * REPEATS):  # disks have moods
+            for _ in range(2 * REPEATS):  # disk speed varies
                 shutil.rmtree(target, ignore_errors=True)
                 seconds, peak = timed(QUANTIZE, str(source), str(target), json.dumps(options))
                 ours.append(seconds)
@@ -145,12 +145,12 @@ def _quantize() -> Iterator[Row]:
 
 
 def _against_the_tool() -> Iterator[Row]:
-    """Relative RMSE over all weights of a golden folder, and of ours with the same type."""
+    """Compare the relative RMSE of a golden folder with polyquant's for the same type."""
     for folder in sorted(p.parent for p in VECTORS.glob("v*/*/*/run.json")):
         mode = folder.name
         if any(
             word in mode for word in ("_m1", "_m2", "_m3", "_m4", "smooth", "c8", "fallback", "lowbit")
-        ):  # lowbit: a grid for each row, which ours has not
+        ):  # lowbit: a scale per row, which polyquant does not have
             continue
         checkpoint, source = polyquant.open(folder), polyquant.open(VECTORS / "models" / f"qwen2_{folder.parent.name}")
         missed = np.zeros(2)
@@ -165,7 +165,7 @@ def _against_the_tool() -> Iterator[Row]:
             ]
             missed += [np.square(again.reshape(w.shape) - w).sum(), np.square(weight.dequantize() - w).sum()]
         yield Row(
-            f"error of weights, {folder.parent.name} {mode}; peer the tool",
+            f"weight error, {folder.parent.name} {mode}; peer the tool",
             "squares",
             float(missed[0]),
             float(missed[1]),
@@ -174,7 +174,7 @@ def _against_the_tool() -> Iterator[Row]:
 
 
 def _effort() -> Iterator[Row]:
-    """Mean output error of the layers on held-out text: rounding alone, and with what calibration shows."""
+    """Compare mean output errors of the layers on held-out text: plain rounding, and with calibration."""
     text = (DEMO / "held-out.txt").read_text()
     with tempfile.TemporaryDirectory() as room:
         half = Path(room) / "calibration.txt"
@@ -195,7 +195,7 @@ def _effort() -> Iterator[Row]:
             for label in ("calibration", "other"):
                 bar = 1.25 if codec == "w8a16.g128" and label == "calibration" else None
                 yield Row(
-                    f"{codec}: error of outputs on {label} text, --effort max; peer plain rounding",
+                    f"{codec}: output error on {label} text, --effort max; peer plain rounding",
                     "relative",
                     errors["max", label],
                     errors["default", label],

@@ -1,4 +1,7 @@
-"""Opening a GGUF with a large vocabulary: 150,000 tokens, 280,000 merges, 330 tensors. Ours reads headers and counts strings."""
+"""Open a GGUF with a large vocabulary: 150,000 tokens, 280,000 merges, 330 tensors.
+
+polyquant reads headers and counts strings.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ BAR_MS = 30.0
 
 
 def rows() -> Iterator[Row]:
-    """`peer` is the bar itself: 30 ms. gguf-py and llama.cpp (vocabulary only) are timed once or twice, since they take seconds."""
+    """Compare with the bar of 30 ms.
+
+    gguf-py and llama.cpp (vocabulary only) take seconds and are timed once or twice.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.gguf"
         write_large_header_gguf(path)
@@ -32,7 +38,7 @@ def rows() -> Iterator[Row]:
             assert len(list(found.metadata["tokenizer.ggml.tokens"])) == 150_000
 
         (decoded,) = in_turn(tokens, repeats=3)
-        yield Row("the same and all tokens as Python strings", "ms", 1e3 * decoded)
+        yield Row("the same, with all tokens as Python strings", "ms", 1e3 * decoded)
         if find_spec("gguf") is not None:
             from gguf import GGUFReader
 

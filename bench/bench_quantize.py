@@ -1,4 +1,4 @@
-"""Quantize float32, one thread: error and speed against ggml's own quantizers (through llama-cpp-python's library, if installed)."""
+"""Quantize float32 on one thread: error and speed against ggml's quantizers (from llama-cpp-python, if installed)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ import polyquant
 from measure import Row, Section, in_turn
 
 SHAPE = (64, 4096)
-# Relative RMSE of llama.cpp's quantizers on Gaussian weights of this shape: the bars where it is not installed.
-GGML = {"q4_0": 0.0857, "q8_0": 0.00533, "q2_k": 0.2961, "q3_k": 0.1507, "q4_k": 0.0713, "q5_k": 0.0361, "q6_k": 0.0177, "iq4_nl": 0.0759, "iq4_xs": 0.0765}  # fmt: skip
+# Relative RMSE of llama.cpp's quantizers on Gaussian weights of this shape; the bars if it is not installed.
+GGML = {
+    "q4_0": 0.0857,
+    "q8_0": 0.00533,
+    "q2_k": 0.2961,
+    "q3_k": 0.1507,
+    "q4_k": 0.0713,
+    "q5_k": 0.0361,
+    "q6_k": 0.0177,
+    "iq4_nl": 0.0759,
+    "iq4_xs": 0.0765,
+}
 
 
 def ggml_quantize() -> Callable[[int, np.ndarray, np.ndarray], None] | None:
-    """ggml_quantize_chunk of the installed llama-cpp-python, or None."""
+    """Return ggml_quantize_chunk of the installed llama-cpp-python, or None."""
     spec = find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return None
@@ -45,7 +55,7 @@ def ggml_quantize() -> Callable[[int, np.ndarray, np.ndarray], None] | None:
 
 
 def rows() -> Iterator[Row]:
-    """Per type an error row (relative RMSE, bar: not above ggml's) and a speed row (million weights a second)."""
+    """Yield an error row (relative RMSE, bar: at most ggml's) and a speed row (million weights per second) for each type."""
     w = np.random.default_rng(7).standard_normal(SHAPE).astype(np.float32)
     peer = ggml_quantize()
 

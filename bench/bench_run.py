@@ -1,6 +1,6 @@
-"""Run models of real shape: tokens a second beside llama.cpp and torch, share of the memory bandwidth, start, memory, Python's share.
+"""Run models of real shapes: tokens per second against llama.cpp and torch, memory bandwidth, start-up, memory, Python overhead.
 
-The models are made on first use in build/bench (6 GB): synthetic.py's shapes, quantized by polyquant.
+The models are created on first use in build/bench (6 GB): shapes of synthetic.py, quantized by polyquant.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "build" / "bench"
 LLAMA = ("q4_0", "q8_0", "q4_k", "iq4_xs", "tq2_0")
 WATCHED = ("q6_k",)
-ROUNDS = 3  # of the models with a promise; the others run once
+ROUNDS = 3  # for models with a bar; the others run once
 
 
 def llama(codec: str) -> Path:
-    """The 1B Llama in that codec."""
+    """Return the 1B Llama in `codec`."""
     folder, file = MODELS / "llama-1b", MODELS / f"{codec}.gguf"
     if not file.exists():
         if not folder.exists():
@@ -39,7 +39,7 @@ def llama(codec: str) -> Path:
 
 
 def bitnet(codec: str, **how: str) -> Path:
-    """The BitNet of the 2B4T shape in that codec; its embedding, which is its head too, in q6_k."""
+    """Return a BitNet of the 2B4T shape in `codec`, with the tied embedding in q6_k."""
     folder, file = MODELS / "bitnet-2b", MODELS / f"bitnet-{codec}.gguf"
     if not file.exists():
         if not folder.exists():
@@ -49,16 +49,16 @@ def bitnet(codec: str, **how: str) -> Path:
 
 
 def convert(folder: Path, file: Path, codec: str, **how: object) -> None:
-    """To GGUF, with the key that lets llama.cpp load it without a tokenizer."""
+    """Convert to GGUF, with the key that lets llama.cpp load it without a tokenizer."""
     polyquant.quantize(folder, file, to="gguf", codec=codec, **how)
     keys = {"tokenizer.ggml.model": Meta(Kind.STRING, "no_vocab")}
-    if "architecture" in how:  # llama.cpp takes the size from the tokenizer else
+    if "architecture" in how:  # otherwise llama.cpp takes the size from the tokenizer
         keys[f"{how['architecture']}.vocab_size"] = Meta(Kind.UINT32, BITNET_2B["vocab_size"])
     polyquant.edit(file, set=keys)
 
 
 def reader(threads: int, size: int) -> Callable[[], object]:
-    """Reads `size` bytes of memory on so many threads: memchr for what is not there."""
+    """Return a function that reads `size` bytes with `threads` threads, by memchr for an absent byte."""
     memory = ctypes.create_string_buffer(size)
     base, part = ctypes.addressof(memory), size // threads
     find = ctypes.CDLL(None).memchr
@@ -69,7 +69,10 @@ def reader(threads: int, size: int) -> Callable[[], object]:
 
 
 def bandwidth(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Bytes a second that so many threads read from memory: the best of five runs over 1 GiB. clock: time.process_time for one thread on a busy machine."""
+    """Return the memory bandwidth in bytes per second: the best of five runs over 1 GiB.
+
+    clock: time.process_time for one thread on a busy machine.
+    """
     size, taken = 1 << 30, []
     read = reader(threads, size)
     for _ in range(5):
@@ -80,7 +83,7 @@ def bandwidth(threads: int, clock: Callable[[], float] = time.perf_counter) -> f
 
 
 def child(engine: str, path: Path, threads: int, prefill: int = 0, decode: int = 24) -> dict:
-    """The figures of one process."""
+    """Return the figures of one process."""
     done = subprocess.run(
         [sys.executable, HERE / "run_child.py", engine, path, *map(str, (threads, prefill, decode))],
         capture_output=True, text=True, check=False,
@@ -91,7 +94,7 @@ def child(engine: str, path: Path, threads: int, prefill: int = 0, decode: int =
 
 
 def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int, rounds: int) -> tuple[dict, dict | None]:
-    """Medians of runs that take turns."""
+    """Return medians of alternating runs."""
     there = find_spec("llama_cpp") is not None
     a, b = [], []
     for _ in range(rounds):
@@ -106,7 +109,7 @@ def side_by_side(ours: Path, theirs: Path, threads: int, prefill: int, rounds: i
 
 
 def decode_rows(label: str, ours: Path, theirs: Path, bar: float | None) -> Iterator[Row]:
-    """One and two threads, and a prefill of 512 tokens with two."""
+    """Yield rows for one and two threads, and a prefill of 512 tokens with two."""
     for threads in (1, 2):
         mine, peer = side_by_side(ours, theirs, threads, 512 if threads == 2 else 0, ROUNDS if bar else 1)
         extra = {"of floor": mine["read"] * mine["decode"] / bandwidth(threads), "outside kernels": mine["outside"]}
@@ -118,7 +121,7 @@ def decode_rows(label: str, ours: Path, theirs: Path, bar: float | None) -> Iter
 
 
 def rows() -> Iterator[Row]:
-    """The bars: decode at least llama.cpp's, prefill 0.7 of it, the first token within a second, memory the file + 15 % + cache."""
+    """Bars: decode at least as fast as llama.cpp, prefill 0.7 of it, first token within a second, memory file + 15 % + cache."""
     for codec in (*LLAMA, *WATCHED):
         yield from decode_rows(codec, llama(codec), llama(codec), 1.0 if codec in LLAMA else None)
     ternary = bitnet("i2_s.x86"), bitnet("tq2_0", architecture="bitnet")

@@ -1,4 +1,4 @@
-"""Start-up: `import polyquant` and `polyquant --help`, each a fresh Python process, less nothing."""
+"""Measure start-up: `import polyquant` and `polyquant --help`, each in a new Python process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from measure import Row, Section, in_turn
 
 
 def rows() -> Iterator[Row]:
-    """`peer` is the bar in ms; `python`: an interpreter that does nothing."""
+    """Compare with the bars in ms; `python`: an interpreter without any program."""
 
     def run(code: str) -> None:
         subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""I2_S from the x86 layout to the ARM layout, one thread, payload bytes a second."""
+"""Transcode I2_S from the x86 to the ARM layout on one thread, in payload bytes per second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BAR_GB = 1.0
 
 
 def rows() -> Iterator[Row]:
-    """`peer` is the bar, 1 GB/s; `numpy` our own reference; `copy` what copying the payload would reach."""
+    """Compare with the bar of 1 GB/s; `numpy`: the numpy reference; `copy`: the speed of copying the payload."""
     codes = np.random.default_rng(0).integers(-1, 2, SHAPE).astype(np.float32)
     names = ("i2_s.x86", "i2_s.arm", "tq2_0", "tl1")
     codecs = {n: polyquant.codec(n) for n in names[:3]}

@@ -1,4 +1,7 @@
-"""Trellis: distortion, encoding, multiplication, decoding, the gain of LDLQ. The peer of a figure without one is the figure to reach."""
+"""Trellis: distortion, encoding, multiplication, decoding, gain of LDLQ.
+
+Without a peer, the target figure is shown instead.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ ENCODE = {
     12: 3.0 if AVX512 else 1.9,
     14: 0.9 if AVX512 else 0.5,
     16: 0.2 if AVX512 else 0.14,
-}  # million weights a second
-MULTIPLY = 15.0 if AVX512 else 6.0  # billion weights a second
+}  # million weights per second
+MULTIPLY = 15.0 if AVX512 else 6.0  # billion weights per second
 
 
 def _random(codec: Trellis, seed: int) -> dict[str, np.ndarray]:
-    """Any bytes are legal codes."""
+    """Return random parts; any bytes are valid codes."""
     rng, specs = np.random.default_rng(seed), codec.specs((SIDE, SIDE))
     floats = {k: np.ones(s.shape, np.float32) for k, s in specs.items() if k != "indices"}
     return {"indices": rng.integers(0, 256, specs["indices"].shape, np.uint8), **floats}
@@ -61,7 +64,7 @@ def _encode() -> Iterator[Row]:
 
 
 def _one(codec_name: str, count: int) -> Callable[[], None]:
-    """One token times `count` matrices: more than the caches hold."""
+    """Return a function that multiplies one token with `count` matrices, more than fit in cache."""
     codec = polyquant.codec(codec_name)
     if isinstance(codec, Trellis):
         parts = [_random(codec, i) for i in range(count)]
@@ -148,7 +151,7 @@ def _decode() -> Iterator[Row]:
 
 
 def _gain() -> Iterator[Row]:
-    """Eigenvalues exp(-s i / K) in a random basis: LDLQ's error over plain rounding's, and the ratio of means that theory says for many bits."""
+    """Compare the error of LDLQ with plain rounding for eigenvalues exp(-s i / K) in a random basis; the peer is the theoretical limit for many bits."""
     for steepness in (3.0, 4.6):
         yield from _gain_of(steepness)
 

@@ -1,11 +1,11 @@
-"""What a section of the benchmark is made of: rows, and medians of runs that take turns.
+"""Rows and sections of the benchmark, and medians of alternating runs.
 
-A section is a file `bench/bench_<name>.py` that holds one value:
+A section is a file `bench/bench_<name>.py` with one value:
 
     SECTION = Section(title="...", peers=("gguf",), rows=function)
 
-`rows()` yields a Row for each thing measured. A section measures itself and its peer in the same process, run by run in turn, so that
-a busy machine slows both; where the peer is not installed it still yields its rows, with `peer=None`.
+`rows()` yields one Row per measurement. A section measures polyquant and its peer in the same process in alternating
+runs, so that a busy machine slows both; without the peer installed it still yields its rows, with `peer=None`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = ["Row", "Section", "in_turn"]
 class Row:
     """One line of the table.
 
-    ours, peer: what was measured, in `unit`; peer None: there is none here. bar: the ratio to reach, None if there is no promise.
-    more: True if more is better (bytes per second), else less is (time, error, memory). extra: further columns, name -> number.
+    ours, peer: measured values in `unit`; peer None: not available. bar: the ratio to reach, None for no requirement.
+    more: True if higher is better (bytes per second), False for time, error, memory. extra: more columns, name ->
+    value.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times better than the peer."""
+        """Ratio by which polyquant is better than the peer."""
         if self.peer is None:
             return None
         better, worse = (self.ours, self.peer) if self.more else (self.peer, self.ours)
@@ -45,13 +46,13 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """True if the ratio reaches the bar; None where there is no bar or no peer."""
+        """True if the ratio reaches the bar; None without a bar or peer."""
         return None if self.bar is None or self.ratio is None else self.ratio >= self.bar
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table: its title, the modules it is measured against, and the function that measures."""
+    """A table: title, peers (modules), and the measuring function."""
 
     title: str
     rows: Callable[[], Iterable[Row]]
@@ -59,9 +60,9 @@ class Section:
 
 
 def in_turn(*runs: Callable[[], Any], repeats: int = 9, clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Median seconds of each run; a first round, which also warms up, is not counted.
+    """Return the median seconds of each run, after an uncounted warm-up round.
 
-    clock: for work on one thread that waits for nothing, `time.thread_time`, which a busy machine does not disturb.
+    clock: `time.thread_time` for single-threaded work without waiting, which a busy machine does not distort.
     """
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats + 1):

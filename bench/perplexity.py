@@ -1,7 +1,10 @@
-"""Perplexity of the demonstration models in every format: `python bench/perplexity.py [GGUF ...] [--tokens N]` prints a Markdown table.
+"""Print a Markdown table of the perplexity of the demonstration models in every format.
 
-Each format is made from the embedded model and read on the held-out text: windows of BOS and 511 tokens, every token scored. Files that are
-named are rows too; they must hold the Llama demonstration model. With llama-cpp-python at hand its perplexity of the same windows stands beside ours.
+    python bench/perplexity.py [GGUF ...] [--tokens N]
+
+Each format is converted from the embedded model and evaluated on the held-out text: windows of BOS and 511 tokens,
+every token scored. Files passed as arguments are added as rows; they must contain the Llama demonstration model. If
+llama-cpp-python is installed, its perplexity on the same windows is shown too.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ WINDOW = 512
 
 
 def made(folder: Path) -> Iterator[tuple[str, str, Path, str | None]]:
-    """(model, format, path, ternary layout) of each row."""
+    """Yield (model, format, path, ternary layout) for each row."""
     yield "llama", "folder, bf16", demo_model("llama"), None
     for recipe in LLAMA:
         path = folder / f"llama-{recipe}.gguf"
@@ -41,7 +44,7 @@ def made(folder: Path) -> Iterator[tuple[str, str, Path, str | None]]:
 
 
 def by_llama_cpp(path: Path, text: Path, tokens: int) -> float | None:
-    """Perplexity of the same windows by llama.cpp; None where it cannot read the file or is not installed."""
+    """Return llama.cpp's perplexity on the same windows; None if it cannot read the file or is not installed."""
     if path.is_dir() or find_spec("llama_cpp") is None:
         return None
     from llama_cpp import Llama
@@ -63,9 +66,9 @@ def by_llama_cpp(path: Path, text: Path, tokens: int) -> float | None:
     return float(np.exp(nats / len(ids)))
 
 
-def row(name: str, found: Evaluation, peer: float | None) -> str:
-    """One line of the table."""
-    model, against = found.model, found.divergence
+def row(name: str, evaluation: Evaluation, peer: float | None) -> str:
+    """Return one line of the table."""
+    model, against = evaluation.model, evaluation.divergence
     cells = [
         name,
         f"{model.nbytes:,}",
@@ -85,14 +88,15 @@ def row(name: str, found: Evaluation, peer: float | None) -> str:
 
 
 def main() -> None:
-    """Print the table, a row at a time."""
+    """Print the table row by row."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("files", nargs="*", type=Path)
     arguments.add_argument("--tokens", type=int, default=16 * (WINDOW - 1))
     options = arguments.parse_args()
     text = demo_model("llama").parent / "held-out.txt"
     print(
-        "| model | bytes of tensors | bits per weight | perplexity | llama.cpp's | against the folder | mean KL | same first choice |"
+        "| model | bytes of tensors | bits per weight | perplexity | llama.cpp's | against the folder | mean KL | same "
+        "first choice |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,8 @@
-"""One engine runs one model in a process of its own: `python bench/run_child.py ours|llama.cpp|torch FILE THREADS PREFILL DECODE`, figures as JSON.
+"""Run one model with one engine in its own process and print the figures as JSON.
 
-A process each: thread pools of two engines in one process would spin against each other.
+    python bench/run_child.py ours|llama.cpp|torch FILE THREADS PREFILL DECODE
+
+In a shared process the thread pools of two engines would compete.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-CLOCK = time.perf_counter  # of `measure`; time.thread_time for one thread that a busy machine must not disturb
+CLOCK = time.perf_counter  # for `measure`; time.thread_time for one thread, independent of other load
 TOKENS = (np.arange(4096) * 7919 % 31000).astype(np.int32)
 
 
@@ -26,7 +28,10 @@ def measure(
     decode: int,
     inside: Callable[[], float] = lambda: 0.0,
 ) -> dict:
-    """step: go on with these tokens. Decode is the median over single tokens, prefill one run over all. inside: seconds spent in kernels."""
+    """Measure decode (median over single tokens) and prefill (one run over all).
+
+    step: processes these tokens. inside: seconds spent in kernels.
+    """
     step(TOKENS[:8])
     taken, before = [], inside()
     for i in range(decode):
@@ -43,7 +48,7 @@ def measure(
 
 
 def ours(path: str, threads: int, prefill: int, decode: int) -> dict:
-    """polyquant; first: seconds from before its import to the first token. read: bytes that a token needs."""
+    """Measure polyquant. first: seconds from before its import to the first token. read: bytes read per token."""
     start = time.perf_counter()
     import polyquant
     from polyquant.ops import native
@@ -64,7 +69,7 @@ def ours(path: str, threads: int, prefill: int, decode: int) -> dict:
 
 
 def llama_cpp(path: str, threads: int, prefill: int, decode: int) -> dict:
-    """llama.cpp through the library of llama-cpp-python, with its defaults."""
+    """Measure llama.cpp through the library of llama-cpp-python, with its defaults."""
     import llama_cpp as lib
 
     lib.llama_backend_init()
@@ -91,7 +96,7 @@ def llama_cpp(path: str, threads: int, prefill: int, decode: int) -> dict:
 
 
 def torch(path: str, threads: int, prefill: int, decode: int) -> dict:
-    """transformers in bf16."""
+    """Measure transformers in bf16."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -116,7 +121,7 @@ def torch(path: str, threads: int, prefill: int, decode: int) -> dict:
 
 
 def peak_rss() -> int:
-    """Bytes; pages of the mapped file count, once touched."""
+    """Return the peak RSS in bytes, including touched pages of mapped files."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 

@@ -1,4 +1,4 @@
-"""Models of real shape with random weights, and GGUF headers of real size, for measurements. Nothing is kept in memory whole.
+"""Models of real shapes with random weights, and GGUF headers of real size, for benchmarks, written without holding them in memory.
 
 python bench/synthetic.py llama-1b FOLDER      2.2 GB, bf16, one safetensors file (TinyLlama's shape)
 python bench/synthetic.py bitnet-2b FOLDER     1.2 GB, packed ternary linears, bf16 embedding (the shape of BitNet b1.58 2B4T)
@@ -51,7 +51,7 @@ BITNET_2B = {
 
 
 def llama_tensors(config: dict) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a Llama of this configuration."""
+    """Return name -> shape of a Llama with this configuration."""
     h, f = config["hidden_size"], config["intermediate_size"]
     kv = h // config["num_attention_heads"] * config["num_key_value_heads"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], h)}
@@ -72,7 +72,7 @@ def llama_tensors(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def bitnet_tensors(config: dict) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a packed BitNet of this configuration; linears are [rows / 4, K] bytes, with their scales."""
+    """Return name -> shape of a packed BitNet with this configuration; linears are [rows / 4, K] bytes, with scales."""
     h, f = config["hidden_size"], config["intermediate_size"]
     shapes = {}
     for name, shape in llama_tensors(config).items():
@@ -88,7 +88,7 @@ def bitnet_tensors(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def write_llama(folder: Path, config: dict = LLAMA_1B, seed: int = 0) -> int:
-    """A Hugging Face folder with bf16 weights cut from one pool of normal numbers; returns bytes of weights."""
+    """Write a Hugging Face folder with bf16 weights cut from one pool of Gaussian values; returns bytes of weights."""
     rng = np.random.default_rng(seed)
     pool = (rng.standard_normal(1 << 22).astype(np.float32) * 0.02).view(np.uint32) >> 16
     shapes = {name: ("BF16", shape, pool.astype("<u2")) for name, shape in llama_tensors(config).items()}
@@ -96,7 +96,7 @@ def write_llama(folder: Path, config: dict = LLAMA_1B, seed: int = 0) -> int:
 
 
 def write_bitnet(folder: Path, config: dict = BITNET_2B, seed: int = 0) -> int:
-    """A Hugging Face folder with packed ternary linears and scales of about 1; returns bytes of weights."""
+    """Write a Hugging Face folder with packed ternary linears and scales of about 1; returns bytes of weights."""
     rng = np.random.default_rng(seed)
     floats = ((rng.standard_normal(1 << 22).astype(np.float32) * 0.02).view(np.uint32) >> 16).astype("<u2")
     one = np.full(1, 0x3F80, "<u2")
@@ -113,7 +113,7 @@ def write_bitnet(folder: Path, config: dict = BITNET_2B, seed: int = 0) -> int:
 
 
 def write_folder(folder: Path, config: dict, tensors: dict, rng: np.random.Generator) -> int:
-    """tensors: name -> (dtype, shape, pool): each tensor is cut from its pool again and again, from random places."""
+    """Write a folder. tensors: name -> (dtype, shape, pool); each tensor is filled with random slices of its pool."""
     folder.mkdir(parents=True, exist_ok=True)
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, (dtype, shape, pool) in tensors.items():
@@ -136,7 +136,7 @@ def write_folder(folder: Path, config: dict, tensors: dict, rng: np.random.Gener
 
 
 def write_large_header_gguf(path: Path, tokens: int = 150_000, merges: int = 280_000, tensors: int = 330) -> None:
-    """A GGUF whose metadata is that of a large vocabulary; each tensor is one block of Q8_0."""
+    """Write a GGUF with the metadata of a large vocabulary; each tensor is one block of Q8_0."""
 
     def text(s: str) -> bytes:
         raw = s.encode()

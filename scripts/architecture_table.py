@@ -1,9 +1,9 @@
-"""docs/architectures.md: which architectures convert and run, measured on the golden models of tests/vectors/architectures.
+"""Print docs/architectures.md: the accuracy of each architecture, measured on the golden models in tests/vectors/architectures.
 
     PYTHONPATH=src python scripts/architecture_table.py > docs/architectures.md
 
-For each model: tensors and metadata keys of our GGUF that equal the real converter's, and the relative error of the float logits (root mean square of the
-difference over that of transformers' logits), computed from the Hugging Face folder and from the GGUF file.
+For each model: tensors and metadata keys of the converted GGUF that equal llama.cpp's, and the relative RMS error of
+the float logits against transformers, from the Hugging Face folder and from the GGUF file.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 HEAD = """# Architectures
 
-Each architecture is one record in `src/polyquant/architectures/`; `polyquant architectures` prints the list. All convert between Hugging Face folders and GGUF, both
-ways. The table is made by `scripts/architecture_table.py`, from models with random weights that the real programs made (transformers 5.23.0, llama.cpp's
-converter of October 2026): *equal* counts tensors (name, shape, type and bytes) and metadata keys that equal the real converter's; the last two columns are the
-relative error of our float logits (of an embedding model: hidden states) against those of transformers, from the folder and from the GGUF file.
+Each architecture is one record in `src/polyquant/architectures/`; `polyquant architectures` prints the list. All of them
+convert between Hugging Face folders and GGUF in both directions. `scripts/architecture_table.py` generates the table from
+random-weight models written by transformers 5.23.0 and llama.cpp's converter of October 2026: *equal* counts the tensors
+(name, shape, type and bytes) and metadata keys that equal llama.cpp's; the last two columns are the relative error of the
+float logits (embedding models: hidden states) against transformers, from the folder and from the GGUF file.
 
-Of a model that sees or hears (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3: config.json has a `text_config`) the language model inside converts to GGUF and runs; its
-towers and projectors are left out, with a note.
+For multimodal models (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3: config.json has a `text_config`) only the language model
+converts to GGUF and runs; its towers and projectors are left out, with a note.
 
 | Hugging Face class | GGUF | traits | equal tensors | equal keys | folder | GGUF |
 |---|---|---|---|---|---|---|"""
 
 
 def measured(name: str) -> dict[str, Any]:
-    """The cells of one golden model."""
+    """Return the table cells of one golden model."""
     from architectures.golden_models import Golden, differences
 
     golden = Golden(name)
@@ -44,11 +45,11 @@ def measured(name: str) -> dict[str, Any]:
     assert record is not None
     with tempfile.TemporaryDirectory() as folder:
         gguf = golden.to_gguf(Path(folder) / "model.gguf")
-        found = differences(golden, gguf)
+        compared = differences(golden, gguf)
         tensors, keys = len(golden.said["tensors"]), len(golden.said["metadata"])
-        wrong_keys = sum(f.split(":")[0] in golden.said["metadata"] for f in found)
-        wrong = len(found) - wrong_keys
-        exact = golden.to_gguf(Path(folder) / "exact.gguf", exact=True)  # the real converter rounded OLMo 2's to F16
+        wrong_keys = sum(f.split(":")[0] in golden.said["metadata"] for f in compared)
+        wrong = len(compared) - wrong_keys
+        exact = golden.to_gguf(Path(folder) / "exact.gguf", exact=True)  # llama.cpp's converter rounded OLMo 2's to F16
         errors = [_error(golden, path) for path in (golden.folder, exact)] if record.runs else ["-", "-"]
     return {"equal": f"{tensors - wrong} of {tensors}", "keys": f"{keys - wrong_keys} of {keys}", "errors": errors}
 
@@ -57,13 +58,13 @@ def _error(golden: Any, path: Path) -> str:
     wanted = golden.logits()
     model = load(path, activations="float")
     encoder = "hf_hidden" in wanted
-    found = model.states(wanted["tokens"]) if encoder else model.logits(wanted["tokens"].tolist())
+    output = model.states(wanted["tokens"]) if encoder else model.logits(wanted["tokens"].tolist())
     expected = wanted["hf_hidden" if encoder else "hf_torch"]
-    return f"{np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)):.0e}"
+    return f"{np.sqrt(np.mean((output - expected) ** 2) / np.mean(expected**2)):.0e}"
 
 
 def main() -> None:
-    """Print the page."""
+    """Print the page to stdout."""
     from architectures.golden_models import NAMES, Golden
 
     golden = {}

@@ -1,9 +1,10 @@
-"""Golden vectors of an architecture for tests/vectors/architectures/NAME, from a Hugging Face folder, the GGUF that the real converter made of it and logits.
+"""Write golden vectors of an architecture from a Hugging Face folder, llama.cpp's GGUF of it, and logits.
 
     python scripts/architecture_vectors.py HF_DIR MODEL.gguf LOGITS.npz tests/vectors/architectures/NAME
 
-Written: config.json, model.safetensors, tokenizer.json (and modules.json, 1_Pooling/config.json of embedding models), logits.npz with `tokens`, `hf_torch` (or `hf_hidden`
-and `hf_pooled`), and golden.json: the shape, type and SHA-256 of every tensor of the GGUF, and its metadata without the tokenizer's.
+Output: config.json, model.safetensors, tokenizer.json (and modules.json, 1_Pooling/config.json for embedding models),
+logits.npz with `tokens`, `hf_torch` (or `hf_hidden` and `hf_pooled`), and golden.json: the shape, type and SHA-256 of
+every tensor of the GGUF, and its metadata without the tokenizer's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json
 
 
 def described(path: Path) -> dict[str, Any]:
-    """{"tensors": {name: [shape, codec, sha256 of the stored bytes]}, "metadata": {key: [type, value]}} of a GGUF file."""
+    """Return {"tensors": {name: [shape, codec, sha256 of the bytes]}, "metadata": {key: [type, value]}} of a GGUF file."""
     checkpoint = open_checkpoint(path)
     tensors = {}
     for name, weight in checkpoint.items():
@@ -41,17 +42,17 @@ def described(path: Path) -> dict[str, Any]:
     return {"tensors": tensors, "metadata": metadata}
 
 
-def _lines(said: dict[str, dict[str, Any]]) -> str:
-    """JSON with an entry on each line, so that changes show."""
+def _lines(sections: dict[str, dict[str, Any]]) -> str:
+    """Format JSON with one entry per line, for readable diffs."""
     parts = []
-    for key, entries in said.items():
+    for key, entries in sections.items():
         lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
         parts.append(f" {json.dumps(key)}: {{\n{lines}\n }}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def write(hf: Path, gguf: Path, logits: Path, target: Path) -> None:
-    """The folder `target` of a Hugging Face folder, the real converter's file and its logits."""
+    """Write the folder `target` from a Hugging Face folder, llama.cpp's file and the logits."""
     target.mkdir(parents=True, exist_ok=True)
     for name in (*FILES, *(p.name for p in hf.glob("model*.safetensors*"))):
         if (hf / name).exists():

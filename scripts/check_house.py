@@ -103,7 +103,7 @@ def import_circles(sources: Mapping[str, str]) -> Iterator[str]:
         while path[-1] not in path[:-1]:
             path.append(min(graph[path[-1]]))
         circle = path[path.index(path[-1]) :]
-        yield f"imports in a circle: {' -> '.join(circle)}"
+        yield f"import cycle: {' -> '.join(circle)}"
         graph = _remove_leaves({name: needs - set(circle) for name, needs in graph.items() if name not in circle})
 
 

@@ -1,10 +1,11 @@
-"""Digests of many conversions, to show that a change of the code's structure changes no byte.
+"""Record digests of many conversions, to show that a refactoring changes no byte.
 
-    python scripts/conversion_digests.py record before.json        # on the old code
-    python scripts/conversion_digests.py compare before.json       # on the new code: prints what differs, exit 1 if anything does
+    python scripts/conversion_digests.py record before.json        # with the old code
+    python scripts/conversion_digests.py compare before.json       # with the new code: prints differences, exit 1 if any
 
-A case is a source (a vector or an embedded model), a target format and options. Its record: a digest of each file, of the plan's steps, of
-the words of the plan (reasons, warnings), or the kind of error. Sources that can be opened are also validated: the codes of their findings.
+A case is a source (a test vector or an embedded model), a target format and options. Its record has digests of each
+file, of the plan's steps and of its texts (reasons, warnings), or the kind of error. Sources that open are also
+validated: the codes of their findings are recorded.
 """
 
 from __future__ import annotations
@@ -33,25 +34,34 @@ Options = dict[str, Any]
 
 
 def sources() -> Iterator[str]:
-    """Everything among the vectors that looks like a model."""
-    found = {p.parent for p in VECTORS.rglob("*.safetensors")} | {p.parent for p in VECTORS.rglob("config.json")}
-    found = {p.parent if p.name.startswith("layer_") else p for p in found} | set(VECTORS.rglob("*.gguf"))
-    found |= set(VECTORS.glob("hf_bin/*.bin"))
-    yield from sorted(f"vectors/{p.relative_to(VECTORS)}" for p in found)
+    """Yield every model among the test vectors."""
+    paths = {p.parent for p in VECTORS.rglob("*.safetensors")} | {p.parent for p in VECTORS.rglob("config.json")}
+    paths = {p.parent if p.name.startswith("layer_") else p for p in paths} | set(VECTORS.rglob("*.gguf"))
+    paths |= set(VECTORS.glob("hf_bin/*.bin"))
+    yield from sorted(f"vectors/{p.relative_to(VECTORS)}" for p in paths)
 
 
 def located(source: str) -> Path:
-    """The path of a source's short name."""
+    """Return the path for a source's short name."""
     top, _, rest = source.partition("/")
     return {"vectors": VECTORS, "demo": DEMO}[top] / rest
 
 
 def cases() -> Iterator[tuple[str, str, Options]]:
-    """(source, target format, options)."""
+    """Yield (source, target format, options)."""
     for source in sources():
         for to in TARGETS:
             yield source, to, {}
-            yield source, to, {"codec": {"gguf": "q8_0", "hf": "f16", "trellis-v3": "trellis.3.mul1.12", "msmodelslim": "w8a16"}[to], "requantize": True}  # fmt: skip
+            yield (
+                source,
+                to,
+                {
+                    "codec": {"gguf": "q8_0", "hf": "f16", "trellis-v3": "trellis.3.mul1.12", "msmodelslim": "w8a16"}[
+                        to
+                    ],
+                    "requantize": True,
+                },
+            )
     for recipe in tomllib.loads(next((ROOT / "src").rglob("recipes.toml")).read_text()):
         yield "demo/llama", "gguf", {"recipe": recipe}
     for codec in ("i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s", "tq1_0", "tq2_0", "tl1", "tl2", "mxfp4", "nvfp4"):
@@ -69,7 +79,11 @@ def cases() -> Iterator[tuple[str, str, Options]]:
     for dialect in ("v0", "v1", "ascendv1"):
         for codec in ("w8a16", "w8a16.g32", "w8a16.asym", "w8a8.dynamic", "w4a16", "w4a16.g32"):
             yield QWEN, "msmodelslim", {"codec": codec, "dialect": dialect}
-        yield QWEN, "msmodelslim", {"codec": "w8a8", "dialect": dialect, "calibration": "self", "smooth": "m4", "kv": "c8"}  # fmt: skip
+        yield (
+            QWEN,
+            "msmodelslim",
+            {"codec": "w8a8", "dialect": dialect, "calibration": "self", "smooth": "m4", "kv": "c8"},
+        )
         yield QWEN, "msmodelslim", {"codec": "w8a8s", "dialect": dialect, "calibration": "self"}
     yield QWEN, "msmodelslim", {"codec": "w4a8.dynamic", "dialect": "v1"}
     yield QWEN, "msmodelslim", {"codec": "w8a16", "exact_tool": True}
@@ -79,7 +93,7 @@ def cases() -> Iterator[tuple[str, str, Options]]:
 
 
 def digest(*pieces: bytes) -> str:
-    """Short, and enough."""
+    """Return a short hash of the pieces."""
     h = hashlib.sha256()
     for piece in pieces:
         h.update(len(piece).to_bytes(8, "little") + piece)
@@ -87,17 +101,26 @@ def digest(*pieces: bytes) -> str:
 
 
 def neutral(text: str) -> str:
-    """Without the paths of this machine."""
+    """Remove the paths of this machine from a text."""
     return text.replace(str(ROOT), "")
 
 
 def converted(source: str, to: str, options: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """What one conversion gives."""
+    """Return the record of one conversion."""
     target = scratch / ("out.gguf" if to == "gguf" else "out")
     try:
         plan = pq.plan(located(source), to, **options)
-        steps = [(s.map.origin, s.map.target, s.map.shape, s.action.value, str(s.source), str(s.target), s.nbytes) for s in plan.steps]  # fmt: skip
-        words = [plan.recipe.name, plan.method, list(plan.warnings), dict(plan.translation.dropped), [s.why for s in plan.steps]]  # fmt: skip
+        steps = [
+            (s.map.origin, s.map.target, s.map.shape, s.action.value, str(s.source), str(s.target), s.nbytes)
+            for s in plan.steps
+        ]
+        words = [
+            plan.recipe.name,
+            plan.method,
+            list(plan.warnings),
+            dict(plan.translation.dropped),
+            [s.why for s in plan.steps],
+        ]
         report = pq.convert(plan, target, threads=1)
     except PolyquantError as e:
         return {"error": type(e).__name__, "message": neutral(str(e))}
@@ -112,7 +135,7 @@ def converted(source: str, to: str, options: Mapping[str, Any], scratch: Path) -
 
 
 def validated(source: str) -> list[str]:
-    """Findings of a source, or the kind of error."""
+    """Return the finding codes of a source, or the kind of error."""
     try:
         return sorted(f"{f.code} {f.severity.value} {f.tensor}" for f in pq.validate(located(source)))
     except PolyquantError as e:
@@ -120,7 +143,7 @@ def validated(source: str) -> list[str]:
 
 
 def record() -> dict[str, Any]:
-    """All cases. Keys name the case."""
+    """Return the records of all cases, by case name."""
     out: dict[str, Any] = {}
     for source in sources():
         out[f"validate {source}"] = validated(source)
@@ -134,18 +157,18 @@ def record() -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 if nothing differs."""
+    """Record or compare; return 0 if nothing differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     now = record()
     written = sum("files" in v for v in now.values() if isinstance(v, dict))
     print(f"{len(now)} cases, {written} of them write files")
-    if asked.verb == "record":
-        asked.file.write_text(json.dumps(now, indent=1, sort_keys=True))
+    if options.verb == "record":
+        options.file.write_text(json.dumps(now, indent=1, sort_keys=True))
         return 0
-    before = json.loads(asked.file.read_text())
+    before = json.loads(options.file.read_text())
     differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     for key in differing:
         old, new = before.get(key), now.get(key)

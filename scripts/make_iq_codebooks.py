@@ -1,6 +1,6 @@
-"""Write src/polyquant/codecs/iq_codebooks.bin from the codebooks that the gguf package carries (pip install gguf).
+"""Write src/polyquant/codecs/iq_codebooks.bin from the codebooks of the gguf package (pip install gguf).
 
-Run it only if ggml ever changes a codebook. The form of the file is described in polyquant/codecs/iq_codebooks.py.
+Needed only if ggml changes a codebook. The file is described in polyquant/codecs/iq_codebooks.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polyquant.codecs.iq_codebooks import CODEBOOKS, FILE
 
 
 def digits(name: str) -> np.ndarray:
-    """[entries] u16: the positions of an entry's values among the levels, lowest digit first."""
+    """Return the entries as u16 [entries]: the level index of each value, lowest digit first."""
     book = CODEBOOKS[name]
     peer = getattr(gguf.quants, "IQ1_S" if name == "iq1" else name.upper())
     peer.init_grid()
@@ -24,7 +24,7 @@ def digits(name: str) -> np.ndarray:
         raise SystemExit(f"{name}: values outside the levels {book.levels}")
     packed = (index << (book.bits * np.arange(book.width))).sum(axis=1)
     if not (np.diff(packed) > 0).all():
-        raise SystemExit(f"{name}: entries are not ascending")
+        raise SystemExit(f"{name}: entries are not in ascending order")
     return packed.astype("<u2")
 
 

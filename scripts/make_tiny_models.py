@@ -1,11 +1,13 @@
-"""Tiny random-weight models of architectures, what the real converter makes of them, and the logits of transformers: tests/vectors/architectures/NAME.
+"""Write tiny random-weight models, llama.cpp's conversions of them and transformers' logits to tests/vectors/architectures/NAME.
 
-    PYTHONPATH=src python scripts/make_tiny_models.py LLAMA_CPP_DIR NAME...        all of tiny_models.TINY without a name
+    PYTHONPATH=src python scripts/make_tiny_models.py LLAMA_CPP_DIR NAME...        default: all of tiny_models.TINY
 
-Needs torch, transformers, safetensors, and what llama.cpp's convert_hf_to_gguf.py needs. Weights come from a seed that is the CRC of the name; norms and biases are random
-too, so that every tensor matters. Checkpoints of code that lives on the hub alone have a twin: a class of transformers that computes the same.
+Needs torch, transformers, safetensors, and the requirements of llama.cpp's convert_hf_to_gguf.py. The seed of the
+weights is the CRC of the name; norms and biases are random too, so that every tensor matters. For architectures whose
+code is only on the hub, an equivalent class of transformers is used.
 
-The converter knows pre-tokenizers by a hash of the vocabulary and reads SentencePiece for some models; here all have one byte-level tokenizer, said to be `gpt-2`.
+The converter identifies pre-tokenizers by a hash of the vocabulary and needs SentencePiece for some models; here all
+models have one byte-level tokenizer, declared as `gpt-2`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ DROPPED = ("dtype", "rope_parameters", "layer_types_validation")
 
 
 def randomise(model: Any, seed: int) -> None:
-    """Norms around one, biases around zero, matrices so that the activations keep their size; all rounded to bfloat16."""
+    """Set norms around one, biases around zero and matrices that preserve the scale of activations, rounded to bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -53,7 +55,7 @@ def randomise(model: Any, seed: int) -> None:
 
 
 def logits_of(model: Any, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """{"tokens": [24], "hf_torch": [24, vocab]} in float32."""
+    """Return {"tokens": [24], "hf_torch": [24, vocab]} in float32."""
     vocab = model.config.get_text_config().vocab_size
     tokens = np.random.default_rng(seed).integers(3, vocab, TOKENS).astype(np.int32)
     with torch.no_grad():
@@ -62,7 +64,7 @@ def logits_of(model: Any, seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def hub_style(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of transformers 5 in the words of 4, as nearly all on the hub are."""
+    """Convert a config.json of transformers 5 to the keys of version 4, which most models on the hub use."""
     rope = dict(config.get("rope_parameters") or {})
     out = {k: v for k, v in config.items() if k not in DROPPED}
     out["torch_dtype"] = "bfloat16"
@@ -75,33 +77,33 @@ def hub_style(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make(tiny: Tiny, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The Hugging Face folder of a model; what it computes."""
+    """Write the Hugging Face folder of a model; return its outputs."""
     seed = zlib.crc32(tiny.name.encode())
     config = getattr(transformers, tiny.config_class)(**tiny.sizes)
     config._attn_implementation = "eager"
     model = getattr(transformers, tiny.model_class)(config)
     randomise(model, seed)
-    found = logits_of(model, seed)
+    outputs = logits_of(model, seed)
     folder.mkdir()
     if tiny.checkpoint is None:
         model.to(torch.bfloat16).save_pretrained(folder)
-        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        said = hub_style(said) if tiny.hub_style else said
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        entries = hub_style(entries) if tiny.hub_style else entries
     else:
         tensors = tiny.checkpoint({k: v.detach().to(torch.bfloat16) for k, v in model.state_dict().items()}, config)
         save_file(
             {k: v.contiguous().clone() for k, v in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
         )
-        said = {}
-    said = {k: v for k, v in {**said, **tiny.said}.items() if k not in tiny.unsaid}
-    (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        entries = {}
+    entries = {k: v for k, v in {**entries, **tiny.added}.items() if k not in tiny.removed}
+    (folder / "config.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, folder / name)
-    return found
+    return outputs
 
 
 def convert(llama_cpp: Path, hf: Path, gguf: Path, tiny: Tiny) -> None:
-    """The real converter on a folder."""
+    """Run llama.cpp's converter on a folder."""
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
     import convert_hf_to_gguf
     from conversion.base import ModelBase, TextModel
@@ -113,7 +115,7 @@ def convert(llama_cpp: Path, hf: Path, gguf: Path, tiny: Tiny) -> None:
     usual = ModelBase.__dict__["load_hparams"]
     if tiny.plain_config:
         ModelBase.load_hparams = staticmethod(lambda folder, is_mistral_format: dict(config))
-    if tiny.name == "baichuan":  # its own method calls itself for ever where a tensor keeps its rows
+    if tiny.name == "baichuan":  # its own method recurses endlessly if a tensor keeps its rows
         own = kind.modify_tensors
         kind.modify_tensors = lambda self, data, name, bid: (
             own if name.endswith("W_pack.weight") else TextModel.modify_tensors
@@ -125,18 +127,18 @@ def convert(llama_cpp: Path, hf: Path, gguf: Path, tiny: Tiny) -> None:
 
 
 def main() -> None:
-    """See above."""
+    """Parse arguments and write the models."""
     llama_cpp, *names = sys.argv[1:]
     for name in names or TINY:
         tiny = TINY[name]
         with tempfile.TemporaryDirectory() as work:
             hf, gguf, logits = Path(work) / name, Path(work) / "model.gguf", Path(work) / "logits.npz"
-            found = make(tiny, hf)
-            np.savez(logits, **found)
+            outputs = make(tiny, hf)
+            np.savez(logits, **outputs)
             convert(Path(llama_cpp).resolve(), hf, gguf, tiny)
             write(hf, gguf, logits, VECTORS / name)
         size = sum(p.stat().st_size for p in (VECTORS / name).iterdir())
-        print(f"{name}: {size / 1000:.0f} KB, logits {found['hf_torch'].std():.2f}")
+        print(f"{name}: {size / 1000:.0f} KB, logits {outputs['hf_torch'].std():.2f}")
 
 
 if __name__ == "__main__":

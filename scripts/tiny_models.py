@@ -1,4 +1,4 @@
-"""The models of make_tiny_models.py: sizes for the class of transformers, and how the hub's checkpoints differ from what transformers writes."""
+"""Definitions of the models of make_tiny_models.py: sizes, and how checkpoints on the hub differ from transformers' output."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Tiny:
-    """sizes: of the configuration's class. said, unsaid: entries that config.json has more or less than transformers writes. hub_style: in the words of transformers 4.
-    checkpoint: where the code is on the hub alone, the tensors under its names, from those of the twin `model_class`; config.json is `said` then.
-    plain_config: the converter reads config.json as it lies, since what transformers 5 makes of it lacks keys that the converter wants. outtype: of the GGUF."""
+    """A tiny model.
+
+    sizes: of the configuration class. added, removed: entries of config.json that differ from transformers' output.
+    hub_style: use the keys of transformers 4. checkpoint: for code that is only on the hub, renames the tensors of the
+    equivalent `model_class`; config.json is then `added`. plain_config: the converter reads config.json directly, since
+    the version loaded by transformers 5 lacks keys that the converter needs. outtype: of the GGUF.
+    """
 
     name: str
     model_class: str
     config_class: str
     sizes: Mapping[str, Any]
-    said: Mapping[str, Any] = field(default_factory=dict)
-    unsaid: tuple[str, ...] = ()
+    added: Mapping[str, Any] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
     hub_style: bool = True
     checkpoint: Callable[[Tensors, Any], Tensors] | None = None
     plain_config: bool = False
@@ -40,7 +44,7 @@ GROUPED = {**SIZES, "num_key_value_heads": 2}
 
 
 def rope(theta: float, **scaling: Any) -> dict[str, Any]:
-    """rope_parameters of transformers 5."""
+    """Return rope_parameters of transformers 5."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling}}
 
 
@@ -54,7 +58,7 @@ LLAMA3 = {
 
 
 def _internlm2(state: Tensors, config: Any) -> Tensors:
-    """q, k and v of a key/value head lie together: wqkv = [group][q.., k, v][head size]."""
+    """Fuse q, k and v per key/value head: wqkv = [group][q.., k, v][head size]."""
     names = {
         "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
         "mlp.down_proj": "feed_forward.w2",
@@ -76,7 +80,7 @@ def _baichuan(state: Tensors, config: Any) -> Tensors:
 
 
 def _fused(state: Tensors, name: str, join: Callable[..., torch.Tensor], names: Mapping[str, str]) -> Tensors:
-    """q, k and v joined under one name; other stems by the table."""
+    """Join q, k and v under one name; rename other stems by the table."""
     out = {}
     for key, value in state.items():
         if key.endswith(("k_proj.weight", "v_proj.weight")):
@@ -93,7 +97,7 @@ def _fused(state: Tensors, name: str, join: Callable[..., torch.Tensor], names: 
 
 
 def _hub(model_type: str, class_name: str, sizes: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """config.json of a model whose code is on the hub."""
+    """Return config.json of a model whose code is on the hub."""
     return {
         "architectures": [class_name],
         "model_type": model_type,
@@ -108,42 +112,49 @@ _TINY = (
     Tiny(
         "gpt_neox", "GPTNeoXForCausalLM", "GPTNeoXConfig",
         {**SIZES, "use_parallel_residual": True, **rope(10000.0, partial_rotary_factor=0.5)},
-        said={"rotary_pct": 0.5, "rotary_emb_base": 10000}, unsaid=("rope_theta", "attention_bias"), plain_config=True,
+        added={"rotary_pct": 0.5, "rotary_emb_base": 10000}, removed=("rope_theta", "attention_bias"),
+        plain_config=True,
     ),
     Tiny(
         "exaone4", "Exaone4ForCausalLM", "Exaone4Config",
-        {**GROUPED, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": "LLLG",
+        {**GROUPED, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1,
+        "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": "LLLG",
          "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "tie_word_embeddings": True,
          **rope(1000000.0, **LLAMA3)},
     ),
     Tiny(
         "internlm2", "LlamaForCausalLM", "LlamaConfig", {**GROUPED, **rope(1000000.0), "rms_norm_eps": 1e-5},
         checkpoint=_internlm2,
-        said=_hub("internlm2", "InternLM2ForCausalLM", GROUPED, bias=False, rms_norm_eps=1e-05, rope_theta=1000000, rope_scaling={"type": "dynamic", "factor": 2.0}),
+        added=_hub("internlm2", "InternLM2ForCausalLM", GROUPED, bias=False, rms_norm_eps=1e-05, rope_theta=1000000,
+        rope_scaling={"type": "dynamic", "factor": 2.0}),
     ),
     Tiny(
         "baichuan", "LlamaForCausalLM", "LlamaConfig", {**SIZES, **rope(10000.0), "rms_norm_eps": 1e-6},
         checkpoint=_baichuan,
-        said=_hub("baichuan", "BaichuanForCausalLM", SIZES, rms_norm_eps=1e-06, model_max_length=512),
+        added=_hub("baichuan", "BaichuanForCausalLM", SIZES, rms_norm_eps=1e-06, model_max_length=512),
     ),
     Tiny(
         "minicpm", "GraniteForCausalLM", "GraniteConfig",
-        {**GROUPED, **rope(10000.0), "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "embedding_multiplier": 12, "residual_multiplier": 1.4 / 2**0.5,
+        {**GROUPED, **rope(10000.0), "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "embedding_multiplier": 12,
+        "residual_multiplier": 1.4 / 2**0.5,
          "logits_scaling": 48 / 24, "attention_multiplier": 12**-0.5},
         checkpoint=lambda state, config: {k: v for k, v in state.items() if k != "lm_head.weight"},
-        said=_hub("minicpm", "MiniCPMForCausalLM", GROUPED, rms_norm_eps=1e-05, rope_scaling=None, scale_emb=12, dim_model_base=24, scale_depth=1.4),
-        unsaid=("tie_word_embeddings",),
+        added=_hub("minicpm", "MiniCPMForCausalLM", GROUPED, rms_norm_eps=1e-05, rope_scaling=None, scale_emb=12,
+        dim_model_base=24, scale_depth=1.4),
+        removed=("tie_word_embeddings",),
     ),
     Tiny(
         "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config",
         {**GROUPED, "head_dim": 16, "max_position_embeddings": 32768, "tie_word_embeddings": True,
-         **rope(10000.0, rope_type="dynamic", alpha=1000.0, beta_fast=32, beta_slow=1, factor=1.0, mscale=1.0, mscale_all_dim=1.0)},
-        said={"use_qk_norm": True, "num_experts": 1},
+         **rope(10000.0, rope_type="dynamic", alpha=1000.0, beta_fast=32, beta_slow=1, factor=1.0, mscale=1.0,
+         mscale_all_dim=1.0)},
+        added={"use_qk_norm": True, "num_experts": 1},
     ),
     Tiny(
         "cohere", "CohereForCausalLM", "CohereConfig",
-        {**GROUPED, "max_position_embeddings": 256, "tie_word_embeddings": True, "use_qk_norm": True, "logit_scale": 0.25, **rope(8000000.0)},
-        said={"model_max_length": 512},
+        {**GROUPED, "max_position_embeddings": 256, "tie_word_embeddings": True, "use_qk_norm": True,
+        "logit_scale": 0.25, **rope(8000000.0)},
+        added={"model_max_length": 512},
     ),
     Tiny(
         "ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5Config",
@@ -151,13 +162,15 @@ _TINY = (
     ),
     Tiny(
         "granitemoe", "GraniteMoeForCausalLM", "GraniteMoeConfig",
-        {**GROUPED, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
+        {**GROUPED, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "tie_word_embeddings": True,
          "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
          "attention_multiplier": 0.125, **rope(10000.0)},
     ),
     Tiny(
         "granitemoeshared", "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig",
-        {**GROUPED, "intermediate_size": 32, "shared_intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True,
+        {**GROUPED, "intermediate_size": 32, "shared_intermediate_size": 48, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "tie_word_embeddings": True,
          "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
          "attention_multiplier": 0.125, **rope(10000.0)},
     ),

@@ -1,30 +1,31 @@
 #!/usr/bin/env python3
-"""Train the two small language models that polyquant carries in ``polyquant/demo``.
+"""Train the two small language models in ``polyquant/demo``.
 
-Why: every conversion and quantization can then be tried, offline and in seconds, on a model that really writes
-sentences and has a perplexity worth comparing; random weights would hide most mistakes.
+With them every conversion and quantization can be tried, offline and in seconds, on a model that writes sentences and
+has a meaningful perplexity; random weights would hide most mistakes.
 
-What: two decoders of the same size, trained from scratch on one CPU core each.
+Two decoders of the same size are trained from scratch on one CPU core each:
 
 * ``llama``: ``LlamaForCausalLM`` in bfloat16;
 * ``bitnet``: ``BitNetForCausalLM`` with ternary weights (absmean, straight-through) and int8 activations (absmax per
-  token), as BitNet b1.58; shipped packed, four weights in a byte, the way transformers reads it back.
+  token), as in BitNet b1.58; shipped packed, four weights per byte, as transformers reads it.
 
 Text: the King James Bible of 1611, out of copyright (in the United Kingdom the Crown's letters patent still govern
 printing). By default it is read from the ``bible`` program (Debian: ``apt install bible-kjv``); ``--text`` names a file
 instead. Both are lines of the form ``Ge1:1 In the beginning ...``, as ``echo gen1:1-rev22:21 | bible -f`` prints them.
-They become one verse per line without references, with a blank line between chapters. ``HELD_OUT`` lists the chapters
-that neither the tokenizer nor the models see. They repeat little of the rest: 34 of their 12379 ten-word sequences
-occur in a training chapter.
+They are converted to one verse per line without references, with a blank line between chapters. ``HELD_OUT`` lists
+chapters not seen by the tokenizer or the models. They have little in common with the rest: 34 of their 12379 ten-word
+sequences occur in a training chapter.
 
-Use::
+Usage::
 
     python scripts/train_demo_models.py llama --minutes 60     # resumes from its checkpoint; --steps N for a fixed count
     python scripts/train_demo_models.py bitnet --minutes 60
     python scripts/train_demo_models.py llama --export-only    # write the folder again from the checkpoint, evaluate
 
-Needs torch, numpy, tokenizers, safetensors; transformers (with accelerate) for the last check only. With ``--steps`` a run is a function
-of the seed and the machine's arithmetic; with ``--minutes`` also of its speed, because the learning rate follows the clock.
+Needs torch, numpy, tokenizers, safetensors; transformers (with accelerate) for the last check only. With ``--steps``
+the result depends on the seed and the machine's arithmetic; with ``--minutes`` also on its speed, because the learning
+rate follows the clock.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ SEED = 1611
 
 
 def read_source(path: Path | None) -> str:
-    """The whole Bible as ``Book chapter:verse text`` lines, from a file or from the ``bible`` program."""
+    """Read the Bible as ``Book chapter:verse text`` lines, from a file or the ``bible`` program."""
     if path is not None:
         return path.read_text(encoding="utf-8")
     done = subprocess.run(["bible", "-f"], input="gen1:1-rev22:21\n", capture_output=True, text=True, check=True)
@@ -72,7 +73,7 @@ def read_source(path: Path | None) -> str:
 
 
 def split_text(source: str) -> tuple[list[str], str]:
-    """(training books, held-out text); a book is its chapters, a chapter one verse per line, a blank line between."""
+    """Return (training books, held-out text): one verse per line, a blank line between chapters."""
     chapters: dict[tuple[str, str], dict[int, str]] = {}
     for book, chapter, verse, text in re.findall(r"^([1-3]?[A-Z][A-Za-z]*)(\d+):(\d+) (.+)$", source, re.MULTILINE):
         chapters.setdefault((book, chapter), {})[int(verse)] = " ".join(text.split())
@@ -87,7 +88,7 @@ def split_text(source: str) -> tuple[list[str], str]:
 
 
 def train_tokenizer(books: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with GPT-2's splitting; every text is representable, BOS is put in front."""
+    """Train a byte-level BPE tokenizer with GPT-2's splitting that can represent every text and prepends BOS."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -107,7 +108,7 @@ def train_tokenizer(books: list[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids without BOS."""
+    """Return token ids without BOS."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
@@ -115,7 +116,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 def batches(
     stream: Tensor, starts: Tensor, rows: int, length: int, rng: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless random windows: half from anywhere, half from the start of a verse behind a BOS."""
+    """Yield random windows endlessly: half from anywhere, half from the start of a verse after BOS."""
     offsets = torch.arange(length + 1)
     while True:
         anywhere = torch.randint(len(stream) - length - 1, (rows,), generator=rng)
@@ -146,7 +147,7 @@ class Config:
     rope_theta: float = 10000.0
 
     def to_json(self) -> dict[str, Any]:
-        """config.json, readable by transformers before and after ``rope_parameters`` was introduced."""
+        """Return config.json for transformers versions with and without ``rope_parameters``."""
         shape = dataclasses.asdict(self)
         shape.pop("kind")
         out: dict[str, Any] = {
@@ -191,18 +192,18 @@ class RMSNorm(nn.Module):
 
 
 def ternarize(w: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes in -1, 0, 1; scale = mean|w|), BitNet's absmean."""
+    """Ternarize with BitNet's absmean: (codes in -1, 0, 1; scale = mean|w|)."""
     scale = w.abs().mean().clamp(min=1e-5)
     return (w / scale).round().clamp(-1, 1), scale
 
 
 class BitLinear(nn.Linear):
-    """Ternary weights, int8 activations; gradients pass both roundings unchanged."""
+    """A linear layer with ternary weights and int8 activations; straight-through gradients."""
 
-    frozen = False  # True once the weight itself is ternary times a scale
+    frozen = False  # True once the weights are stored as ternary times a scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply by the rounded weight."""
+        """Multiply with the quantized weight."""
         s = 127 / x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-5)
         x = x + ((x * s).round().clamp(-128, 127) / s - x).detach()
         if self.frozen:
@@ -212,7 +213,7 @@ class BitLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; BitNet normalizes once more before ``o_proj``."""
+    """Grouped-query attention with rotary positions; BitNet has an extra norm before ``o_proj``."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -226,7 +227,7 @@ class Attention(nn.Module):
         self.attn_sub_norm = RMSNorm(queries, c.rms_norm_eps) if c.kind == "bitnet" else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[rows, length, hidden] -> the same."""
+        """[rows, length, hidden] -> [rows, length, hidden]."""
         rows, length, _ = x.shape
         q, k, v = (
             f(x).view(rows, length, -1, self.head_dim).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj)
@@ -239,7 +240,7 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions, the two halves of a head paired as in transformers."""
+    """Apply rotary positions, pairing the halves of a head as in transformers."""
     a, b = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
@@ -257,7 +258,7 @@ class MLP(nn.Module):
         self.squared = c.kind == "bitnet"
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, length, hidden] -> the same."""
+        """[rows, length, hidden] -> [rows, length, hidden]."""
         gate = self.gate_proj(x)
         gate = nn.functional.relu(gate).square() if self.squared else nn.functional.silu(gate)
         y = self.down_proj(self.ffn_sub_norm(gate * self.up_proj(x)))
@@ -276,7 +277,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[rows, length, hidden] -> the same."""
+        """[rows, length, hidden] -> [rows, length, hidden]."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         y = x + self.mlp(self.post_attention_layernorm(x))
         assert isinstance(y, Tensor)
@@ -284,7 +285,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Module and parameter names are those of transformers, so the state dict is the checkpoint (minus ``model.``)."""
+    """A decoder with transformers' module and parameter names, so the state dict is the checkpoint (minus ``model.``)."""
 
     cos: Tensor
     sin: Tensor
@@ -314,7 +315,7 @@ class Decoder(nn.Module):
         return nn.functional.linear(self.norm(x), self.embed_tokens.weight)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats."""
+        """Return the mean cross-entropy in nats."""
         return nn.functional.cross_entropy(self(ids).flatten(0, 1), targets.flatten())
 
 
@@ -322,7 +323,7 @@ class Decoder(nn.Module):
 
 
 def train(model: Decoder, stream: Tensor, starts: Tensor, held_out: list[int], args: argparse.Namespace) -> None:
-    """AdamW, warm-up, cosine to zero over ``--minutes`` or ``--steps``; a checkpoint every few minutes."""
+    """Train with AdamW, warm-up and a cosine to zero over ``--minutes`` or ``--steps``; save a checkpoint every few minutes."""
     checkpoint = args.work / f"{args.kind}.pt"
     decay = [p for p in model.parameters() if p.ndim == 2]
     plain = [p for p in model.parameters() if p.ndim == 1]
@@ -349,7 +350,7 @@ def train(model: Decoder, stream: Tensor, starts: Tensor, held_out: list[int], a
             break
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (step + 1) / args.warmup) * (0.5 + 0.5 * math.cos(math.pi * done))
-        if args.kind == "bitnet" and done > 0.5:  # as in BitNet: late ternary weights should settle, not shrink
+        if args.kind == "bitnet" and done > 0.5:  # as in BitNet: no weight decay in the second half
             optimizer.param_groups[0]["weight_decay"] = 0.0
         loss = loss_of(ids, targets)
         optimizer.zero_grad(set_to_none=True)
@@ -378,7 +379,7 @@ def train(model: Decoder, stream: Tensor, starts: Tensor, held_out: list[int], a
 def save_checkpoint(
     path: Path, model: Decoder, optimizer: torch.optim.Optimizer, rng: torch.Generator, step: int, elapsed: float
 ) -> None:
-    """Replace the checkpoint in one rename, so that a kill leaves the old or the new one."""
+    """Replace the checkpoint atomically, so that a kill leaves the old or the new one."""
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -393,7 +394,7 @@ def save_checkpoint(
 
 @torch.no_grad()
 def nll(model: Decoder, ids: list[int], length: int = 512) -> float:
-    """Summed negative log-likelihood in nats: windows of 512 tokens that do not overlap, each behind its own BOS."""
+    """Return the summed negative log-likelihood in nats over non-overlapping windows of 512 tokens, each after BOS."""
     total = 0.0
     for at in range(0, len(ids), length):
         window = torch.tensor([[BOS, *ids[at : at + length]]])
@@ -405,7 +406,7 @@ def nll(model: Decoder, ids: list[int], length: int = 512) -> float:
 def sample(
     model: Decoder, tokenizer: Tokenizer, prompt: str, seed: int, tokens: int = 70, temperature: float = 0.7
 ) -> str:
-    """The prompt and a continuation, from the 40 likeliest tokens at each step."""
+    """Return the prompt and a continuation sampled from the top 40 tokens."""
     rng = torch.Generator().manual_seed(seed)
     ids: list[int] = tokenizer.encode(prompt).ids
     for _ in range(tokens):
@@ -422,18 +423,18 @@ def sample(
 
 
 def pack_ternary(codes: Tensor) -> Tensor:
-    """[R, C] in -1, 0, 1 -> uint8 [R/4, C]: bits 2i, 2i+1 of row r hold row i*R/4 + r, plus one."""
+    """[R, C] in -1, 0, 1 -> uint8 [R/4, C]: bits 2i, 2i+1 of row r store row i*R/4 + r, plus one."""
     parts = (codes + 1).to(torch.uint8).chunk(4)
     return parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
 
 
 def unpack_ternary(packed: Tensor) -> Tensor:
-    """The inverse of `pack_ternary`, as float32."""
+    """Inverse of `pack_ternary`, as float32."""
     return torch.cat([(packed >> 2 * i & 3).float() - 1 for i in range(4)])
 
 
 def export(model: Decoder, config: Config, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the folder a Hugging Face user expects."""
+    """Write a Hugging Face folder."""
     out.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, p in model.state_dict().items():
@@ -461,12 +462,12 @@ def export(model: Decoder, config: Config, tokenizer: Tokenizer, out: Path) -> N
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Indented, with a newline at the end."""
+    """Write JSON, indented, with a final newline."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def load_exported(config: Config, folder: Path) -> Decoder:
-    """The shipped folder as a float32 model: what was written is what gets evaluated."""
+    """Load the exported folder as a float32 model, so that the shipped files are evaluated."""
     tensors = load_file(folder / "model.safetensors")
     state: dict[str, Tensor] = {}
     for name, t in tensors.items():
@@ -484,25 +485,25 @@ def load_exported(config: Config, folder: Path) -> Decoder:
 
 
 def check_with_transformers(model: Decoder, folder: Path, ids: list[int]) -> str:
-    """Largest logit difference against transformers in float32, on one window."""
+    """Return the largest logit difference from transformers in float32, on one window."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
-        return "transformers is not installed: not compared"
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    nn.Module.float(theirs)  # transformers 5.23 leaves part of a BitNet in bfloat16, and its own float() refuses
+        return "transformers is not installed: no comparison"
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    nn.Module.float(peer)  # transformers 5.23 leaves part of a BitNet in bfloat16, and its own float() raises
     window = torch.tensor([[BOS, *ids[:255]]])
     with torch.no_grad():
-        ours, reference = model(window), theirs(window).logits
+        ours, reference = model(window), peer(window).logits
     prompt = AutoTokenizer.from_pretrained(folder)(PROMPTS[0])["input_ids"]
     if prompt[0] != BOS:
-        raise SystemExit("transformers' tokenizer does not begin with BOS")
+        raise SystemExit("transformers' tokenizer does not prepend BOS")
     same = (ours.argmax(-1) == reference.argmax(-1)).float().mean().item()
     return f"largest logit difference {(ours - reference).abs().max().item():.2e}, same first choice {same:.1%}"
 
 
 def report(config: Config, tokenizer: Tokenizer, folder: Path, held_out: str) -> None:
-    """Print what the README of the demo folder quotes."""
+    """Print the figures quoted in the README of the demo folder."""
     model = load_exported(config, folder)
     ids = encode(tokenizer, held_out)
     nats = nll(model, ids)
@@ -518,24 +519,24 @@ def report(config: Config, tokenizer: Tokenizer, folder: Path, held_out: str) ->
 
 
 def main() -> None:
-    """Read the text, train, export, evaluate."""
+    """Read the text, train, export and evaluate."""
     here = Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("kind", choices=("llama", "bitnet"))
     parser.add_argument("--text", type=Path, help="a file of 'Ge1:1 text' lines; default: call the bible program")
     parser.add_argument("--out", type=Path, default=here / "src/polyquant/demo", help="the demo folder")
     parser.add_argument("--work", type=Path, default=here / "build/demo-training", help="checkpoints")
-    parser.add_argument("--minutes", type=float, default=60.0, help="length of the schedule by the clock")
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of the schedule in minutes")
     parser.add_argument("--steps", type=int, default=0, help="length of the schedule in steps, instead of --minutes")
-    parser.add_argument("--rows", type=int, default=4, help="windows in a step")
-    parser.add_argument("--length", type=int, default=512, help="tokens in a window")
+    parser.add_argument("--rows", type=int, default=4, help="windows per step")
+    parser.add_argument("--length", type=int, default=512, help="tokens per window")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--warmup", type=int, default=100, help="steps")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--save-minutes", type=float, default=4.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="torch.compile; needs a C++ compiler")
-    parser.add_argument("--export-only", action="store_true", help="no training, use the checkpoint as it is")
+    parser.add_argument("--export-only", action="store_true", help="skip training, export the checkpoint")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)

@@ -2,7 +2,8 @@
 
     python scripts/wording.py [PATH...]      one line per hit, then `N of M (x %)`; exit status 1 above LIMIT
 
-A passage is a docstring, a block of comment lines, or a string of at least four words: messages, help texts, explanations of findings.
+A passage is a docstring, a block of comment lines, or a string of at least four words: messages, help texts,
+explanations of findings.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ RULES: tuple[tuple[str, str], ...] = (
         "plain word order",
     ),
     (
-        r"\bwhat (?:is|are|was|were|has|have|had|it|they|he|no|only|all|others?|each|one|some|nothing|stands?|lies?|comes?"
+        r"\bwhat "
+        r"(?:is|are|was|were|has|have|had|it|they|he|no|only|all|others?|each|one|some|nothing|stands?|lies?|comes?"
         r"|goes?|gives?|takes?|holds?|keeps?|belongs?|follows?|remains?|makes?|reads?|writes?|needs?|fits?|cannot|can|may"
         r"|must|would|will|runs?|differs?)\b",
         "name the thing",

@@ -10,7 +10,7 @@ class, so that a new codec changes no caller.
     runs        Packed, OwnProduct, HoldsBias
     options     Configurable, Tiled, Fitted
     bytes       Swappable, Opaque, CountsSymbols, DecodesRows, Stackable, MaybeIntegers
-    searches    FitsInputs, QuantizesStored
+    searches    FitsInputs, QuantizesStored, MayOnlyRead
     codes       HoldsBlocks, WithBits, Grouped, Ordered, WithOffsets, TrellisDialect
 """
 
@@ -27,8 +27,8 @@ from polyquant.types import F32, Codec, Form, Parts, Rounding, Shape
 
 __all__ = [
     "Configurable", "CountsSymbols", "Cut", "DecodesRows", "Field", "FitsInputs", "Fitted", "Grouped", "HoldsBias",
-    "HoldsBlocks", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "QuantizesStored", "Stackable",
-    "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
+    "HoldsBlocks", "MayOnlyRead", "MaybeIntegers", "Opaque", "Ordered", "OwnProduct", "Packed", "QuantizesStored",
+    "Stackable", "Swappable", "Tile", "Tiled", "TrellisDialect", "WithBits", "WithOffsets", "claims",
 ]  # fmt: skip
 
 Tile: TypeAlias = tuple[int, int, int]
@@ -264,6 +264,15 @@ class TrellisDialect(Protocol):
 
 
 # ---------------------------------------------------------------- searches
+
+
+@runtime_checkable
+class MayOnlyRead(Protocol):
+    """One of a family of codecs, some of which cannot be written."""
+
+    @property
+    def writable(self) -> bool:
+        """False where `quantize` raises UnsupportedError, so that plans refuse the codec before the work."""
 
 
 @runtime_checkable

@@ -138,11 +138,12 @@ class CodecError(PolyquantError):
 class UnknownNameError(PolyquantError, LookupError):
     """An unknown name."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
         known = sorted(known)
         near = _near(name[: 2 * _NAME].lower(), [k for k in known if len(k) <= 2 * _NAME])
         suggestions = " or ".join(printable(n, _NAME) for n in near)
-        hint = f"did you mean {suggestions}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
+        if hint is None:
+            hint = f"did you mean {suggestions}?" if near else f"known: {listed(known, _KNOWN)}" if known else None
         super().__init__(f"no {kind} is named '{printable(name, _NAME)}'", hint=hint)
 
 

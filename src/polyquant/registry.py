@@ -208,6 +208,8 @@ def _load(name: str) -> Any:
     whole_family = f"{name.partition('.')[0]}.*"
     if whole_family in plugins:
         return _loaded(plugins[whole_family])(name)
+    if layouts := [known for known in CODECS if name in known.split(".")]:
+        raise UnknownNameError("codec", name, layouts, hint=f"it has several layouts: {', '.join(layouts)}")
     if name in _NAMED.values():  # a family's module name, not a codec
         raise UnknownNameError("codec", name, _members(name))
     raise UnknownNameError("codec", name, known_codecs())

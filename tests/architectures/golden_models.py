@@ -135,8 +135,10 @@ def multiplied(config: dict, name: str, values: np.ndarray) -> np.ndarray:
     into, gate, down = config["attention_in_multiplier"], *config["mlp_multipliers"]
     factors = {
         "embed_tokens": [config["embedding_multiplier"]], "lm_head": [config["lm_head_multiplier"]],
-        "q_proj": [into], "k_proj": [config["key_multiplier"], into], "v_proj": [into], "o_proj": [config["attention_out_multiplier"]],
-        "in_proj": [config["ssm_in_multiplier"], rows], "out_proj": [config["ssm_out_multiplier"]], "gate_proj": [gate], "down_proj": [down],
+        "q_proj": [into], "k_proj": [config["key_multiplier"], into], "v_proj": [into],
+        "o_proj": [config["attention_out_multiplier"]],
+        "in_proj": [config["ssm_in_multiplier"], rows], "out_proj": [config["ssm_out_multiplier"]], "gate_proj": [gate],
+        "down_proj": [down],
     }  # fmt: skip
     for factor in (found := factors.get(name.split(".")[-2], [])):
         values = values * np.float32(factor)

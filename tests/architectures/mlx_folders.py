@@ -18,7 +18,13 @@ from polyquant.opening import open_checkpoint
 Tensors = dict[str, np.ndarray]
 _NUMBERED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "generation_config.json")
-SHIFTED = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")  # fmt: skip
+SHIFTED = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "model.norm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+)
 
 
 def mlx_folder(golden: Golden, target: Path) -> Path:

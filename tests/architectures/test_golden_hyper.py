@@ -12,7 +12,8 @@ from polyquant.architectures.find import of_config, of_metadata
 from polyquant.architectures.gpt_oss import GPT_OSS
 
 NAMES = (
-    "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4", "glm4_moe", "gpt_oss", "llama4", "minimax_m2", "mixtral", "nemotron", "olmoe",
+    "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4", "glm4_moe", "gpt_oss", "llama4", "minimax_m2",
+    "mixtral", "nemotron", "olmoe",
 )  # fmt: skip
 
 

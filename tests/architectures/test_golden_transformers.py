@@ -56,9 +56,16 @@ def test_transformers_loads_what_came_back(name, tmp_path, torch, transformers):
     assert error < 1e-4, error
 
 
-SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96, "tie_word_embeddings": False}  # fmt: skip
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "tie_word_embeddings": False,
+}
 DELTA = {
-    "head_dim": 32, "num_key_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "head_dim": 32, "num_key_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6,
 }  # fmt: skip
 MAMBA = {"mamba_d_head": 16, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "num_key_value_heads": 2}
 OTHERS = {
@@ -67,41 +74,52 @@ OTHERS = {
     "nemotron_h": (
         "NemotronHForCausalLM",
         {
-            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "intermediate_size": 96, "head_dim": 32, "num_key_value_heads": 2,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "intermediate_size": 96,
+            "head_dim": 32, "num_key_value_heads": 2,
             "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
         },
     ),
     "nemotron_h, experts behind a narrow matrix": (
         "NemotronHForCausalLM",
         {
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "intermediate_size": 96, "head_dim": 32, "num_key_value_heads": 2,
-            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "moe_intermediate_size": 48, "moe_latent_size": 32,
-            "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 1.5,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "intermediate_size": 96,
+            "head_dim": 32, "num_key_value_heads": 2,
+            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+            "moe_intermediate_size": 48, "moe_latent_size": 32,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+            "moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 1.5,
         },
     ),
     "granitemoehybrid, rotated": (
         "GraniteMoeHybridForCausalLM",
         {
-            "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 96, "intermediate_size": 48,
+            "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "shared_intermediate_size": 96, "intermediate_size": 48,
             "position_embedding_type": "rope", **MAMBA,
         },
     ),
     "granitemoehybrid": (
         "GraniteMoeHybridForCausalLM",
         {
-            "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 96, "intermediate_size": 96,
-            "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, **MAMBA,
+            "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 96,
+            "intermediate_size": 96,
+            "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.25, **MAMBA,
         },
     ),
-    "mamba2": ("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 4, "use_conv_bias": False}),
+    "mamba2": ("Mamba2ForCausalLM",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 4, "use_conv_bias": False}),
     "falcon_h1": (
         "FalconH1ForCausalLM",
         {
-            "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "head_dim": 16, "intermediate_size": 96, "key_multiplier": 0.5,
+            "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "head_dim": 16,
+            "intermediate_size": 96, "key_multiplier": 0.5,
             "ssm_multipliers": [0.5, 2.0, 0.25, 1.5, 1.0], "lm_head_multiplier": 0.125, **MAMBA,
         },
     ),
-    "lfm2": ("Lfm2ForCausalLM", {"full_attn_idxs": [2], "conv_bias": True, "intermediate_size": 96, "num_key_value_heads": 2, "block_multiple_of": 32}),
+    "lfm2": ("Lfm2ForCausalLM",
+        {"full_attn_idxs": [2], "conv_bias": True, "intermediate_size": 96, "num_key_value_heads": 2,
+            "block_multiple_of": 32}),
 }  # fmt: skip
 
 

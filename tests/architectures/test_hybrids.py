@@ -19,9 +19,11 @@ from polyquant.runtime.load import load
 
 CONFIGS = {
     "a letter for each layer": ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "ME*EM"}),
-    "the names before transformers 5": ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"]}),
+    "the names before transformers 5": ("nemotron_h",
+        {"layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"]}),
     "numbers of the layers with attention": ("lfm2", {"layer_types": None, "full_attn_idxs": [1, 3]}),
-    "a width that is rounded up": ("lfm2", {"intermediate_size": 180, "block_auto_adjust_ff_dim": True, "block_multiple_of": 64}),
+    "a width that is rounded up": ("lfm2",
+        {"intermediate_size": 180, "block_auto_adjust_ff_dim": True, "block_multiple_of": 64}),
     "its first name": ("lfm2", {"intermediate_size": 7, "block_ff_dim": 128}),
     "the names of transformers 5": ("granitemoehybrid", {"layer_types": ["linear_attention", "full_attention"] * 2}),
     "a head that fills the width": ("granitemoehybrid", {"mamba_d_head": "auto"}),

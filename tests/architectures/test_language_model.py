@@ -17,7 +17,11 @@ SPELLINGS = {
     "older": lambda n: f"language_model.{n}",
     "newer": lambda n: n.replace("model.", "model.language_model.", 1) if n.startswith("model.") else n,
 }
-TOWERS = ("vision_tower.encoder.layers.0.self_attn.q_proj.weight", "multi_modal_projector.linear_1.weight", "model.visual.patch.weight")  # fmt: skip
+TOWERS = (
+    "vision_tower.encoder.layers.0.self_attn.q_proj.weight",
+    "multi_modal_projector.linear_1.weight",
+    "model.visual.patch.weight",
+)
 
 
 def nested(golden, out, spelled, *, drop=(), **entries):

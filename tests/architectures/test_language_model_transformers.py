@@ -11,7 +11,14 @@ import polyquant as pq
 from architectures.golden_models import Golden
 
 pytestmark = pytest.mark.slow
-SIGHT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+SIGHT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 LLAMA4 = {
     "hidden_size": 32,
     "intermediate_size": 128,

@@ -66,7 +66,8 @@ def test_experts_are_counted(tmp_path):
     folder = mlx_folder(Golden("mixtral"), tmp_path / "mlx")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "num_local_experts": 3}), encoding="utf-8")
-    for use in (lambda: polyquant.plan(folder, to="gguf"), lambda: polyquant.plan(folder, to="hf"), lambda: load(folder)):  # fmt: skip
+    for use in (lambda: polyquant.plan(folder, to="gguf"), lambda: polyquant.plan(folder, to="hf"),
+        lambda: load(folder)):  # fmt: skip
         with pytest.raises(InputError, match="number of experts differs"):
             use()
 

@@ -15,7 +15,14 @@ from polyquant.architectures.find import of_metadata
 from polyquant.architectures.tensors import hf_maps
 from polyquant.types import Weight
 
-OWN = ("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight", "shared_head.head.weight", "embed_tokens.weight")  # fmt: skip
+OWN = (
+    "eh_proj.weight",
+    "enorm.weight",
+    "hnorm.weight",
+    "shared_head.norm.weight",
+    "shared_head.head.weight",
+    "embed_tokens.weight",
+)
 
 
 def with_predicting_layer(name, path):
@@ -80,8 +87,10 @@ def test_who_a_deepseek2_file_is(gating, record):
 def test_deepseek_files_with_kv_b_whole():
     """key_length and value_length are those of a head, and attn_kv_b is kv_b_proj as it was."""
     said = {
-        "block_count": 2, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2, "attention.head_count_kv": 2,
-        "attention.key_length": 48, "attention.value_length": 24, "rope.dimension_count": 16, "attention.kv_lora_rank": 8,
+        "block_count": 2, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 48, "attention.value_length": 24, "rope.dimension_count": 16,
+        "attention.kv_lora_rank": 8,
     }  # fmt: skip
     hyper = DEEPSEEK_V2.hyper.read_metadata(
         {f"deepseek2.{k}": v for k, v in said.items()}, "deepseek2", vocab=40, tied=False

@@ -70,7 +70,8 @@ def folder(path: Path) -> Checkpoint:
 def decoder(config: dict[str, Any], *extra: FakeWeight, bias: tuple[str, ...] = ()) -> Checkpoint:
     """One layer of some decoder with the usual tensors."""
     c = {
-        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
+        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
         "max_position_embeddings": 128, "vocab_size": 40, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **config,
     }  # fmt: skip
     head = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
@@ -240,7 +241,8 @@ def test_both_spellings_of_transformers(spelling):
     found = translate.to_gguf(source, with_tokenizer=False)
     said = {k.removeprefix("qwen3."): v.value for k, v in found.metadata.items() if k.startswith("qwen3.")}
     assert said == {
-        "block_count": 1, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4,
+        "block_count": 1, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96,
+        "attention.head_count": 4,
         "attention.head_count_kv": 2, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 32, "rope.scaling.yarn_beta_fast": 32.0, "rope.freq_base": 1e6,
         "attention.layer_norm_rms_epsilon": 1e-5, "attention.key_length": 32, "attention.value_length": 32,
@@ -378,7 +380,8 @@ def test_strange_and_missing_tensors_are_said():
 def test_aliases_of_other_writers():
     weights = {w.name: w for w in (weight("token_embd.weight", 10, 64), weight("output_norm.weight", 64))}
     metadata = {
-        "general.architecture": "bitnet-b1.58", "n_layers": 30, "num_attention_heads": 20, "n_kv_heads": 5, "n_embd": 2560,
+        "general.architecture": "bitnet-b1.58", "n_layers": 30, "num_attention_heads": 20, "n_kv_heads": 5,
+        "n_embd": 2560,
         "intermediate_size": 6912, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
     }  # fmt: skip
     config = json.loads(
@@ -465,8 +468,10 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KEYS = [
-    "architectures", "model_type", "head_dim", "hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
-    "rope_scaling", "rope_parameters", "rope_theta", "rms_norm_eps", "sliding_window", "tie_word_embeddings", "vocab_size",
+    "architectures", "model_type", "head_dim", "hidden_size", "num_attention_heads", "num_key_value_heads",
+    "num_hidden_layers",
+    "rope_scaling", "rope_parameters", "rope_theta", "rms_norm_eps", "sliding_window", "tie_word_embeddings",
+    "vocab_size",
     "original_max_position_embeddings", "quantization_config", "_name_or_path", "bos_token_id", "eos_token_id",
 ]  # fmt: skip
 
@@ -489,9 +494,12 @@ def tied_gguf() -> Checkpoint:
 
 
 META = [
-    "general.architecture", "llama.block_count", "llama.attention.head_count", "llama.attention.key_length", "llama.rope.freq_base",
-    "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length", "llama.vocab_size",
-    "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type",
+    "general.architecture", "llama.block_count", "llama.attention.head_count", "llama.attention.key_length",
+    "llama.rope.freq_base",
+    "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length",
+    "llama.vocab_size",
+    "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.scores",
+    "tokenizer.ggml.token_type",
     "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.chat_template",
 ]  # fmt: skip
 

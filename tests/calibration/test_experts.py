@@ -89,7 +89,9 @@ def test_each_experts_hessian_is_that_of_its_own_tokens(name):
     checked = 0
     for index in range(len(model.decoder.layers)):
         wanted = routed(model, index, states)
-        names = dict.fromkeys(n for p in model.decoder.layers[index].stacks for e in range(p.linear.experts) for n in p.linear.names(e))  # fmt: skip
+        names = dict.fromkeys(
+            n for p in model.decoder.layers[index].stacks for e in range(p.linear.experts) for n in p.linear.names(e)
+        )
         assert set(wanted) <= set(names)
         for each in names:
             found, why = hessians.of(each)
@@ -159,7 +161,11 @@ def test_a_file_that_was_measured_is_read_and_makes_the_outputs_better(tmp_path)
     assert rare.unreached[stack] == tuple(unreached(load_importance(tmp_path / "few.gguf")[stack]))
     listed = ", ".join(map(str, rare.unreached["blk.0.ffn_gate_exps.weight"]))
     plan = pq.plan(golden.folder, "gguf", codec="iq4_nl", importance=tmp_path / "few.gguf")
-    assert any(f"reached by no token of the calibration text: their columns have equal importance (first: experts {listed} of blk.0" in w for w in plan.warnings)  # fmt: skip
+    assert any(
+        f"reached by no token of the calibration text: their columns have equal importance (first: experts "
+        f"{listed} of blk.0" in w
+        for w in plan.warnings
+    )
 
 
 def test_inputs_are_kept_where_they_are_smaller_than_hessians():
@@ -217,7 +223,9 @@ def test_the_plan_counts_what_is_held_of_experts(tmp_path):
     shapes = {"gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide)}
 
     def memory(count):
-        names = [(f"model.layers.0.mlp.experts.{e}.{n}.weight", shape) for e in range(count) for n, shape in shapes.items()]  # fmt: skip
+        names = [
+            (f"model.layers.0.mlp.experts.{e}.{n}.weight", shape) for e in range(count) for n, shape in shapes.items()
+        ]
         steps = [Step(TensorMap(n, (n,), s), f32, pq.codec("trellis.3"), Action.QUANTIZE, "", 0) for n, s in names]
         plain = pq.plan(Golden("qwen3_moe").folder, "trellis-v3", bits=3)
         return replace(plain, steps=tuple(steps), text="text").peak_memory

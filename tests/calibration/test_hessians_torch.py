@@ -43,7 +43,8 @@ def gemma(tmp_path_factory):
     (path / "model.safetensors").unlink()
     vocab = json.loads((path / "config.json").read_text())["vocab_size"]
     config = transformers.VaultGemmaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1,
         head_dim=16, sliding_window=8, max_position_embeddings=128,
     )  # fmt: skip
     torch.manual_seed(0)

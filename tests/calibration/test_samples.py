@@ -18,7 +18,8 @@ QWEN2 = VECTORS / "msmodelslim/models/qwen2_fp16"
         ("a.txt", "[[1, 2]]", None),
         ("a.json", "[[1, 2], [3]]", [(1, 2), (3,)]),
         ("a.JSON", '{"input_ids": [[5]], "attention_mask": [[1]]}', [(5,)]),
-        ("a.jsonl", '[1, 2]\n\n{"input_ids": [3]}\n{"text": "word"}\n{"inputs_pretokenized": "two words"}', [(1, 2), (3,), "word", "two words"]),
+        ("a.jsonl", '[1, 2]\n\n{"input_ids": [3]}\n{"text": "word"}\n{"inputs_pretokenized": "two words"}',
+            [(1, 2), (3,), "word", "two words"]),
     ],
 )  # fmt: skip
 def test_forms(tmp_path, name, content, expected):

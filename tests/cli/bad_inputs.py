@@ -137,31 +137,43 @@ UNUSABLE: dict[str, Maker] = {
     "gguf nested 1000": saved("x.gguf", nested(1000)),
     "gguf elements": saved("x.gguf", file([ARCH], [tensor("a", (HUGE, 1), 0, 0)], bytes(64))),
     "gguf product overflow": saved("x.gguf", file([ARCH], [tensor("a", (1 << 32, 1 << 32), 0, 0)], bytes(64))),
-    "gguf product is zero mod 2^64": saved("x.gguf", file([ARCH], [tensor("a", (1 << 31, 1 << 31, 4), 0, 0)], bytes(64))),
+    "gguf product is zero mod 2^64": saved("x.gguf",
+        file([ARCH], [tensor("a", (1 << 31, 1 << 31, 4), 0, 0)], bytes(64))),
     "gguf offset overflow": saved("x.gguf", file([ARCH], [tensor("a", (4,), 0, (1 << 64) - 32)], bytes(64))),
-    "gguf huge alignment": saved("x.gguf", file([ARCH, u32("general.alignment", 1 << 31)], [tensor("a", (4,), 0, 0)], bytes(64))),
-    "gguf alignment 3": saved("x.gguf", file([ARCH, u32("general.alignment", 3)], [tensor("a", (4,), 0, 0)], bytes(64))),
-    "gguf alignment 0": saved("x.gguf", file([ARCH, u32("general.alignment", 0)], [tensor("a", (4,), 0, 0)], bytes(64))),
+    "gguf huge alignment": saved("x.gguf",
+        file([ARCH, u32("general.alignment", 1 << 31)], [tensor("a", (4,), 0, 0)], bytes(64))),
+    "gguf alignment 3": saved("x.gguf",
+        file([ARCH, u32("general.alignment", 3)], [tensor("a", (4,), 0, 0)], bytes(64))),
+    "gguf alignment 0": saved("x.gguf",
+        file([ARCH, u32("general.alignment", 0)], [tensor("a", (4,), 0, 0)], bytes(64))),
     "gguf name no UTF-8": saved("x.gguf", file([ARCH], [tensor(b"\xff\xfe", (4,), 0, 0)], bytes(64))),
     "gguf key no UTF-8": saved("x.gguf", file([text(b"\xff", "x")])),
     "gguf key twice": saved("x.gguf", file([ARCH, ARCH])),
     "gguf overlap": saved("x.gguf", file([ARCH], [tensor("a", (8,), 0, 0), tensor("b", (8,), 0, 0)], bytes(64))),
     "safetensors header over 100 MB": sparse("x.safetensors", struct.pack("<Q", 100_000_001) + b'{"', 110_000_000),
     "safetensors header at the limit": sparse("x.safetensors", struct.pack("<Q", 14_000_000) + b'{"', 14_000_100),
-    "safetensors many tensors": saved("x.safetensors", lambda: full('"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')),
+    "safetensors many tensors": saved("x.safetensors",
+        lambda: full('"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')),
     "safetensors many objects": saved("x.safetensors", lambda: full('"%d":{"":0},')),
     "safetensors one long name": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"a" * 13_900_000 + b'":1}')),
-    "safetensors one long escaped name": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"\\u4e2d" * 2_300_000 + b'":1}')),
-    "safetensors wide characters": saved("x.safetensors", lambda: raw_safetensors(b'{"\xf0\x9f\x98\x80' + b"a" * 13_900_000 + b'":1}')),
+    "safetensors one long escaped name": saved("x.safetensors",
+        lambda: raw_safetensors(b'{"' + b"\\u4e2d" * 2_300_000 + b'":1}')),
+    "safetensors wide characters": saved("x.safetensors",
+        lambda: raw_safetensors(b'{"\xf0\x9f\x98\x80' + b"a" * 13_900_000 + b'":1}')),
     "safetensors many brackets": saved("x.safetensors", lambda: raw_safetensors(b'{"a":' + b"[]," * 4_500_000 + b"1}")),
     "safetensors length overflow": saved("x.safetensors", b"\xff" * 8 + b'{"a":1}'),
-    "safetensors duplicate": saved("x.safetensors", raw_safetensors('{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}')),
+    "safetensors duplicate": saved("x.safetensors",
+        raw_safetensors('{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}')),
     "safetensors nested 1000": saved("x.safetensors", raw_safetensors('{"a":' + "[" * 1000 + "]" * 1000 + "}")),
-    "safetensors elements": saved("x.safetensors", raw_safetensors('{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}')),
-    "safetensors product overflow": saved("x.safetensors", raw_safetensors('{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}')),
-    "safetensors unknown dtype of many": saved("x.safetensors", raw_safetensors('{"a":{"dtype":"X","shape":[1000000000000],"data_offsets":[0,8]}}', bytes(8))),
+    "safetensors elements": saved("x.safetensors",
+        raw_safetensors('{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}')),
+    "safetensors product overflow": saved("x.safetensors",
+        raw_safetensors('{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}')),
+    "safetensors unknown dtype of many": saved("x.safetensors",
+        raw_safetensors('{"a":{"dtype":"X","shape":[1000000000000],"data_offsets":[0,8]}}', bytes(8))),
     "safetensors not UTF-8": saved("x.safetensors", raw_safetensors(b'{"\xff\xfe":1}')),
-    "safetensors surrogate": saved("x.safetensors", raw_safetensors('{"\\ud800":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}')),
+    "safetensors surrogate": saved("x.safetensors",
+        raw_safetensors('{"\\ud800":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}')),
     "safetensors infinity": saved("x.safetensors", raw_safetensors('{"a":Infinity}')),
     "safetensors long number": saved("x.safetensors", raw_safetensors('{"a":' + "9" * 100_000 + "}")),
     "index leaves the folder": index({"a": "../a.safetensors"}),
@@ -203,8 +215,10 @@ ODD = [
 ]
 """What a number of a config.json may turn out to be."""
 CONFIG = (
-    "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps "
-    "max_position_embeddings rope_theta rope_scaling rope_parameters tie_word_embeddings model_type architectures hidden_act "
+    "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size "
+    "rms_norm_eps "
+    "max_position_embeddings rope_theta rope_scaling rope_parameters tie_word_embeddings model_type architectures "
+    "hidden_act "
     "quantization_config bos_token_id eos_token_id"
 )
 TOKENIZER = "model added_tokens pre_tokenizer normalizer post_processor decoder"
@@ -259,19 +273,25 @@ UNTRANSLATABLE: dict[str, Maker] = {
 INCOMPLETE: dict[str, Maker] = {
     "more layers than tensors": setting(num_hidden_layers=50),
     "tokenizer ids huge": model("tokenizer.json", lambda t: t["model"].update(vocab={"a": 10**12}, merges=[])),
-    "tokenizer added huge id": model("tokenizer.json", lambda t: t.update(added_tokens=[{"id": 10**9, "content": "x", "special": True}])),
+    "tokenizer added huge id": model("tokenizer.json",
+        lambda t: t.update(added_tokens=[{"id": 10**9, "content": "x", "special": True}])),
 }  # fmt: skip
 """Converted, with a warning that says what is missing or left out."""
 
 UNLIKELY = {
-    "template loops": model("tokenizer_config.json", lambda c: c.update(chat_template="{% for i in range(10**12) %}x{% endfor %}")),
+    "template loops": model("tokenizer_config.json",
+        lambda c: c.update(chat_template="{% for i in range(10**12) %}x{% endfor %}")),
     "template fills memory": model("tokenizer_config.json", lambda c: c.update(chat_template="{{ 'x' * 10**11 }}")),
-    "template reaches out": model("tokenizer_config.json", lambda c: c.update(chat_template="{{ ''.__class__.__mro__ }}")),
+    "template reaches out": model("tokenizer_config.json",
+        lambda c: c.update(chat_template="{{ ''.__class__.__mro__ }}")),
     "template of garbage": model("tokenizer_config.json", lambda c: c.update(chat_template=[1, {"name": 3}])),
     "300,000 tokens": model("tokenizer.json", lambda t: t["model"].update(vocab=_tokens(300_000))),
-    "300,000 merges": model("tokenizer.json", lambda t: t["model"].update(merges=[f"t{i} t{i}" for i in range(300_000)])),
-    "pre-tokenizer garbage": model("tokenizer.json", lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": 1}]})),
-    "pre-tokenizer expression": model("tokenizer.json", lambda t: t.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$" * 1000}})),
+    "300,000 merges": model("tokenizer.json",
+        lambda t: t["model"].update(merges=[f"t{i} t{i}" for i in range(300_000)])),
+    "pre-tokenizer garbage": model("tokenizer.json",
+        lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": 1}]})),
+    "pre-tokenizer expression": model("tokenizer.json",
+        lambda t: t.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$" * 1000}})),
     "metadata of 14 MB": saved("x.safetensors", lambda: raw_safetensors(
         b'{"__metadata__":{' + b",".join(b'"%06d":"%s"' % (i, b"\xe4\xb8\xad" * 20) for i in range(170_000)) + b"}}")),
     "array of strings": saved("x.gguf", lambda: file([ARCH, array("x", 8, ["y"] * 100_000)])),

@@ -54,7 +54,17 @@ def test_a_file_cannot_steer_the_terminal(name, polyquant, tmp_path):
         calm(polyquant(*words))
 
 
-ALL_VERBS = ("gguf tensors", "gguf NaN", "running gguf", "file name", "folder name", "hf tensors", "hf shards", "hf description", "gguf tensor type")  # fmt: skip
+ALL_VERBS = (
+    "gguf tensors",
+    "gguf NaN",
+    "running gguf",
+    "file name",
+    "folder name",
+    "hf tensors",
+    "hf shards",
+    "hf description",
+    "gguf tensor type",
+)
 
 
 @pytest.mark.parametrize("name", ALL_VERBS)

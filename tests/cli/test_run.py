@@ -103,6 +103,41 @@ def test_chat_goes_through_the_template(polyquant, tmp_path):
     assert "known: default, other" in polyquant("run", two, "--template", "x", "-p", PROMPT).line
 
 
+def test_a_text_that_stops_by_itself_says_why(polyquant):
+    outcome = polyquant("run", LLAMA, "-p", PROMPT)
+    assert outcome.line == "note: stopped after 128 tokens; -n sets how many"
+    assert polyquant("run", LLAMA, "-p", PROMPT, "-n", 8).err == ""
+    assert "the context of 20 tokens is full" in polyquant("run", LLAMA, "-p", PROMPT, "--context", 20).line
+    told = json.loads(polyquant("run", LLAMA, "-p", PROMPT, "--context", 20, "--format", "json").out)
+    assert told["notes"] == ["the context of 20 tokens is full"]
+
+
+IDLE = {
+    ("--seed", 5): "note: --seed has no effect at temperature 0",
+    ("--seed", 5, "--top-k", 3, "--top-p", 0.5): "note: --seed and --top-k and --top-p have no effect",
+    ("--repetition-window", 9): "note: --repetition-window has no effect without a penalty",
+}
+
+
+@pytest.mark.parametrize("options", IDLE)
+def test_options_without_effect_are_named(options, polyquant):
+    outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 2, *options)
+    assert outcome.code == 0 and outcome.line.startswith(IDLE[options])
+
+
+def test_sampling_of_the_models_own_files(polyquant, tmp_path):
+    model = broken(tmp_path, "generation_config.json", do_sample=True, temperature=5.0, top_p=0.5, top_k=-3)
+    seeded = polyquant("run", model, "-p", PROMPT, "-n", 12, "--seed", 3)
+    same = polyquant("run", LLAMA, "-p", PROMPT, "-n", 12, "--seed", 3, "--temperature", 5, "--top-p", 0.5)
+    greedy = polyquant("run", model, "-p", PROMPT, "-n", 6, "--temperature", 0)
+    assert seeded.out == same.out != SIX and not same.err and greedy.out == SIX + "\n"
+    ignored, taken = seeded.err.splitlines()
+    assert taken == "note: sampling from generation_config.json: temperature 5, top-p 0.5"
+    assert ignored.startswith("note: generation_config.json is ignored where top_k is out of range")
+    told = json.loads(polyquant("run", model, "-p", PROMPT, "-n", 2, "--top-k", 7, "--format", "json").out)
+    assert told["sampling"]["temperature"] == 5 and told["sampling"]["top_k"] == 7
+
+
 # ---------------------------------------------------------------- what cannot be done
 
 
@@ -122,13 +157,19 @@ def without(folder, name):
 BAD = {
     "nothing there": (lambda p: p / "no", (), "no"),
     "no tokenizer": (lambda p: without(p, "tokenizer.json"), (), "no usable tokenizer"),
-    "broken tokenizer": (lambda p: broken(p, "tokenizer.json", model={"type": "Nope"}), (), "tokenizer.json cannot be used"),
+    "broken tokenizer": (lambda p: broken(p, "tokenizer.json", model={"type": "Nope"}), (),
+        "tokenizer.json cannot be used"),
     "no template": (lambda p: LLAMA, ("--chat",), "use a plain prompt"),
-    "template loops": (lambda p: with_template(p, "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"), ("--chat",), "runs too long"),
-    "template loops 10^12": (lambda p: with_template(p, "{% for i in range(10**12) %}x{% endfor %}"), ("--chat",), "Range too big"),
-    "template reaches out": (lambda p: with_template(p, "{{ ''.__class__.__mro__ }}"), ("--chat",), "forbidden attribute"),
+    "template loops": (lambda p: with_template(p,
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"), ("--chat",),
+            "runs too long"),
+    "template loops 10^12": (lambda p: with_template(p, "{% for i in range(10**12) %}x{% endfor %}"), ("--chat",),
+        "Range too big"),
+    "template reaches out": (lambda p: with_template(p, "{{ ''.__class__.__mro__ }}"), ("--chat",),
+        "forbidden attribute"),
     "template fills memory": (lambda p: with_template(p, "{{ 'x' * 10**11 }}"), ("--chat",), "too much memory"),
-    "prompt too long": (lambda p: LLAMA, ("-p", "word " * 600), "longer than the model's context (expected at most 512 tokens, found"),
+    "prompt too long": (lambda p: LLAMA, ("-p", "word " * 600),
+        "longer than the model's context (expected at most 512 tokens, found"),
     "context of two": (lambda p: LLAMA, ("--context", 2), "expected at most 2 tokens, found 6 tokens"),
     "context too long": (lambda p: LLAMA, ("--context", 10**6), "expected 1 to 512 tokens"),
     "empty": (lambda p: without(p, "tokenizer_config.json"), ("-p", "", "--chat"), "no chat template"),
@@ -227,11 +268,11 @@ class Terminal:
 
 def test_a_conversation_on_a_terminal(tmp_path):
     terminal = Terminal(with_template(tmp_path), "-n", 6)
-    terminal.until("> ")
+    assert "sampling: greedy" in terminal.until("you> ")
     terminal.type(f"{PROMPT}\n")
-    assert SIX in terminal.until("> ")
+    assert f"model> {SIX}\n" in terminal.until("you> ")
     terminal.type(", that\n\n")  # the second turn goes on from the first; an empty line says nothing
-    assert len(terminal.until("> ").strip()) > len(", that")
+    assert len(terminal.until("you> ").strip()) > len(", that")
     for _ in range(30):  # an end of input that comes while the terminal changes its mode is lost: people press again
         terminal.type("\x04")
         with suppress(subprocess.TimeoutExpired):
@@ -240,13 +281,62 @@ def test_a_conversation_on_a_terminal(tmp_path):
     assert terminal.close() == 0
 
 
+ROLES = "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+
+
+def test_commands_of_a_conversation(tmp_path):
+    terminal = Terminal(with_template(tmp_path, ROLES), "-n", 6, "--temperature", 1, "--seed", 5)
+    assert "sampling: temperature 1" in terminal.until("you> ")
+
+    def ask(line):
+        terminal.type(f"{line}\n")
+        return terminal.until("you> ").partition("\n")[2]
+
+    assert "/regenerate" in ask("/help") and "/regenerate" in ask("/nonsense")
+    assert "no answer yet" in ask("/regenerate")
+    first = ask(PROMPT)
+    assert first.startswith("model> ") and "--max-tokens is 6" in first
+    assert ask("/regenerate") != first  # another seed
+    assert ask("/no command: a text") != first  # a line that only begins like one
+    assert "forgotten" in ask("/clear")
+    assert ask(PROMPT) == first  # nothing is left of what was said before
+    terminal.type("/exit\n")
+    assert terminal.close() == 0
+
+
+def test_a_full_context_drops_the_oldest_messages(tmp_path):
+    terminal = Terminal(with_template(tmp_path, ROLES), "--context", 48, "-n", 12, "--system", "In the beginning")
+    terminal.until("you> ")
+    said = []
+    for _ in range(4):
+        terminal.type(f"{PROMPT}\n")
+        said.append(terminal.until("you> "))
+        assert "model> " in said[-1]
+    assert "oldest messages are dropped" not in said[0] and any("oldest messages are dropped" in s for s in said)
+    terminal.type("and he said " * 30 + "\n")
+    assert "longer than the model's context" in terminal.until("you> ")
+    terminal.type(f"{PROMPT}\n")  # the conversation lives on
+    assert "model> " in terminal.until("you> ")
+    terminal.type("/exit\n")
+    assert terminal.close() == 0
+
+
+def test_an_answer_in_a_chat_goes_on_until_the_context_is_full(tmp_path):
+    terminal = Terminal(with_template(tmp_path), "--context", 150)
+    terminal.until("you> ")
+    terminal.type(f"{PROMPT}\n")
+    assert "the context of 150 tokens is full" in terminal.until("you> ")
+    terminal.type("/exit\n")
+    assert terminal.close() == 0
+
+
 def test_an_interrupt_ends_an_answer_then_the_conversation(tmp_path):
     terminal = Terminal(with_template(tmp_path), "-n", 400)
-    terminal.until("> ")
+    terminal.until("you> ")
     terminal.type(f"{PROMPT}\n")
     terminal.until(", when the")
     terminal.child.send_signal(signal.SIGINT)
-    terminal.until("\n> ")
+    terminal.until("\nyou> ")
     for _ in range(30):  # Python does not see a signal that comes just before it waits for a line: people press again
         terminal.child.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):

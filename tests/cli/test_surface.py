@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -125,13 +126,26 @@ def test_everything_fits_80_columns_and_a_pipe(args, polyquant, tmp_path):
 
 def test_numbers_stay_in_sight_whatever_the_names(polyquant):
     t = table("tensor", "from", "to", "action", ">size")
-    t.add_row("x" * 300, "hf_bitnet.autobitlinear", "trinity.i2_s", "transcode", "1234.5 GiB")
-    head, row = t.lines(80)
-    assert len(row) == 80 and row.endswith("1234.5 GiB") and "…" in row and head.endswith("size")
+    t.add_row("z" * 300, "hf_bitnet.autobitlinear", "trinity.i2_s", "transcode", "1234.5 GiB")
+    head, row, *more = t.lines(80)
+    assert len(row) == 80 and row.endswith("1234.5 GiB") and head.endswith("size")
+    assert "".join([row, *more]).count("z") == 300 and max(map(len, more)) <= 80
+
+
+def test_a_pipe_gets_each_row_on_one_line():
+    """As the program runs for people: nothing in the environment tells a width."""
+    env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    command = [sys.executable, "-m", "polyquant", "convert", UNTIED / "hf", "out.gguf", "--recipe", "q2_k", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    rows = done.stdout.splitlines()
+    assert any(line.startswith("blk.0.ffn_down.weight ") and len(line) > 80 for line in rows)
+    assert "…" not in done.stdout and "q2_k: *ffn_down*" in done.stdout
 
 
 @pytest.mark.parametrize(
-    "args", [("inspect", GGUF), ("compare", GGUF, GGUF), ("validate", GGUF), ("convert", SOUND, "OUT", "--dry-run"), ("convert", SOUND, "OUT")],
+    "args",
+    [("inspect", GGUF), ("compare", GGUF, GGUF), ("validate", GGUF), ("convert", SOUND, "OUT", "--dry-run"),
+        ("convert", SOUND, "OUT")],
     ids=lambda args: args[0],
 )  # fmt: skip
 def test_the_json_form_is_json(args, polyquant, tmp_path):

@@ -25,8 +25,10 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("words", [
-    ["convert", "m", "m.gguf"], ["convert", "m", "m.gguf", "--codec", "f16"], ["convert", "m", "copy"], ["quantize", "m", "m.gguf"],
-    ["convert", "m", "m.gguf", "--codec", "q8_0", "--requantize"], ["run", "m", "-p", "x"], ["eval", "m", "--text", "m/text.txt"], ["compare", "m", "m"],
+    ["convert", "m", "m.gguf"], ["convert", "m", "m.gguf", "--codec", "f16"], ["convert", "m", "copy"],
+    ["quantize", "m", "m.gguf"],
+    ["convert", "m", "m.gguf", "--codec", "q8_0", "--requantize"], ["run", "m", "-p", "x"],
+    ["eval", "m", "--text", "m/text.txt"], ["compare", "m", "m"],
 ])  # fmt: skip
 def test_verbs_that_use_weights(polyquant, folder, words):
     places = {w: folder.parent / w for w in ("m", "m.gguf", "copy", "m/text.txt")}

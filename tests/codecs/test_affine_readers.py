@@ -151,7 +151,8 @@ def test_shapes_that_do_not_fit(name, shape):
 
 @pytest.mark.parametrize(
     "name",
-    ["gptq", "gptq.5", "gptq.4.g", "gptq.4.v3", "gptq.4.act.g32", "awq", "awq.8", "awq.4.f16", "compressed", "compressed.i4", "compressed.p4.bf16", "chatglm.2", "chatglm"],
+    ["gptq", "gptq.5", "gptq.4.g", "gptq.4.v3", "gptq.4.act.g32", "awq", "awq.8", "awq.4.f16", "compressed",
+        "compressed.i4", "compressed.p4.bf16", "chatglm.2", "chatglm"],
 )  # fmt: skip
 def test_names_that_say_nothing(name):
     with pytest.raises(UnknownNameError):

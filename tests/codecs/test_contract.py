@@ -26,19 +26,26 @@ TILES = {"tl1": (128, 128, 32), "tl2": (128, 96, 32)}
 COARSE = {"q1_0": 0.5, "q2_0": 0.6, "q2_k": 0.15, "trellis.2": 0.1}
 
 MSMODELSLIM = {  # name -> error
-    "w8a16": 1e-4, "w8a16.g32": 1e-4, "w8a16.asym": 1e-4, "w8a16.g32.asym": 1e-4, "w8a16.tensor": 3e-4, "w8a16.f16": 1e-4, "w8a16.flat": 1e-4,
-    "w8a16.bf16.flat": 1e-4, "w8a8": 1e-4, "w8a8.tensor": 3e-4, "w8a8.bf16.xf32": 1e-4, "w8a8.i64": 1e-4, "w8a8.scales": 1e-4, "w8a8s": 1e-4, "w8a8.mix": 1e-4,
-    "w8a8.mix.f16.i64": 1e-4, "w8a8.dynamic": 1e-4, "w4a16": 0.03, "w4a16.pack_k": 0.03, "w4a16.g32.pack_n": 0.02, "w4a8.dynamic": 0.03,
+    "w8a16": 1e-4, "w8a16.g32": 1e-4, "w8a16.asym": 1e-4, "w8a16.g32.asym": 1e-4, "w8a16.tensor": 3e-4,
+    "w8a16.f16": 1e-4, "w8a16.flat": 1e-4,
+    "w8a16.bf16.flat": 1e-4, "w8a8": 1e-4, "w8a8.tensor": 3e-4, "w8a8.bf16.xf32": 1e-4, "w8a8.i64": 1e-4,
+    "w8a8.scales": 1e-4, "w8a8s": 1e-4, "w8a8.mix": 1e-4,
+    "w8a8.mix.f16.i64": 1e-4, "w8a8.dynamic": 1e-4, "w4a16": 0.03, "w4a16.pack_k": 0.03, "w4a16.g32.pack_n": 0.02,
+    "w4a8.dynamic": 0.03,
     "w4a8.dynamic.sums1": 0.03, "w4a8.dynamic.g32.second.pack_n.sums16": 0.02,
 }  # fmt: skip
 TRELLIS = {  # name -> error; small windows and grids: the reference of the encoder takes its time
-    "trellis.3.mul1.8.flat": 0.05, "trellis.3.grid": 0.2, "trellis.4.grid.rotated": 0.2, "trellis.3.mcg.8": 0.05, "trellis.2.3inst.6.h128x16": 0.2,
+    "trellis.3.mul1.8.flat": 0.05, "trellis.3.grid": 0.2, "trellis.4.grid.rotated": 0.2, "trellis.3.mcg.8": 0.05,
+    "trellis.2.3inst.6.h128x16": 0.2,
     "trellis.4.mul1.6.exl3.g2": 0.05, "metal_marlin.4": 0.2, "metal_marlin.3.h128": 0.2, "metal_marlin.4.g4": 0.2,
 }  # fmt: skip
 READERS = [
-    "gptq.2.g32", "gptq.3.g32", "gptq.4.g128", "gptq.8", "gptq.4.g32.v2", "gptq.3.v2.f32", "gptq.4.g32.act", "gptq.8.g64.bf16",
-    "awq.4", "awq.4.g32", "awq.4.g128.bf16", "compressed.i8", "compressed.i8.dynamic", "compressed.i8.tensor.f32", "compressed.i8.g32.zp",
-    "compressed.p4.g32", "compressed.p4.g32.zpp", "compressed.p4.g32.act", "compressed.p8.zp.f16", "chatglm.4", "chatglm.8", "chatglm.4.bf16",
+    "gptq.2.g32", "gptq.3.g32", "gptq.4.g128", "gptq.8", "gptq.4.g32.v2", "gptq.3.v2.f32", "gptq.4.g32.act",
+    "gptq.8.g64.bf16",
+    "awq.4", "awq.4.g32", "awq.4.g128.bf16", "compressed.i8", "compressed.i8.dynamic", "compressed.i8.tensor.f32",
+    "compressed.i8.g32.zp",
+    "compressed.p4.g32", "compressed.p4.g32.zpp", "compressed.p4.g32.act", "compressed.p8.zp.f16", "chatglm.4",
+    "chatglm.8", "chatglm.4.bf16",
     "fp8.e4m3", "fp8.e4m3.tensor", "fp8.e4m3.b128.inv.f32", "fp8.e5m2.b32", "fp8.e5m2.f16",
 ]  # fmt: skip
 

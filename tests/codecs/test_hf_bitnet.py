@@ -11,7 +11,8 @@ from polyquant.types import Ternary
 NAMES = ["hf_bitnet.autobitlinear", "hf_bitnet.bitlinear"]
 FOLDERS = {"hf_bitnet.autobitlinear": "hf_packed_autobitlinear", "hf_bitnet.bitlinear": "hf_packed_bitlinear"}
 GGUF_NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 

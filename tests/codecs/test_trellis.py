@@ -14,9 +14,12 @@ from polyquant.ops import native
 from polyquant.ops.matmul import Group
 from polyquant.types import Parts
 
-NAMES = ["trellis.2", "trellis.3", "trellis.4.mul1.16", "trellis.5.mul1.12", "trellis.6", "trellis.7.mul1.16", "trellis.8",
-         "trellis.3.grid", "trellis.8.grid", "trellis.3.grid.rotated", "trellis.4.mul1.14.flat", "trellis.1.mul1.16.exl3", "trellis.3.mul1.16.exl3",
-         "trellis.4.mcg.16.exl3", "trellis.5.3inst.16", "trellis.4.lut.8", "trellis.3.mul1.14.h16x1", "trellis.3.g2"]  # fmt: skip
+NAMES = ["trellis.2", "trellis.3", "trellis.4.mul1.16", "trellis.5.mul1.12", "trellis.6", "trellis.7.mul1.16",
+    "trellis.8",
+         "trellis.3.grid", "trellis.8.grid", "trellis.3.grid.rotated", "trellis.4.mul1.14.flat",
+         "trellis.1.mul1.16.exl3", "trellis.3.mul1.16.exl3",
+         "trellis.4.mcg.16.exl3", "trellis.5.3inst.16", "trellis.4.lut.8", "trellis.3.mul1.14.h16x1",
+         "trellis.3.g2"]  # fmt: skip
 SHAPES = [(40, 136), (256, 384), (131, 33), (16, 16), (1, 1)]
 needs_native = pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 

@@ -41,7 +41,8 @@ from polyquant.types import Action, Checkpoint, Kind, Meta, TensorMap, TensorSpe
 
 QKV = Rows(np.arange(64).reshape(2, 2, 16).swapaxes(1, 2).reshape(-1))
 SHAPES = {f"e{i}": (64, 256) for i in range(3)} | {
-    "qkv": (128, 256), "qkv.bias": (128,), "norm": (256,), "turned": (2, 256, 256), "gate": (2, 64, 256), "up": (2, 64, 256),
+    "qkv": (128, 256), "qkv.bias": (128,), "norm": (256,), "turned": (2, 256, 256), "gate": (2, 64, 256),
+    "up": (2, 64, 256),
 }  # fmt: skip
 MADE: dict[str, tuple[tuple[str, ...], Operation]] = {
     "experts": (("e0", "e1", "e2"), Stack()),

@@ -4,6 +4,7 @@ import pytest
 from format_modules import gguf
 from formats.gguf_files import ARCH, file, saved, tensor, text, u32
 from polyquant import registry
+from polyquant.conversion.convert import convert
 from polyquant.formats.gguf.dialect import TYPES, WRITTEN_AS
 
 MEANINGS = sorted({(t.codec, t.block, t.nbytes, i) for d in ("mainline",) for i, t in TYPES[d].items()})
@@ -47,6 +48,8 @@ N = 256 * 128
         (34, N // 32 * 8, "llama", "trinity"),
         (38, N // 4 + 32, "bitnet-25", "bitnet"),
         (38, N // 4, "llama", "trinity"),
+        (39, N // 4, "llama", "trinity"),
+        (39, N // 4, "bitnet-b1.58", "trinity"),
         (39, N // 32 * 17, "llama", "mainline"),
         (39, 11 * 1024, "bitnet-b1.58", "bitnet"),
         (40, N // 64 * 36, "llama", "mainline"),
@@ -59,6 +62,24 @@ def test_which_dialect(tmp_path, type_id, nbytes, arch, expected):
     opened = gguf.open(one_type(tmp_path, type_id, nbytes, text("general.architecture", arch)))
     assert opened.dialect.name == expected
     assert opened.dialect.why
+
+
+@pytest.mark.parametrize("type_id", [34, 36, 38, 39])
+def test_trinity_types_without_a_scale_are_one_code(tmp_path, type_id):
+    """Two bits a weight, low bits first: 00, 01, 10 = 0, +1, -1; written back as type 36."""
+    symbols = np.random.default_rng(type_id).integers(0, 3, (128, 256))
+    lanes = symbols.reshape(128, 64, 4)
+    packed = (lanes << np.array([0, 2, 4, 6])).sum(axis=2).astype(np.uint8)
+    tensors = [tensor("blk.0.a.weight", (256, 128), type_id, 0), tensor("blk.0.b.weight", (256, 128), type_id, N // 4)]
+    path = saved(tmp_path, file([text("general.architecture", "none")], tensors, packed.tobytes() * 2))
+    opened = gguf.open(path)
+    assert {w.codec.name for w in opened.values()} == {"trinity.i2_s"} and not opened.notes
+    values = np.array([0, 1, -1], np.float32)[symbols]
+    np.testing.assert_array_equal(opened["blk.0.b.weight"].dequantize(), values)
+    again = tmp_path / "again.gguf"
+    report = convert(path, again)
+    assert {s.action for s in report.steps} == {"copy"}
+    np.testing.assert_array_equal(gguf.open(again)["blk.0.a.weight"].dequantize(), values)
 
 
 def test_mixture_of_i2_s_and_mxfp4_is_ik_llama(tmp_path):

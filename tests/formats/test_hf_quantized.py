@@ -248,7 +248,8 @@ BROKEN = {
     "vector of codes": (GPTQ, reshaped("qweight", (64,)), "qweight has an unexpected shape"),
     "index too long": (GPTQ, reshaped("g_idx", (63,)), "unsupported GPTQ weight"),
     "index of floats": (GPTQ, retyped("g_idx", np.float32), "g_idx has an unexpected shape"),
-    "plain too": (GPTQ, lambda t: t.update({f"{UP}.weight": np.zeros((32, 64), np.float32)}), "both quantized and plain"),
+    "plain too": (GPTQ, lambda t: t.update({f"{UP}.weight": np.zeros((32, 64), np.float32)}),
+        "both quantized and plain"),
     "another kernel of AWQ": ({**AWQ, "version": "gemv"}, None, "this variant of AWQ"),
     "AWQ codes on the wrong axis": (AWQ, None, "does not fit"),
 }  # fmt: skip
@@ -281,7 +282,8 @@ BROKEN_COMPRESSED = {
     "a huge shape": (shaped(1 << 40, 1 << 40), "does not fit weight_shape"),
     "three numbers": (shaped(20, 60, 1), "weight_shape has an unexpected shape"),
     "too many groups": (reshaped("weight_scale", (20, 7)), "groups do not divide"),
-    "zeros that do not fit": (lambda t: t.update({f"{UP}.weight_zero_point": np.zeros((4, 2), np.int32)}), "weight_zero_point does not fit"),
+    "zeros that do not fit": (lambda t: t.update({f"{UP}.weight_zero_point": np.zeros((4, 2), np.int32)}),
+        "weight_zero_point does not fit"),
 }  # fmt: skip
 
 
@@ -368,9 +370,11 @@ def test_floats_of_8_bits(tmp_path, case):
     [
         ({"quant_method": "fp8"}, {}, "does not specify the block size"),
         ({"quant_method": "fp8", "weight_block_size": [128, 64]}, {}, "does not specify the block size"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((3, 3), np.float32)}, "does not fit"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((3, 3), np.float32)},
+            "does not fit"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": None}, "lacks its scale"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((2, 3), np.int8)}, "unsupported dtype"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"weight_scale_inv": np.ones((2, 3), np.int8)},
+            "unsupported dtype"),
     ],
 )  # fmt: skip
 def test_broken_floats_of_8_bits(tmp_path, said, change, error):
@@ -396,15 +400,18 @@ class Claim:
     shape: tuple
 
 
-PARTS = ["qweight", "qzeros", "scales", "g_idx", "weight", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape",
+PARTS = ["qweight", "qzeros", "scales", "g_idx", "weight", "weight_scale", "weight_scale_inv", "weight_packed",
+    "weight_shape",
          "weight_zero_point", "weight_g_idx", "input_scale"]  # fmt: skip
 CLAIMS = st.builds(
     Claim,
     st.sampled_from(["I32", "I8", "F16", "F32", "BF16", "I64", "F8_E4M3", "U8"]),
     st.lists(st.sampled_from([0, 1, 2, 8, 16, 64, 1 << 40]), max_size=3).map(tuple),
 )
-VALUES = st.sampled_from([4, 8, 3, 0, -1, 1 << 70, None, "4", True, [], {}, "gemm", "gptq_v2", "pack-quantized", [128, 128],
-                          {"a": {"format": "pack-quantized", "input_activations": DYNAMIC, "weights": {"block_structure": [4, 4]}}}])  # fmt: skip
+VALUES = st.sampled_from([4, 8, 3, 0, -1, 1 << 70, None, "4", True, [], {}, "gemm", "gptq_v2", "pack-quantized",
+        [128, 128],
+                          {"a": {"format": "pack-quantized", "input_activations": DYNAMIC,
+                                  "weights": {"block_structure": [4, 4]}}}])  # fmt: skip
 KEYS = ["bits", "checkpoint_format", "version", "format", "config_groups", "weight_block_size", "w_bit", "backend"]
 
 

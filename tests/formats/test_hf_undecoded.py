@@ -48,7 +48,10 @@ SCALED = parts(weight=FP8, weight_scale=floats(), input_scale=floats())
 NVFP4 = parts(weight=BYTES, weight_scale=np.ones((32, 4), E4M3), weight_scale_2=floats())
 PACKED4 = parts(weight_packed=BYTES, weight_scale=np.ones((32, 4), E4M3), weight_global_scale=floats(1))
 INT3 = parts(weight_packed=np.ones((32, 6), np.int32), weight_scale=floats(32, 2), weight_shape=np.array([32, 64]))
-BLOCKS = {f"{EXPERTS}.down_proj_blocks": np.ones((4, 64, 3, 16), np.uint8), f"{EXPERTS}.down_proj_scales": np.ones((4, 64, 3), np.uint8)}  # fmt: skip
+BLOCKS = {
+    f"{EXPERTS}.down_proj_blocks": np.ones((4, 64, 3, 16), np.uint8),
+    f"{EXPERTS}.down_proj_scales": np.ones((4, 64, 3), np.uint8),
+}
 TORCHAO = parts(_weight_qdata=np.ones((32, 64), np.int8), _weight_scale=floats(32, 2).astype(BF16))
 QUANTO = parts(weight___data=np.ones((32, 64), np.int8), weight___scale=floats(32, 1))
 QUANTO = {name.replace("weight._", "weight.__").replace("__", "_"): a for name, a in QUANTO.items()}
@@ -58,20 +61,28 @@ POWERS = parts(weight=FP8, weight_scale_inv=np.ones((1, 1), np.uint8))
 SCHEMES = {  # name: (config, tensors, scheme, what the tensors alone betray)
     "modelopt fp8": (said("modelopt", quant_algo="FP8"), SCALED, "modelopt FP8", "8-bit floats with weight_scale"),
     "modelopt nvfp4": (said("modelopt", quant_algo="NVFP4"), NVFP4, "modelopt NVFP4", "ModelOpt nvfp4"),
-    "mlx": ({"quantization": MLX4, "quantization_config": MLX4}, MLX, "MLX 4-bit affine, group 64", "MLX codes, U32 with scales"),
+    "mlx": ({"quantization": MLX4, "quantization_config": MLX4}, MLX, "MLX 4-bit affine, group 64",
+        "MLX codes, U32 with scales"),
     "mlx, older": ({"quantization": {"bits": 4, "group_size": 64}}, MLX, "MLX 4-bit affine, group 64", "MLX codes"),
-    "mlx, mixed": ({"quantization": {**MLX4, "a": {"bits": 6}, "b": False}}, MLX, "MLX 4-bit affine, group 64, mixed with 6-bit", "MLX codes"),
-    "nf4": (said("bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"), NF4, "bitsandbytes nf4", "bitsandbytes nf4"),
+    "mlx, mixed": ({"quantization": {**MLX4, "a": {"bits": 6}, "b": False}}, MLX,
+        "MLX 4-bit affine, group 64, mixed with 6-bit", "MLX codes"),
+    "nf4": (said("bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"), NF4, "bitsandbytes nf4",
+        "bitsandbytes nf4"),
     "llm.int8": (said("bitsandbytes", load_in_8bit=True), INT8, "bitsandbytes int8", "bitsandbytes int8"),
     "gpt-oss": ({"model_type": "gpt_oss", **said("mxfp4")}, BLOCKS, "gpt-oss mxfp4", "mxfp4 blocks"),
-    "compressed nvfp4": (compressed("nvfp4-pack-quantized", 4), PACKED4, "compressed-tensors nvfp4-pack-quantized", "compressed-tensors nvfp4"),
-    "compressed 3-bit": (compressed("pack-quantized", 3), INT3, "compressed-tensors 3-bit pack-quantized", "compressed-tensors packed codes"),
+    "compressed nvfp4": (compressed("nvfp4-pack-quantized", 4), PACKED4, "compressed-tensors nvfp4-pack-quantized",
+        "compressed-tensors nvfp4"),
+    "compressed 3-bit": (compressed("pack-quantized", 3), INT3, "compressed-tensors 3-bit pack-quantized",
+        "compressed-tensors packed codes"),
     "compressed mxfp8": (compressed("mxfp8-quantized", 8), parts(weight=FP8, weight_scale=np.ones((32, 2), np.uint8)),
                          "compressed-tensors mxfp8-quantized", "8-bit floats with weight_scale"),
-    "torchao": (said("torchao", quant_type={"default": {"_type": "Int4WeightOnlyConfig"}}), TORCHAO, "torchao Int4WeightOnlyConfig", "torchao"),
+    "torchao": (said("torchao", quant_type={"default": {"_type": "Int4WeightOnlyConfig"}}), TORCHAO,
+        "torchao Int4WeightOnlyConfig", "torchao"),
     "quanto": (said("quanto", weights="int8"), QUANTO, "quanto", "quanto"),
-    "auto-round": (said("auto-round", bits=4, group_size=128), GPTQ, "auto-round 4-bit, group 128", "GPTQ or AWQ codes"),
-    "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with power-of-two scales", "8-bit floats with weight_scale_inv"),
+    "auto-round": (said("auto-round", bits=4, group_size=128), GPTQ, "auto-round 4-bit, group 128",
+        "GPTQ or AWQ codes"),
+    "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with power-of-two scales",
+        "8-bit floats with weight_scale_inv"),
 }  # fmt: skip
 DECODED = {"gpt-oss"}  # where the top of config.json says it
 
@@ -216,12 +227,17 @@ def test_scales_beside_float_weights(tmp_path):
 
 @pytest.mark.parametrize("config", [
     {}, {"quantization_config": None}, {"quantization_config": {}}, {"quantization": None}, {"quantization": False},
-    said("modelopt", quant_algo=None, kv_cache_quant_algo="FP8"), {"quantization_config": {"load_in_8bit": False, "load_in_4bit": False}},
+    said("modelopt", quant_algo=None, kv_cache_quant_algo="FP8"),
+    {"quantization_config": {"load_in_8bit": False, "load_in_4bit": False}},
 ])  # fmt: skip
 def test_float_models_open(tmp_path, config):
     tensors = parts(weight=floats(32, 64), bias=floats(32))
     tensors |= parts("model.layers.0.attn", bias=np.ones((1, 1, 4, 4), np.uint8), k_scale=floats())
-    tensors |= {"model.position_ids": np.arange(8)[None], "scores": np.ones((4, 4), np.int8), "relative_index": np.ones((4, 4), np.int32)}  # fmt: skip
+    tensors |= {
+        "model.position_ids": np.arange(8)[None],
+        "scores": np.ones((4, 4), np.int8),
+        "relative_index": np.ones((4, 4), np.int32),
+    }
     checkpoint = open_checkpoint(folder(tmp_path / "m", tensors, config))
     assert set(checkpoint) == {*tensors, "model.norm.weight"} and checkpoint.undecoded is None
 
@@ -247,7 +263,11 @@ ODD += [
     {"a": {"b": {"c": {"d": said("x")}}}},
     {"compression_config": {"quant_method": 1 << 90}},
 ]
-ODD += [said("torchao", quant_type=[1]), said("torchao", quant_type={"default": 3}), said("bitsandbytes", load_in_4bit=[1], bnb_4bit_quant_type={})]  # fmt: skip
+ODD += [
+    said("torchao", quant_type=[1]),
+    said("torchao", quant_type={"default": 3}),
+    said("bitsandbytes", load_in_4bit=[1], bnb_4bit_quant_type={}),
+]
 
 
 @pytest.mark.parametrize("config", ODD)

@@ -23,7 +23,8 @@ CODECS = {
     "chatglm2/msmodelslim_from_int4": "w8a16.f16", "v0/bf16/w8a16_asym": "w8a16.bf16", "v0/fp16/w8a16_g32": "w8a16.g32",
     "v0/fp16/w4a16_g32": "w4a16.g32", "v0/fp16/ascendv1_w4a16_packed": "w4a16.f16.pack_k",
     "v0/fp16/ascendv1_w4a16_g32_packed": "w4a16.g32.pack_n", "v0/fp16/ascendv1_w8a8_mix": "w8a8.mix.f16.i64",
-    "v0/fp16/w8a8_per_tensor": "w8a8.tensor.f16.i64.scales", "v0/fp16/w8a8s": "w8a8s.f16.i64", "v0/bf16/w8a8s": "w8a8s.bf16",
+    "v0/fp16/w8a8_per_tensor": "w8a8.tensor.f16.i64.scales", "v0/fp16/w8a8s": "w8a8s.f16.i64",
+    "v0/bf16/w8a8s": "w8a8s.bf16",
     "v0/fp16/w8a8_c8_sharded": "w8a8.f16.i64.scales", "v1/bf16/w8a8_static": "w8a8", "v1/bf16/w8a16": "w8a16",
     "v1/fp32/w8a8_smoothasym_c8": "w8a8.i64", "v0/bf16/w8a8_dynamic": "w8a8.dynamic.bf16",
 }  # fmt: skip

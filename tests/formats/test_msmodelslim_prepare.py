@@ -90,7 +90,13 @@ def test_names_and_types_of_what_a_folder_gets_besides():
     fused = listed(glm, kv="c8")
     assert fused["transformer.encoder.layers.0.self_attention.query_key_value.k_proj.kv_cache_scale"] == ("f32", (32,))
     zeros = listed(source, smooth="m1", dialect="ascendv1", dtype="f16")
-    assert zeros == dict.fromkeys([*(f"model.layers.{i}.{n}layernorm.bias" for i in (0, 1) for n in ("input_", "post_attention_")), "model.norm.bias"], ("f32", (96,)))  # fmt: skip
+    assert zeros == dict.fromkeys(
+        [
+            *(f"model.layers.{i}.{n}layernorm.bias" for i in (0, 1) for n in ("input_", "post_attention_")),
+            "model.norm.bias",
+        ],
+        ("f32", (96,)),
+    )
     shifted = listed(source, smooth="shift")
     assert shifted["model.layers.0.mlp.gate_proj.bias"] == ("f32", (160,))
     assert shifted["model.layers.1.mlp.up_proj.bias"] == ("f16", (160,))  # stays float: as its weight

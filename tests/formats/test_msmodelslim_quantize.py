@@ -323,7 +323,8 @@ def test_ranges_by_hand_and_as_the_tool_leaves_them(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["{}", "[]", '{"a": [1]}', '{"a": [2, 1]}', '{"a": ["1", 2]}', '{"a": [true, 2]}', '{"a": {}}', '{"a": [1, NaN]}', '{"a": [0, 1e999]}']
+    ["{}", "[]", '{"a": [1]}', '{"a": [2, 1]}', '{"a": ["1", 2]}', '{"a": [true, 2]}', '{"a": {}}', '{"a": [1, NaN]}',
+        '{"a": [0, 1e999]}']
 )  # fmt: skip
 def test_what_is_no_range_is_refused(tmp_path, text):
     path = tmp_path / "ranges.json"
@@ -342,7 +343,20 @@ def with_config(mode: str, out: Path) -> Path:
     return out
 
 
-ROUND = ("v0/fp16/w8a16", "v0/bf16/w8a16_asym", "v0/fp16/w8a16_g32_asym", "v0/fp16/w4a16_g32", "v0/fp16/w8a16_awq_m3", "v0/fp16/w8a8s_lowbit_smooth", "v0/bf16/w8a8_dynamic", "v0/fp16/ascendv1_w8a8_mix", "v0/fp16/ascendv1_w4a16_packed", "v1/bf16/w8a16", "v1/bf16/w8a8_static", "v1/fp32/w8a8_smoothasym_c8")  # fmt: skip
+ROUND = (
+    "v0/fp16/w8a16",
+    "v0/bf16/w8a16_asym",
+    "v0/fp16/w8a16_g32_asym",
+    "v0/fp16/w4a16_g32",
+    "v0/fp16/w8a16_awq_m3",
+    "v0/fp16/w8a8s_lowbit_smooth",
+    "v0/bf16/w8a8_dynamic",
+    "v0/fp16/ascendv1_w8a8_mix",
+    "v0/fp16/ascendv1_w4a16_packed",
+    "v1/bf16/w8a16",
+    "v1/bf16/w8a8_static",
+    "v1/fp32/w8a8_smoothasym_c8",
+)
 
 
 @pytest.mark.parametrize("mode", ROUND)

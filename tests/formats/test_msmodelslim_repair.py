@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -51,6 +52,44 @@ def test_a_sound_folder_needs_nothing(name, tmp_path):
     done = polyquant.repair(MSMODELSLIM / name, tmp_path / "new")
     assert (done.path, done.changes, done.left) == (None, (), ())
     assert not (tmp_path / "new").exists()
+
+
+def with_biases(folder, half, slip=0):
+    """As msModelSlim's v1 command line makes them of a model of that dtype: the quotient is rounded to it, then the offset is subtracted."""
+
+    def change(tensors):
+        rng = np.random.default_rng(1)
+        for name in [n.removesuffix(".quant_bias") for n in tensors if n.endswith(".quant_bias")]:
+            deq = tensors[f"{name}.deq_scale"].astype(half).astype(np.float32)
+            bias = (3 * rng.standard_normal(len(deq))).astype(half).astype(np.float32)
+            quotient = (bias / deq).astype(half).astype(np.float32)
+            sums = tensors[f"{name}.weight"].sum(1, dtype=np.int64) * tensors[f"{name}.input_offset"]
+            tensors |= {f"{name}.bias": bias, f"{name}.deq_scale": deq}
+            tensors[f"{name}.quant_bias"] = np.rint(quotient - sums).astype(np.int32)
+            tensors[f"{name}.quant_bias"][0] += slip
+        names.extend(n for n in tensors if n.endswith(".bias"))
+
+    names = []
+    edit_tensors(folder, change)
+    edit_json(description(folder), lambda d: d.update(dict.fromkeys(names, "FLOAT")))
+
+
+def test_biases_of_a_bfloat16_model_are_rounded_twice(tmp_path):
+    folder = copy("v1/bf16/w8a8_static", tmp_path)
+    with_biases(folder, ml_dtypes.bfloat16)
+    assert serious(folder) == []
+    assert polyquant.repair(folder, tmp_path / "new").path is None
+
+
+def test_a_wrong_quant_bias_of_a_bfloat16_model_is_still_found(tmp_path):
+    folder = copy("v1/bf16/w8a8_static", tmp_path)
+    with_biases(folder, ml_dtypes.bfloat16, slip=100)
+    found = [f for f in serious(folder) if "ASC028" in f]
+    assert found and all(": 1 of " in f and "by up to 100" in f for f in found)
+    with_biases(folder, ml_dtypes.bfloat16)
+    edit_tensor(folder, "model.layers.0.self_attn.q_proj.bias", lambda t: t + np.float32(1))
+    (one,) = [f for f in serious(folder) if "ASC028" in f]
+    assert "q_proj" in one
 
 
 @pytest.mark.parametrize("name", [n for n in FOLDERS if n != "v1/bf16/w8a16" and "w4a8_dynamic" not in n])
@@ -132,17 +171,22 @@ MENDED = {  # name: (folder, what is done to it, what repair says)
     "storage in v1": (V1, storage, "deq_scale stored as float32 in 13 layers"),
     "storage in v0": (STATIC, storage, "deq_scale stored as int64 in 14 layers"),
     "a type missing": (W8A16, types(lambda d: d.pop(f"{K}.weight")), f"description: 1 entries added, e.g. {K}.weight"),
-    "a type too many": (W8A16, types(lambda d: d.update({"model.x.weight": "W8A16"})), "description: 1 entries removed, e.g. model.x.weight"),
-    "a wrong type": (W8A16, types(lambda d: d.update({f"{K}.weight_scale": "FLOAT"})), f"description: 1 entries changed, e.g. {K}.weight_scale"),
-    "a float matrix called W8A16": (W8A16, types(lambda d: d.update({"lm_head.weight": "W8A16"})), "1 entries changed, e.g. lm_head.weight"),
+    "a type too many": (W8A16, types(lambda d: d.update({"model.x.weight": "W8A16"})),
+        "description: 1 entries removed, e.g. model.x.weight"),
+    "a wrong type": (W8A16, types(lambda d: d.update({f"{K}.weight_scale": "FLOAT"})),
+        f"description: 1 entries changed, e.g. {K}.weight_scale"),
+    "a float matrix called W8A16": (W8A16, types(lambda d: d.update({"lm_head.weight": "W8A16"})),
+        "1 entries changed, e.g. lm_head.weight"),
     "no model type": (W8A16, types(lambda d: d.pop("model_quant_type")), "1 entries added, e.g. model_quant_type"),
     "no kv_cache_type": (CACHE, types(lambda d: d.pop("kv_cache_type")), "1 entries added, e.g. kv_cache_type"),
     "no version on packed codes": (
         "v0/fp16/ascendv1_w4a16_packed", types(lambda d: d.pop("version")), "1 entries added, e.g. version"),
     "comments in the description": (
-        W8A16, lambda f: description(f).write_text('{"model_quant_type": "W8A16", # no\n}'), "written from dtypes and shapes"),
+        W8A16, lambda f: description(f).write_text('{"model_quant_type": "W8A16", # no\n}'),
+        "written from dtypes and shapes"),
     "an index of another version": (
-        SHARDS, lambda f: edit_json(next(f.glob("*.index.json")), lambda i: i["weight_map"].pop(f"{K}.weight")), "index: rewritten"),
+        SHARDS, lambda f: edit_json(next(f.glob("*.index.json")), lambda i: i["weight_map"].pop(f"{K}.weight")),
+        "index: rewritten"),
 }  # fmt: skip
 
 
@@ -212,14 +256,17 @@ REFUSED = {  # name: (folder, what is done to it, what the line says)
     "NaN scale": (W8A16, nan("weight_scale"), "cannot be repaired: 3 scales are not positive and finite"),
     "offset of 0.5": (W8A16, wrong("weight_offset", 0.5), "cannot be repaired: 3 offsets are not integers"),
     "NaN scale without a description": (
-        STATIC, lambda f: (nan("weight_scale")(f), description(f).unlink()), "input_scale * weight_scale is not positive and finite"),
+        STATIC, lambda f: (nan("weight_scale")(f), description(f).unlink()),
+        "input_scale * weight_scale is not positive and finite"),
     "deq_scale lost without weight_scale": (V1, lose("deq_scale"), "cannot be repaired: deq_scale is missing"),
     "deq_scale broken without weight_scale": (
-        "v1/fp32/w8a8_smoothasym_c8", wrong("deq_scale", 1 << 40), "deq_scale cannot be recomputed without weight_scale"),
+        "v1/fp32/w8a8_smoothasym_c8", wrong("deq_scale", 1 << 40),
+        "deq_scale cannot be recomputed without weight_scale"),
     "scales lost": (W8A16, lose("weight_scale"), "cannot be repaired: weight_scale is missing"),
     "codes lost": (W8A16, lose("weight"), "cannot be repaired: the layer's weight is missing"),
     "cache of one side": (
-        CACHE, lambda f: [edit_tensor(f, f"{K}.kv_cache_{p}", lambda t: None) for p in ("scale", "offset")], "is missing, unlike others"),
+        CACHE, lambda f: [edit_tensor(f, f"{K}.kv_cache_{p}", lambda t: None) for p in ("scale", "offset")],
+        "is missing, unlike others"),
 }  # fmt: skip
 
 

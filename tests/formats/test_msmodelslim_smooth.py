@@ -114,7 +114,11 @@ def test_the_model_computes_what_it_did(folder, method, tmp_path):
     assert len(changed) >= 8  # in each of two layers two norms and what reads them, one matrix or more
 
 
-EMBEDDING = {QWEN2: "model.embed_tokens.weight", QWEN3: "model.embed_tokens.weight", CHATGLM: "transformer.embedding.word_embeddings.weight"}  # fmt: skip
+EMBEDDING = {
+    QWEN2: "model.embed_tokens.weight",
+    QWEN3: "model.embed_tokens.weight",
+    CHATGLM: "transformer.embedding.word_embeddings.weight",
+}
 
 
 @pytest.mark.parametrize("folder", [QWEN2, QWEN3, CHATGLM], ids=["qwen2", "qwen3", "chatglm"])

@@ -143,7 +143,13 @@ def test_keep_auto_keeps_the_expert_that_was_found(source, tmp_path, monkeypatch
 
 
 def test_rows_of_several_experts_have_no_inputs(source, monkeypatch):
-    mixed = Translation("synthetic", (TensorMap(f"{Q}.weight", ("stack",), (2, K), chain(Matrix(0), Slice(0, 2))), TensorMap(f"{KV}.weight", ("stack",), (2 * N, K), Folded())))  # fmt: skip
+    mixed = Translation(
+        "synthetic",
+        (
+            TensorMap(f"{Q}.weight", ("stack",), (2, K), chain(Matrix(0), Slice(0, 2))),
+            TensorMap(f"{KV}.weight", ("stack",), (2 * N, K), Folded()),
+        ),
+    )
     monkeypatch.setattr(planning, "_translate", lambda *_: mixed)
     with pytest.raises(
         UnsupportedError, match=r"kv_proj.*rows of several matrices of a stack.*found 2 matrices of stack"

@@ -138,13 +138,18 @@ BAD = {  # name: (folder, what is done to it, code, what the line says)
     "scales of f16": (SEED, tensor("scales", lambda t: t.astype(np.float16)), "TRL021", "expected F32, found F16"),
     "sv too short": (SEED, tensor("sv", lambda t: t[:100].copy()), "TRL022", "'scales' has the wrong shape"),
     "scales too narrow": (SEED, tensor("scales", lambda t: t[:, :64].copy()), "TRL022", "'scales' has the wrong shape"),
-    "more groups than inputs": (SEED, tensor("scales", lambda t: np.ones((257, 128), np.float32)), "TRL022", "'scales'"),
+    "more groups than inputs": (SEED, tensor("scales", lambda t: np.ones((257, 128), np.float32)), "TRL022",
+        "'scales'"),
     "su of two dimensions": (SEED, tensor("su", lambda t: t[None]), "TRL022", "'su' has the wrong shape"),
     "su empty": (SEED, tensor("su", lambda t: t[:0]), "TRL022", "'su' has the wrong shape"),
-    "indices cut": (SEED, tensor("indices", lambda t: t.reshape(-1)[:-3].copy()), "TRL022", "20480 bytes for 128 tiles"),
-    "indices in other tiles": (SEED, tensor("indices", lambda t: t.reshape(4, 32, -1)), "TRL022", "'indices' has the wrong shape"),
-    "bits of 9": (SEED, tensor("indices", lambda t: np.zeros((16, 8, 288), np.uint8)), "TRL023", "expected 2 to 8, found 9"),
-    "bits of 1": (SEED, tensor("indices", lambda t: np.zeros((16, 8, 32), np.uint8)), "TRL023", "expected 2 to 8, found 1"),
+    "indices cut": (SEED, tensor("indices", lambda t: t.reshape(-1)[:-3].copy()), "TRL022",
+        "20480 bytes for 128 tiles"),
+    "indices in other tiles": (SEED, tensor("indices", lambda t: t.reshape(4, 32, -1)), "TRL022",
+        "'indices' has the wrong shape"),
+    "bits of 9": (SEED, tensor("indices", lambda t: np.zeros((16, 8, 288), np.uint8)), "TRL023",
+        "expected 2 to 8, found 9"),
+    "bits of 1": (SEED, tensor("indices", lambda t: np.zeros((16, 8, 32), np.uint8)), "TRL023",
+        "expected 2 to 8, found 1"),
     "metadata of 9 bits": (SEED, note(bits=9), "TRL023", "expected 5, found 9"),
     "metadata of 4 bits": (SEED, note(bits=4), "TRL024", "the bits in the metadata contradict"),
     "a byte short of its header": (V2, short(K_PROJ), "TRL022", "20481 bytes, with a header byte: as "),
@@ -162,8 +167,10 @@ BAD = {  # name: (folder, what is done to it, code, what the line says)
     "weight_map absolute": (SEED, weight_map("/etc/passwd"), "TRL011", "outside the folder"),
     "link leaves": (SEED, replace_shard(leave), "TRL011", "link that leaves the folder"),
     "shard missing": (SEED, replace_shard(lambda p: None), "TRL012", "shard is missing"),
-    "writer's shard missing": (WRITER, lambda f: (f / "trellis_shard_00001.safetensors").unlink(), "TRL012", "expected 2, found 1"),
-    "writer's first missing": (WRITER, lambda f: (f / "trellis_shard_00000.safetensors").unlink(), "TRL019", "shards are missing"),
+    "writer's shard missing": (WRITER, lambda f: (f / "trellis_shard_00001.safetensors").unlink(), "TRL012",
+        "expected 2, found 1"),
+    "writer's first missing": (WRITER, lambda f: (f / "trellis_shard_00000.safetensors").unlink(), "TRL019",
+        "shards are missing"),
     "dangling link": (SEED, replace_shard(lambda p: p.symlink_to("nowhere")), "TRL017", "broken link"),
     "cyclic link": (SEED, replace_shard(lambda p: p.symlink_to(SHARD)), "TRL017", "broken link"),
     "cyclic layer": (V2, cyclic_layer, "TRL017", "broken link"),
@@ -171,8 +178,10 @@ BAD = {  # name: (folder, what is done to it, code, what the line says)
     "folder for a shard": (SEED, replace_shard(lambda p: p.mkdir()), "TRL017", "not a regular file"),
     "truncated": (SEED, truncate, "TRL018", "data ends after the file does"),
     "no safetensors": (SEED, write(SHARD, b"nothing"), "TRL018", "too short"),
-    "index no json": (SEED, lambda f: (f / INDEX).write_text('{"weight_map": {"a.indices": ' ), "TRL010", "not valid JSON"),
-    "index without map": (SEED, lambda f: (f / INDEX).write_text('{"x.indices": 1}'), "TRL010", "weight_map has the wrong type"),
+    "index no json": (SEED, lambda f: (f / INDEX).write_text('{"weight_map": {"a.indices": ' ), "TRL010",
+        "not valid JSON"),
+    "index without map": (SEED, lambda f: (f / INDEX).write_text('{"x.indices": 1}'), "TRL010",
+        "weight_map has the wrong type"),
     "index promises more": (SEED, drop_from_shard, "TRL013", "is not in model-0000"),
     "config.json broken": (SEED, write("config.json", b"{"), "TRL002", "not valid JSON"),
     "metadata broken": (SEED, write(CONFIG, b"[]"), "TRL031", "expected object, found array"),
@@ -251,16 +260,16 @@ def test_everything_wrong_is_said_at_once(tmp_path):
 # ---------------------------------------------------------------- what is not wrong, and what dialects do
 
 
-NOTES = {"TRL004", "TRL050"}
+NOTES = {"TRL004", "TRL007", "TRL050"}
 DIALECTS = {
     "v2_cuda": {"TRL045", "TRL046"},
-    "v2_exl3": {"TRL045", "TRL046", "TRL047", "TRL048"},
+    "v2_exl3": {"TRL006", "TRL045", "TRL046", "TRL047", "TRL048"},
     "v2_odd": {"TRL001", "TRL045", "TRL046"},
     "v3_cuda_consolidated": {"TRL016", "TRL030", "TRL040", "TRL041", "TRL042", "TRL044", "TRL045", "TRL046"},
     "v3_migrated": {"TRL016", "TRL030", "TRL042", "TRL043", "TRL044", "TRL045", "TRL046"},
     "v3_shard_writer": {"TRL001", "TRL030", "TRL040", "TRL044", "TRL045", "TRL046"},
     "v3_seed_kn": {"TRL036", "TRL049"},
-    "v3_seed_mm_headers": {"TRL036", "TRL044", "TRL045", "TRL046", "TRL049"},
+    "v3_seed_mm_headers": {"TRL006", "TRL036", "TRL044", "TRL045", "TRL046", "TRL049"},
 }
 
 
@@ -305,6 +314,12 @@ def test_smaller_findings(code, tmp_path):
         (lambda c: c["global_config"].update(tile_size=8), "tile_size is 8"),
         (lambda c: c["global_config"].update(target_bits=True), "global_config.target_bits is missing"),
         (lambda c: c["tensor_metadata"][K_PROJ].pop("mse"), "mse is missing"),
+        (lambda c: c.update(quantization_method="gptq"), "quantization_method is 'gptq'"),
+        (lambda c: c["global_config"].update(scale_groups="per_tiles"), "scale_groups is 'per_tiles'"),
+        (lambda c: c["global_config"].update(target_bits=9), "target_bits is '9', expected 2 to 8"),
+        (lambda c: c["global_config"].update(codebook_size=100), "codebook_size is '100'"),
+        (lambda c: c["layer_allocation"]["0"].update({"mlp.up_proj": 17}), "layer_allocation.0.mlp.up_proj is '17'"),
+        (lambda c: c["layer_allocation"].update({"1": 3}), "layer_allocation.1 is '3'"),
         (lambda c: c.pop("global_config"), "global_config is missing"),
         (lambda c: c.pop("tensor_metadata"), "tensor_metadata is missing"),
     ],
@@ -313,6 +328,51 @@ def test_fields_of_the_metadata(change, message, tmp_path):
     folder = copy(SEED, tmp_path)
     edit_json(folder / CONFIG, change)
     assert any(f.code == "TRL032" and message in f.message for f in trellis.check(folder))
+
+
+AGAINST_TENSORS = [
+    ({"num_hidden_layers": 3}, None, r"is missing, and so for 6 more"),
+    ({"num_hidden_layers": 1}, "model.layers.1.", r"after the last, num_hidden_layers is 1, and so for 8 more"),
+    (
+        {"vocab_size": 200},
+        "lm_head.weight",
+        r"is \[128, 256\], the configuration requires \[200, 256\], and so for 1 more",
+    ),
+    ({"intermediate_size": 640}, "model.layers.0.mlp.down_proj.weight", r"is \[256, 512\].* and so for 5 more"),
+    ({"num_key_value_heads": 4}, "model.layers.0.self_attn.k_proj.weight", r"\[128, 256\]"),
+    ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, None, r""),
+]
+
+
+@pytest.mark.parametrize(("change", "named", "message"), AGAINST_TENSORS, ids=lambda x: str(x)[:40])
+def test_config_json_is_held_against_the_tensors(change, named, message, tmp_path):
+    folder = copy(SEED, tmp_path)
+    assert "TRL006" not in {f.code for f in trellis.check(folder)}
+    edit_json(folder / "config.json", lambda c: c.update(change))
+    found = [f for f in trellis.check(folder) if f.code == "TRL006"]
+    assert found and re.search(message, found[0].message) and found[0].severity is Severity.ERROR
+    assert named is None or found[0].tensor.startswith(named)
+
+
+def test_an_unknown_architecture_is_not_held_against_anything(tmp_path):
+    folder = copy(SEED, tmp_path)
+    edit_json(folder / "config.json", lambda c: c.update(model_type="none", architectures=["None"], vocab_size=1))
+    assert "TRL006" not in {f.code for f in trellis.check(folder)}
+
+
+ENTRIES = {
+    "quantization_method": "trellis_ldlq", "quantization_version": "trellis_v2", "config_file": "other.json", "bits": 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ENTRIES)
+def test_the_entry_of_config_json_is_held_against_the_metadata(key, tmp_path):
+    assert "TRL007" in {f.code for f in trellis.check(TRELLIS / SEED)}  # other programs write none
+    polyquant.convert(TRELLIS / SEED, tmp_path / "out", to="trellis-v3")
+    assert not {f.code for f in trellis.check(tmp_path / "out")} & {"TRL006", "TRL007", "TRL008"}
+    edit_json(tmp_path / "out/config.json", lambda c: c["quantization_config"].update({key: ENTRIES[key]}))
+    found = [f for f in trellis.check(tmp_path / "out") if f.code == "TRL008"]
+    assert len(found) == 1 and f"quantization_config has {key}" in found[0].message
 
 
 def test_every_code_is_explained_and_used():

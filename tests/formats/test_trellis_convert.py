@@ -29,7 +29,11 @@ SHAPES = {
     "model.layers.0.self_attn.q_proj.bias": (32,),
     "model.layers.0.self_attn.q_proj.weight": (17, 33),
 }
-LINEAR = ["model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"]  # fmt: skip
+LINEAR = [
+    "model.layers.0.mlp.down_proj.weight",
+    "model.layers.0.mlp.up_proj.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +189,9 @@ def test_bytes_do_not_depend_on_threads(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "dialect", ["v2_cuda", "v2_exl3", "v2_odd", "v3_cuda_consolidated", "v3_migrated", "v3_shard_writer", "v3_seed_kn", "v3_seed_mm_headers"]
+    "dialect",
+    ["v2_cuda", "v2_exl3", "v2_odd", "v3_cuda_consolidated", "v3_migrated", "v3_shard_writer", "v3_seed_kn",
+        "v3_seed_mm_headers"]
 )  # fmt: skip
 @pytest.mark.parametrize("repair", [False, True])
 def test_every_dialect_becomes_v3_without_a_change_of_value(dialect, repair, tmp_path):

@@ -58,7 +58,8 @@ MODEL = [
 def test_every_field_of_the_metadata():
     found = read(laid(MODEL), "quantization_config.json")
     components = {
-        "up": 2 * 4 * 96 + 4 * (64 + 32 + 64), "down": 4 * 2 * 128 + 4 * (32 + 64 + 32), "odd": 3 * 2 * 96 + 4 * (17 + 33 + 17),
+        "up": 2 * 4 * 96 + 4 * (64 + 32 + 64), "down": 4 * 2 * 128 + 4 * (32 + 64 + 32),
+        "odd": 3 * 2 * 96 + 4 * (17 + 33 + 17),
     }  # fmt: skip
     average = 8 * sum(components.values()) / (2 * 64 * 32 + 17 * 33)
     assert found == {
@@ -76,16 +77,19 @@ def test_every_field_of_the_metadata():
         "tensor_metadata": {
             "model.layers.0.mlp.up_proj.weight": {
                 "bits": 3, "shape": [32, 64], "mse": 7.0, "original_bytes": 4096, "original_dtype": "bf16",
-                "compressed_bytes": components["up"], "compression_ratio": round(4096 / components["up"], 4), "hadamard": [32, 64],
+                "compressed_bytes": components["up"], "compression_ratio": round(4096 / components["up"], 4),
+                "hadamard": [32, 64],
             },
             "model.layers.0.mlp.down_proj.weight": {
                 "bits": 4, "shape": [64, 32], "mse": 7.0, "original_bytes": 4096, "original_dtype": "bf16",
-                "compressed_bytes": components["down"], "compression_ratio": round(4096 / components["down"], 4), "hadamard": [64, 32],
+                "compressed_bytes": components["down"], "compression_ratio": round(4096 / components["down"], 4),
+                "hadamard": [64, 32],
                 "codebook": {"type": "mul1", "window_bits": 16, "tile_order": "row_major"},
             },
             "model.layers.1.mlp.up_proj.weight": {
                 "bits": 3, "shape": [33, 17], "mse": 7.0, "original_bytes": 1122, "original_dtype": "bf16",
-                "compressed_bytes": components["odd"], "compression_ratio": round(1122 / components["odd"], 4), "hadamard": [1, 1],
+                "compressed_bytes": components["odd"], "compression_ratio": round(1122 / components["odd"], 4),
+                "hadamard": [1, 1],
             },
         },
         "layer_allocation": {"0": {"mlp.up_proj": 3, "mlp.down_proj": 4}, "1": {"mlp.up_proj": 3}},
@@ -107,7 +111,8 @@ def test_index_and_config():
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90), st.sampled_from(["trellis.2", "trellis.8.grid", "f32"])), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90), st.sampled_from(["trellis.2", "trellis.8.grid", "f32"])),
+        min_size=1, max_size=12),
     st.integers(1, 40_000),
 )  # fmt: skip
 def test_no_shard_is_over_the_target_unless_one_component_is(tmp_path_factory, shapes, limit):

@@ -49,7 +49,14 @@ def make(folder, *, tied=False, dtype="float32", kind="llama", wide=False, codec
     import torch
     import transformers
 
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+    }
     if wide:  # multiples of 128 everywhere
         sizes |= {"hidden_size": 128, "intermediate_size": 128, "num_key_value_heads": 4, "num_hidden_layers": 1}
     torch.manual_seed(0)
@@ -119,7 +126,8 @@ def linear(model):
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize(("tied", "dtype"), [(False, "float32"), (True, "float32"), (True, "bfloat16"), (False, "float16")])  # fmt: skip
+@pytest.mark.parametrize(("tied", "dtype"),
+    [(False, "float32"), (True, "float32"), (True, "bfloat16"), (False, "float16")])  # fmt: skip
 def test_logits_are_those_of_the_dequantized_folder(tmp_path, tied, dtype):
     import torch
 
@@ -203,7 +211,9 @@ def test_saved_and_loaded_again_byte_for_byte(model, tmp_path):
     old, new = load_file(a), load_file(b)
     assert old.keys() == new.keys()
     assert all(old[n].dtype == new[n].dtype and old[n].tobytes() == new[n].tobytes() for n in old)
-    assert (tmp_path / "out" / "quantization_config.json").read_bytes() == (model / "quantization_config.json").read_bytes()  # fmt: skip
+    assert (tmp_path / "out" / "quantization_config.json").read_bytes() == (
+        model / "quantization_config.json"
+    ).read_bytes()
     assert {f.severity.value for f in pq.validate(tmp_path / "out")} <= {"note"}
     np.testing.assert_array_equal(logits(auto(tmp_path / "out")), logits(first))
     first.save_pretrained(tmp_path / "out", max_shard_size="50KB")
@@ -362,7 +372,8 @@ def test_without_the_plugin_there_are_no_random_weights(model, tmp_path):
     auto(model).save_pretrained(tmp_path / "saved")
     for folder in (model, tmp_path / "saved"):
         done = subprocess.run(
-            [sys.executable, "-c", f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})"],
+            [sys.executable, "-c",
+                f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})"],
             env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 1 and "import polyquant.hf first" in done.stderr.splitlines()[-1]

@@ -228,7 +228,8 @@ def test_scales_of_the_cache():
 def changed(part, array=None):
     """The dict of a static layer with another part, or without it."""
     given = {
-        "a.weight": np.ones((2, 3), np.int8), "a.input_scale": np.ones(1, np.float16), "a.input_offset": np.zeros(1, np.float16),
+        "a.weight": np.ones((2, 3), np.int8), "a.input_scale": np.ones(1, np.float16),
+        "a.input_offset": np.zeros(1, np.float16),
         "a.weight_scale": np.ones((2, 1), np.float16),
     }  # fmt: skip
     return {n: a for n, a in {**given, f"a.{part}": array}.items() if a is not None}
@@ -236,19 +237,27 @@ def changed(part, array=None):
 
 BAD = {
     "no scale": (changed("weight_scale"), "weight_process", "lacks a tensor"),
-    "scales of other rows": (changed("weight_scale", np.ones(3, np.float16)), "weight_process", "weight_scale does not fit"),
+    "scales of other rows": (changed("weight_scale", np.ones(3, np.float16)), "weight_process",
+        "weight_scale does not fit"),
     "scales of integers": (changed("weight_scale", np.ones(2, np.int8)), "weight_process", "weight_scale does not fit"),
-    "offset of other rows": (changed("weight_offset", np.ones(3, np.float16)), "weight_process", "weight_offset does not fit"),
+    "offset of other rows": (changed("weight_offset", np.ones(3, np.float16)), "weight_process",
+        "weight_offset does not fit"),
     "no input scale": (changed("input_scale"), "weight_activation_process", "lacks a tensor"),
-    "two input scales": (changed("input_scale", np.ones(2, np.float16)), "weight_activation_process", "input_scale does not fit"),
-    "deq_scale of half": (changed("deq_scale", np.ones(2, np.float16)), "weight_activation_process", "deq_scale does not fit"),
-    "deq_scale of 33 bits": (changed("deq_scale", np.full(2, 1 << 32)), "weight_activation_process", "more than the bits"),
+    "two input scales": (changed("input_scale", np.ones(2, np.float16)), "weight_activation_process",
+        "input_scale does not fit"),
+    "deq_scale of half": (changed("deq_scale", np.ones(2, np.float16)), "weight_activation_process",
+        "deq_scale does not fit"),
+    "deq_scale of 33 bits": (changed("deq_scale", np.full(2, 1 << 32)), "weight_activation_process",
+        "more than the bits"),
     "deq_scale negative": (changed("deq_scale", np.full(2, -1)), "weight_activation_process", "more than the bits"),
     "no way to deq_scale": (changed("weight_scale"), "weight_activation_process", "lacks a tensor"),
-    "quant_bias of floats": (changed("quant_bias", np.ones(2, np.float32)), "weight_activation_process", "quant_bias does not fit"),
-    "scale of zero": (changed("bias", np.full(2, np.inf, np.float16)), "weight_activation_process", "does not fit 32 bits"),
+    "quant_bias of floats": (changed("quant_bias", np.ones(2, np.float32)), "weight_activation_process",
+        "quant_bias does not fit"),
+    "scale of zero": (changed("bias", np.full(2, np.inf, np.float16)), "weight_activation_process",
+        "does not fit 32 bits"),
     "no cache": (changed("bias"), "kv_cache_process", "no cache scale"),
-    "cache offsets": ({"a.kv_cache_scale": np.ones(2), "a.kv_cache_offset": np.ones(3)}, "kv_cache_process", "does not fit its scale"),
+    "cache offsets": ({"a.kv_cache_scale": np.ones(2), "a.kv_cache_offset": np.ones(3)}, "kv_cache_process",
+        "does not fit its scale"),
     "odd fused cache": ({"a.qkv_proj.kv_cache_scale": np.ones(3)}, "kv_cache_process", "k and v"),
 }  # fmt: skip
 

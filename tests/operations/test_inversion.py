@@ -32,13 +32,15 @@ CASES = {
     "rows": [("a", ["r"], PERMUTED)],
     "experts to a stack": [("a", ["x", "y", "z"], Stack())],
     "a stack to experts": [("a", ["s"], Matrix(0)), ("c", ["s"], Matrix(2)), ("b", ["s"], Matrix(1))],
-    "a fused projection": [("k", ["f"], Slice(4, 6)), ("q", ["f"], chain(Slice(0, 4), PERMUTED)), ("v", ["f"], Slice(6, 8))],
+    "a fused projection": [("k", ["f"], Slice(4, 6)), ("q", ["f"], chain(Slice(0, 4), PERMUTED)),
+        ("v", ["f"], Slice(6, 8))],
     "q, k, v joined": [("f", ["x", "y", "z"], Concat())],
     "gate and up of a turned stack": [
         ("g", ["s"], chain(Slice(0, 3, axis=2), Transpose())), ("u", ["s"], chain(Slice(3, 6, axis=2), Transpose())),
     ],
     "even and odd columns": [
-        ("g", ["s"], chain(Slice(0, 6, 2, axis=2), Transpose())), ("u", ["s"], chain(Slice(1, 6, 2, axis=2), Transpose())),
+        ("g", ["s"], chain(Slice(0, 6, 2, axis=2), Transpose())),
+        ("u", ["s"], chain(Slice(1, 6, 2, axis=2), Transpose())),
     ],
     "in turn": [("s", ["x", "y"], Interleave())],
     "kv_b": [("k_b", ["kv"], HALF), ("v_b", ["kv"], REST)],

@@ -203,9 +203,12 @@ def test_shapes_that_do_not_fit_are_refused_by_name(op, shapes, expected):
 
 
 def test_each_operation_is_told_from_every_other():
-    found = [SAME, Rows(np.arange(4)), Rows(np.arange(4), 1), Rows(np.arange(4)[::-1].copy()), Slice(0, 4), Slice(0, 4, 2), Concat(), Concat(1),
-             Interleave(), Stack(), Matrix(0), Matrix(1), Transpose(), Reshape((4, 4)), Multiply(1.0), MinusExp(), AddConstant(1.0), AddConstant(2.0), MultiplyRows(((4, 1.0),)), MultiplyRows(((4, 2.0),)),
-             Chain((Slice(0, 4), Transpose())), Chain((Transpose(), Slice(0, 4))), Joined((SAME, Transpose()), Stack())]  # fmt: skip
+    found = [SAME, Rows(np.arange(4)), Rows(np.arange(4), 1), Rows(np.arange(4)[::-1].copy()), Slice(0, 4),
+        Slice(0, 4, 2), Concat(), Concat(1),
+             Interleave(), Stack(), Matrix(0), Matrix(1), Transpose(), Reshape((4, 4)), Multiply(1.0), MinusExp(),
+             AddConstant(1.0), AddConstant(2.0), MultiplyRows(((4, 1.0),)), MultiplyRows(((4, 2.0),)),
+             Chain((Slice(0, 4), Transpose())), Chain((Transpose(), Slice(0, 4))),
+             Joined((SAME, Transpose()), Stack())]  # fmt: skip
     assert len({op.identity for op in found}) == len(found)
 
 

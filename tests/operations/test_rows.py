@@ -89,7 +89,10 @@ def test_an_expert_is_a_matrix_of_its_own(codec):
         assert 3 * one.nbytes == stack.nbytes and one.bpw == stack.bpw
         for part, array in one.parts.items():
             assert np.shares_memory(array, stack.parts[part])  # nothing is copied
-    total = sum((error_sums(whole[i], one.dequantize()) for i, one in enumerate(experts(stack))), error_sums(whole[:0], whole[:0]))  # fmt: skip
+    total = sum(
+        (error_sums(whole[i], one.dequantize()) for i, one in enumerate(experts(stack))),
+        error_sums(whole[:0], whole[:0]),
+    )
     assert total.dd == 0 and total.count == whole.size
     np.testing.assert_array_equal(stack.dequantize(rows=slice(6, 11)), whole.reshape(-1, STACK[2])[6:11])
 

@@ -92,7 +92,8 @@ def trellis_arguments(bits: int = 3, window: int = 8) -> tuple[Any, ...]:
     order = (j % 32 // 2 * 16 + j // 32 * 2 + j % 2).astype(np.uint8)
     return (
         u8(2 * 3 * 32 * bits), 32, 48, bits, window, "lut", i16((1 << window) + 1), f32(1 << window), 0.5, 0.25,
-        Maybe(guarded(order) if np.random.default_rng(5).integers(2) else None), (32, 16), f32(1, 48), f32(32), f32(48), False,
+        Maybe(guarded(order) if np.random.default_rng(5).integers(2) else None), (32, 16), f32(1, 48), f32(32), f32(48),
+        False,
     )  # fmt: skip
 
 
@@ -108,8 +109,10 @@ def cache(dtype: Any) -> tuple[Any, ...]:
     """2 heads read each of 3 groups of 8 numbers; room for 64 positions."""
     small = dtype is np.int8
     return (
-        f32(2, 6, 8), f32(2, 3, 8), f32(2, 3, 8), whole(dtype, 3, 2, 8, 32), whole(dtype, 3, 2, 32, 8), f32(2, 6, 8), 31, 0.3, 0,
-        Maybe(f32(3, 2, 4, 8) if small else None), Maybe(f32(3, 2, 256) if small else None), Maybe(f32(3, 4, 8) if small else None),
+        f32(2, 6, 8), f32(2, 3, 8), f32(2, 3, 8), whole(dtype, 3, 2, 8, 32), whole(dtype, 3, 2, 32, 8), f32(2, 6, 8),
+        31, 0.3, 0,
+        Maybe(f32(3, 2, 4, 8) if small else None), Maybe(f32(3, 2, 256) if small else None),
+        Maybe(f32(3, 4, 8) if small else None),
         2.5, Maybe(f32(6)), Maybe(f32(6)), 32,
     )  # fmt: skip
 
@@ -295,12 +298,16 @@ def handles() -> list[Any]:
 
 ANY: list[Any] = [None, "text", b"", 3, 2.5, [], {}, object(), int, Odd(), np.float32(1)]
 INTEGERS: list[Any] = [
-    None, "1", 1.5, [], True, -1, 0, 1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 1 << 16, -(1 << 31), (1 << 31) - 1,
-    1 << 31, 1 << 32, 1 << 34, 1 << 40, 1 << 58, 1 << 59, 1 << 60, 1 << 61, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1, 1 << 64, 10**30,
+    None, "1", 1.5, [], True, -1, 0, 1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 1 << 16,
+    -(1 << 31), (1 << 31) - 1,
+    1 << 31, 1 << 32, 1 << 34, 1 << 40, 1 << 58, 1 << 59, 1 << 60, 1 << 61, 1 << 62, (1 << 63) - 1, 1 << 63,
+    (1 << 64) - 32, (1 << 64) - 1, 1 << 64, 10**30,
 ]  # fmt: skip
 TEXTS: list[Any] = [
-    None, 3, b"q4_0", "", "no such", "\udcff", "\0", "q4_0\0", "x" * 100_000, "q4_0", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
-    "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "tq1_0", "tq2_0", "i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s", "f16", "bf16",
+    None, 3, b"q4_0", "", "no such", "\udcff", "\0", "q4_0\0", "x" * 100_000, "q4_0", "q8_0", "q2_k", "q3_k", "q4_k",
+    "q5_k", "q6_k", "iq1_s",
+    "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "tq1_0", "tq2_0", "i2_s.x86", "i2_s.arm",
+    "i2_s.x4", "trinity.i2_s", "f16", "bf16",
     "f32", "f64", "f8_e4m3", "floats", "token", "fixed", "mixed", "mul1", "grid", "mcg", "3inst", "lut",
 ]  # fmt: skip
 

@@ -181,8 +181,10 @@ def test_of_equal_experts_the_first_is_taken(engine):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"used": 0}, {"used": 9}, {"gating": "tanh"}, {"groups": 3}, {"groups": 0}, {"groups": 4, "groups_used": 0}, {"groups": 4, "groups_used": 5},
-        {"used": 3, "groups": 4, "groups_used": 1}, {"group_score": "mean"}, {"groups": 8, "groups_used": 8, "group_score": "top2"},
+        {"used": 0}, {"used": 9}, {"gating": "tanh"}, {"groups": 3}, {"groups": 0}, {"groups": 4, "groups_used": 0},
+        {"groups": 4, "groups_used": 5},
+        {"used": 3, "groups": 4, "groups_used": 1}, {"group_score": "mean"},
+        {"groups": 8, "groups_used": 8, "group_score": "top2"},
         {"scale": math.nan}, {"eps": math.inf},
     ],
 )  # fmt: skip

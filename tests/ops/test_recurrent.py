@@ -34,14 +34,28 @@ def of_state_space(seed, tokens, heads=6, groups=2, size=5, states=7, fast=1.0):
     rng = np.random.default_rng(seed)
     dt = softplus(normal(rng, tokens, heads))
     a = -np.exp(normal(rng, heads)) * np.float32(fast)
-    return (normal(rng, heads, size, states), normal(rng, tokens, heads, size), dt, a, normal(rng, tokens, groups, states), normal(rng, tokens, groups, states))  # fmt: skip
+    return (
+        normal(rng, heads, size, states),
+        normal(rng, tokens, heads, size),
+        dt,
+        a,
+        normal(rng, tokens, groups, states),
+        normal(rng, tokens, groups, states),
+    )
 
 
 def of_delta_rule(seed, tokens, heads=6, keys=7, values=5, fast=1.0, alike=0.0):
     rng = np.random.default_rng(seed)
     k = normal(rng, tokens, heads, keys) + np.float32(alike) * normal(rng, 1, heads, keys)
     g = -np.exp(normal(rng, tokens, heads)) * np.float32(fast)
-    return (normal(rng, heads, keys, values), unit(normal(rng, tokens, heads, keys)), unit(k), normal(rng, tokens, heads, values), g, sigmoid(normal(rng, tokens, heads) * 2))  # fmt: skip
+    return (
+        normal(rng, heads, keys, values),
+        unit(normal(rng, tokens, heads, keys)),
+        unit(k),
+        normal(rng, tokens, heads, values),
+        g,
+        sigmoid(normal(rng, tokens, heads) * 2),
+    )
 
 
 @pytest.mark.parametrize("fast", [0.001, 1.0, 50.0])

@@ -44,7 +44,23 @@ def test_codebooks_are_close_to_normal(name: str) -> None:
         assert np.array_equal(book, book.astype(np.float16))
 
 
-CASES = [(1, 6), (2, 8), (2, 9), (2, 12), (3, 9), (3, 10), (3, 12), (4, 8), (4, 10), (5, 9), (6, 10), (7, 11), (8, 12), (8, 8), (3, 3)]  # fmt: skip
+CASES = [
+    (1, 6),
+    (2, 8),
+    (2, 9),
+    (2, 12),
+    (3, 9),
+    (3, 10),
+    (3, 12),
+    (4, 8),
+    (4, 10),
+    (5, 9),
+    (6, 10),
+    (7, 11),
+    (8, 12),
+    (8, 8),
+    (3, 3),
+]
 
 
 @pytest.mark.skipif(native.lib() is None, reason="no native kernels here")

@@ -19,10 +19,14 @@ from polyquant.quantizers.exact_tool import exact_codes
 ROOT = VECTORS / "msmodelslim"
 SOURCES = {"fp16": ("qwen2_fp16", "F16"), "bf16": ("qwen2_bf16", "BF16"), "v1": ("qwen3_bf16", "BF16")}
 EXACT = [
-    "v0/fp16/w8a16", "v0/bf16/w8a16", "v0/fp16/w8a16_asym", "v0/bf16/w8a16_asym", "v0/fp16/w8a16_g32", "v0/fp16/w8a16_g32_asym",
-    "v0/fp16/w4a16_g32", "v0/fp16/w8a8_dynamic", "v0/bf16/w8a8_dynamic", "v0/fp16/w8a8", "v0/bf16/w8a8", "v0/fp16/w8a8_c8_sharded",
-    "v0/bf16/w8a8_c8_asym", "v0/fp16/w8a8_per_tensor", "v0/fp16/w8a8s", "v0/fp16/w8a8s_lowbit_sigma", "v0/bf16/w8a8s", "v0/fp16/ascendv1_w4a16_packed",
-    "v0/fp16/ascendv1_w4a16_g32_packed", "v0/fp16/ascendv1_w8a8_mix", "v1/bf16/w8a16", "v1/bf16/w8a8_static", "v1/bf16/w8a8_dynamic",
+    "v0/fp16/w8a16", "v0/bf16/w8a16", "v0/fp16/w8a16_asym", "v0/bf16/w8a16_asym", "v0/fp16/w8a16_g32",
+    "v0/fp16/w8a16_g32_asym",
+    "v0/fp16/w4a16_g32", "v0/fp16/w8a8_dynamic", "v0/bf16/w8a8_dynamic", "v0/fp16/w8a8", "v0/bf16/w8a8",
+    "v0/fp16/w8a8_c8_sharded",
+    "v0/bf16/w8a8_c8_asym", "v0/fp16/w8a8_per_tensor", "v0/fp16/w8a8s", "v0/fp16/w8a8s_lowbit_sigma", "v0/bf16/w8a8s",
+    "v0/fp16/ascendv1_w4a16_packed",
+    "v0/fp16/ascendv1_w4a16_g32_packed", "v0/fp16/ascendv1_w8a8_mix", "v1/bf16/w8a16", "v1/bf16/w8a8_static",
+    "v1/bf16/w8a8_dynamic",
     "v1/bf16/w8a8_mix", "v1/bf16/w4a8_dynamic",
 ]  # fmt: skip
 """Vectors whose weights are those of a float model, unsmoothed."""

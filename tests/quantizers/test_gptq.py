@@ -23,7 +23,9 @@ def off(codes, w, h):
     return float(np.einsum("nk,kl,nl->", d, h, d, optimize=True))
 
 
-@pytest.mark.parametrize("name", ["w8a16.g128", "w8a16", "w8a16.asym", "w8a16.g32.asym", "w4a16.g32", "w4a16.g128.asym", "w8a16.f16", "w8a16.tensor", "w8a8.dynamic", "w8a8s"])  # fmt: skip
+@pytest.mark.parametrize("name",
+    ["w8a16.g128", "w8a16", "w8a16.asym", "w8a16.g32.asym", "w4a16.g32", "w4a16.g128.asym", "w8a16.f16", "w8a16.tensor",
+        "w8a8.dynamic", "w8a8s"])  # fmt: skip
 def test_output_error_is_at_least_a_fifth_lower(name):
     codec = msmodelslim_named(name)
     w, h = case(1)
@@ -63,7 +65,9 @@ def test_clip_is_searched_without_a_hessian():
     assert scale.shape == offset.shape == (64, 8)
 
 
-@pytest.mark.parametrize("h", [np.full((256, 256), np.nan, np.float32), np.zeros((256, 256), np.float32), -np.eye(256, dtype=np.float32)])  # fmt: skip
+@pytest.mark.parametrize("h",
+    [np.full((256, 256), np.nan, np.float32), np.zeros((256, 256), np.float32),
+        -np.eye(256, dtype=np.float32)])  # fmt: skip
 def test_a_hessian_that_says_nothing_is_left_aside(h):
     w, _ = case(4)
     codec = msmodelslim_named("w8a16")

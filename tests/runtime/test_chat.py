@@ -15,7 +15,8 @@ from polyquant.tokenizers.tokenizer import open_tokenizer
 from polyquant.types import Checkpoint
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "'\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA2 = """{% if messages[0]['role'] == 'system' %}
@@ -30,7 +31,8 @@ LLAMA2 = """{% if messages[0]['role'] == 'system' %}
     {% endif %}
 {% endfor %}"""
 MIXED = (
-    "{%- for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}{{ m | tojson }}|{{ m | tojson(indent=1) }}{% if loop.last %}{% break %}"
+    "{%- for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}{{ m | tojson }}|{{ m | "
+    "tojson(indent=1) }}{% if loop.last %}{% break %}"
     "{% endif %}{%- endfor %}{% generation %}[{{ tools | length if tools else 'none' }}]{% endgeneration %}"
 )
 TALK = [
@@ -42,9 +44,13 @@ TALK = [
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 # By transformers 5.23: apply_chat_template(TALK, chat_template=..., tokenize=False, add_generation_prompt=True).
 RENDERED = {
-    CHATML: "<|im_start|>system\n Be <brief> & true <|im_end|>\n<|im_start|>user\nWho are you? é<|im_end|>\n<|im_start|>assistant\nI\n<|im_end|>\n<|im_start|>user\nHm<|im_end|>\n<|im_start|>assistant\n",
+    CHATML: "<|im_start|>system\n Be <brief> & true <|im_end|>\n<|im_start|>user\nWho are you? "
+    "é<|im_end|>\n<|im_start|>assistant\nI\n<|im_end|>\n<|im_start|>user\nHm<|im_end|>\n<|im_start|>assistant\n",
     LLAMA2: "<s>[INST] <<SYS>>Be <brief> & true<</SYS>> Who are you? é [/INST] I\n </s>\n[INST] Hm [/INST]",
-    MIXED: '{"role": "system", "content": " Be <brief> & true "}|{\n "role": "system",\n "content": " Be <brief> & true "\n}{"role": "user", "content": "Who are you? é"}|{\n "role": "user",\n "content": "Who are you? é"\n}{"role": "assistant", "content": "I\\n"}|{\n "role": "assistant",\n "content": "I\\n"\n}{"role": "user", "content": "Hm"}|{\n "role": "user",\n "content": "Hm"\n}[none]',
+    MIXED: '{"role": "system", "content": " Be <brief> & true "}|{\n "role": "system",\n "content": " Be <brief> & '
+    'true "\n}{"role": "user", "content": "Who are you? é"}|{\n "role": "user",\n "content": "Who are you? '
+    'é"\n}{"role": "assistant", "content": "I\\n"}|{\n "role": "assistant",\n "content": "I\\n"\n}{"role": "user", '
+    '"content": "Hm"}|{\n "role": "user",\n "content": "Hm"\n}[none]',
 }
 
 

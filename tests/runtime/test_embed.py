@@ -75,8 +75,10 @@ def test_texts_lists_and_ids(bert):
 @pytest.mark.parametrize(
     ("texts", "match"),
     [
-        ([], "there is no input text"), ([[]], "an input is empty"), ([[1.5]], "list of token ids"), ([[[1]]], "list of token ids"), ([[384]], "outside the vocabulary"),
-        ([[-1]], "outside the vocabulary"), ([[5] * 129], "at most 128 tokens, found 129"), ("a " * 100_000, "found an input of 200000 characters"), ("a b " * 200, "longer"),
+        ([], "there is no input text"), ([[]], "an input is empty"), ([[1.5]], "list of token ids"),
+        ([[[1]]], "list of token ids"), ([[384]], "outside the vocabulary"),
+        ([[-1]], "outside the vocabulary"), ([[5] * 129], "at most 128 tokens, found 129"),
+        ("a " * 100_000, "found an input of 200000 characters"), ("a b " * 200, "longer"),
     ],
 )  # fmt: skip
 def test_texts_that_cannot_be_embedded(bert, texts, match):

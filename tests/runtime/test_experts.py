@@ -251,7 +251,8 @@ def test_a_part_by_its_formula(engine):
     made, x = part("qwen3", "f32"), floats(5, HIDDEN)
     router, gate, up, down = (
         w.dequantize().reshape(w.shape).astype(float)
-        for w in (weight("f32", E, HIDDEN, seed=1), weight("f32", E, WIDE, HIDDEN, seed=2), weight("f32", E, WIDE, HIDDEN, seed=3), weight("f32", E, HIDDEN, WIDE, seed=5))
+        for w in (weight("f32", E, HIDDEN, seed=1), weight("f32", E, WIDE, HIDDEN, seed=2),
+            weight("f32", E, WIDE, HIDDEN, seed=3), weight("f32", E, HIDDEN, WIDE, seed=5))
     )  # fmt: skip
     want = np.zeros_like(x, float)
     for t, row in enumerate(x.astype(float)):

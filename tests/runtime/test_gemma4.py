@@ -17,8 +17,10 @@ from polyquant.runtime.load import load
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 SIZES = {
-    "vocab_size": 96, "vocab_size_per_layer_input": 96, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "max_position_embeddings": 512, "sliding_window": 6,
+    "vocab_size": 96, "vocab_size_per_layer_input": 96, "hidden_size": 64, "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "max_position_embeddings": 512,
+    "sliding_window": 6,
     "num_hidden_layers": 6, "layer_types": [LOCAL, FULL, LOCAL, LOCAL, LOCAL, FULL], "hidden_size_per_layer_input": 0,
     "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1,
 }  # fmt: skip
@@ -29,7 +31,8 @@ VARIANTS = {
     "as E2B": {"hidden_size_per_layer_input": 8, **SHARED, "final_logit_softcapping": 30.0},
     "values are keys": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "experts and inputs": {
-        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32, "hidden_size_per_layer_input": 8,
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+        "hidden_size_per_layer_input": 8,
     },
     "no experts, one kind": {"layer_types": [FULL] * 6, "global_head_dim": 32},
 }  # fmt: skip
@@ -122,7 +125,8 @@ def test_a_layer_of_values_that_are_keys_has_none_of_its_own():
 
 def test_what_is_another_model_is_refused(tmp_path):
     golden = Golden("gemma4")
-    for entry, error in (({"use_bidirectional_attention": "all"}, UnsupportedError), ({"num_kv_shared_layers": 6}, InputError)):  # fmt: skip
+    for entry, error in (({"use_bidirectional_attention": "all"}, UnsupportedError),
+        ({"num_kv_shared_layers": 6}, InputError)):  # fmt: skip
         folder = tmp_path / next(iter(entry))
         folder.mkdir()
         for path in golden.folder.iterdir():

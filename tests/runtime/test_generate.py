@@ -15,11 +15,13 @@ from polyquant.runtime.generate import generate
 PROMPT = "And it came to pass"
 IDS = (0, 298, 356, 474, 292, 603)
 GREEDY = [
-    14, 438, 261, 404, 372, 489, 292, 261, 412, 14, 299, 261, 412, 271, 701, 372, 489, 292, 261, 412, 14, 270, 311, 1549, 289, 261, 472,
+    14, 438, 261, 404, 372, 489, 292, 261, 412, 14, 299, 261, 412, 271, 701, 372, 489, 292, 261, 412, 14, 270, 311,
+    1549, 289, 261, 472,
     271, 261, 412, 271, 701, 14, 270, 311, 1549, 289, 261, 472, 271, 261, 412, 271, 701, 16, 201, 298, 261,
 ]  # fmt: skip
 TEXT = (
-    ", when the man was come to the king, that the king of Judah was come to the king, and he reigned in the house of the king of Judah, "
+    ", when the man was come to the king, that the king of Judah was come to the king, and he reigned in the house of "
+    "the king of Judah, "
     "and he reigned in the house of the king of Judah.\nAnd the"
 )
 PENALIZED = [
@@ -102,7 +104,8 @@ def test_native_and_numpy_engines_give_the_same_tokens(model, codec, activations
     assert answers[0] == answers[1] and len(set(answers[0])) > 5
 
 
-@pytest.mark.parametrize("name", ["tiny-llama-tied/tiny-llama-tied-Q4_0.gguf", "tiny-llama-untied/tiny-llama-untied-Q4_K_M.gguf",
+@pytest.mark.parametrize("name",
+    ["tiny-llama-tied/tiny-llama-tied-Q4_0.gguf", "tiny-llama-untied/tiny-llama-untied-Q4_K_M.gguf",
                                   "tiny-bitnet/tiny-bitnet-TQ2_0.gguf"])  # fmt: skip
 @pytest.mark.parametrize(("activations", "bound"), [("float", 1e-4), ("int8", 0.1)])
 def test_the_vectors_models_speak(name, activations, bound):

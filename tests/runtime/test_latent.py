@@ -73,7 +73,8 @@ def test_what_a_position_costs():
 
 def test_scale():
     usual = {
-        "layers": 1, "context": 8, "hidden": 8, "feed_forward": 8, "heads": 2, "kv_heads": 2, "head_dim": 64, "norm_eps": 1e-6, "rope_theta": 1e4, "vocab": 8,
+        "layers": 1, "context": 8, "hidden": 8, "feed_forward": 8, "heads": 2, "kv_heads": 2, "head_dim": 64,
+        "norm_eps": 1e-6, "rope_theta": 1e4, "vocab": 8,
         "more": {"nope_head": 128},
     }  # fmt: skip
     plain = 192**-0.5

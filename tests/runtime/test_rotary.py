@@ -25,7 +25,8 @@ CONFIG = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 METADATA = {
-    "a.embedding_length": 32, "a.attention.head_count": 2, "a.block_count": 1, "a.feed_forward_length": 8, "a.context_length": 64,
+    "a.embedding_length": 32, "a.attention.head_count": 2, "a.block_count": 1, "a.feed_forward_length": 8,
+    "a.context_length": 64,
 }  # fmt: skip
 
 
@@ -126,7 +127,8 @@ BAD = {
     "yarn on nothing": {"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 0}},
     "yarn with theta 1": {"rope_theta": 1.0, "rope_scaling": {"rope_type": "yarn", "factor": 2}},
     "yarn betas": {"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": "x"}},
-    "llama3 upside down": {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}},
+    "llama3 upside down": {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4,
+            "high_freq_factor": 1}},
     "unknown kind": {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
     "kind no text": {"rope_scaling": {"rope_type": 3}},
     "share of a head": {"partial_rotary_factor": 7},

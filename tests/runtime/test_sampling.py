@@ -127,8 +127,10 @@ def test_tokens_that_are_ruled_out_are_never_drawn():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"), ("top_k", -1), ("top_k", 1.5),
-     ("top_k", True), ("top_p", -0.1), ("top_p", 1.1), ("min_p", 2), ("repetition_penalty", 0), ("repetition_window", -1), ("seed", -1),
+    [("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"), ("top_k", -1),
+        ("top_k", 1.5),
+     ("top_k", True), ("top_p", -0.1), ("top_p", 1.1), ("min_p", 2), ("repetition_penalty", 0),
+     ("repetition_window", -1), ("seed", -1),
      ("seed", "x"), ("temperature", None)],
 )  # fmt: skip
 def test_values_out_of_range(name, value):

@@ -69,7 +69,11 @@ def test_a_tape_records_it():
 def test_latent_attention_is_closer_to_exact(name, tmp_path):
     """The mean over many texts: of one alone a rounding that changes an expert decides."""
     pq.convert(VECTORS / "architectures" / name, tmp_path / "q8.gguf", to="gguf", codec="q8_0", requantize=True)
-    exact, model, plain = load(tmp_path / "q8.gguf", activations="float"), load(tmp_path / "q8.gguf"), load(tmp_path / "q8.gguf")  # fmt: skip
+    exact, model, plain = (
+        load(tmp_path / "q8.gguf", activations="float"),
+        load(tmp_path / "q8.gguf"),
+        load(tmp_path / "q8.gguf"),
+    )
     for layer in plain.decoder.layers:
         assert layer.attention.split_input.enabled
         layer.attention.split_input.enabled = False

@@ -65,7 +65,8 @@ def test_generators_of_a_test_are_its_own():
 
 @pytest.mark.parametrize(
     "line",
-    ["if checkpoint.format == 'gguf': pass", "x = to in ('gguf', 'hf')", "if 'hf' != plan.format: pass", "isinstance(w.codec, Trellis)", "isinstance(c, (Packed, MsModelSlim))"],
+    ["if checkpoint.format == 'gguf': pass", "x = to in ('gguf', 'hf')", "if 'hf' != plan.format: pass",
+    "isinstance(w.codec, Trellis)", "isinstance(c, (Packed, MsModelSlim))"],
 )  # fmt: skip
 def test_branches_on_a_format_or_a_codec_are_found(line):
     module = script()
@@ -82,7 +83,8 @@ def test_other_comparisons_are_none(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["from p.a import x", "import p.a", "from p import a", "if TYPE_CHECKING:\n    from p.a import X", "def f():\n    from p.a import x"],
+    ["from p.a import x", "import p.a", "from p import a", "if TYPE_CHECKING:\n    from p.a import X",
+    "def f():\n    from p.a import x"],
 )  # fmt: skip
 def test_circles_of_imports_are_found(line):
     sources = {
@@ -91,12 +93,13 @@ def test_circles_of_imports_are_found(line):
         "p.c": line,
         "p.d": "from p.a import x\nimport numpy",
     }
-    assert list(script().import_circles(sources)) == ["imports in a circle: p.a -> p.b -> p.c -> p.a"]
+    assert list(script().import_circles(sources)) == ["import cycle: p.a -> p.b -> p.c -> p.a"]
 
 
 def test_each_circle_is_told_once():
     sources = {"p.a": "import p.b", "p.b": "import p.a", "p.x": "from p import y, a", "p.y": "from p.x import z"}
-    assert list(script().import_circles(sources)) == ["imports in a circle: p.a -> p.b -> p.a", "imports in a circle: p.x -> p.y -> p.x"]  # fmt: skip
+    assert list(script().import_circles(sources)) == ["import cycle: p.a -> p.b -> p.a",
+    "import cycle: p.x -> p.y -> p.x"]  # fmt: skip
 
 
 def test_imports_without_a_circle_are_none():

@@ -300,7 +300,8 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "error, kept",
-    [(OSError(5, "I/O error"), True), (KeyboardInterrupt(), True), (MemoryError(), True), (ZeroDivisionError(), True), (InputError("holds NaN"), False)],
+    [(OSError(5, "I/O error"), True), (KeyboardInterrupt(), True), (MemoryError(), True), (ZeroDivisionError(), True),
+        (InputError("holds NaN"), False)],
 )  # fmt: skip
 def test_only_what_resuming_can_use_is_kept(tmp_path, error, kept):
     with pytest.raises(type(error)) as caught, staged(tmp_path / "out", layout(), "job") as s:

@@ -83,7 +83,8 @@ def test_chunks_do_not_change_what_is_seen(monkeypatch):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**19), 10**19) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none() | st.booleans() | st.integers(-(10**19), 10**19) | st.floats(allow_nan=False,
+        allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )  # fmt: skip

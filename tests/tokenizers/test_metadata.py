@@ -65,7 +65,8 @@ NAMES = [
 # The folders of these say that no space stands in front; the converter leaves add_space_prefix out, so llama.cpp puts one there.
 SPACE_LEFT_OUT = {"ernie4_5_moe", "mixtral", "nemotron", "phi3"}
 TEXTS = [
-    "", " ", "Hello world", "  two  spaces ", "don't DON'T we'll", "1 12 123 1234567", "naïve Größe Київ 東京 한국어 हिन्दी 🙂👨\u200d👩\u200d👧", "a\n\nb\r\n\tc",
+    "", " ", "Hello world", "  two  spaces ", "don't DON'T we'll", "1 12 123 1234567",
+    "naïve Größe Київ 東京 한국어 हिन्दी 🙂👨\u200d👩\u200d👧", "a\n\nb\r\n\tc",
     "x<s>y</s>z <|endoftext|> [SEP] [MASK]", "▁ __ !!! ... ---", "\x00\x7f\ufffd", "e\u0301 é ﬁ ½",
 ]  # fmt: skip
 

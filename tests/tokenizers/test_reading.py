@@ -20,9 +20,12 @@ from sentencepiece_files import chunk, sentencepiece, varint
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 TEXTS = [
-    "", " ", "  ", "\n", "\n\n \n\t\n   ", "Hello world", " Hello  world ", "HELLO'S I'VE 'Tis he'll it'D", "a\u00a0b\u3000c",
-    "1 12 123 1234 12345 123456789 ١٢٣ ½", "東京は日本の首都です。", "Київ हिन्दी ไทย عربى", "e\u0301 é \u200d zero\u200bwidth \ufeff",
-    "🙂🚀👨‍👩‍👧", "!!!???...---===___***", "don't\r\ncan't\rwon't", "def f(x):\n    return x ** 2\n\n\n", "<|begin_of_text|>Hi<|end_of_text|>",
+    "", " ", "  ", "\n", "\n\n \n\t\n   ", "Hello world", " Hello  world ", "HELLO'S I'VE 'Tis he'll it'D",
+    "a\u00a0b\u3000c",
+    "1 12 123 1234 12345 123456789 ١٢٣ ½", "東京は日本の首都です。", "Київ हिन्दी ไทย عربى",
+    "e\u0301 é \u200d zero\u200bwidth \ufeff",
+    "🙂🚀👨‍👩‍👧", "!!!???...---===___***", "don't\r\ncan't\rwon't", "def f(x):\n    return x ** 2\n\n\n",
+    "<|begin_of_text|>Hi<|end_of_text|>",
     "x<s>y</s>z", "\x00\x01\x7f", "ﷺ﷽", "aaaaaaaaaaaaaaaaaaaaaaaaaa", "▁ under ▁▁ score", "tab\tin\tside",
 ]  # fmt: skip
 
@@ -196,7 +199,8 @@ def test_sentencepiece_model_gives_the_scores(tmp_path):
 def test_sentencepiece_model_alone(tmp_path):
     made = pieces(True)
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
-                "added_tokens_decoder": {"1": {"content": "<s>", "special": True}, "700": {"content": "<tool>"}}}  # fmt: skip
+                "added_tokens_decoder": {"1": {"content": "<s>", "special": True},
+                    "700": {"content": "<tool>"}}}  # fmt: skip
     files = write(tmp_path, made, settings, tokenizer__model=sentencepiece(entries_of(made)))
     del files["tokenizer.json"]
     found = tokenizer.from_files(files, {}, rows=704)
@@ -318,7 +322,8 @@ def test_broken_metadata(wrong):
 def test_metadata_that_contradicts_itself():
     """Merges of unknown pieces, ids beyond the end, repeated tokens: the file that comes out still loads."""
     metadata = {
-        "model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab", "a"], "merges": ["a b", "b c", "nothing", ""], "bos_token_id": 9,
+        "model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab", "a"], "merges": ["a b", "b c", "nothing", ""],
+        "bos_token_id": 9,
     }  # fmt: skip
     found = vocabulary.from_metadata({f"tokenizer.ggml.{k}": v for k, v in metadata.items()})
     files, warnings = tokenizer_files.files(found)

@@ -273,9 +273,11 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path):
 REFUSED = {
     "nothing": (lambda p: folder(p, None), "neither tokenizer.json nor tokenizer.model"),
     "a GGUF without": (lambda p: Checkpoint("gguf", p, {}, naming="gguf"), "no tokenizer in the file"),
-    "rwkv": (lambda p: Checkpoint("gguf", p, {}, {**METADATA, "tokenizer.ggml.model": "rwkv"}, naming="gguf"), "tokenizer model 'rwkv'"),
+    "rwkv": (lambda p: Checkpoint("gguf", p, {}, {**METADATA, "tokenizer.ggml.model": "rwkv"}, naming="gguf"),
+        "tokenizer model 'rwkv'"),
     "unknown cut": (
-        lambda p: Checkpoint("gguf", p, {}, {**METADATA, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x\x1b[2J"}, naming="gguf"),
+        lambda p: Checkpoint("gguf", p, {},
+            {**METADATA, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x\x1b[2J"}, naming="gguf"),
         r"pre-tokenizer 'x\x1b[2J' is unknown",
     ),
 }  # fmt: skip

@@ -25,7 +25,8 @@ from sentencepiece_files import chunk, sentencepiece, varint
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 TEXTS = [
-    "", "Hello world", " Hello  world ", "   ", "I've been told he's there", "ﬁne ½ Ａ\u3000b\u00a0c", "東京は日本 Київ हिन्दी", "🙂🚀 unknown ∑∫ ∑", "1234567 3.14",
+    "", "Hello world", " Hello  world ", "   ", "I've been told he's there", "ﬁne ½ Ａ\u3000b\u00a0c",
+    "東京は日本 Київ हिन्दी", "🙂🚀 unknown ∑∫ ∑", "1234567 3.14",
     "▁ under ▁▁score", "a\tb\nc", "x</s>y", "<unk> z", "aaaaaaaaaaaaaaaaaaaaaaaa",
 ]  # fmt: skip
 REPLACED = {"ﬁ": "fi", "Ａ": "A", "½": "1/2", "\u3000": " ", "\u00a0": " ", "\t": " ", "\n": " "}
@@ -204,7 +205,8 @@ def test_what_llama_cpp_does_otherwise_is_said(tmp_path):
     assert "bytes" in tokenizer.from_files(folder(tmp_path, body), {}).warnings[0]
     body["model"] |= {"byte_fallback": False, "unk_id": None}
     assert "unknown token" in tokenizer.from_files(folder(tmp_path, body), {}).warnings[0]
-    body["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+    body["normalizer"] = {"type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
                           {"type": "Precompiled", "precompiled_charsmap": b64encode(b"abc").decode()}]}  # fmt: skip
     body["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
     found = tokenizer.from_files(folder(tmp_path, body), {})

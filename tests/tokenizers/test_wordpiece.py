@@ -30,8 +30,10 @@ SETTINGS = {
     "mask_token": "[MASK]",
 }
 TEXTS = [
-    "", " ", "Hello world", "NAÏVE façade Größe", "e\u0301 é İstanbul ß ﬁ", "I've been told he's there", "東京は日本 Київ हिन्दी עִבְרִית",
-    "a\u00a0b\u3000c\td\ne", "x\x00y\x01z\ufffdw\u200dv\u00adu", "(a)[b]{c}!?...---\u2014«»‘’“”…", "1,234.5 $9 €8 ½ ٣", "[MASK] is [SEP]arate", "a" * 101, "a" * 100,
+    "", " ", "Hello world", "NAÏVE façade Größe", "e\u0301 é İstanbul ß ﬁ", "I've been told he's there",
+    "東京は日本 Київ हिन्दी עִבְרִית",
+    "a\u00a0b\u3000c\td\ne", "x\x00y\x01z\ufffdw\u200dv\u00adu", "(a)[b]{c}!?...---\u2014«»‘’“”…", "1,234.5 $9 €8 ½ ٣",
+    "[MASK] is [SEP]arate", "a" * 101, "a" * 100,
     "🙂🚀👨\u200d👩\u200d👧", "##ing ##", "▁x", "^`~|+=<>", "𠀀𪜀㐀豈",
 ]  # fmt: skip
 LETTERS = "aAéÉe\u0301ßtheingspvl ###[]12,.'-\t\u00a0東🙂ЙЇ\u200d\u00ad"

@@ -16,8 +16,10 @@ from polyquant.trellis.loader import TrellisModelLoader
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "trellis"
 FOLDERS = {
-    "v2_cuda": ("trellis-v2", 2), "v2_exl3": ("trellis-v2", 1), "v2_odd": ("trellis-v2", 1), "v3_cuda_consolidated": ("trellis-v3", 2),
-    "v3_migrated": ("trellis-v3", 2), "v3_seed_kn": ("trellis-v3", 2), "v3_seed_mm_headers": ("trellis-v3", 2), "v3_shard_writer": ("trellis-v3", 1),
+    "v2_cuda": ("trellis-v2", 2), "v2_exl3": ("trellis-v2", 1), "v2_odd": ("trellis-v2", 1),
+    "v3_cuda_consolidated": ("trellis-v3", 2),
+    "v3_migrated": ("trellis-v3", 2), "v3_seed_kn": ("trellis-v3", 2), "v3_seed_mm_headers": ("trellis-v3", 2),
+    "v3_shard_writer": ("trellis-v3", 1),
 }  # fmt: skip
 
 

@@ -42,7 +42,8 @@ def test_packing_loses_nothing(case):
 @pytest.mark.parametrize(
     ("indices", "bits", "words"),
     [
-        ([0], 1, "expected 2 to 8"), ([0], 9, "expected 2 to 8"), ([8], 3, "0 to 7"), ([-1], 3, "0 to 7"), ([0.5], 3, "integers"),
+        ([0], 1, "expected 2 to 8"), ([0], 9, "expected 2 to 8"), ([8], 3, "0 to 7"), ([-1], 3, "0 to 7"),
+        ([0.5], 3, "integers"),
     ],
 )  # fmt: skip
 def test_indices_that_do_not_fit(indices, bits, words):
@@ -53,8 +54,10 @@ def test_indices_that_do_not_fit(indices, bits, words):
 @pytest.mark.parametrize(
     ("packed", "count", "words"),
     [
-        (np.zeros(0, np.uint8), 0, "header byte"), (np.array([1, 0], np.uint8), 1, "2 to 8"), (np.array([9, 0], np.uint8), 1, "2 to 8"),
-        (np.array([3, 0], np.uint8), 3, "too short"), (np.array([3, 0], np.int16), 1, "uint8"), (np.array([3], np.uint8), -1, "header byte"),
+        (np.zeros(0, np.uint8), 0, "header byte"), (np.array([1, 0], np.uint8), 1, "2 to 8"),
+        (np.array([9, 0], np.uint8), 1, "2 to 8"),
+        (np.array([3, 0], np.uint8), 3, "too short"), (np.array([3, 0], np.int16), 1, "uint8"),
+        (np.array([3], np.uint8), -1, "header byte"),
     ],
 )  # fmt: skip
 def test_bytes_that_are_no_packed_indices(packed, count, words):

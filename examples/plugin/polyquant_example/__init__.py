@@ -1,1 +1,1 @@
-"""What a package can bring to polyquant: codec.py, format.py and architecture.py, each found by one line in pyproject.toml."""
+"""Extensions of polyquant: codec.py, format.py and architecture.py, each registered by one line in pyproject.toml."""

@@ -2,7 +2,7 @@
 
     y = x + s (O attention(rope(Q norm1(x)), rope(K norm1(x)), V norm1(x)) + D (silu(G norm2(x)) * U norm2(x)))
 
-s is a hyper-parameter of its own; q, k and v are one matrix; half of each head rotates.
+s is an extra hyper-parameter; q, k and v are one matrix; RoPE covers half of each head.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["RECORD", "ParallelLayer"]
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Layer):
-    """Both parts beside each other."""
+    """A layer whose parts run in parallel."""
 
     runtime: ClassVar[str] = "polyquant_example.architecture:ParallelLayer"
 
 
 class ParallelLayer(SequentialLayer):
-    """Computes the formula above. numpy scales the sum, so a step of it cannot be recorded."""
+    """Compute the formula above. The sum is scaled in numpy, so the step cannot be recorded."""
 
     recordable = False
 

@@ -1,8 +1,8 @@
-"""example.q6: 6.5 bits a weight, in blocks of 32 with one scale.
+"""example.q6: 6.5 bits per weight, in blocks of 32 with one scale.
 
     byte   0 1      2                                            25
          +------+-------------------------------------------------+
-         | d    | eight groups of three bytes: four codes each     |
+         | d    | eight groups of three bytes with four codes each |
          | f16  | code 4g at bit 0 of group g, then at 6, 12, 18   |
          +------+-------------------------------------------------+
 
@@ -20,7 +20,7 @@ __all__ = ["Q6"]
 
 _BLOCK, _BYTES, _MOST = 32, 26, 31
 _FACTORS = np.linspace(0.8, 1.0, 9, dtype=np.float32)[::-1]
-"""Of the scale at which the largest weight is exact: clipping it may serve the others."""
+"""Factors for the scale at which the largest weight is exact: clipping it may reduce the total error."""
 
 
 def decode(blocks: U8) -> F32:
@@ -33,7 +33,7 @@ def decode(blocks: U8) -> F32:
 
 
 def encode(w: F32, importance: F32 | None) -> U8:
-    """float32 [n, 32], importance [n, 32] or None -> uint8 [n, 26]: of nine scales the one with the least squared error."""
+    """float32 [n, 32], importance [n, 32] or None -> uint8 [n, 26]; tries nine scales and keeps the least squared error."""
     weight = np.ones_like(w) if importance is None else importance
     best, least = np.zeros((len(w), _BYTES), np.uint8), np.full(len(w), np.inf, np.float32)
     for factor in _FACTORS:

@@ -1,10 +1,11 @@
-"""The format `example`: a folder with weights.pqx, config.json and the small files of the model; or weights.pqx alone.
+"""The format `example`: a folder with weights.pqx, config.json and tokenizer files; or a single weights.pqx.
 
-    "PQX1"  size of the header u32  header, JSON                                      parts, each at a multiple of `alignment`
+    "PQX1"  header size u32         header, JSON                                      parts, each at a multiple of `alignment`
             little-endian           {"alignment": 32, "tensors": {NAME:
                                       {"codec": "f32", "shape": [N, K], "parts": {PART: offset in the file}}}}
 
-The shape and dtype of a part follow from the codec and the shape of the tensor. Codecs: example.q6 and the plain numbers.
+The shape and dtype of a part follow from the codec and the shape of the tensor. Codecs: example.q6 and the plain
+numbers.
 """
 
 from __future__ import annotations
@@ -46,15 +47,31 @@ from polyquant_example.codec import Q6
 __all__ = ["EXAMPLE"]
 
 WEIGHTS, MAGIC, ALIGNMENT = "weights.pqx", b"PQX1", 32
-_HELD = {"f64", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"} | {Q6.name}  # fmt: skip
+_HELD = {
+    "f64",
+    "f32",
+    "f16",
+    "bf16",
+    "f8_e4m3",
+    "f8_e5m2",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "bool",
+} | {Q6.name}
 
 
-def _held(found: Codec) -> bool:
-    return found.name in _HELD
+def _held(codec: Codec) -> bool:
+    return codec.name in _HELD
 
 
 def _up(number: int, step: int) -> int:
-    """The next multiple of `step`."""
+    """Round up to a multiple of `step`."""
     return -(-number // step) * step
 
 
@@ -62,14 +79,17 @@ def _up(number: int, step: int) -> int:
 
 
 def _file(path: Path) -> Path | None:
-    """weights.pqx of a folder; a file itself. None where there is none. Raises InputError for a link that leaves the folder."""
+    """weights.pqx of a folder; a file itself.
+
+    None where there is none. Raises InputError for a link that leaves the folder.
+    """
     return member(path, WEIGHTS) if path.is_dir() else path
 
 
 def _header(source: Source) -> dict[str, Any]:
-    """The header of a file. Raises InputError."""
+    """Read the header of a file. Raises InputError."""
     if source.pread(0, 4).tobytes() != MAGIC:
-        raise InputError("no file of the example format", file=source.path, expected="PQX1")
+        raise InputError("not a file of the example format", file=source.path, expected="PQX1")
     (size,) = struct.unpack("<I", source.pread(4, 4).tobytes())
     return strict_json.typed(
         strict_json.parse(source.pread(8, size), strict_json.HEADER, file=source.path), dict, "header", file=source.path
@@ -77,26 +97,26 @@ def _header(source: Source) -> dict[str, Any]:
 
 
 def _alignment(header: Mapping[str, Any], file: Path) -> int:
-    """Raises InputError."""
-    found = strict_json.integer(header.get("alignment"), "alignment", low=1, file=file)
-    if found & (found - 1):
-        raise InputError("alignment is no power of two", file=file, found=found)
-    return found
+    """Return the alignment in the header. Raises InputError."""
+    alignment = strict_json.integer(header.get("alignment"), "alignment", low=1, file=file)
+    if alignment & (alignment - 1):
+        raise InputError("alignment is not a power of two", file=file, found=alignment)
+    return alignment
 
 
-def _weight(source: Source, name: str, said: Any) -> Weight:
-    """Raises InputError, CodecError."""
+def _weight(source: Source, name: str, fields: Any) -> Weight:
+    """Return the weight of a header entry. Raises InputError, CodecError."""
     file = source.path
-    entry = strict_json.typed(said, dict, f"entry of {name}", file=file)
+    entry = strict_json.typed(fields, dict, f"entry of {name}", file=file)
     shape = strict_json.integers(entry.get("shape"), f"shape of {name}", file=file)
     places = strict_json.typed(entry.get("parts"), dict, f"parts of {name}", file=file)
     if entry.get("codec") not in _HELD:
-        raise InputError("a codec that this format does not hold", file=file, tensor=name, found=entry.get("codec"))
+        raise InputError("codec not supported by this format", file=file, tensor=name, found=entry.get("codec"))
     kind = codec(entry["codec"])
     specs = kind.specs(shape)
     if set(specs) != set(places):
         raise InputError(
-            "parts are not the codec's", file=file, tensor=name, expected=sorted(specs), found=sorted(places)
+            "parts do not match the codec", file=file, tensor=name, expected=sorted(specs), found=sorted(places)
         )
     return Weight(name, shape, kind, {
         part: FileArray(source, strict_json.integer(places[part], f"offset of {name}", file=file), spec)
@@ -105,7 +125,7 @@ def _weight(source: Source, name: str, said: Any) -> Weight:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Weight]]:
-    """Header and weights. Raises InputError, CodecError."""
+    """Read the header and the weights. Raises InputError, CodecError."""
     source = Source(file)
     header = _header(source)
     _alignment(header, file)
@@ -116,11 +136,14 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Weight]]:
 # ---------------------------------------------------------------- checking
 
 FINDINGS = {
-    "PQX001": "The header or a tensor's entry cannot be read: the file is cut, or was changed. Nothing can be opened. Copy it again.",
-    "PQX002": "A part does not lie at a multiple of the alignment that the header states. polyquant reads it; a program that maps the file "
+    "PQX001": "The header or a tensor's entry cannot be read: the file is truncated or modified and cannot be opened. "
+    "Copy it again.",
+    "PQX002": "A part is not at a multiple of the alignment declared in the header. polyquant reads it; a program that "
+    "maps the file "
     "may fail. Write it again: polyquant convert OLD NEW --to example.",
     "PQX003": "Two parts share bytes, so at least one of them is wrong. Convert the source model again.",
-    "PQX004": "There is no config.json beside the weights: they can be converted, not run. Copy it from the source model.",
+    "PQX004": "There is no config.json next to the weights: they can be converted but not run. Copy it from the source "
+    "model.",
 }
 
 
@@ -149,9 +172,9 @@ def _check_places(weights: Mapping[str, Weight], alignment: int) -> Iterator[Fin
     end = 0
     for offset, nbytes, name in placed:
         if offset % alignment:
-            yield Finding("PQX002", Severity.WARNING, f"offset {offset} is no multiple of {alignment}", name)
+            yield Finding("PQX002", Severity.WARNING, f"offset {offset} is not a multiple of {alignment}", name)
         if offset < end:
-            yield Finding("PQX003", Severity.ERROR, f"begins at {offset}, before the last part ends at {end}", name)
+            yield Finding("PQX003", Severity.ERROR, f"starts at {offset}, before the previous part ends at {end}", name)
         end = max(end, offset + nbytes)
 
 
@@ -160,48 +183,50 @@ def _check_places(weights: Mapping[str, Weight], alignment: int) -> Iterator[Fin
 
 @dataclass(frozen=True, slots=True)
 class ExampleOptions:
-    """Of a folder to be written."""
+    """Options for writing."""
 
     alignment: int | None = option(
-        help="Every part begins at a multiple of so many bytes, a power of two.", type=int, low=1, high=65536,
+        help="Alignment of every part in bytes, a power of two.", type=int, low=1, high=65536,
         shown="32"
     )  # fmt: skip
 
 
 class ExampleTarget(PlainTarget):
-    """example.q6 and plain numbers."""
+    """The target: example.q6 and plain dtypes."""
 
     options = ExampleOptions
     smaller: Mapping[str, Any] = MappingProxyType({"codec": Q6.name})
 
     def claims(self, asked: Mapping[str, Any]) -> bool:
-        """Nothing else holds this codec."""
+        """Return True for the codec that only this format supports."""
         return asked.get("codec") == Q6.name
 
     def refuse(self, options: ExampleOptions, importance: Mapping[str, F32] | None) -> None:
-        """An alignment that is no power of two."""
+        """Raise PlanError for an alignment that is not a power of two."""
         size = options.alignment
         if size is not None and (not 1 <= size <= 65536 or size & (size - 1)):
             raise PlanError("alignment must be a power of two from 1 to 65536", found=size)
 
     def recipe(self, chosen: Recipe, rules: Sequence[Any], options: ExampleOptions, *, named: bool) -> Recipe:
-        """Any whose codec has a place here."""
+        """Return the recipe. Raises PlanError for a codec that this format does not support."""
         if chosen.base is not None and not _held(codec(chosen.base)):
-            raise PlanError(f"the example format cannot hold {chosen.base}", hint=f"choose --codec {Q6.name} or bf16")
+            raise PlanError(
+                f"the example format does not support {chosen.base}", hint=f"choose --codec {Q6.name} or bf16"
+            )
         return chosen.with_rules(rules)
 
     def kept(self, have: Codec, tensor: TensorMap) -> Choice:
-        """Its own codes too."""
+        """Keep plain dtypes and codes of example.q6."""
         return Choice(have, "kept") if have.name == Q6.name else super().kept(have, tensor)
 
     def lay_out(self, planning: Planning, steps: Sequence[Step]) -> Layout:
-        """weights.pqx and the small files. Raises PlanError for codecs that have no place here."""
+        """Lay out weights.pqx and the other files. Raises PlanError for unsupported codecs."""
         alignment = planning.options.alignment or ALIGNMENT
         tensors: dict[str, Any] = {}
         specs, at = {}, 0
         for step in steps:
             if not _held(step.target):
-                raise PlanError(f"the example format cannot hold {step.target}", tensor=step.map.target)
+                raise PlanError(f"the example format does not support {step.target}", tensor=step.map.target)
             places = {}
             for part, spec in step.target.specs(step.map.shape).items():
                 specs[step.map.target, part], places[part] = (at, spec), at
@@ -214,7 +239,7 @@ class ExampleTarget(PlainTarget):
 
 
 def _header_bytes(tensors: Mapping[str, Any], alignment: int) -> tuple[bytes, int]:
-    """Header and where the parts begin. Its size changes the offsets, and their digits its size: until both agree."""
+    """Return the header and the start of the parts. Its size depends on the offsets and vice versa, so iterate."""
     start = 0
     while True:
         moved = {
@@ -237,10 +262,10 @@ class _Example(FolderFormat):
     def sniff(self, path: Path) -> Evidence | None:
         try:
             file = _file(path)
-            found = file is not None and file.is_file() and Source(file).pread(0, 4).tobytes() == MAGIC
+            matches = file is not None and file.is_file() and Source(file).pread(0, 4).tobytes() == MAGIC
         except InputError:
             return None
-        return Evidence(self.name, "a file that begins with PQX1") if found else None
+        return Evidence(self.name, "starts with PQX1") if matches else None
 
     def open(self, path: Path, options: Any) -> Checkpoint:
         file = _file(path)

@@ -1,4 +1,4 @@
-"""The contracts of polyquant.testing, held against what this package brings. It must be installed."""
+"""Contract checks of polyquant.testing for this package, which must be installed."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sample(model: Path, tmp_path: Path) -> Path:
-    """The same in this format, with this codec."""
+    """The same model in this format, with this codec."""
     polyquant.convert(model, tmp_path / "sample.pqx", to="example", codec="example.q6")
     return tmp_path / "sample.pqx"
 
@@ -35,7 +35,7 @@ def test_codec() -> None:
 
 
 def test_golden_bytes() -> None:
-    """Codes 1, 2, 3, 4 again and again, scale 0.5."""
+    """Codes 1, 2, 3, 4 repeated, scale 0.5."""
     group = (1 | 2 << 6 | 3 << 12 | 4 << 18).to_bytes(3, "little")
     block = np.float16(0.5).tobytes() + 8 * group
     floats = np.tile(np.array([-15.5, -15.0, -14.5, -14.0], np.float32), 8)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
 from polyquant.types import F32, Checkpoint, Meta, Shape, TensorMap, Translation, Weight
 
-__all__ = ["float_config", "to_gguf", "to_hf", "usual_tensors"]
+__all__ = ["float_config", "mismatches", "to_gguf", "to_hf", "usual_tensors"]
 
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
 _COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
@@ -182,6 +182,12 @@ def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped:
 
 
 def _report_missing(targets: set[str], family: Architecture, hyper: Hyper, unknown: list[str]) -> None:
+    if missing := _missing(targets, family, hyper):
+        unknown.append(f"{len(missing)} tensors required by the configuration are missing (first: {missing[0]})")
+
+
+def _missing(targets: set[str], family: Architecture, hyper: Hyper) -> list[str]:
+    """GGUF names of matrices that the configuration requires."""
     top = set(family.names.top.values()) & {
         "token_embd",
         "output_norm",
@@ -191,8 +197,53 @@ def _report_missing(targets: set[str], family: Architecture, hyper: Hyper, unkno
     for i in range(hyper.layers):
         stems = family.linears & family.layer.shapes(hyper, i).keys()
         needed += [f"blk.{i}.{stem}.weight" for stem in sorted(stems)]
-    if missing := [n for n in needed if n not in targets]:
-        unknown.append(f"{len(missing)} tensors required by the configuration are missing (first: {missing[0]})")
+    return [n for n in needed if n not in targets]
+
+
+def mismatches(checkpoint: Checkpoint) -> Iterator[tuple[str | None, str]]:
+    """Contradictions between the tensors of a Hugging Face checkpoint and its config.json: (tensor, message).
+
+    There are none for an unknown architecture.
+    """
+    family = of_config(checkpoint.config)
+    if family is None:
+        return
+    try:
+        hyper = _hyper(checkpoint, family)
+        mapped = gguf_maps(_stored(checkpoint, family, hyper, {}), family, hyper, checkpoint.path)
+    except (InputError, UnsupportedError) as problem:
+        detail = f" (expected {problem.expected}, found {problem.found})" if problem.expected is not None else ""
+        yield None if problem.tensor is None else str(problem.tensor), problem.message + detail
+        return
+    if strange := mapped.strange:
+        yield strange[0], f"is not a tensor of architecture '{family.name}'{_more(strange)}"
+    if missing := _missing({m.target for m in mapped.maps}, family, hyper):
+        yield family.names.to_hf(missing[0]) or missing[0], f"is missing{_more(missing)}"
+    behind = [m for m in mapped.maps if m.target.startswith("blk.") and int(m.target.split(".")[1]) >= hyper.layers]
+    if behind:
+        yield (
+            behind[0].sources[0],
+            f"belongs to a layer after the last, num_hidden_layers is {hyper.layers}{_more(behind)}",
+        )
+    wanted: dict[str, Shape] = {
+        "token_embd.weight": (hyper.vocab, hyper.hidden),
+        "output.weight": (hyper.vocab, hyper.hidden),
+    }
+    for i in range(hyper.layers):
+        wanted |= {f"blk.{i}.{stem}.weight": shape for stem, shape in family.layer.shapes(hyper, i).items()}
+    off = [m for m in mapped.maps if m.target in wanted and _squeezed(m.shape) != _squeezed(wanted[m.target])]
+    if off:
+        first = off[0]
+        what = f"is {list(first.shape)}, the configuration requires {list(wanted[first.target])}"
+        yield first.sources[0], what + _more(off)
+
+
+def _more(found: Sequence[object]) -> str:
+    return f", and so for {len(found) - 1} more" if len(found) > 1 else ""
+
+
+def _squeezed(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
 
 
 def _general(checkpoint: Checkpoint, architecture: str, name: str | None, size_label: str) -> dict[str, Meta]:

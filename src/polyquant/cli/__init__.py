@@ -1,6 +1,7 @@
 """The command line: parse arguments, call one function, print. One file per command, imported only when it runs.
 
-Exit codes: 0 done (validate: clean), 1 findings or a system failure (disk full), 2 unusable input, 130 interrupted.
+Exit codes: 0 done (validate: clean), 1 findings, nothing to repair or a system failure (disk full), 2 unusable input,
+130 interrupted.
 """
 
 from __future__ import annotations

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyquant.cli.grouped import SPEED, GroupedOption
 from polyquant.cli.terminal import say, say_json, styled, width
 from polyquant.errors import printable
 from polyquant.tables import size
 
 if TYPE_CHECKING:
     from polyquant.formats.steps import Progress as ProgressEvent
+
+_NARROWEST = 8
+"""Minimum width of a column that wraps."""
 
 __all__ = [
     "Table",
@@ -38,7 +43,7 @@ def decibel(x: float) -> str:
 
 
 class Table:
-    """A table as wide as the terminal (80 columns in a pipe). Text columns are cut to fit; numbers are not."""
+    """A table as wide as the terminal: long text wraps inside its column, numbers do not. A pipe gets one line per row."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._right = [c.startswith(">") for c in columns]
@@ -51,22 +56,25 @@ class Table:
         self._rows.append([cell if cell.isprintable() else printable(cell) for cell in cells])
 
     def lines(self, most: int) -> list[str]:
-        """The header and rows, at most `most` characters wide: the widest text column is cut, down to 6 characters."""
+        """The header and rows, at most `most` characters wide: cells of the widest text column wrap, at 8 characters or more."""
         rows = [self._head, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        cuttable = [i for i, uncut in enumerate(self._uncut) if not uncut]
-        while cuttable and sum(widths) + 2 * (len(widths) - 1) > most:
-            widest = max(cuttable, key=widths.__getitem__)
-            if widths[widest] <= 6:
+        texts = [i for i, uncut in enumerate(self._uncut) if not uncut]
+        while texts and sum(widths) + 2 * (len(widths) - 1) > most:
+            widest = max(texts, key=widths.__getitem__)
+            if widths[widest] <= _NARROWEST:
                 break
             widths[widest] -= 1
-        return [
-            "  ".join(
-                _cut(cell, n).rjust(n) if right else _cut(cell, n).ljust(n)
-                for cell, n, right in zip(row, widths, self._right, strict=True)
+        return [line for row in rows for line in self._wrapped(row, widths)]
+
+    def _wrapped(self, row: list[str], widths: list[int]) -> Iterator[str]:
+        """The lines of one row."""
+        cells = [_pieces(cell, n) for cell, n in zip(row, widths, strict=True)]
+        for pieces in zip_longest(*cells, fillvalue=""):
+            yield "  ".join(
+                piece.rjust(n) if right else piece.ljust(n)
+                for piece, n, right in zip(pieces, widths, self._right, strict=True)
             ).rstrip()
-            for row in rows
-        ]
 
     def show(self) -> None:
         """Print it."""
@@ -74,6 +82,16 @@ class Table:
         say(styled(head, bold=True))
         for row in rows:
             say(row)
+
+
+def _pieces(text: str, most: int) -> list[str]:
+    """Split text into lines of at most `most` characters, after a space or separator in their second half if there is one."""
+    out = []
+    while len(text) > most:
+        at = max(text.rfind(c, most // 2, most) for c in " ._-/>") + 1 or most
+        out.append(text[:at].rstrip())
+        text = text[at:].lstrip()
+    return [*out, text]
 
 
 def _cut(text: str, most: int) -> str:
@@ -87,7 +105,7 @@ def tensor_name(name: str, most: int = 34) -> str:
 
 
 def table(*columns: str) -> Table:
-    """An empty table; a column that starts with '>' is right-aligned, and one that starts with '=' is never cut."""
+    """An empty table; a column that starts with '>' is right-aligned, and one that starts with '=' does not wrap."""
     return Table(columns)
 
 
@@ -159,6 +177,8 @@ def watcher(tell: Callable[[int, int, str], None]) -> Callable[[ProgressEvent], 
 
 activations_option = click.option(
     "--activations",
+    cls=GroupedOption,
+    group=SPEED,
     type=click.Choice(["int8", "float"]),
     default="int8",
     show_default=True,
@@ -166,6 +186,8 @@ activations_option = click.option(
 )
 cache_option = click.option(
     "--cache",
+    cls=GroupedOption,
+    group=SPEED,
     type=click.Choice(["f32", "f16", "int8"]),
     help="Type of the KV cache.  [default: f16; f32 with --activations float]",
 )

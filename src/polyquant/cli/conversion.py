@@ -17,11 +17,11 @@ from polyquant.cli.console import (
     watcher,
 )
 from polyquant.cli.terminal import say, say_some
-from polyquant.conversion.convert import convert, guess_format, plan, smaller
+from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
 from polyquant.conversion.execute import Report, StepReport
 from polyquant.conversion.steps import Plan
-from polyquant.errors import listed, printable
-from polyquant.formats.existing import refuse_target
+from polyquant.errors import PolyquantError, listed, printable
+from polyquant.formats.existing import refuse_existing, refuse_overlap, refuse_target
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
 
@@ -32,7 +32,10 @@ def run_conversion(
 ) -> None:  # fmt: skip
     """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec."""
     target = Path(dst)
-    refuse_target(target, Path(src), overwrite=overwrite)
+    if dry_run:  # which writes nothing, so what exists there stops the run alone
+        refuse_overlap(target, Path(src))
+    else:
+        refuse_target(target, Path(src), overwrite=overwrite)
     to = to or guess_format(target, src, **options)
     if shrink:
         options = smaller(to, options)
@@ -43,8 +46,11 @@ def run_conversion(
         if options.get("target_bpw") is not None:
             print_allocation(made)
     if dry_run:
+        refused = _refusals(made, target, overwrite)
         if style == "json":
-            as_json(plan_json(made))
+            as_json({**plan_json(made), "refused": refused})
+        else:
+            say_some(refused, "without --dry-run this is refused: ")
         return
     with progress("converting") as tell:
         report = convert(
@@ -60,6 +66,16 @@ def run_conversion(
         as_json(report.to_json())
     else:
         print_report(report)
+
+
+def _refusals(made: Plan, target: Path, overwrite: bool) -> list[str]:
+    """Reasons why the run would be refused: an existing target, a missing folder, too little disk space."""
+    try:
+        refuse_existing(target, overwrite=overwrite)
+        check_disk(made, target)
+    except PolyquantError as problem:
+        return [str(problem)]
+    return []
 
 
 def plan_json(made: Plan) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from polyquant.cli.conversion_options import conversion_options
-from polyquant.cli.option_flags import GroupedCommand
+from polyquant.cli.grouped import GroupedCommand
 
 
 @click.command(

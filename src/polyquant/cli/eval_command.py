@@ -17,10 +17,10 @@ from polyquant.cli.console import (
     progress,
     size,
     table,
-    tensor_name,
 )
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some
+from polyquant.errors import printable
 from polyquant.runtime.kv_cache import CacheType
 from polyquant.runtime.load import Activations
 
@@ -119,7 +119,7 @@ def _print(result: Evaluation) -> None:
     shown = table("model", ">size", ">bpw", ">perplexity", ">nats/token", ">bits/byte")
     for m in models:
         shown.add_row(
-            tensor_name(m.path, 60),
+            printable(m.path),
             size(m.nbytes),
             f"{m.bpw:.3f}",
             _mean(m.perplexity),

@@ -11,7 +11,7 @@ from polyquant.analysis.inspect import inspect as run
 from polyquant.analysis.layer_table import LayerTable
 from polyquant.cli.console import as_json, json_option, size, table
 from polyquant.cli.option_flags import source_option
-from polyquant.cli.terminal import say, say_some, styled
+from polyquant.cli.terminal import say, say_some, styled, width
 from polyquant.errors import printable
 
 MOST_KEYS = 200
@@ -68,8 +68,8 @@ def _metadata(inspection: Inspection) -> None:
     for key in islice(inspection.metadata, MOST_KEYS):
         value = shown(inspection.metadata[key], 4)
         text = f"{value['length']:,} entries, {value['first']}…" if isinstance(value, dict) else str(value)
-        line = f"  {printable(key, 44):44} {printable(text, 400)}"
-        say(line if len(line) <= 79 else line[:78] + "…")
+        line = f"  {printable(key):44} {printable(text, 400)}"
+        say(line if len(line) < width() else line[: width() - 2] + "…")
     if len(inspection.metadata) > MOST_KEYS:
         say(f"  … {len(inspection.metadata) - MOST_KEYS:,} more; --format json shows all")
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from polyquant.cli.grouped import GroupedOption
 from polyquant.options import DeclaresTargetOptions, Option, options_of
 from polyquant.registry import formats
 
 if TYPE_CHECKING:
     from polyquant.formats.protocol import Format
 
-__all__ = ["GroupedCommand", "format_options", "source_option", "writable"]
+__all__ = ["format_options", "source_option", "writable"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_GENERAL = "Options"
 
 
 class _Parsed(click.ParamType[Any]):
@@ -32,29 +32,6 @@ class _Parsed(click.ParamType[Any]):
             return value
         assert self._option.parse is not None
         return self._option.parse(value)
-
-
-class _FormatOption(click.Option):
-    """An option with the title of the formats that take it."""
-
-    def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.group = group
-
-
-class GroupedCommand(click.Command):
-    """A command whose help lists options by format."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write sections in the order of their first option."""
-        groups: dict[str, list[tuple[str, str]]] = {_GENERAL: []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if record is not None:
-                groups.setdefault(getattr(param, "group", _GENERAL), []).append(record)
-        for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
 
 
 def format_options(*, sources: bool, targets: bool) -> Callable[[F], F]:
@@ -115,7 +92,7 @@ def _flag(name: str, takers: Sequence[tuple[str, Option]]) -> Callable[[Any], An
     choices = tuple(dict.fromkeys(c for _, option in takers for c in option.choices))
     group = "Options of several formats" if shared else title
     return click.option(
-        first.flag, name, cls=_FormatOption, group=group, help=" ".join(helps), metavar=first.metavar,
+        first.flag, name, cls=GroupedOption, group=group, help=" ".join(helps), metavar=first.metavar,
         **_kind(first, choices),
     )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from polyquant.cli.console import as_json, json_option, progress, watcher
@@ -30,13 +32,20 @@ Examples:
 @click.option("--overwrite", is_flag=True, help="Replace DST if it exists.")
 @json_option
 def repair(src: str, dst: str, kind: str | None, dialect: str | None, overwrite: bool, style: str) -> None:
-    """Repair the msModelSlim folder SRC into DST: recompute description, deq_scale, quant_bias and file names."""
+    """Repair the msModelSlim folder SRC into DST: recompute description, deq_scale, quant_bias and file names.
+
+    If there is nothing to repair, DST is not written and the exit code is 1.
+    """
     with progress("repairing") as tell:
         done = run(src, dst, kind=kind, dialect=dialect, overwrite=overwrite, on_progress=watcher(tell))
     if style == "json":
         left = [{"code": f.code, "tensor": f.tensor, "file": f.file, "message": f.message} for f in done.left]
         as_json({"path": None if done.path is None else str(done.path), "changes": list(done.changes), "left": left})
-        return
-    say_some(done.changes)
-    say_some(map(str, done.left), "not repaired: ")
-    say(f"wrote {printable(done.path)}" if done.path else "nothing to repair: nothing was written")
+    else:
+        say_some(done.changes)
+        say_some(map(str, done.left), "not repaired: ")
+        if done.path is not None:
+            say(f"wrote {printable(done.path)}")
+    if done.path is None:
+        say(f"polyquant: {printable(src)}: nothing to repair; {printable(dst)} was not written, use SRC", err=True)
+        sys.exit(1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,62 +13,65 @@ from typing import Any
 import click
 
 from polyquant.cli.console import activations_option, as_json, cache_option, json_option
+from polyquant.cli.conversation import Conversation
+from polyquant.cli.grouped import SPEED, GroupedCommand, GroupedOption
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, printable
-from polyquant.runtime.generate import Generation
+from polyquant.runtime.chat import render_chat
+from polyquant.runtime.generate import Generation, generate
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
+from polyquant.runtime.recommended import shown
 from polyquant.runtime.sampling import Sampling
-from polyquant.runtime.session import Session
 
 _LOADING = ("activations", "cache", "threads", "context", "ternary_layout", "tile")
 """Options passed to `load`."""
+_RANDOM = ("seed", "top_k", "top_p", "min_p")
+"""Options without effect at temperature 0."""
 _MAX_PROMPT = 64 << 20
 """Maximum bytes of a prompt from a file or pipe."""
+_MAX_TOKENS = 128
+"""Default limit of a continued prompt. Answers in a chat have none."""
+_prompting = partial(click.option, cls=GroupedOption, group="Prompt")
+_sampling = partial(click.option, cls=GroupedOption, group="Sampling (default: the model's own, else greedy)")
+_running = partial(click.option, cls=GroupedOption, group=SPEED)
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="""\b
 Examples:
   polyquant run model.gguf -p "Once upon a time" -n 64
   polyquant run hf-folder/ --chat -p "Who are you?" --temperature 0.7
   polyquant run model.gguf -f prompt.txt --top-p 0.9 --temperature 1 --seed 7
   echo "It was a dark" | polyquant run model.gguf --format json | jq .text
-  polyquant run model.gguf                    (on a terminal: a chat)""",
+  polyquant run model.gguf              (on a terminal: a chat; /help, /exit)""",
 )
 @click.argument("path", type=click.Path())
-@click.option("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: stdin]")
-@click.option("-f", "--file", type=click.Path(), help="Read the prompt from a file; one trailing newline is removed.")
-@click.option(
+@_prompting("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: stdin; on a terminal, chat]")
+@_prompting("-f", "--file", type=click.Path(), help="Read the prompt from a file; one trailing newline is removed.")
+@_prompting("--chat", is_flag=True, help="Treat the prompt as a user message and apply the chat template.")
+@_prompting("--system", metavar="TEXT", help="System message; implies --chat.")
+@_prompting("--template", metavar="NAME", help="Name of the chat template, if the model has several; implies --chat.")
+@_prompting(
     "-n",
     "--max-tokens",
     type=click.IntRange(1),
-    default=128,
-    show_default=True,
-    help="Maximum number of tokens to generate.",
+    help=f"Maximum number of tokens to generate.  [default: {_MAX_TOKENS}; with --chat until the answer ends]",
 )
-@click.option("--chat", is_flag=True, help="Treat the prompt as a user message and apply the chat template.")
-@click.option("--system", metavar="TEXT", help="System message; implies --chat.")
-@click.option("--template", metavar="NAME", help="Name of the chat template, if the model has several; implies --chat.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
-@click.option("--top-k", type=int, default=0, help="Sample from the K most likely tokens; 0: all.")
-@click.option(
-    "--top-p", type=float, default=1.0, help="Sample from the most likely tokens whose probabilities add up to P."
-)
-@click.option(
-    "--min-p", type=float, default=0.0, help="Sample from tokens at least P times as likely as the most likely one."
-)
-@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: penalize recent tokens.")
-@click.option(
-    "--repetition-window", type=int, default=64, show_default=True, help="Number of recent tokens to penalize."
-)
-@click.option("--seed", type=int, help="Random seed, for reproducible sampling.")
-@click.option("--stop", metavar="TEXT", multiple=True, help="Stop before this string; repeatable.")
+@_prompting("--stop", metavar="TEXT", multiple=True, help="Stop before this string; repeatable.")
+@_sampling("--temperature", type=float, help="0: greedy.")
+@_sampling("--top-k", type=int, help="Sample from the K most likely tokens; 0: all.")
+@_sampling("--top-p", type=float, help="Sample from the most likely tokens whose probabilities add up to P.")
+@_sampling("--min-p", type=float, help="Sample from tokens at least P times as likely as the most likely one.")
+@_sampling("--repetition-penalty", type=float, help="Above 1: penalize recent tokens.")
+@_sampling("--repetition-window", type=int, help="Number of recent tokens to penalize.  [default: 64]")
+@_sampling("--seed", type=int, help="Random seed, for reproducible sampling.")
 @activations_option
 @cache_option
-@click.option("--threads", type=click.IntRange(1, 256), help="Threads of the native kernels.  [default: one per core]")
-@click.option("--context", type=click.IntRange(1), help="Maximum tokens of prompt and answer.  [default: the model's]")
+@_running("--threads", type=click.IntRange(1, 256), help="Threads of the native kernels.  [default: one per core]")
+@_running("--context", type=click.IntRange(1), help="Maximum tokens of prompt and answer.  [default: the model's]")
 @click.option("--stats", is_flag=True, help="Print timings on stderr, even in a pipe.")
 @source_option("ternary_layout")
 @source_option("tile")
@@ -85,25 +89,39 @@ def run(path: str, style: str, **options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A loaded model and its sampling options (keyword arguments of Model.generate)."""
+    """A loaded model and its generation options. max_tokens: as given by the user."""
 
     model: Model
     chat: bool
     system: str | None
     template: str | None
-    sampling: dict[str, Any]
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    notes: tuple[str, ...]
     load_seconds: float
 
     def start(self, text: str) -> Generation:
-        if not self.chat:
-            return self.model.generate(text, **self.sampling)
-        return self.model.chat([*self.opening(), {"role": "user", "content": text}], **self.answering())
+        """The answer to one prompt."""
+        prompt = text
+        if self.chat:
+            messages = [*self.opening(), {"role": "user", "content": text}]
+            prompt = render_chat(self.model.tokenizer, messages, name=self.template)
+        most = self.max_tokens if self.chat else self.max_tokens or _MAX_TOKENS
+        return generate(
+            self.model, prompt, max_tokens=most, sampling=self.sampling, stop=self.stop, add_special=not self.chat
+        )
 
     def opening(self) -> list[dict[str, str]]:
+        """The system message, if there is one."""
         return [{"role": "system", "content": self.system}] if self.system is not None else []
 
-    def answering(self) -> dict[str, Any]:
-        return {**self.sampling, "template": self.template}
+    def ended(self, answer: Generation) -> Iterator[str]:
+        """The reason for the end of a text that no option asked for."""
+        if answer.full:
+            yield f"the context of {self.model.context} tokens is full"
+        elif answer.finish == "length" and self.max_tokens is None:
+            yield f"stopped after {answer.generated} tokens; -n sets how many"
 
 
 def _run(path: str, style: str, options: dict[str, Any]) -> None:
@@ -111,9 +129,10 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     if prompt is not None and file is not None:
         raise click.UsageError("--prompt and --file are mutually exclusive")
     stats, chat, system, template = (options.pop(k) for k in ("stats", "chat", "system", "template"))
+    max_tokens, stop = options.pop("max_tokens"), options.pop("stop")
     how = {k: options.pop(k) for k in _LOADING}
-    sampling = {k: v for k, v in options.items() if k not in ("max_tokens", "stop")}
-    Sampling(**sampling)  # validated before the model is opened
+    given = {k: v for k, v in options.items() if v is not None}
+    Sampling(**given)  # validated before the model is opened
     talk = prompt is None and file is None and sys.stdin.isatty()
     if talk and style == "json":
         raise click.UsageError("--format json needs a prompt")
@@ -122,16 +141,18 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     model = load(path, **how)
     templates = model.tokenizer.templates
     chat = chat or talk or system is not None or template is not None
-    job = _Job(model, chat, system, template, options, perf_counter() - began)
+    sampling = Sampling(**{**model.recommended.values, **given})
+    notes = (*model.checkpoint.notes, *model.tokenizer.notes, *_of_sampling(model, sampling, given))
+    job = _Job(model, chat, system, template, sampling, max_tokens, stop, notes, perf_counter() - began)
     if style == "human":
-        say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
-    if talk:
+        say_some(notes, "note: ", err=True)
+    if text is None:
         if not templates:
             hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template)"
             raise InputError("there is no prompt", file=path, hint=hint)
-        _chat_loop(job, stats)
+        say(f"sampling: {shown(sampling)}", err=True)
+        Conversation(model, job.opening(), template, sampling, max_tokens, stop, _print_stats if stats else None).hold()
         return
-    assert text is not None
     answer = job.start(text)
     if style == "json":
         _report(job, answer)
@@ -139,8 +160,23 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
     for token in answer:
         stream(token.text)
     say()
+    say_some(job.ended(answer), "note: ", err=True)
     if stats or sys.stderr.isatty():
         _print_stats(answer, f"load {job.load_seconds:.2f} s, ")
+
+
+def _of_sampling(model: Model, sampling: Sampling, given: dict[str, Any]) -> Iterator[str]:
+    """Notes about sampling: values from the model's files, flags without effect."""
+    yield from model.recommended.notes
+    without = Sampling(**given)
+    if shown(without) != shown(sampling):
+        yield f"sampling from {model.recommended.origin}: {shown(sampling)}"
+    idle = [f"--{n.replace('_', '-')}" for n in _RANDOM if n in given] if sampling.temperature == 0 else []
+    if idle:
+        has = "has" if len(idle) == 1 else "have"
+        yield f"{' and '.join(idle)} {has} no effect at temperature 0; add --temperature 0.8, for example"
+    if "repetition_window" in given and sampling.repetition_penalty == 1:
+        yield "--repetition-window has no effect without a penalty; add --repetition-penalty 1.1, for example"
 
 
 def _read(file: str | None) -> str:
@@ -165,7 +201,8 @@ def _report(job: _Job, answer: Generation) -> None:
         {
             "text": "".join(t.text for t in tokens),
             "finish": answer.finish,
-            "notes": [*job.model.checkpoint.notes, *job.model.tokenizer.notes],
+            "notes": [*job.notes, *job.ended(answer)],
+            "sampling": asdict(job.sampling),
             "prompt_tokens": answer.prompt_tokens,
             "generated": answer.generated,
             "tokens": [{"id": t.id, "text": t.text, "logprob": t.logprob} for t in tokens],
@@ -182,33 +219,3 @@ def _print_stats(answer: Generation, before: str = "") -> None:
         f"{answer.generated} tokens at {answer.rate:.1f}/s, end: {answer.finish}",
         err=True,
     )
-
-
-def _chat_loop(job: _Job, stats: bool) -> None:
-    """Chat, one message per line, until end of file. Ctrl-C stops an answer, or at the prompt the chat."""
-    with suppress(ImportError):  # Python may be built without readline
-        import readline  # noqa: F401
-    messages: list[dict[str, str]] = job.opening()
-    session = job.model.session()
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            say()
-            return
-        if line.strip():
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _answer(job, messages, session, stats)})
-
-
-def _answer(job: _Job, messages: list[dict[str, str]], session: Session, stats: bool) -> str:
-    pieces: list[str] = []
-    answer = job.model.chat(messages, session=session, **job.answering())
-    with suppress(KeyboardInterrupt):
-        for token in answer:
-            pieces.append(token.text)
-            stream(token.text)
-    say()
-    if stats:
-        _print_stats(answer)
-    return "".join(pieces)

@@ -97,7 +97,13 @@ def serve(
     engine = Engine(model, pooling)
     access = Access(api_key, _hosts(address), cors, max_body)
     identity = name or _identity(path)
-    say_some((*model.checkpoint.notes, *model.tokenizer.notes), "note: ", err=True)
+    notes = (*model.checkpoint.notes, *model.tokenizer.notes, *(model.recommended.notes if engine.generates else ()))
+    say_some(notes, "note: ", err=True)
+    if engine.defaults:
+        said = ", ".join(
+            f"{name} {value:.4g}" for name, value in engine.defaults.items() if name != "repetition_window"
+        )
+        say(f"sampling defaults from {model.recommended.origin}: {said}; requests override them", err=True)
     if not address.loopback:
         _warn(address, api_key)
 

@@ -30,6 +30,7 @@ spaces are kept.
 """
 
 _SOME = 20
+_NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def usage(problem: click.ClickException) -> None:
 
 
 def width() -> int:
-    """Width of the terminal in columns; 80 in a pipe."""
-    return shutil.get_terminal_size().columns
+    """Width of the terminal in columns, or the environment's COLUMNS; no limit in a pipe or file."""
+    return shutil.get_terminal_size(fallback=(_NO_LIMIT, 0)).columns
 
 
 def bug(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:

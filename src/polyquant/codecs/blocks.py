@@ -82,6 +82,11 @@ class BlockCodec:
         return True
 
     @property
+    def writable(self) -> bool:
+        """False for types that are only read."""
+        return self.encode is not None
+
+    @property
     def bpw(self) -> float:
         """Bits per weight."""
         return 8 * self.type_size / self.block

@@ -10,11 +10,14 @@ Everything that can be rejected is rejected here: unreadable input, codecs that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polyquant.calibration.importance import unreached, unreached_notice
-from polyquant.capabilities import Fitted, claims
+from polyquant.capabilities import Fitted, MaybeIntegers, MayOnlyRead, claims
+from polyquant.codecs.ternary import ternarize
 from polyquant.conversion.notices import mixed_stacks, rule_notices
+from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
 from polyquant.formats.actions import action_of, common
@@ -24,7 +27,7 @@ from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
-from polyquant.types import F32, Action, Checkpoint, TensorMap, TensorSpec, Translation, Weight
+from polyquant.types import F32, Action, Checkpoint, Codec, TensorMap, TensorSpec, Ternary, Translation, Weight
 
 __all__ = ["make_plan"]
 
@@ -82,8 +85,12 @@ def make_plan(
 def _translate(
     source: Checkpoint, carry: Callable[[Checkpoint], Translation], target: Target, recipe: Recipe, options: Any
 ) -> Translation:
-    """Names, metadata and files: unchanged if source and target share a naming scheme, else translated."""
-    return carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
+    """Names, metadata and files: unchanged if source and target share a naming scheme, else translated.
+
+    Tensors are sorted into the model's order, except from GGUF to GGUF, which keeps the order of the source.
+    """
+    found = carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
+    return found if source.naming == target.naming == "gguf" else replace(found, tensors=model_order(found.tensors))
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:
@@ -112,6 +119,10 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
         if claims(target, Fitted):  # type: ignore[type-abstract]
             target.fit(tensor.shape)  # fix its options now, not when the step runs
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
+        action = action_of(weights, target, tensor)
+        _refuse_unwritable(weights, target, action)
+        if action is Action.QUANTIZE and not tensor.ternarize:
+            _refuse_other_than_ternary(weights[0], target)
     except CodecError as problem:
         raise PlanError(
             str(problem),
@@ -120,7 +131,27 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
             hint=None if problem.hint else f"choose another codec: --rule '{tensor.target}=f16'",
         ) from None
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
-    return Step(tensor, common(weights), target, action_of(weights, target, tensor), why, nbytes, sources=specs)
+    return Step(tensor, common(weights), target, action, why, nbytes, sources=specs)
+
+
+def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action) -> None:
+    """Raise CodecError for a codec that these weights cannot be written in."""
+    searched = action in (Action.QUANTIZE, Action.REQUANTIZE)
+    if searched and claims(target, MayOnlyRead) and not target.writable:  # type: ignore[type-abstract]
+        raise CodecError(f"{target} can be read, not written", hint="choose another codec, e.g. q4_k")
+    if _is_integer(target) and action is not Action.COPY and not all(_is_integer(w.codec) for w in weights):
+        raise CodecError(f"{target} holds integers, and the weights are floats", hint="choose a float codec, e.g. bf16")
+
+
+def _refuse_other_than_ternary(weight: Weight, target: Codec) -> None:
+    """Raise CodecError if a codec with one scale per tensor gets weights that are not ternary. The first row shows it."""
+    strict = target.form is Ternary and not target.row_sliced and not getattr(target, "lossy", False)
+    if strict and len(weight.shape) > 1 and weight.codec.row_sliced:
+        ternarize(target.name, weight.dequantize(rows=slice(0, 1)), lossy=False)
+
+
+def _is_integer(codec: Codec) -> bool:
+    return claims(codec, MaybeIntegers) and codec.is_integer  # type: ignore[type-abstract]
 
 
 def _refuse_shapes(source: Checkpoint, weights: Sequence[Weight], tensor: TensorMap) -> None:

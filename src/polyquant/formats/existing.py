@@ -14,7 +14,7 @@ from polyquant.errors import InputError, PlanError, PolyquantError, printable
 from polyquant.opening import detect
 from polyquant.storage.work_folder import inside_work_folder, settle_all
 
-__all__ = ["refuse_target", "replaceable"]
+__all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
 
 _SHOWN = 3
 _DEPTH = 2
@@ -26,13 +26,23 @@ def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
 
     The unfinished publication of a killed run is completed or rolled back first.
     """
+    refuse_overlap(dst, source)
+    settle_all(dst.absolute())
+    refuse_existing(dst, overwrite=overwrite)
+
+
+def refuse_overlap(dst: Path, source: Path | None) -> None:
+    """Raise PlanError for a target that is, contains or is inside the source, and for unfinished output of a run."""
     real = Path(os.path.realpath(dst))  # never fails, even for a loop of links
     origin = None if source is None else Path(os.path.realpath(source))  # None: arrays in memory
     if origin is not None and (real == origin or origin in real.parents or real in origin.parents):
         raise PlanError("target is, contains or is inside the source", file=dst, hint="choose another target")
     if inside_work_folder(real) or (origin is not None and inside_work_folder(origin)):
         raise PlanError("is the unfinished output of a run", file=source or dst, hint="repeat that run to finish it")
-    settle_all(dst.absolute())
+
+
+def refuse_existing(dst: Path, *, overwrite: bool) -> None:
+    """Raise PlanError for an existing target that may not be overwritten, and for a target in a missing folder."""
     if os.path.lexists(dst):
         if not overwrite:
             raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")

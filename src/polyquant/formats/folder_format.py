@@ -26,12 +26,13 @@ class FolderFormat(PackagedFormat):
     def carry(self, checkpoint: Checkpoint) -> Translation:
         """Copy every known file byte for byte."""
         from polyquant.architectures.translate import usual_tensors
+        from polyquant.storage.source import file_bytes
         from polyquant.types import Translation
 
         tensors = usual_tensors(checkpoint)
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
         paths = {**checkpoint.files, **({"config.json": folder / "config.json"} if checkpoint.config else {})}
-        files = {n: p.read_bytes() for n, p in paths.items()}
+        files = {n: file_bytes(p) for n, p in paths.items()}
         return Translation(str(checkpoint.config.get("model_type", "")), tensors, files=files)
 
     def of_arrays(

@@ -17,6 +17,7 @@ from typing import Any
 from polyquant.errors import InputError, PlanError, UnknownNameError
 from polyquant.recipes.recipe import LAYERS, Recipe, Rule
 from polyquant.registry import CODECS, codec, known_codecs
+from polyquant.types import Codec
 
 __all__ = ["builtin_recipes", "load_recipe", "parse_rule", "uniform"]
 
@@ -26,8 +27,20 @@ def parse_rule(text: str) -> Rule:
     pattern, sign, name = text.rpartition("=")
     if not sign or not pattern or not name:
         raise PlanError(f"a rule has the form PATTERN=CODEC, got '{text}'", hint="for example --rule '*ffn_down*=q6_k'")
-    codec(name)
+    _codec(name, "a rule takes a codec, e.g.")
     return Rule(pattern, name.lower())
+
+
+def _codec(name: str, hint: str) -> Codec:
+    """The codec. Raises PlanError for the name of a recipe, with a hint that ends in codecs; UnknownNameError for any other name."""
+    try:
+        return codec(name)
+    except UnknownNameError:
+        key = name.lower()
+        if key not in builtin_recipes():
+            raise
+        near = [c for c in CODECS if key in c.split(".")] or [c for c in CODECS if key.startswith(c)]
+        raise PlanError(f"{key} is a recipe, not a codec", hint=f"{hint} {' or '.join(near)}") from None
 
 
 def _from_table(name: str, table: Mapping[str, Any], source: object) -> Recipe:
@@ -70,9 +83,9 @@ def builtin_recipes() -> Mapping[str, Recipe]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Load a built-in recipe, a `.toml` file, or a codec name (that codec for every matrix).
+    """Load a built-in recipe or a `.toml` file.
 
-    Raises UnknownNameError with close names, InputError for an invalid file.
+    Raises UnknownNameError with close names, also for the name of a codec; InputError for an invalid file.
     """
     key = name.lower()
     known = builtin_recipes()
@@ -84,16 +97,18 @@ def load_recipe(name: str) -> Recipe:
         return _from_table(Path(name).stem, table, name)
     if key in known:
         return known[key]
-    if key in CODECS:
-        return uniform(key)
-    raise UnknownNameError("recipe or codec", name, [*known, *known_codecs()])
+    if key in known_codecs():
+        mixes = [n for n in known if n.startswith(f"{key}_")]
+        other = f", or --recipe {' or '.join(mixes)}" if mixes else ""
+        raise UnknownNameError("recipe", name, known, hint=f"{key} is a codec: use --codec {key}{other}")
+    raise UnknownNameError("recipe", name, known)
 
 
 def uniform(name: str) -> Recipe:
     """A recipe with one codec for every matrix. Ternary codecs cannot hold embeddings, which keep the types of their
     recipe.
     """
-    key = codec(name).name
+    key = _codec(name, f"use --recipe {name.lower()}, or --codec with").name
     known = builtin_recipes()
     family = key.removeprefix("trinity.")
     family = "i2_s" if "i2_s" in key or key.startswith("hf_bitnet") else family

@@ -82,12 +82,17 @@ class Generation:
         self.prompt_seconds = self.seconds = 0.0
         self.reused = 0
         self._sampler, self._ends, self._text = sampler, ends, text
-        room = session.context - len(prompt) + 1  # the last token is not fed
-        self._limit = room if limit is None else min(limit, room)
+        self._room = session.context - len(prompt) + 1  # the last token is not fed
+        self._limit = self._room if limit is None else min(limit, self._room)
         self._tokens = self._run()
 
     def __iter__(self) -> Iterator[Token]:
         return self._tokens
+
+    @property
+    def full(self) -> bool:
+        """True if the answer ended because the context is full."""
+        return self.finish == "length" and self.generated >= self._room
 
     @property
     def prompt_rate(self) -> float:

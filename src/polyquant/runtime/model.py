@@ -17,6 +17,7 @@ from polyquant.runtime.chat import render_chat
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.embed import Texts, embed
 from polyquant.runtime.generate import Generation, generate
+from polyquant.runtime.recommended import Recommended, recommended
 from polyquant.runtime.sampling import Sampling
 from polyquant.runtime.session import Session
 from polyquant.tokenizers.tokenizer import Tokenizer, open_tokenizer
@@ -71,6 +72,11 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises UnsupportedError if there is none that is supported, InputError if it is invalid."""
         return open_tokenizer(self.checkpoint)
+
+    @cached_property
+    def recommended(self) -> Recommended:
+        """Sampling recommended by the model's files; `generate` does not use it. Raises InputError for a broken file."""
+        return recommended(self.checkpoint)
 
     def session(self) -> Session:
         """Return a new session with an empty cache."""

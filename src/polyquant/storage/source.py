@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.types import U8, ArraySpec
 
-__all__ = ["FileArray", "FileState", "Source", "Swap", "opened_files", "refuse_changed", "state_of"]
+__all__ = ["FileArray", "FileState", "Source", "Swap", "file_bytes", "opened_files", "refuse_changed", "state_of"]
 
 _READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
+_LFS = b"version https://git-lfs.github.com/spec/"
+_LFS_LIMIT = 1024
+"""Pointer files of Git LFS are shorter, in bytes."""
 
 
 class FileState(NamedTuple):
@@ -77,7 +80,7 @@ class Source:
     __slots__ = ("__weakref__", "_close", "_fd", "_map", "path", "size")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the file. Raises InputError if it is not a readable regular file."""
+        """Open the file. Raises InputError if it is not a readable regular file, or is a Git LFS pointer."""
         self.path = Path(path)
         self._map: U8 | None = None
         try:
@@ -92,6 +95,13 @@ class Source:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
             raise InputError("is not a regular file", file=self.path, found=kind)
         self.size = status.st_size
+        if self.size < _LFS_LIMIT and os.pread(fd, len(_LFS), 0) == _LFS:
+            raise InputError(
+                "is a Git LFS pointer, not the file itself",
+                file=self.path,
+                found=f"{self.size} bytes",
+                hint="run `git lfs pull` in that repository, or download the file",
+            )
         if (opened := _opened.get()) is not None:
             opened.setdefault(self.path.absolute(), state_of(status))
 
@@ -139,6 +149,15 @@ class Source:
     def close(self) -> None:
         """Close the file; maps in use stay valid. Also happens when the last reference is dropped."""
         self._close()
+
+
+def file_bytes(path: Path) -> bytes:
+    """All bytes of a small file. Raises InputError as `Source`."""
+    source = Source(path)
+    try:
+        return source.pread(0, source.size).tobytes()
+    finally:
+        source.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from polyquant.capabilities import (
     HoldsBias,
     HoldsBlocks,
     MaybeIntegers,
+    MayOnlyRead,
     Opaque,
     Ordered,
     OwnProduct,
@@ -69,6 +70,7 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     bits, groups, offsets   match the unpacked codes
     stacks           a matrix cut out of a stack decodes as it does inside; implied by row_sliced
     trellis          the named codec decodes to the same values
+    writable         if False, `quantize` raises UnsupportedError
     inputs           codes for a Hessian have the codec's form and sizes
     stored           rows stored as float32 become the parts that `quantize` makes of them; rows with NaN are left to it
     """
@@ -102,6 +104,8 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     if isinstance(codec, DecodesRows) and codec.decodes_rows:
         whole = codec.dequantize(parts, shape)
         np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])
+    if isinstance(codec, MayOnlyRead) and not codec.writable:
+        refused(lambda: codec.quantize(np.zeros(shape, np.float32)), UnsupportedError)
     _check_stack(codec, parts, shape)
     _check_codes(codec, parts, shape)
     if isinstance(codec, FitsInputs) and w is not None:

@@ -15,10 +15,12 @@ V, H, F, LAYERS, HEADS, GROUPS, D, EPS, RATIO = 64, 64, 48, 2, 4, 2, 16, 1e-5, 2
 CONFIG = {
     "architectures": ["ChatGLMModel"], "model_type": "chatglm", "add_bias_linear": False, "add_qkv_bias": True,
     "apply_query_key_layer_scaling": True, "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
-    "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "ffn_hidden_size": F, "fp32_residual_connection": False,
+    "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "ffn_hidden_size": F,
+    "fp32_residual_connection": False,
     "hidden_dropout": 0.0, "hidden_size": H, "kv_channels": D, "layernorm_epsilon": EPS, "multi_query_attention": True,
     "multi_query_group_num": GROUPS, "num_attention_heads": HEADS, "num_layers": LAYERS, "original_rope": True,
-    "padded_vocab_size": V, "post_layer_norm": True, "rmsnorm": True, "rope_ratio": RATIO, "seq_length": 64, "use_cache": True,
+    "padded_vocab_size": V, "post_layer_norm": True, "rmsnorm": True, "rope_ratio": RATIO, "seq_length": 64,
+    "use_cache": True,
     "torch_dtype": "float16", "tie_word_embeddings": False, "eos_token_id": 2,
 }  # fmt: skip
 

@@ -97,10 +97,10 @@ TYPES: Mapping[str, Mapping[int, GgufType]] = {
         39: GgufType("tl2", 1, 0, whole=True),
     },
     "ik_llama": {**_SHARED, **_FP4, 36: _I2_S, 41: GgufType("q1_0", 128, 18)},
-    "trinity": {
+    "trinity": {  # its TQ1_0, I2_S, TL1 and TL2 are the same two-bit codes without a scale
         **_SHARED,
-        34: GgufType(None, 32, 8), 35: GgufType("trinity.tq2_0", 32, 10),
-        36: GgufType("trinity.i2_s", 4, 1, whole=True), 38: GgufType(None, 4, 1, whole=True),
+        34: GgufType("trinity.i2_s", 32, 8), 35: GgufType("trinity.tq2_0", 32, 10),
+        **dict.fromkeys((36, 38, 39), GgufType("trinity.i2_s", 4, 1, whole=True)),
     },
 }  # fmt: skip
 """Dialect -> type number -> meaning."""

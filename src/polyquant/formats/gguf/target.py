@@ -9,7 +9,7 @@ from typing import Any
 from polyquant.architectures import translate
 from polyquant.capabilities import HoldsBlocks, Tiled
 from polyquant.codecs import affine_forms
-from polyquant.errors import PlanError
+from polyquant.errors import CodecError, PlanError
 from polyquant.formats.actions import survives
 from polyquant.formats.gguf.layout import lay_out
 from polyquant.formats.gguf.options import GGUFOptions
@@ -25,6 +25,8 @@ __all__ = ["DEFAULT_NAME", "GGUFTarget"]
 
 DEFAULT_NAME = "model.gguf"
 """The file name in a layout before the target is known."""
+_ACTIVATIONS = ("q8_1", "q8_k")
+"""Types to which llama.cpp rounds activations. It has no kernels for weights stored in them."""
 
 
 class GGUFTarget(PlainTarget):
@@ -47,6 +49,10 @@ class GGUFTarget(PlainTarget):
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """Choose as other targets do, with the tile of TL1 and TL2. Raises CodecError."""
         chosen, why = super().choose(source, tensor, recipe, facts, options)
+        if chosen.name in _ACTIVATIONS:
+            raise CodecError(
+                f"{chosen} is for activations: no program runs weights stored in it", hint="use q8_0 instead"
+            )
         if options.tile is not None and isinstance(chosen, Tiled):
             chosen = chosen.with_tile(options.tile)
         return Choice(chosen, why)

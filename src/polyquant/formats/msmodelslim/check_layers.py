@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyquant.codecs.dtypes import NUMPY
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import InputError
-from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
+from polyquant.formats.msmodelslim.static import closest_deq_scale, closest_quant_bias, row_sums
 from polyquant.formats.msmodelslim.survey import Linear, Survey
 from polyquant.formats.stored import Stored
 from polyquant.ops.int8 import quant_bias
@@ -184,8 +184,8 @@ def _bias(contents: Survey, linear: Linear, deq: F32, offset: F32) -> Iterator[_
         yield "ASC021", ERROR, "bias", f"must be floats [{n}], found {own.entry.dtype} {list(own.entry.shape)}"
         return
     sums = row_sums(stored(linear.parts["weight"]), n, k)
-    want = quant_bias(floats(own) if own is not None else None, deq, offset, sums)
     have = np.asarray(stored(linear.parts["quant_bias"]).read(0, n), np.float64)
+    want = closest_quant_bias(floats(own) if own is not None else None, deq, offset, sums, have)
     off = np.abs(have - want)
     slack = 1 + 1e-6 * np.abs(want)  # one unit for float32 division, and its rounding of large values
     bad = int((~(off <= slack)).sum())

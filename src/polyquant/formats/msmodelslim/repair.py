@@ -25,14 +25,14 @@ from polyquant.formats.msmodelslim.description import KINDS
 from polyquant.formats.msmodelslim.folder import descriptions
 from polyquant.formats.msmodelslim.layout import SHARD_BYTES, lay_out
 from polyquant.formats.msmodelslim.repair_types import Layer, layers
-from polyquant.formats.msmodelslim.static import closest_deq_scale, row_sums
+from polyquant.formats.msmodelslim.static import closest_deq_scale, closest_quant_bias, row_sums
 from polyquant.formats.msmodelslim.survey import Stored, Survey, survey
 from polyquant.formats.steps import Progress
 from polyquant.opening import detect
 from polyquant.ops.int8 import quant_bias
 from polyquant.storage import strict_json
 from polyquant.storage.folder import entries, member
-from polyquant.storage.source import FileState, opened_files, refuse_changed
+from polyquant.storage.source import FileState, file_bytes, opened_files, refuse_changed
 from polyquant.storage.staging import Staging, staged
 from polyquant.types import ArraySpec, Finding, Layout, Severity, TensorSpec
 
@@ -150,14 +150,17 @@ def _static(contents: Survey, layer: Layer, changes: list[str]) -> _Values:
     own = contents.tensors.get(f"{layer.name}.bias")
     if own is not None and (own.entry.shape != (n,) or own.entry.dtype not in ("F32", "F16", "BF16")):
         raise PlanError("cannot be repaired: the layer's bias does not fit its rows", tensor=f"{layer.name}.bias")
-    want = quant_bias(floats(own) if own is not None else None, deq, offset, row_sums(stored(parts["weight"]), n, k))
+    bias, sums = floats(own) if own is not None else None, row_sums(stored(parts["weight"]), n, k)
+    old = None if "quant_bias" in layer.missing else stored(parts["quant_bias"]).read(0, n)
+    want = quant_bias(bias, deq, offset, sums)
+    if old is not None:
+        want = closest_quant_bias(bias, deq, offset, sums, np.asarray(old, np.float64))
     if not (np.abs(want) < 2**31).all():
         raise PlanError(
             "cannot be repaired: quant_bias does not fit int32",
             tensor=f"{layer.name}.quant_bias",
             hint="quantize this layer again",
         )
-    old = None if "quant_bias" in layer.missing else stored(parts["quant_bias"]).read(0, n)
     if old is None or (np.abs(old - want) > 1 + 1e-6 * np.abs(want)).any():
         changes.append(f"quant_bias {'added' if old is None else 'recomputed'}|{layer.name}")
         values["quant_bias"] = want.astype(np.int32)
@@ -245,7 +248,7 @@ def _side_files(contents: Survey) -> dict[str, bytes]:
         if file is not None:
             if sum(map(len, out.values())) + file.stat().st_size > _SIDE_BYTES:
                 raise PlanError("too large for an additional file", file=file, hint="move it out of the folder")
-            out[name] = file.read_bytes()
+            out[name] = file_bytes(file)
     return out
 
 

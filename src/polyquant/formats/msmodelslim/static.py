@@ -14,10 +14,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.ops.int8 import quant_bias
 from polyquant.types import F32
 
-__all__ = ["closest_deq_scale", "row_sums"]
+__all__ = ["closest_deq_scale", "closest_quant_bias", "row_sums"]
 
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _CHUNK = 1 << 22
 
 
@@ -29,9 +31,32 @@ def closest_deq_scale(input_scale: F32, weight_scale: F32, stored: F32 | None) -
         product = np.asarray(input_scale * weight_scale, np.float32)
         if stored is None or stored.shape != product.shape:
             return product
-        halves = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-        choices = [product, *(product.astype(half).astype(np.float32) for half in halves)]
+        choices = [product, *(product.astype(half).astype(np.float32) for half in _HALVES)]
     return max(choices, key=lambda c: int(np.count_nonzero(c == stored)))
+
+
+def closest_quant_bias(
+    bias: F32 | None, deq_scale: F32, input_offset: F32, sums: NDArray[np.int64], found: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """quant_bias float64 [n], with bias / deq_scale unrounded, or rounded to a half-precision type if most of `found` agree with that.
+
+    The v1 command line keeps scales and biases in the model's dtype: the quotient has it too, before the offset is subtracted.
+    """
+    exact = quant_bias(bias, deq_scale, input_offset, sums)
+    if bias is None or _agreeing(exact, found) > len(found) // 2:
+        return exact
+    with np.errstate(all="ignore"):
+        for half in _HALVES:
+            if all(np.array_equal(x.astype(half).astype(np.float32), x) for x in (bias, deq_scale)):
+                quotient = (bias / deq_scale).astype(half).astype(np.float64)
+                rounded = np.rint(quotient - input_offset.astype(np.float64) * sums)
+                if _agreeing(rounded, found) > len(found) // 2:
+                    return rounded
+    return exact
+
+
+def _agreeing(want: NDArray[np.float64], found: NDArray[np.float64]) -> int:
+    return int(np.count_nonzero(np.abs(want - found) <= 1))
 
 
 def row_sums(codes: Any, rows: int, columns: int) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from polyquant.formats.side_files import check_side_files
 from polyquant.formats.trellis.config_check import check_config
 from polyquant.formats.trellis.folder import BASE_FILES, INDEX
+from polyquant.formats.trellis.model_check import check_model
 from polyquant.formats.trellis.payload_check import check_payload
 from polyquant.formats.trellis.survey import Survey, axes_of, survey
 from polyquant.formats.trellis.weights import Facts
@@ -33,6 +34,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
         yield from check_side_files(path, no_tokenizer="TRL004", broken="TRL005")
         yield from _index(contents)
         yield from check_config(contents)
+        yield from check_model(contents)
     axes, _ = axes_of(contents, None)
     yield from _dialect(contents, list(contents.weights.values()))
     yield from check_payload(contents, axes)

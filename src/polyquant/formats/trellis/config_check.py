@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polyquant.formats.trellis.folder import CONFIG
+from polyquant.formats.trellis.options import METHODS
 from polyquant.formats.trellis.survey import Survey
 from polyquant.formats.trellis.weights import Facts
 from polyquant.types import Finding, Severity
@@ -22,6 +23,9 @@ _TENSOR: dict[str, tuple[type, ...]] = {
     "compression_ratio": (int, float),
 }  # fmt: skip
 _LAYER = re.compile(r".*layers\.(\d+)\.(.+)\.weight")
+_GROUPS = ("per_tile", "per_group", "per_tensor", "per_channel")
+_WIDTHS = range(1, 9)
+"""Bits of a code: 1 comes from EXL3 alone."""
 _ROUNDING = 0.006
 """Relative tolerance for ratios and averages rounded to two or four digits."""
 
@@ -37,6 +41,7 @@ def check_config(contents: Survey) -> Iterator[Finding]:
         yield _lacks("tensor_metadata")
     else:
         yield from _fields(content)
+        yield from _values(content, contents.weights)
         yield from _allocation(content, contents.weights)
         yield from _figures(content, contents.weights)
     yield from _names(contents)
@@ -66,6 +71,43 @@ def _fields(content: Mapping[str, Any]) -> Iterator[Finding]:
         for key, kinds in _TENSOR.items():
             if not _is(entry.get(key), kinds):
                 yield _lacks(key, name)
+
+
+def _values(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Check values of the right type against those that the document and polyquant use."""
+    method, shared = content.get("quantization_method"), content.get("global_config")
+    if isinstance(method, str) and method not in METHODS:
+        yield _unknown("quantization_method", method, METHODS)
+    shared = shared if isinstance(shared, dict) else {}
+    groups = shared.get("scale_groups")
+    if groups is not None and groups not in _GROUPS:
+        yield _unknown("global_config.scale_groups", groups, _GROUPS)
+    if _is(shared.get("target_bits"), (int,)) and shared["target_bits"] not in _WIDTHS:
+        yield _unknown("global_config.target_bits", shared["target_bits"], ("2 to 8",))
+    size = shared.get("codebook_size")
+    if size is not None and not (_is(size, (int,)) and 0 < size <= 1 << 16 and size.bit_count() == 1):
+        yield _unknown("global_config.codebook_size", size, ("a power of two up to 65536",))
+    yield from _allocated(content.get("layer_allocation"), weights)
+
+
+def _allocated(layers: Any, weights: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Check the layers, modules and bits of layer_allocation."""
+    named = {(m[1], m[2]) for name in weights if (m := _LAYER.fullmatch(name)) is not None}
+    whole = set(weights) | {name.removesuffix(".weight") for name in weights}
+    for layer, modules in layers.items() if isinstance(layers, dict) else ():
+        if not isinstance(modules, dict):
+            yield _unknown(f"layer_allocation.{layer}", modules, ("an object",))
+            continue
+        for module, bits in modules.items():
+            if not _is(bits, (int,)) or bits not in _WIDTHS:
+                yield _unknown(f"layer_allocation.{layer}.{module}", bits, ("2 to 8",))
+            elif (layer, module) not in named and module not in whole:
+                message = f"layer_allocation names {module[:60]} of layer {layer[:10]}, and no such weight is quantized"
+                yield Finding("TRL033", WARNING, message, file=CONFIG)
+
+
+def _unknown(key: str, value: Any, known: Sequence[str]) -> Finding:
+    return Finding("TRL032", WARNING, f"{key} is {str(value)[:40]!r}, expected {' or '.join(known)}", file=CONFIG)
 
 
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:

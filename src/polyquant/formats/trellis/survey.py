@@ -23,10 +23,10 @@ from polyquant.storage import safetensors
 from polyquant.storage.folder import member, read_config
 from polyquant.storage.source import Source
 
-__all__ = ["Survey", "axes_of", "component", "survey", "survey_file"]
+__all__ = ["PLUGIN", "Survey", "axes_of", "component", "survey", "survey_file"]
 
 _COMPONENT = re.compile(r"(.+)(__|\.)(indices|scales|su|sv|lut)")
-_PLUGIN = "polyquant_trellis"
+PLUGIN = "polyquant_trellis"
 _TRUNCATED = "the tensor is truncated: download the file again"
 
 
@@ -114,9 +114,9 @@ def _read_metadata(out: Survey, folder: Path) -> None:
         out.refused(e, "TRL031", folder / files.CONFIG)
         return
     quantization = (out.config or {}).get("quantization_config")
-    ours = isinstance(quantization, dict) and quantization.get("quant_method") == _PLUGIN
+    ours = isinstance(quantization, dict) and quantization.get("quant_method") == PLUGIN
     if ours and out.metadata.content is None:
-        message = f"is missing, but config.json declares {_PLUGIN}: the codes cannot be decoded without it"
+        message = f"is missing, but config.json declares {PLUGIN}: the codes cannot be decoded without it"
         out.breaches.append(Breach("TRL030", message, folder / files.CONFIG, hint="finish the download"))
 
 

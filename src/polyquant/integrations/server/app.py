@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +74,11 @@ def create_app(engine: Engine, line: Line[Event], model: str, access: Access) ->
             raise no_model(requested, model)
         return JSONResponse(entry)
 
-    def generation(read: Callable[[Any, str], GenerationRequest]) -> Callable[[Request], Any]:
+    def generation(read: Callable[[Any, str, Mapping[str, Any]], GenerationRequest]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Any:
             engine.check_generates(model)
             line.check()  # before the body is read: a full queue is reported immediately
-            return Answer(engine, line, read(await _json(request, access), model), model)
+            return Answer(engine, line, read(await _json(request, access), model, engine.defaults), model)
 
         return endpoint
 

@@ -64,6 +64,7 @@ class Engine:
         """pooling: overrides the model's. Raises UnsupportedError for an encoder that does not specify one."""
         self.model, self.tokenizer = model, model.tokenizer
         self.generates = not model.architecture.encoder
+        self.defaults = model.recommended.values if self.generates else {}
         self.pooling: Pooling | None = None
         try:
             self.pooling = resolved_pooling(model, pooling)

@@ -1,7 +1,8 @@
 """The bodies of /v1/completions and /v1/chat/completions, validated before any computation.
 
-Names and defaults are OpenAI's; `top_k`, `min_p` and `repetition_penalty` are vLLM's. Unsupported fields that would
-affect the answer are rejected, never ignored; fields without effect (`user`, `metadata`, ...) are accepted.
+Names and defaults are OpenAI's, except that sampling recommended by the model's files comes first; `top_k`, `min_p` and
+`repetition_penalty` are vLLM's. Unsupported fields that would affect the answer are rejected, never ignored; fields
+without effect (`user`, `metadata`, ...) are accepted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 from polyquant.integrations.server.fields import Fields, wrong
 from polyquant.integrations.server.refusal import RequestError
+from polyquant.runtime.recommended import WHOLE_TEXT
 from polyquant.runtime.sampling import Sampling
 
 __all__ = [
@@ -21,10 +23,10 @@ __all__ = [
 Prompt: TypeAlias = str | tuple[int, ...]
 Message: TypeAlias = Mapping[str, str]
 
+_NONE: Mapping[str, Any] = {}
 MAX_CHOICES = 64  # prompts x n per request
 MAX_STOPS = 4
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat is limited only by the context
-_WHOLE_TEXT = 1 << 31  # vLLM's repetition_penalty covers all tokens so far
 
 _HARMLESS = (
     "user",
@@ -59,8 +61,8 @@ class GenerationRequest:
     logprobs: bool
 
 
-def completion_request(body: Any, model: str) -> GenerationRequest:
-    """Parse the body of /v1/completions. Raises RequestError."""
+def completion_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
+    """Parse the body of /v1/completions. defaults: fields of Sampling recommended by the model. Raises RequestError."""
     fields = Fields(body)
     check_model(fields, model)
     prompts = _prompts(fields.get("prompt"))
@@ -75,11 +77,13 @@ def completion_request(body: Any, model: str) -> GenerationRequest:
             param="logprobs",
         )
     limit = fields.integer("max_tokens", COMPLETION_TOKENS, low=1, high=1 << 31)
-    return _request(fields, prompts=prompts, messages=(), max_tokens=limit, logprobs=logprobs is not None)
+    return _request(
+        fields, prompts=prompts, messages=(), max_tokens=limit, logprobs=logprobs is not None, defaults=defaults
+    )
 
 
-def chat_request(body: Any, model: str) -> GenerationRequest:
-    """Parse the body of /v1/chat/completions. Raises RequestError."""
+def chat_request(body: Any, model: str, defaults: Mapping[str, Any] = _NONE) -> GenerationRequest:
+    """Parse the body of /v1/chat/completions. defaults: as of `completion_request`. Raises RequestError."""
     fields = Fields(body)
     check_model(fields, model)
     messages = _messages(fields.get("messages"))
@@ -96,7 +100,7 @@ def chat_request(body: Any, model: str) -> GenerationRequest:
     if old is not None and new is not None and old != new:
         raise wrong("max_tokens", "equal to 'max_completion_tokens' if both are given", old)
     limit = new if new is not None else old
-    return _request(fields, prompts=(), messages=messages, max_tokens=limit, logprobs=logprobs)
+    return _request(fields, prompts=(), messages=messages, max_tokens=limit, logprobs=logprobs, defaults=defaults)
 
 
 def _request(
@@ -106,6 +110,7 @@ def _request(
     messages: tuple[Message, ...],
     max_tokens: int | None,
     logprobs: bool,
+    defaults: Mapping[str, Any],
 ) -> GenerationRequest:
     """Parse the fields common to both, and reject unknown ones."""
     fields.neutral("frequency_penalty", 0)
@@ -114,15 +119,17 @@ def _request(
     n = fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1
     if n * max(1, len(prompts)) > MAX_CHOICES:
         raise wrong("n", f"small enough: at most {MAX_CHOICES} answers per request (prompts x n)", n)
-    top_k = fields.integer("top_k", 0, low=-1, high=1 << 31) or 0
+    top_k = fields.integer("top_k", defaults.get("top_k", 0), low=-1, high=1 << 31) or 0
     seed = fields.integer("seed", None, low=-(1 << 63), high=(1 << 64) - 1)
     sampling = Sampling(
-        temperature=fields.number("temperature", 1.0, low=0, high=2),
+        temperature=fields.number("temperature", defaults.get("temperature", 1.0), low=0, high=2),
         top_k=max(0, top_k),  # vLLM writes "off" as -1
-        top_p=fields.number("top_p", 1.0, low=0, high=1, above=True),
-        min_p=fields.number("min_p", 0.0, low=0, high=1),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, low=0, high=10, above=True),
-        repetition_window=_WHOLE_TEXT,
+        top_p=fields.number("top_p", defaults.get("top_p", 1.0), low=0, high=1, above=True),
+        min_p=fields.number("min_p", defaults.get("min_p", 0.0), low=0, high=1),
+        repetition_penalty=fields.number(
+            "repetition_penalty", defaults.get("repetition_penalty", 1.0), low=0, high=10, above=True
+        ),
+        repetition_window=defaults.get("repetition_window", WHOLE_TEXT),  # vLLM's: all tokens so far
         seed=None if seed is None else seed % (1 << 64),
     )
     stop = _stops(fields.get("stop"))

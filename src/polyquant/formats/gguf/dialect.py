@@ -17,7 +17,7 @@ from polyquant.errors import UnknownNameError
 from polyquant.formats.gguf.header import Header, TensorInfo
 from polyquant.types import Evidence, Kind
 
-__all__ = ["DIALECTS", "TYPES", "WRITTEN_AS", "GgufType", "chain", "detect"]
+__all__ = ["ACTIVATIONS", "DIALECTS", "TYPES", "WRITTEN_AS", "GgufType", "chain", "detect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,8 @@ WRITTEN_AS: Mapping[str, int] = {
 }  # fmt: skip
 """Codec name -> the type number to write."""
 
+ACTIVATIONS = ("q8_1", "q8_k")
+"""Types to which llama.cpp rounds activations. It has no kernels for weights stored in them."""
 _IK_ONLY = frozenset({*range(97, 100), *range(133, 159), *range(202, 400)})
 _CONTESTED = frozenset(range(34, 43))
 _BITNET_FILE_TYPES = {38, 39, 40}  # TL1, TL2, I2_S

@@ -11,6 +11,7 @@ from polyquant.capabilities import HoldsBlocks, Tiled
 from polyquant.codecs import affine_forms
 from polyquant.errors import CodecError, PlanError
 from polyquant.formats.actions import survives
+from polyquant.formats.gguf.dialect import ACTIVATIONS
 from polyquant.formats.gguf.layout import lay_out
 from polyquant.formats.gguf.options import GGUFOptions
 from polyquant.formats.plain_target import PlainTarget
@@ -25,8 +26,6 @@ __all__ = ["DEFAULT_NAME", "GGUFTarget"]
 
 DEFAULT_NAME = "model.gguf"
 """The file name in a layout before the target is known."""
-_ACTIVATIONS = ("q8_1", "q8_k")
-"""Types to which llama.cpp rounds activations. It has no kernels for weights stored in them."""
 
 
 class GGUFTarget(PlainTarget):
@@ -49,7 +48,7 @@ class GGUFTarget(PlainTarget):
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """Choose as other targets do, with the tile of TL1 and TL2. Raises CodecError."""
         chosen, why = super().choose(source, tensor, recipe, facts, options)
-        if chosen.name in _ACTIVATIONS:
+        if chosen.name in ACTIVATIONS:
             raise CodecError(
                 f"{chosen} is for activations: no program runs weights stored in it", hint="use q8_0 instead"
             )

@@ -78,7 +78,7 @@ class HoldsBias(Protocol):
     """Stores the bias of the linear layer in its parts, so that a product may already include it."""
 
     def holds_bias(self, tokens: int, rounding: str) -> bool:
-        """True if the product of `tokens` tokens with this rounding includes the bias, which must not be added again."""
+        """True if the product of `tokens` tokens with this rounding includes the bias: not to be added again."""
 
 
 # ---------------------------------------------------------------- options

@@ -229,7 +229,7 @@ def module_of(name: str) -> str | None:
 
 
 def known_codecs() -> list[str]:
-    """The names of all codecs, including installed packages; of families with options in their names, the common ones."""
+    """The names of all codecs, including installed packages; for families with options, the common names."""
     families = [name for family in dict.fromkeys(_NAMED.values()) for name in _members(family)]
     return list(dict.fromkeys((*CODECS, *families, *_entry_points("polyquant.codecs"))))
 
@@ -239,14 +239,14 @@ def codec(name: str | Codec, **options: Any) -> Codec:
 
     Raises UnknownNameError with similar names; TypeError for an option the codec does not have.
     """
-    found: Codec = _load(name.lower()) if isinstance(name, str) else name
+    result: Codec = _load(name.lower()) if isinstance(name, str) else name
     if not options:
-        return found
+        return result
     from polyquant.capabilities import Configurable  # imports numpy, which listing names does not need
 
-    if not isinstance(found, Configurable):
-        raise TypeError(f"codec '{found}' takes no options, found {', '.join(options)}")
-    return found.configure(**options)
+    if not isinstance(result, Configurable):
+        raise TypeError(f"codec '{result}' takes no options, found {', '.join(options)}")
+    return result.configure(**options)
 
 
 @cache
@@ -280,15 +280,15 @@ def formats() -> Iterator[Format]:
 def _installed_formats() -> dict[str, Format]:
     """The formats of other packages by name."""
     out: dict[str, Format] = {}
-    for name, found in _usable("polyquant.formats").items() if _mentions("polyquant.formats") else ():
-        if name in FORMATS or getattr(found, "name", None) != name:
-            why = "already exists" if name in FORMATS else f"has the attribute name '{getattr(found, 'name', found)}'"
+    for name, form in _usable("polyquant.formats").items() if _mentions("polyquant.formats") else ():
+        if name in FORMATS or getattr(form, "name", None) != name:
+            why = "already exists" if name in FORMATS else f"has the attribute name '{getattr(form, 'name', form)}'"
             warnings.warn(f"the plugin '{name}' is skipped: a format of this name {why}", PluginWarning, stacklevel=2)
-        elif lacking := [member for member, kind in _MEMBERS.items() if not _has(found, member, kind)]:
+        elif lacking := [member for member, kind in _MEMBERS.items() if not _has(form, member, kind)]:
             why = f"its format has no valid {listed(lacking, len(lacking))}"
             warnings.warn(f"the plugin '{name}' is skipped: {why}", PluginWarning, stacklevel=2)
         else:
-            out[name] = found
+            out[name] = form
     return out
 
 

@@ -1,4 +1,4 @@
-"""The known model architectures, including installed packages: for `polyquant architectures` and docs/architectures.md."""
+"""The known model architectures with installed packages, for `polyquant architectures` and docs/architectures.md."""
 
 from __future__ import annotations
 

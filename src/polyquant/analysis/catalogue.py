@@ -194,7 +194,7 @@ def formats() -> Formats:
 
 
 def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None:
-    """The record of a codec; None for a family of another package ("my.*"), and with a warning if it cannot be loaded."""
+    """The record of a codec; None for a family of another package ("my.*"), and with a warning if loading fails."""
     if name.endswith(".*"):
         return None
     try:

@@ -34,7 +34,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
-    """One tensor: codecs of both sides, error of b against a, share of weights with equal codes (None if forms differ)."""
+    """One tensor: codecs of both sides, error of b against a, share of weights with equal codes (or None)."""
 
     name: str
     shape: tuple[int, ...]

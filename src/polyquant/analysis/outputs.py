@@ -118,8 +118,8 @@ def _layer(exact: Model, model: Model, index: int, states: list[F32]) -> LayerEr
     missed = added = 0.0
     for i, x in enumerate(states):
         wanted, y = _outputs(exact, index, x)
-        found, z = _outputs(model, index, x)
-        for (name, a), b in zip(wanted.items(), found.values(), strict=True):
+        actual, z = _outputs(model, index, x)
+        for (name, a), b in zip(wanted.items(), actual.values(), strict=True):
             sums.setdefault(name, _Sums(a.shape[1])).add(a, b)
         missed += float(np.square(z - y, dtype=np.float64).sum())
         added += float(np.square(y - x, dtype=np.float64).sum())

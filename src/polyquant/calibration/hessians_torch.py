@@ -105,7 +105,7 @@ class TorchStages:
         return gathered
 
     def _calls_of(self, window: Any) -> _Calls:
-        """Record the arguments of each layer for a window: the model runs once, since masks may differ between layers."""
+        """Record the arguments of each layer for a window in one run of the model: masks may differ between layers."""
         calls = _Calls()
 
         def note(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -155,7 +155,7 @@ def _print_divergence(model: Score, reference: Score, result: Divergence) -> Non
 
 def _print_layers(layers: tuple[LayerError, ...]) -> None:
     top = max(layer.alone for layer in layers)
-    shown = table("layer", ">output error", ">own error", "own error")
+    shown = table("layer", ">output error", ">own error", "")
     for layer in layers:
         shown.add_row(
             layer.name, f"{layer.output:.5f}", f"{layer.alone:.5f}", _bar(layer.alone / top if top > 0 else 0.0)

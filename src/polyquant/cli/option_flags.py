@@ -61,7 +61,7 @@ def _flags(*, sources: bool, targets: bool) -> list[Callable[[Any], Any]]:
 
 
 def _target_options(form: Format) -> type | None:
-    """The option class of a format's target, without importing the target if possible; None if the format is read-only."""
+    """The option class of a format's target, if possible without importing it; None for a read-only format."""
     if isinstance(form, DeclaresTargetOptions):
         return form.target_options
     return None if form.target is None else form.target.options

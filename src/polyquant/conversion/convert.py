@@ -62,10 +62,10 @@ def plan(
     from target tensor name to float32 [K], for a stack of experts also [experts, K]. on_tensor: called with (done,
     total, name) during long measurements.
 
-    The other keywords are options of the formats, which `polyquant convert --help` explains: options of the target (bits,
-    effort, calibration, smooth, shard_bytes, ...), and properties of the source that its bytes do not show
-    (ternary_layout, tile, repair, axes). None, False and empty values count as not given.
-    Raises InputError, PlanError, UnknownNameError, CodecError; TypeError for an option that no format has.
+    The other keywords are options of the formats, which `polyquant convert --help` explains: options of the target
+    (bits, effort, calibration, smooth, shard_bytes, ...), and properties of the source that its bytes do not show
+    (ternary_layout, tile, repair, axes). None, False and empty values count as not given. Raises InputError, PlanError,
+    UnknownNameError, CodecError; TypeError for an option that no format has.
     """
     refuse_unknown(options, known_options(), "plan")
     form = format_named(to)
@@ -193,14 +193,14 @@ def smaller(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
     """The target format: by suffix (.gguf), by options that only one format has, by the source's format; else "hf"."""
-    asked = given(options)
+    requested = given(options)
     for form, target in targets():
         if target.suffix and dst.suffix.lower() == target.suffix:
             return form.name
     for form, target in targets():
-        if target.claims(asked):
+        if target.claims(requested):
             return form.name
-    if asked.keys() & {"codec", "recipe"}:
+    if requested.keys() & {"codec", "recipe"}:
         return DEFAULT_TARGET
     source_form, _ = detect(src)
     return source_form.name if source_form.target is not None and not source_form.target.suffix else DEFAULT_TARGET

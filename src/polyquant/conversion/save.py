@@ -114,11 +114,11 @@ def save(
 
 def _format_of(path: Path, options: Mapping[str, Any]) -> str:
     """The target format: by suffix of a single file, then by options that only one format has."""
-    asked = given(options)
+    requested = given(options)
     for form, target in targets():
         if target.suffix and path.suffix.lower() == target.suffix:
             return form.name
-    return next((form.name for form, target in targets() if target.claims(asked)), DEFAULT_TARGET)
+    return next((form.name for form, target in targets() if target.claims(requested)), DEFAULT_TARGET)
 
 
 def _weight(name: str, value: ArrayLike | Weight) -> Weight:

@@ -76,7 +76,7 @@ def stream(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
 
 
 def _stored_quantized(plan: Plan, step: Step, parts: Parts, shape: tuple[int, int]) -> tuple[Parts, ErrorSums] | None:
-    """Rows [rows, K] of the source as parts of the target, and their error, where its codec takes them as they are stored."""
+    """Rows [rows, K] of the source as parts of the target, and their error, where its codec accepts stored rows."""
     target, importance = step.target, plan.importance.get(step.map.target)
     if step.source is None or list(parts) != ["blocks"] or not isinstance(target, QuantizesStored):
         return None

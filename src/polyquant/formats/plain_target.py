@@ -48,7 +48,7 @@ class PlainTarget:
     suffix = ""
     smaller: Mapping[str, Any] = MappingProxyType({"recipe": "q4_k_m"})
 
-    def claims(self, asked: Mapping[str, Any]) -> bool:
+    def claims(self, requested: Mapping[str, Any]) -> bool:
         """False: no option is specific to this target."""
         return False
 

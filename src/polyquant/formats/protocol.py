@@ -1,7 +1,7 @@
 """The protocols of formats. A format is one object, built in or from an entry point; no other code knows its name.
 
-       Format   detect, open and check a file or folder; registered as "module:OBJECT" in the group `polyquant.formats`
-       Target   write it; None if the format is read-only
+    Format   detect, open and check a file or folder; registered as "module:OBJECT" in the group `polyquant.formats`
+    Target   write it; None if the format is read-only
 
 A conversion calls the target in this order:
 
@@ -165,7 +165,7 @@ class Target(Protocol):
     def smaller(self) -> Mapping[str, Any]:
         """The default options of `quantize`."""
 
-    def claims(self, asked: Mapping[str, Any]) -> bool:
+    def claims(self, requested: Mapping[str, Any]) -> bool:
         """True if these options (see options.given) imply this target, if neither `--to` nor the name specifies one."""
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: Any, *, named: bool) -> Recipe:

@@ -93,7 +93,7 @@ class Recipe:
     file_type: int | None = None
 
     def choose(self, names: Sequence[str], facts: Facts) -> tuple[str | None, str]:
-        """Return (codec name or None to keep the source's, reason) for a tensor with these names, the target's first."""
+        """Return (codec name None to keep the source's, reason) for a tensor with these names, the target's first."""
         for rule in self.rules:
             if rule.applies(names, facts):
                 return rule.codec, f"{self.name}: {rule.match}" + (f" ({rule.layers})" if rule.layers else "")

@@ -108,9 +108,14 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
         refused(lambda: codec.quantize(np.zeros(shape, np.float32)), UnsupportedError)
     _check_stack(codec, parts, shape)
     _check_codes(codec, parts, shape)
-    if isinstance(codec, FitsInputs) and w is not None:
+    if w is not None:
+        _check_searches(codec, w)
+
+
+def _check_searches(codec: Codec, w: F32) -> None:
+    if isinstance(codec, FitsInputs):
         _check_inputs(codec, w)
-    if isinstance(codec, QuantizesStored) and w is not None:
+    if isinstance(codec, QuantizesStored):
         _check_stored(codec, w)
 
 

@@ -37,7 +37,7 @@ _TYPED_HINT = "write key:type=value, e.g. general.name:str=Llama"
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """The result of an edit: the file, its size, and how: "unchanged", "in place" (one write), "rewritten" or "copied"."""
+    """The result of an edit: file, size, and method: "unchanged", "in place" (one write), "rewritten" or "copied"."""
 
     path: Path
     nbytes: int

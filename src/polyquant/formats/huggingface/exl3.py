@@ -1,6 +1,6 @@
 """EXL3 weights among the tensors of a Hugging Face folder.
 
-       X.trellis  X.suh  X.svh  [X.mul1 | X.mcg]      of linear module X: one weight X.weight [N, K]; X.bias is separate
+    X.trellis  X.suh  X.svh  [X.mul1 | X.mcg]      of linear module X: one weight X.weight [N, K]; X.bias is separate
 
 config.json has quant_method "exl3"; a single file without config.json is recognised by its tensors.
 """

@@ -54,8 +54,8 @@ class _HuggingFace(FolderFormat):
                     file=path,
                     hint="write it as text, e.g. json.dumps(value)",
                 )
-        said = {key: Meta(Kind.STRING, value) for key, value in metadata.items()}
-        return Translation("", tensors, metadata=said), {"single_file": True}
+        entries = {key: Meta(Kind.STRING, value) for key, value in metadata.items()}
+        return Translation("", tensors, metadata=entries), {"single_file": True}
 
     def carry(self, checkpoint: Checkpoint) -> Translation:
         from polyquant.architectures.translate import float_config

@@ -61,7 +61,10 @@ def lay_out(
 
 
 def one_file(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Layout:
-    """Lay out one safetensors file without a folder. metadata: `__metadata__`, with {"format": "pt"} added. Raises PlanError."""
+    """Lay out one safetensors file without a folder. metadata: `__metadata__`, with {"format": "pt"} added.
+
+    Raises PlanError.
+    """
     _with_matching_config(tensors, {})
     plan, slots = _file("model.safetensors", list(_stored(tensors)), {"format": "pt", **metadata})
     return Layout((plan,), slots, folder=False)
@@ -80,7 +83,7 @@ def _file(
 
 
 def _with_matching_config(tensors: Sequence[TensorSpec], files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """`files` with a config.json whose quantization_config matches the packed weights, or is removed if there are none."""
+    """`files` with config.json whose quantization_config matches the packed weights, or is absent if there are none."""
     kinds = {t.codec.name.removeprefix(PACKED) for t in tensors if t.codec.name.startswith(PACKED)}
     if len(kinds) > 1:
         raise PlanError("a folder cannot contain both kinds of packed BitNet weights", found=", ".join(sorted(kinds)))

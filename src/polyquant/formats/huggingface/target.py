@@ -68,8 +68,8 @@ class HuggingFaceTarget(PlainTarget):
         if planning.options.single_file:
             if size is not None:
                 raise PlanError("single_file and shard_bytes are mutually exclusive")
-            said = {key: str(meta.value) for key, meta in planning.translation.metadata.items()}
-            return one_file(specs, said)
+            entries = {key: str(meta.value) for key, meta in planning.translation.metadata.items()}
+            return one_file(specs, entries)
         return lay_out(specs, files) if size is None else lay_out(specs, files, shard_bytes=size)
 
 

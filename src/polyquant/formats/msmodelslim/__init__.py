@@ -1,1 +1,1 @@
-"""msModelSlim (Ascend): folders of int8 and int4 weights with a description of every tensor's type, in three dialects."""
+"""msModelSlim (Ascend): int8 and int4 weights with a description of every tensor's type, in three dialects."""

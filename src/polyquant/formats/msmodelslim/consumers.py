@@ -1,8 +1,8 @@
 """Check a folder for specific programs: features that they reject or compute wrongly, beyond general errors.
 
-       vllm-ascend   reads quant_model_description.json; creates layers by the type of `X.weight`, fused q, k, v and gate, up;
-                  weight_scale [N, 1], deq_scale [N] float32 or int64 by the model's dtype; weight_offset goes to a
-                  kernel that adds it
+    vllm-ascend   reads quant_model_description.json; creates layers, fused q, k, v and gate, up, by the type of
+                  `X.weight`; weight_scale [N, 1], deq_scale [N] float32 or int64 by the model's dtype; weight_offset
+                  goes to a kernel that adds it
     sglang        the same file; W8A8 and W8A8_DYNAMIC layers, W8A8_DYNAMIC and W4A8_DYNAMIC experts
     mindie        either name of the description; negates weight_offset itself; its int8 cache is documented for float16
 

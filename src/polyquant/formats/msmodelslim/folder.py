@@ -1,7 +1,7 @@
 """The files of an msModelSlim model in a folder.
 
     quant_model_weights.safetensors            quant_model_description.json           the command line since v1
-          quant_model_weight_w8a8.safetensors        quant_model_description_w8a8.json      the traditional tool, with the type
+    quant_model_weight_w8a8.safetensors        quant_model_description_w8a8.json      the traditional tool
     quant_model_weight.safetensors             quant_model_description.json           the document
 
 Weights are one file, or shards `STEM-00001-of-0000N.safetensors` with `STEM.safetensors.index.json`. Weights that were

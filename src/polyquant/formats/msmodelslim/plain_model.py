@@ -1,8 +1,8 @@
 """Convert an msModelSlim folder to a model for other formats: without norm biases, duplicates and cache scales.
 
-       norm.module.weight, norm.module.bias     v0's second copy of a smoothed norm, used by quantized layers
-       X.kv_cache_scale, X.kv_cache_offset      scales of an int8 cache: dropped with a note
-       norm.bias                                zeros unless inputs were shifted: dropped. A shift b is folded into layers X,
+    norm.module.weight, norm.module.bias     v0's second copy of a smoothed norm, used by quantized layers
+    X.kv_cache_scale, X.kv_cache_offset      scales of an int8 cache: dropped with a note
+    norm.bias                                zeros unless inputs were shifted: dropped. Shifts b go into layers X,
                                              W (norm(x) + b) + c = W norm(x) + (c + W b): X.bias = c + W b
 
 If the architecture has no X.bias, the tool added it, with c = -W b up to the rounding of the weights: both are dropped,

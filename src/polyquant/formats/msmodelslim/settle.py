@@ -148,7 +148,7 @@ def _bias(step: Step, options: MsModelSlimOptions) -> Step:
 
 
 def _norm_modules(steps: Sequence[Step]) -> list[Step]:
-    """Steps that duplicate smoothed norms for v0: norm.weight and norm.bias as norm.module.weight and norm.module.bias."""
+    """Steps that copy smoothed norms for v0: norm.weight and norm.bias to norm.module.weight and norm.module.bias."""
     by_name = {s.map.target: s for s in steps}
     out = []
     for name, bias in by_name.items():

@@ -270,7 +270,7 @@ class Smoothing:
         return w
 
     def bias(self, name: str, bias: F32 | None) -> F32 | None:
-        """The smoothed bias [N] of the linear layer with the weight `name`; None if it has no bias and needs no bias."""
+        """The smoothed bias [N] of the linear layer with the weight `name`; None if it has and needs no bias."""
         added, divided = self.biases.get(name), self.rows.get(name)
         if added is None and (bias is None or divided is None):
             return bias

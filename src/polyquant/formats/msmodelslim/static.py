@@ -1,6 +1,6 @@
 """Recompute deq_scale and quant_bias of a static layer.
 
-       deq_scale  = input_scale * weight_scale, float32; the tool multiplies in the model's dtype, which rounds it
+    deq_scale  = input_scale * weight_scale, float32; the tool multiplies in the model's dtype, which rounds it
     quant_bias = int32(round(bias / deq_scale - input_offset * sum of the codes of a row))
 
 Source: msModelSlim's document ("deq_scale", "quant_bias") and the tool's arithmetic; both exact on all static vectors.

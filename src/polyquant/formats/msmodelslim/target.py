@@ -33,10 +33,10 @@ class MsModelSlimTarget(PlainTarget):
     options = MsModelSlimOptions
     smaller: Mapping[str, Any] = MappingProxyType({"codec": "w8a16"})
 
-    def claims(self, asked: Mapping[str, Any]) -> bool:
+    def claims(self, requested: Mapping[str, Any]) -> bool:
         """True for its codecs, and options that no other target has."""
         own_options = {"kv", "smooth", "dialect", "keep", "keep_error", "exact_tool", "ranges"}
-        return str(asked.get("codec", "")).startswith(("w8a", "w4a")) or bool(asked.keys() & own_options)
+        return str(requested.get("codec", "")).startswith(("w8a", "w4a")) or bool(requested.keys() & own_options)
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: MsModelSlimOptions, *, named: bool) -> Recipe:
         """Accept affine codes and floats only."""

@@ -147,7 +147,7 @@ def _as_stored(context: Context, step: Step, prepared: Prepared | None) -> bool:
 def _direct(
     context: Context, step: Step, start: int, stop: int, *, measure: bool
 ) -> tuple[Affine, ErrorSums | None] | None:
-    """Quantize stored rows and measure their error row by row in the cache; None without native kernels, and for NaN."""
+    """Quantize stored rows and measure their error row by row in the cache; None for NaN or without native kernels."""
     weight, target = context.source[step.map.source], step.target
     assert isinstance(target, MsModelSlim)
     shape = stop - start, as_matrix(step.map.shape)[1]
@@ -175,7 +175,7 @@ def _source_rows(step: Step, start: int, stop: int) -> slice | Index:
 
 
 def _scratch(use: str, shape: tuple[int, int]) -> F32:
-    """An uninitialized buffer of this thread, valid until its next use: new pages would cost more than the arithmetic."""
+    """An uninitialized buffer of this thread, valid until the next use: new pages cost more than the arithmetic."""
     size = shape[0] * shape[1]
     held: F32 | None = getattr(_buffers, use, None)
     if held is None or held.size < size:

@@ -1,4 +1,4 @@
-"""`--target-bpw`: choose 2 to 8 bits for each weight of a Trellis folder, to reach a mean size with the least damage."""
+"""`--target-bpw`: choose 2 to 8 bits for each weight of a Trellis folder, for a mean size with the least damage."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """quantization_config.json of a Trellis v3 folder: type, size and error of each quantized weight.
 
     {"quantization_version": "trellis_v3", "quantization_method": ...,
-     "global_config":   {average_bits_per_weight, target_bits, hadamard_transform,
-                      tile_size, codebook_size, scale_groups, codebook},
+     "global_config":   {average_bits_per_weight, target_bits, hadamard_transform, tile_size, codebook_size,
+                         scale_groups, codebook},
      "tensor_metadata": {NAME: {bits, shape [K, N], mse, original_bytes, original_dtype, compressed_bytes,
-     compression_ratio, hadamard}}, "layer_allocation": {"0": {"mlp.gate_proj": 3}}}
+                                compression_ratio, hadamard}},
+     "layer_allocation": {"0": {"mlp.gate_proj": 3}}}
 
 Every figure except `mse` follows from names, shapes and codecs. The mean squared error is known when its tensor is
 finished, so it has a slot of fixed width (`MSE_BYTES`) in text that is otherwise complete before any payload.

@@ -1,8 +1,8 @@
 """Lay out a Trellis v3 folder: every file, header and offset before any payload. Deterministic.
 
-       model-00001-of-000NN.safetensors    NAME.indices, NAME.scales, NAME.su, NAME.sv of quantized weights; others
-       model.safetensors.index.json        even for one shard
-       quantization_config.json            see config.py; each error still to be measured is a slot (tensor, "mse")
+    model-00001-of-000NN.safetensors    NAME.indices, NAME.scales, NAME.su, NAME.sv of quantized weights; others
+    model.safetensors.index.json        even for one shard
+    quantization_config.json            see config.py; each error still to be measured is a slot (tensor, "mse")
     config.json                         with an entry `quantization_config`, so that transformers finds the plugin
 
 A shard including its header never exceeds the limit, unless a single component does. The components of a weight are

@@ -1,11 +1,11 @@
 """Metadata of quantized tensors in the JSON files of the folder. Five schemas:
 
-       quantization_config.json   {"global_config": {...}, "tensor_metadata": {NAME: {"bits", "shape": [K, N], ...}}}
+    quantization_config.json   {"global_config": {...}, "tensor_metadata": {NAME: {"bits", "shape": [K, N], ...}}}
                                polyquant adds "codebook" and "hadamard"
-       quantization_config.json   {"tensors": [{"name", "bits", "shape"}, ...]}     Metal Marlin
-       trellis_index.json         the same                                         its shard writer
-       quantization_index.json    {"layers": [{"name", "bits", "shape"}, ...]}      its v2
-       layer_NNNN/index.json      {"tensors": [...]}                                its v2
+    quantization_config.json   {"tensors": [{"name", "bits", "shape"}, ...]}     Metal Marlin
+    trellis_index.json         the same                                         its shard writer
+    quantization_index.json    {"layers": [{"name", "bits", "shape"}, ...]}      its v2
+    layer_NNNN/index.json      {"tensors": [...]}                                its v2
 
 Without a codebook it is Metal Marlin's grid without rotation, regardless of hadamard_transform.
 """

@@ -1,4 +1,4 @@
-"""Check payloads: scales that are not finite, tiles with differing headers, and known bugs of Metal Marlin's decoder."""
+"""Check payloads: non-finite scales, tiles with differing headers, and known bugs of Metal Marlin's decoder."""
 
 from __future__ import annotations
 

@@ -163,10 +163,10 @@ class TrellisTarget(PlainTarget):
     options = TrellisOptions
     smaller: Mapping[str, Any] = MappingProxyType({"bits": 4})
 
-    def claims(self, asked: Mapping[str, Any]) -> bool:
+    def claims(self, requested: Mapping[str, Any]) -> bool:
         """True for bits, a method, calibration, or a codec of the family."""
-        return str(asked.get("codec", "")).startswith("trellis.") or bool(
-            asked.keys() & {"bits", "target_bpw", "method", "calibration"}
+        return str(requested.get("codec", "")).startswith("trellis.") or bool(
+            requested.keys() & {"bits", "target_bpw", "method", "calibration"}
         )
 
     def recipe(self, chosen: Recipe, rules: Sequence[Rule], options: TrellisOptions, *, named: bool) -> Recipe:

@@ -1,6 +1,6 @@
 """Make one quantized weight from its components: check sizes, then find codec and parts.
 
-       indices: T * 32 k bytes      only tiles, T = ceil(K / 16) * ceil(N / 16)
+    indices: T * 32 k bytes      only tiles, T = ceil(K / 16) * ceil(N / 16)
              T * 32 k + 1        one header byte (= k) before all of them
              T * (32 k + 1)      one before each
 

@@ -22,6 +22,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import polyquant as pq
+from polyquant.analysis.demo import demo_model
 from polyquant.cli import main
 from polyquant.errors import InputError
 from polyquant.integrations.server import requests, serving
@@ -314,6 +315,25 @@ def test_values_without_effect_pass():
     )
     assert request.sampling.seed == (1 << 64) - 1 and request.sampling.top_k == 0 and request.sampling.temperature == 1
     assert request.max_tokens == 16
+
+
+def test_recommended_sampling_is_the_default_and_requests_override_it():
+    defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    found = chat_request(body, "m", defaults).sampling
+    assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0.6, 20, 0.95, 1.05)
+    found = chat_request({**body, "temperature": 1.5, "top_k": -1}, "m", defaults).sampling
+    assert (found.temperature, found.top_k, found.top_p) == (1.5, 0, 0.95)
+    assert completion_request({"model": "m", "prompt": "x"}, "m", defaults).sampling.temperature == 0.6
+
+
+def test_an_engine_knows_the_recommended_sampling(tmp_path):
+    shutil.copytree(demo_model("llama"), tmp_path / "model")
+    assert Engine(pq.load(tmp_path / "model")).defaults == {}
+    (tmp_path / "model/generation_config.json").write_text(
+        '{"do_sample": true, "temperature": 0.25, "eos_token_id": 1}'
+    )
+    assert Engine(pq.load(tmp_path / "model")).defaults == {"temperature": 0.25}
 
 
 def test_paths_stay_here():

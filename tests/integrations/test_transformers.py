@@ -382,6 +382,20 @@ def test_without_the_plugin_there_are_no_random_weights(model, tmp_path):
 
 @needs_torch
 @pytest.mark.slow
+@pytest.mark.parametrize("folder", ["v3_seed_kn", "v3_seed_mm_headers", "v3_cuda_consolidated", "v3_migrated"])
+def test_folders_of_other_programs_give_no_random_layers(folder):
+    """Their config.json does not declare the quantization, so that the plugin is not asked."""
+    import transformers
+
+    import polyquant.hf
+
+    with pytest.raises(pq.UnsupportedError, match=r"config\.json does not declare.*load_trellis_model"):
+        transformers.AutoModelForCausalLM.from_pretrained(VECTORS / folder)
+    assert polyquant.hf.load_trellis_model
+
+
+@needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize("dequantize", [False, True])
 @pytest.mark.parametrize(
     ("change", "words"),

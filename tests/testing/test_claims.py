@@ -17,8 +17,8 @@ from polyquant.types import Codec
 NAMES = [n for n in capabilities.__all__ if n not in ("Cut", "Field", "Tile", "claims")]
 CLAIMS = {
     "f32": "MaybeIntegers Packed Swappable",
-    "q4_k": "Packed QuantizesStored Swappable",
-    "iq2_xxs": "Packed QuantizesStored Swappable",
+    "q4_k": "MayOnlyRead Packed QuantizesStored Swappable",
+    "iq2_xxs": "MayOnlyRead Packed QuantizesStored Swappable",
     "tq1_0": "Packed Swappable",
     "i2_s.x86": "Configurable CountsSymbols Packed Stackable",
     "trinity.tq2_0": "Packed",

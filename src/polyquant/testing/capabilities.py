@@ -104,8 +104,6 @@ def check_capabilities(codec: Codec, parts: Parts, shape: Shape, w: F32 | None =
     if isinstance(codec, DecodesRows) and codec.decodes_rows:
         whole = codec.dequantize(parts, shape)
         np.testing.assert_array_equal(codec.dequantize(parts, shape, rows=slice(1, 3)), whole[1:3])
-    if isinstance(codec, MayOnlyRead) and not codec.writable:
-        refused(lambda: codec.quantize(np.zeros(shape, np.float32)), UnsupportedError)
     _check_stack(codec, parts, shape)
     _check_codes(codec, parts, shape)
     if w is not None:
@@ -202,6 +200,8 @@ def _check_fields(codec: Codec, said: Swappable) -> None:
 
 def _check_codes(codec: Codec, parts: Parts, shape: Shape) -> None:
     codes = codec.unpack(parts, shape)
+    if isinstance(codec, MayOnlyRead) and not codec.writable:
+        refused(lambda: codec.quantize(np.zeros(shape, np.float32)), UnsupportedError)
     if isinstance(codec, HoldsBlocks):
         assert isinstance(codes, Blocks) and codes.codec == codec.holds
         for part, array in codec.pack(codes).items():

@@ -22,6 +22,7 @@ from polyquant.integrations.transformers.experts import PackedExperts, packed_ex
 from polyquant.integrations.transformers.linear import TrellisLinear, cpu_only
 from polyquant.integrations.transformers.matching import Renaming, Shapes, Sources, require_match
 from polyquant.integrations.transformers.saving import saves_as_v3
+from polyquant.integrations.transformers.undeclared import refuse_undeclared
 from polyquant.opening import open_checkpoint
 from polyquant.storage.safetensors import read_header
 from polyquant.storage.source import Source
@@ -30,6 +31,8 @@ from polyquant.trellis.loader import require_finite
 __all__ = ["TrellisHfQuantizer"]
 
 PARTS = ("indices", "scales", "su", "sv", "lut")
+refuse_undeclared()
+
 _CHOICES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 

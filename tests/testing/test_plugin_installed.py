@@ -63,7 +63,7 @@ def run(installed, tmp_path_factory):
 
 def test_inspect(run):
     said = run("inspect", "x.pqx")
-    assert "example (a file that begins with PQX1)" in said and "example.q6 99.9%" in said
+    assert "example (starts with PQX1)" in said and "example.q6 99.9%" in said
 
 
 def test_validate_and_explain(run):

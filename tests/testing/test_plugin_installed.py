@@ -163,7 +163,8 @@ def test_a_broken_package_is_a_warning(broken, tmp_path):
     done = child(["-m", "polyquant", "inspect", LLAMA], broken, cwd=tmp_path)
     assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
     assert done.stderr.splitlines() == [
-        "polyquant: the plugin 'lost' cannot be loaded: ImportError: no module\\nof that name; reinstall or remove the package 'broken-plugin'",
+        "polyquant: the plugin 'lost' cannot be loaded: ImportError: no module\\nof that name; "
+        "reinstall or remove the package 'broken-plugin'",
         "polyquant: the plugin 'gguf' is skipped: a format of this name already exists",
         "polyquant: the plugin 'odd' is skipped: a format of this name has the attribute name '3.141592653589793'",
     ]
@@ -209,7 +210,7 @@ SHORT.priority = "high"
 
 @pytest.fixture
 def failing(tmp_path):
-    """A package whose formats raise while they look at a path that is not theirs, and one that lacks a member; its architecture is none."""
+    """A package with formats that raise while sniffing, a format without a member, and an invalid architecture."""
     site = tmp_path / "site"
     info = site / "failing_plugin-1.0.dist-info"
     info.mkdir(parents=True)
@@ -235,7 +236,8 @@ def test_a_format_that_fails_to_look_is_passed_over(failing, tmp_path):
         "polyquant: the plugin 'short' is skipped: its format has no valid priority",
         "polyquant: the plugin 'bug' failed to inspect it: ZeroDivisionError: by\\nzero; it was skipped",
         "polyquant: the plugin 'strict' failed to inspect it: holds a link that leaves it; it was skipped",
-        "polyquant: the plugin 'yes' failed to inspect it: TypeError: sniff must return Evidence or None, not bool; it was skipped",
+        "polyquant: the plugin 'yes' failed to inspect it: "
+        "TypeError: sniff must return Evidence or None, not bool; it was skipped",
     ]
 
 

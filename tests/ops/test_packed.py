@@ -1,4 +1,4 @@
-"""Packed kernels against the numpy reference: every codec that brings one, every rounding, few tokens and many, any number of rows."""
+"""Packed kernels against the numpy reference: every codec with a kernel, every rounding, any shapes."""
 
 from __future__ import annotations
 

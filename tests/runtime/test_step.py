@@ -101,7 +101,7 @@ def test_after_rewind(kind, back):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_comes_in_between(kind):
-    """Several tokens at once, a layer alone, the numpy engine: each leaves the cache as the recorded step must find it."""
+    """Batches, single layers and the numpy engine each leave the cache in the state that a recorded step needs."""
     model, plain_model = (polyquant.load(LLAMA, cache=kind) for _ in range(2))
     plain_model.decoder._recordable = False
     recorded, plain = model.session(), plain_model.session()

@@ -1,4 +1,4 @@
-"""Convert a 1B Llama from a Hugging Face folder (bf16) to GGUF, two threads, against plain reading and writing of the same bytes.
+"""Convert a 1B Llama from a bf16 folder to GGUF with two threads, against plain reading and writing of the same bytes.
 
 Each side runs in its own process, so that peak memory is separate; they alternate. The folder is created once, in a
 temporary directory.
@@ -32,7 +32,8 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 READ_WRITE = """
 import os, sys
 block, left = 1 << 22, int(sys.argv[3])
-with open(sys.argv[1] + "/model.safetensors", "rb", buffering=0) as source, open(sys.argv[2], "wb", buffering=0) as target:
+weights = sys.argv[1] + "/model.safetensors"
+with open(weights, "rb", buffering=0) as source, open(sys.argv[2], "wb", buffering=0) as target:
     buffer = bytearray(block)
     while source.readinto(buffer):
         if left > 0:

@@ -42,7 +42,7 @@ def peer_types() -> dict[str, Any]:
 
 
 def rows() -> Iterator[Row]:
-    """Compare with gguf-py. polyquant writes into a given array, gguf-py always into a new one; `fresh`: polyquant's time for that, in ms.
+    """Compare with gguf-py. `fresh`: milliseconds into a new array, as gguf-py always does; else into a given one.
 
     `of fill`: speed relative to filling the same floats with a constant; the bound is 1 plus the packed bytes to read.
     """

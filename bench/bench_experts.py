@@ -1,4 +1,4 @@
-"""Run expert feed-forward layers of Qwen3-30B-A3B's shape: tokens per second against llama.cpp, fraction of memory bandwidth.
+"""Run expert layers of Qwen3-30B-A3B's shape: tokens per second against llama.cpp, fraction of memory bandwidth.
 
 The model is created on first use in build/bench: three layers with negligible attention and a vocabulary of 512.
 llama.cpp runs all of it, including attention; polyquant runs norms, experts and head as a recorded step
@@ -159,7 +159,7 @@ def child(engine: str, path: Path, threads: int) -> dict:
 
 
 def rows() -> Iterator[Row]:
-    """Bars: decode and prefill at least as fast as llama.cpp, decode at 0.6 of the memory bandwidth for the active bytes."""
+    """Bars: decode and prefill at least as fast as llama.cpp; decode at 0.6 of the memory bandwidth."""
     there = find_spec("llama_cpp") is not None
     for codec in CODECS:
         file = model(codec)

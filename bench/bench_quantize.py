@@ -55,7 +55,7 @@ def ggml_quantize() -> Callable[[int, np.ndarray, np.ndarray], None] | None:
 
 
 def rows() -> Iterator[Row]:
-    """Yield an error row (relative RMSE, bar: at most ggml's) and a speed row (million weights per second) for each type."""
+    """Yield an error row (relative RMSE, bar: at most ggml's) and a speed row (million weights/s) for each type."""
     w = np.random.default_rng(7).standard_normal(SHAPE).astype(np.float32)
     peer = ggml_quantize()
 

@@ -1,4 +1,4 @@
-"""Run models of real shapes: tokens per second against llama.cpp and torch, memory bandwidth, start-up, memory, Python overhead.
+"""Run models of real shapes against llama.cpp and torch: tokens per second, memory bandwidth, start-up, memory.
 
 The models are created on first use in build/bench (6 GB): shapes of synthetic.py, quantized by polyquant.
 """
@@ -121,7 +121,7 @@ def decode_rows(label: str, ours: Path, theirs: Path, bar: float | None) -> Iter
 
 
 def rows() -> Iterator[Row]:
-    """Bars: decode at least as fast as llama.cpp, prefill 0.7 of it, first token within a second, memory file + 15 % + cache."""
+    """Bars: decode as fast as llama.cpp, prefill 0.7 of it, first token within 1 s, memory of file + 15 % + cache."""
     for codec in (*LLAMA, *WATCHED):
         yield from decode_rows(codec, llama(codec), llama(codec), 1.0 if codec in LLAMA else None)
     ternary = bitnet("i2_s.x86"), bitnet("tq2_0", architecture="bitnet")

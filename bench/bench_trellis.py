@@ -151,7 +151,10 @@ def _decode() -> Iterator[Row]:
 
 
 def _gain() -> Iterator[Row]:
-    """Compare the error of LDLQ with plain rounding for eigenvalues exp(-s i / K) in a random basis; the peer is the theoretical limit for many bits."""
+    """Compare the error of LDLQ with plain rounding for eigenvalues exp(-s i / K) in a random basis.
+
+    The peer is the theoretical limit for many bits.
+    """
     for steepness in (3.0, 4.6):
         yield from _gain_of(steepness)
 

@@ -26,7 +26,8 @@ using namespace nb::literals;
 namespace polyquant {
 
 const BlockKernel* find_block_kernel(std::string_view name) {
-  for (KernelTable family : {legacy_kernels(), k_kernels(), iq_kernels(), plain_kernels(), fp4_kernels(), ternary_kernels()})
+  for (KernelTable family :
+       {legacy_kernels(), k_kernels(), iq_kernels(), plain_kernels(), fp4_kernels(), ternary_kernels()})
     for (const BlockKernel& k : family)
       if (name == k.name) return &k;
   return nullptr;
@@ -55,8 +56,8 @@ bool quantize(const std::string& codec, Matrix src, BytesOut dst, std::optional<
   const BlockKernel* k = find_block_kernel(codec);
   if (!k || !k->quantize) return false;
   const size_t rows = src.shape(0), cols = src.shape(1);
-  if (cols % size_t(k->weights) || dst.shape(0) != rows || dst.shape(1) != cols / size_t(k->weights) * size_t(k->bytes) ||
-      (importance && importance->shape(0) != cols))
+  if (cols % size_t(k->weights) || dst.shape(0) != rows ||
+      dst.shape(1) != cols / size_t(k->weights) * size_t(k->bytes) || (importance && importance->shape(0) != cols))
     throw nb::value_error("shapes of weights, blocks and importance do not match");
   if (src.size() == 0) return true;  // any number of empty rows
   nb::gil_scoped_release release;
@@ -72,8 +73,10 @@ std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
 }
 
 // Sums of errors; None without kernels for both types, and where a weight is not finite.
-std::optional<std::tuple<double, double, double, double, double>> requantize_py(
-    const std::string& source, const std::string& target, Bytes data, BytesOut out, std::optional<Vector> importance) {
+std::optional<std::tuple<double, double, double, double, double>> requantize_py(const std::string& source,
+                                                                                const std::string& target, Bytes data,
+                                                                                BytesOut out,
+                                                                                std::optional<Vector> importance) {
   const BlockKernel *from = find_block_kernel(source), *to = find_block_kernel(target);
   if (!from || !from->dequantize || !to || !to->dequantize || !to->quantize) return std::nullopt;
   const size_t rows = out.shape(0), cols = out.shape(1) / size_t(to->bytes) * size_t(to->weights);
@@ -84,7 +87,8 @@ std::optional<std::tuple<double, double, double, double, double>> requantize_py(
   ErrorSums e{};
   {
     nb::gil_scoped_release release;
-    if (out.size() && !requantize(*from, *to, data.data(), rows, cols, importance ? importance->data() : nullptr, out.data(), e))
+    if (out.size() &&
+        !requantize(*from, *to, data.data(), rows, cols, importance ? importance->data() : nullptr, out.data(), e))
       return std::nullopt;
   }
   return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
@@ -92,10 +96,12 @@ std::optional<std::tuple<double, double, double, double, double>> requantize_py(
 
 using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide, std::optional<Starts> starts) {
+int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide,
+                     std::optional<Starts> starts) {
   if (starts && starts->shape(0) != count) throw nb::value_error("starts must have one entry per string");
   nb::gil_scoped_release release;
-  return gguf_skip_strings(buffer.data(), buffer.shape(0), offset, count, big_endian, wide, starts ? starts->data() : nullptr);
+  return gguf_skip_strings(buffer.data(), buffer.shape(0), offset, count, big_endian, wide,
+                           starts ? starts->data() : nullptr);
 }
 
 // ---------------------------------------------------------------- ternary layouts
@@ -106,7 +112,8 @@ using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device:
 using CountsOut = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Lanes lanes_of(size_t bytes, size_t weights, size_t width, bool high_first, bool zero_first) {
-  if (width == 0 || bytes % width || weights != 4 * bytes) throw nb::value_error("requires four weights per byte and whole blocks");
+  if (width == 0 || bytes % width || weights != 4 * bytes)
+    throw nb::value_error("requires four weights per byte and whole blocks");
   return {width, high_first, zero_first};
 }
 
@@ -128,8 +135,8 @@ bool pack_lanes_py(Codes codes, FlatBytesOut dst, size_t width, bool high_first,
   return pack_lanes(codes.data(), dst.data(), dst.shape(0), l);
 }
 
-void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, bool high_first, bool zero_first, size_t to_width,
-                       bool to_high_first, bool to_zero_first) {
+void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, bool high_first, bool zero_first,
+                       size_t to_width, bool to_high_first, bool to_zero_first) {
   const size_t bytes = src.shape(0);
   if (dst.shape(0) != bytes || chunk == 0 || width == 0 || to_width == 0 || chunk % width || chunk % to_width ||
       bytes % width || bytes % to_width)
@@ -137,8 +144,8 @@ void relayout_lanes_py(Bytes src, FlatBytesOut dst, size_t chunk, size_t width, 
   nb::gil_scoped_release release;
   chunk = std::min(chunk, bytes);
   std::vector<int8_t> scratch(4 * chunk);
-  relayout_lanes(src.data(), dst.data(), bytes, {width, high_first, zero_first}, {to_width, to_high_first, to_zero_first},
-                 scratch.data(), chunk);
+  relayout_lanes(src.data(), dst.data(), bytes, {width, high_first, zero_first},
+                 {to_width, to_high_first, to_zero_first}, scratch.data(), chunk);
 }
 
 void count_symbols_py(Bytes src, CountsOut counts) {
@@ -159,15 +166,17 @@ std::pair<bool, uint32_t> ternarize_tensor_py(Vector w, CodesOut codes, bool exa
 // kernels.
 Tile tile_of(size_t bytes, size_t weights, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
   const size_t groups = three ? 32 : 16;
-  if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || cols == 0 || rows != weights / cols ||
-      weights % cols || three > cols ||
-      (three ? bm != 32 || three % bk || bk % 24 || (cols - three) % 32 : cols % bk || bk % (256 / bm) || (256 / bm) % 4) ||
+  if (outer == 0 || bk == 0 || bm == 0 || rows % outer || outer % bm || bm % groups || 256 % bm || cols == 0 ||
+      rows != weights / cols || weights % cols || three > cols ||
+      (three ? bm != 32 || three % bk || bk % 24 || (cols - three) % 32
+             : cols % bk || bk % (256 / bm) || (256 / bm) % 4) ||
       bytes != rows * (three ? three / 24 * 5 + (cols - three) / 4 : cols / 4))
     throw nb::value_error("the tile does not divide the matrix");
   return {outer, bk, bm};
 }
 
-void unpack_tl_py(Bytes src, CodesOut codes, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+void unpack_tl_py(Bytes src, CodesOut codes, size_t rows, size_t cols, size_t three, size_t outer, size_t bk,
+                  size_t bm) {
   const Tile tile = tile_of(src.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
   nb::gil_scoped_release release;
   if (three)
@@ -176,7 +185,8 @@ void unpack_tl_py(Bytes src, CodesOut codes, size_t rows, size_t cols, size_t th
     unpack_tl1(src.data(), codes.data(), rows, cols, tile);
 }
 
-void pack_tl_py(Codes codes, FlatBytesOut dst, size_t rows, size_t cols, size_t three, size_t outer, size_t bk, size_t bm) {
+void pack_tl_py(Codes codes, FlatBytesOut dst, size_t rows, size_t cols, size_t three, size_t outer, size_t bk,
+                size_t bm) {
   const Tile tile = tile_of(dst.shape(0), codes.shape(0), rows, cols, three, outer, bk, bm);
   nb::gil_scoped_release release;
   if (three)
@@ -218,7 +228,8 @@ bool unpack_ternary(const std::string& codec, Bytes src, CodesOut codes, FloatsO
 
 void ternarize_blocks(Vector w, CodesOut codes, FloatsOut scale) {
   const size_t blocks = scale.shape(0);
-  if (w.shape(0) != 256 * blocks || codes.shape(0) != w.shape(0)) throw nb::value_error("requires blocks of 256 weights");
+  if (w.shape(0) != 256 * blocks || codes.shape(0) != w.shape(0))
+    throw nb::value_error("requires blocks of 256 weights");
   nb::gil_scoped_release release;
   ternarize(w.data(), codes.data(), scale.data(), blocks);
 }
@@ -246,16 +257,20 @@ NB_MODULE(_native, m) {
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
   m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none());
-  m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a, "starts"_a.noconvert().none());
+  m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a,
+        "starts"_a.noconvert().none());
   m.def("unpack_lanes", &unpack_lanes_py, "blocks"_a, "codes"_a.noconvert(), "width"_a, "high_first"_a, "zero_first"_a);
-  m.def("dequantize_lanes", &dequantize_lanes_py, "blocks"_a, "out"_a.noconvert(), "scale"_a, "width"_a, "high_first"_a, "zero_first"_a);
+  m.def("dequantize_lanes", &dequantize_lanes_py, "blocks"_a, "out"_a.noconvert(), "scale"_a, "width"_a, "high_first"_a,
+        "zero_first"_a);
   m.def("pack_lanes", &pack_lanes_py, "codes"_a, "out"_a.noconvert(), "width"_a, "high_first"_a, "zero_first"_a);
-  m.def("relayout_lanes", &relayout_lanes_py, "blocks"_a, "out"_a.noconvert(), "chunk"_a, "width"_a, "high_first"_a, "zero_first"_a, "to_width"_a,
-        "to_high_first"_a, "to_zero_first"_a);
+  m.def("relayout_lanes", &relayout_lanes_py, "blocks"_a, "out"_a.noconvert(), "chunk"_a, "width"_a, "high_first"_a,
+        "zero_first"_a, "to_width"_a, "to_high_first"_a, "to_zero_first"_a);
   m.def("count_symbols", &count_symbols_py, "blocks"_a, "counts"_a.noconvert());
   m.def("ternarize_tensor", &ternarize_tensor_py, "w"_a, "codes"_a.noconvert(), "exact"_a, "floor"_a);
-  m.def("unpack_tl", &unpack_tl_py, "blocks"_a, "codes"_a.noconvert(), "rows"_a, "cols"_a, "three"_a, "outer"_a, "bk"_a, "bm"_a);
-  m.def("pack_tl", &pack_tl_py, "codes"_a, "out"_a.noconvert(), "rows"_a, "cols"_a, "three"_a, "outer"_a, "bk"_a, "bm"_a);
+  m.def("unpack_tl", &unpack_tl_py, "blocks"_a, "codes"_a.noconvert(), "rows"_a, "cols"_a, "three"_a, "outer"_a, "bk"_a,
+        "bm"_a);
+  m.def("pack_tl", &pack_tl_py, "codes"_a, "out"_a.noconvert(), "rows"_a, "cols"_a, "three"_a, "outer"_a, "bk"_a,
+        "bm"_a);
   m.def("pack_ternary", &pack_ternary, "codec"_a, "codes"_a, "scale"_a, "out"_a.noconvert());
   m.def("unpack_ternary", &unpack_ternary, "codec"_a, "blocks"_a, "codes"_a.noconvert(), "scale"_a.noconvert());
   m.def("ternarize", &ternarize_blocks, "w"_a, "codes"_a.noconvert(), "scale"_a.noconvert());

@@ -34,7 +34,7 @@ const float* as_floats(const int32_t* ids) { return reinterpret_cast<const float
 void check_ids(const Ids& ids, size_t experts) {
   const int32_t* p = ids.data();
   require(std::all_of(p, p + ids.shape(0), [=](int32_t id) { return id >= 0 && size_t(id) < experts; }),
-          "an id is out of range");
+          "an expert id is out of range");
 }
 
 // The matrices of all experts, stack by stack: each stack is one matrix of experts * N rows, or a list of `experts`

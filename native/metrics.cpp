@@ -15,16 +15,15 @@ constexpr size_t lanes = 16, stretch = 512;  // 32 terms per lane: the error of 
 // Independent accumulators: the compiler maps each row of lanes to vector registers.
 PQ_SIMD void sums_of_stretch(const float* a, const float* b, double out[5]) {
   float aa[lanes] = {}, bb[lanes] = {}, ab[lanes] = {}, dd[lanes] = {}, worst[lanes] = {};
-  for (size_t i = 0; i < stretch; i += lanes)
-    PQ_LOOP
-    for (size_t j = 0; j < lanes; ++j) {
-      const float x = a[i + j], y = b[i + j], d = x - y, m = std::fabs(d);
-      aa[j] += x * x;
-      bb[j] += y * y;
-      ab[j] += x * y;
-      dd[j] += d * d;
-      worst[j] = m > worst[j] ? m : worst[j];
-    }
+  for (size_t i = 0; i < stretch; i += lanes) PQ_LOOP
+  for (size_t j = 0; j < lanes; ++j) {
+    const float x = a[i + j], y = b[i + j], d = x - y, m = std::fabs(d);
+    aa[j] += x * x;
+    bb[j] += y * y;
+    ab[j] += x * y;
+    dd[j] += d * d;
+    worst[j] = m > worst[j] ? m : worst[j];
+  }
   for (size_t j = 0; j < lanes; ++j) {
     out[0] += aa[j];
     out[1] += bb[j];

@@ -9,7 +9,8 @@ struct ErrorSums {
   double worst;           // max |a-b|
 };
 
-// Adds those of a and b to `sums`. Calls for stretches of a multiple of 512 add up to the same bits as one call for all.
+// Adds those of a and b to `sums`. Calls for stretches of a multiple of 512 add up to the same bits as one call for
+// all.
 void add_errors(const float* a, const float* b, size_t n, ErrorSums& sums);
 ErrorSums error_sums(const float* a, const float* b, size_t n);
 

@@ -90,7 +90,9 @@ PQ_INLINE B32 raised(const B32& x) {
 }
 
 // Like `field`, for a shift known to the compiler after unrolling: 0, 2, 4, 6.
-PQ_INLINE B32 quarter(const B32& x, int i) { return i == 0 ? x & 3 : i == 1 ? field<2>(x, 3) : i == 2 ? field<4>(x, 3) : field<6>(x, 3); }
+PQ_INLINE B32 quarter(const B32& x, int i) {
+  return i == 0 ? x & 3 : i == 1 ? field<2>(x, 3) : i == 2 ? field<4>(x, 3) : field<6>(x, 3);
+}
 
 using I8x = int32_t __attribute__((vector_size(32)));
 
@@ -182,7 +184,8 @@ PQ_INLINE __m512i nibbles64(__m256i bytes) {
 
 template <bool affine, bool fifth>
 struct NibbleCodes {
-  static constexpr int block = 32, high = affine ? 4 : 2, start = high + (fifth ? 4 : 0), bytes = start + 16, sub = 32, top = fifth ? 31 : 15;
+  static constexpr int block = 32, high = affine ? 4 : 2, start = high + (fifth ? 4 : 0), bytes = start + 16, sub = 32,
+                       top = fifth ? 31 : 15;
   static constexpr bool offset = true, wide = false, paired = true, whole = false;
   PQ_INLINE static Scales scales(const uint8_t* b) {
     const F8 d = halves8<bytes>(b);
@@ -249,8 +252,10 @@ struct Q1_0Codes {
 // Four adjacent weights per byte, lowest bits first: eight bytes.
 PQ_INLINE B32 quarters(const uint8_t* p) {
 #if defined(__AVX2__)
-  const __m256i which = _mm256_setr_epi64x(0x0101010100000000, 0x0303030302020202, 0x0505050504040404, 0x0707070706060606);
-  const __m256i x = _mm256_shuffle_epi8(_mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), which);
+  const __m256i which =
+      _mm256_setr_epi64x(0x0101010100000000, 0x0303030302020202, 0x0505050504040404, 0x0707070706060606);
+  const __m256i x =
+      _mm256_shuffle_epi8(_mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), which);
   // Byte 4i + f must be shifted by 2f: two multiplications of 16-bit lanes move the bits of each to the top of a byte.
   const __m256i even = _mm256_and_si256(x, _mm256_set1_epi16(0x00ff));
   const __m256i low = _mm256_srli_epi16(_mm256_mullo_epi16(even, _mm256_set1_epi32(0x00040040)), 6);
@@ -302,7 +307,8 @@ struct Q2_KCodes {
   static constexpr bool offset = true, wide = false, paired = false, whole = true;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
 #if defined(__AVX2__)
-    c.set_whole(_mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), _mm_set1_epi8(15)), half_at(b + 80));
+    c.set_whole(_mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), _mm_set1_epi8(15)),
+                half_at(b + 80));
 #endif
     const float d = half_at(b + 80), min = -half_at(b + 82);
     constexpr uint64_t nibble = 0x0f0f0f0f0f0f0f0fu;
@@ -384,7 +390,9 @@ struct Q5_KCodes {
     c.set_m(0, s.m);
     const B32 fifth = load32(b + 16);
     PQ_UNROLL
-    for (int g = 0; g < 8; ++g) c.set(g, (g & 1 ? field<4>(load32(b + 48 + g / 2 * 32), 15) : load32(b + 48 + g / 2 * 32) & 15) | move_bit(fifth, g, 4));
+    for (int g = 0; g < 8; ++g)
+      c.set(g, (g & 1 ? field<4>(load32(b + 48 + g / 2 * 32), 15) : load32(b + 48 + g / 2 * 32) & 15) |
+                   move_bit(fifth, g, 4));
   }
 };
 
@@ -423,7 +431,9 @@ struct Q8_KCodes {
 // ---------------------------------------------------------------- codebook types: eight signed bytes at a time
 
 // Bytewise negation where the mask has ones. Magnitudes are never 0, so the +1 does not carry into the next byte.
-PQ_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t mask) { return (magnitudes ^ mask) + (mask & 0x0101010101010101u); }
+PQ_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t mask) {
+  return (magnitudes ^ mask) + (mask & 0x0101010101010101u);
+}
 
 PQ_INLINE uint64_t both(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
@@ -442,7 +452,8 @@ struct Iq2XxsCodes {
     for (int g = 0; g < 8; ++g) {
       const uint8_t* index = b + 2 + 8 * g;
       const uint32_t tail = load<uint32_t>(index + 4);
-      set_eights(c, g, [&](int l) { return with_signs(iq::grid2_xxs[index[l]], iq::even_sign_mask[tail >> (7 * l) & 127]); });
+      set_eights(c, g,
+                 [&](int l) { return with_signs(iq::grid2_xxs[index[l]], iq::even_sign_mask[tail >> (7 * l) & 127]); });
       scales |= uint64_t(tail >> 28) << (8 * g);
     }
     c.set_d(0, (floats8(scales) + 0.5f) * half_at(b) * 0.25f);
@@ -457,7 +468,8 @@ PQ_INLINE void nibble_scales(const uint8_t* p, float d, Codes& c) {
   store(reinterpret_cast<uint8_t*>(even), F8((floats8(s & nibble) + 0.5f) * d * 0.25f));
   store(reinterpret_cast<uint8_t*>(odd), F8((floats8(s >> 4 & nibble) + 0.5f) * d * 0.25f));
 #if defined(__AVX2__)
-  const __m256 x = _mm256_loadu_ps(even), y = _mm256_loadu_ps(odd), low = _mm256_unpacklo_ps(x, y), high = _mm256_unpackhi_ps(x, y);
+  const __m256 x = _mm256_loadu_ps(even), y = _mm256_loadu_ps(odd), low = _mm256_unpacklo_ps(x, y),
+               high = _mm256_unpackhi_ps(x, y);
   _mm256_storeu_ps(out, _mm256_permute2f128_ps(low, high, 0x20));
   _mm256_storeu_ps(out + 8, _mm256_permute2f128_ps(low, high, 0x31));
 #else
@@ -506,7 +518,8 @@ struct Iq3XxsCodes {
       const uint8_t* index = b + 2 + 8 * g;
       const uint32_t tail = load<uint32_t>(b + 66 + 4 * g);
       set_eights(c, g, [&](int l) {
-        return with_signs(both(iq::grid3_xxs[index[2 * l]], iq::grid3_xxs[index[2 * l + 1]]), iq::even_sign_mask[tail >> (7 * l) & 127]);
+        return with_signs(both(iq::grid3_xxs[index[2 * l]], iq::grid3_xxs[index[2 * l + 1]]),
+                          iq::even_sign_mask[tail >> (7 * l) & 127]);
       });
       scales |= uint64_t(tail >> 28) << (8 * g);
     }
@@ -524,7 +537,8 @@ struct Iq3SCodes {
       const uint8_t* index = b + 2 + 8 * g;
       const unsigned high = b[66 + g];
       set_eights(c, g, [&](int l) {
-        const uint32_t x = iq::grid3_s[index[2 * l] | (high >> (2 * l) & 1) << 8], y = iq::grid3_s[index[2 * l + 1] | (high >> (2 * l + 1) & 1) << 8];
+        const uint32_t x = iq::grid3_s[index[2 * l] | (high >> (2 * l) & 1) << 8],
+                       y = iq::grid3_s[index[2 * l + 1] | (high >> (2 * l + 1) & 1) << 8];
         return with_signs(both(x, y), iq::sign_mask[b[74 + 4 * g + l]]);
       });
       scales |= uint64_t(b[106 + g / 2] >> (4 * (g & 1)) & 15) << (8 * g);
@@ -597,7 +611,8 @@ struct Iq4XsCodes {
   static constexpr int block = 256, bytes = 136, sub = 32, top = 0;
   static constexpr bool offset = false, wide = false, paired = true, whole = false;
   PQ_INLINE static void take(const uint8_t* b, int, Codes& c) {
-    const I8x eight = {0, 1, 2, 3, 4, 5, 6, 7}, low = I8x{} + int32_t(load<uint32_t>(b + 4)), high = I8x{} + load<uint16_t>(b + 2);
+    const I8x eight = {0, 1, 2, 3, 4, 5, 6, 7}, low = I8x{} + int32_t(load<uint32_t>(b + 4)),
+              high = I8x{} + load<uint16_t>(b + 2);
     const I8x scales = (low >> (4 * eight) & 15) | (high >> (2 * eight) & 3) << 4;
     c.set_d(0, (to_floats(scales) - 32.0f) * half_at(b));
     PQ_UNROLL
@@ -755,10 +770,14 @@ struct QuadCodes {
   PQ_INLINE static void take(const uint8_t* b, int lane, Codes& c) {
     one_scale(1, c);
     switch (high_first ? 3 - lane : lane) {
-      case 0: return fields<0>(b, c);
-      case 1: return fields<2>(b, c);
-      case 2: return fields<4>(b, c);
-      default: return fields<6>(b, c);
+      case 0:
+        return fields<0>(b, c);
+      case 1:
+        return fields<2>(b, c);
+      case 2:
+        return fields<4>(b, c);
+      default:
+        return fields<6>(b, c);
     }
   }
 

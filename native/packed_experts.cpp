@@ -57,7 +57,14 @@ struct Input {
 
   Activations rows(size_t first, size_t count) const {
     const size_t n = a.padded, blocks = a.padded / 32;
-    return {a.q + first * n, a.paired + first * n, a.scale + first * blocks, a.sum16 + 2 * first * blocks, a.sum32 + first * blocks, count, n, a.wide};
+    return {a.q + first * n,
+            a.paired + first * n,
+            a.scale + first * blocks,
+            a.sum16 + 2 * first * blocks,
+            a.sum32 + first * blocks,
+            count,
+            n,
+            a.wide};
   }
 };
 
@@ -84,7 +91,8 @@ Input gathered(const Input& in, const uint32_t* order, size_t n, size_t per) {
   return {x, {q, paired, scale, sum16, sum32, n, padded, in.a.wide}, in.cols, in.floats, in.integers};
 }
 
-void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input& in, size_t row, size_t count, float* y, size_t stride) {
+void multiply_rows(const PackedJob& job, size_t first, size_t last, const Input& in, size_t row, size_t count, float* y,
+                   size_t stride) {
   if (job.kernel && in.integers) return job.kernel->multiply(*job.matrix, first, last, in.rows(row, count), y, stride);
   PackedJob here = job;
   here.y = y;
@@ -114,7 +122,8 @@ void multiply_piece(const Piece& p, const Input& in, float* y, size_t stride) {
 
 }  // namespace
 
-void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, const int32_t* ids, size_t assignments, float* y, Rounding rounding) {
+void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, const int32_t* ids, size_t assignments,
+                      float* y, Rounding rounding) {
   if (assignments == 0 || inputs == 0) return;
   thread_local Plan plan;
   sort_by_expert(ids, assignments, w.experts, plan);
@@ -138,9 +147,11 @@ void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, con
   for (const Chosen& c : plan.chosen) {
     size_t at = 0;
     for (const PackedJob& job : w.jobs.subspan(c.expert * w.matrices, w.matrices)) {
-      const size_t step = std::min(rows_of_a_chunk(*job.matrix, c.count, share / c.count), kMostOutputs / c.count / 8 * 8 + 8);
+      const size_t step =
+          std::min(rows_of_a_chunk(*job.matrix, c.count, share / c.count), kMostOutputs / c.count / 8 * 8 + 8);
       for (size_t first = 0; first < job.matrix->rows; first += step)
-        plan.pieces.push_back({&job, plan.order.data() + c.first, c.first, c.count, first, std::min(job.matrix->rows, first + step), at});
+        plan.pieces.push_back(
+            {&job, plan.order.data() + c.first, c.first, c.count, first, std::min(job.matrix->rows, first + step), at});
       at += job.matrix->rows;
     }
   }
@@ -151,7 +162,8 @@ void multiply_experts(const PackedExperts& w, const float* x, size_t inputs, con
     multiply_rows(*p.job, p.first, p.last, in, p.order[0] / per, 1, y + p.order[0] * w.rows + p.at, w.rows);
   });
   const size_t lost = plan.chosen.empty() ? 0 : plan.chosen.back().first + plan.chosen.back().count;
-  for (size_t i = lost; i < assignments; ++i) std::fill_n(y + plan.order[i] * w.rows, w.rows, std::numeric_limits<float>::quiet_NaN());
+  for (size_t i = lost; i < assignments; ++i)
+    std::fill_n(y + plan.order[i] * w.rows, w.rows, std::numeric_limits<float>::quiet_NaN());
 }
 
 }  // namespace polyquant

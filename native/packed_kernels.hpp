@@ -108,13 +108,16 @@ PQ_INLINE __m256i dot64(__m256i w, __m256i a, __m256i w2, __m256i a2) {
   } else if constexpr (T::top != 0) {
     return dot4(dot4(_mm256_setzero_si256(), w, a), w2, a2);
   } else {
-    return dot4(dot4(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(a, w)), _mm256_abs_epi8(w2), _mm256_sign_epi8(a2, w2));
+    return dot4(dot4(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(a, w)), _mm256_abs_epi8(w2),
+                _mm256_sign_epi8(a2, w2));
   }
 }
 
 // The first scale for the lower half, the second for the upper: as loads, because the shuffle ports are busy with
 // unpacking.
-PQ_INLINE __m256 two_scales(const float* s) { return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + 1), 0xf0); }
+PQ_INLINE __m256 two_scales(const float* s) {
+  return _mm256_blend_ps(_mm256_broadcast_ss(s), _mm256_broadcast_ss(s + 1), 0xf0);
+}
 
 // Sums of products of 128 small codes, at most 3 each.
 PQ_INLINE __m256i dot128(const int8_t* w, const int8_t* a) {
@@ -138,11 +141,13 @@ PQ_INLINE void fetch_ahead(const uint8_t* p) {
 
 // Rows times up to four tokens: the codes of a unit are made once and stay in L1.
 template <class T, int N, bool wide>
-void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y, size_t stride) {
+void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activations& a, size_t token, float* y,
+                size_t stride) {
   constexpr size_t unit_bytes = size_t(256 / T::block * T::bytes);
   const size_t cols = w.cols, units = a.padded / kUnit, blocks = a.padded / 32;
   const int8_t* const q0 = (T::paired ? a.paired : a.q) + token * a.padded;
-  const float *const scale0 = a.scale + token * blocks, *const sum0 = (T::sub == 32 ? a.sum32 : a.sum16) + token * blocks * size_t(32 / T::sub);
+  const float *const scale0 = a.scale + token * blocks, *const sum0 = (T::sub == 32 ? a.sum32 : a.sum16) +
+                                                                      token * blocks * size_t(32 / T::sub);
   for (size_t v = first; v < last; ++v) {
     const uint8_t* line = line_of<T>(w, v);
     const int lane = int(v % kLanes<T>);
@@ -155,7 +160,8 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
       PQ_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = q0 + size_t(n) * a.padded + u * kUnit;
-        const float *scale = scale0 + size_t(n) * blocks + 8 * u, *sums = sum0 + (size_t(n) * blocks + 8 * u) * size_t(32 / T::sub);
+        const float *scale = scale0 + size_t(n) * blocks + 8 * u,
+                    *sums = sum0 + (size_t(n) * blocks + 8 * u) * size_t(32 / T::sub);
         if constexpr (wide) {
           // One scale per 128: the products of four groups are added in 16 bits.
           for (int h = 0; h < 2; ++h) {
@@ -170,7 +176,8 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           PQ_UNROLL
           for (int b = 0; b < 8; b += 2) {
             const __m256i low = bytes32(q + 32 * b), high = bytes32(q + 32 * b + 32);
-            const __m256 dot = _mm256_cvtepi32_ps(dot64<T>(bytes32(c.q + 32 * b), low, bytes32(c.q + 32 * b + 32), high));
+            const __m256 dot =
+                _mm256_cvtepi32_ps(dot64<T>(bytes32(c.q + 32 * b), low, bytes32(c.q + 32 * b + 32), high));
             acc[n][b / 2] = _mm256_fmadd_ps(dot, two_scales(s + b), acc[n][b / 2]);
           }
           if (T::offset) acc[n][0] = _mm256_fmadd_ps(_mm256_load_ps(c.m), _mm256_loadu_ps(sums), acc[n][0]);
@@ -181,12 +188,14 @@ void rows_times(const PackedMatrix& w, size_t first, size_t last, const Activati
           PQ_UNROLL
           for (int b = 0; b < 8; ++b) {
             const __m256i scales = _mm256_shuffle_epi8(c.whole, _mm256_set1_epi16(short(0x0100 + 0x0202 * b)));
-            const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes32(c.q + 32 * b), bytes32(q + 32 * b)), scales);
+            const __m256i dot =
+                _mm256_madd_epi16(_mm256_maddubs_epi16(bytes32(c.q + 32 * b), bytes32(q + 32 * b)), scales);
             acc[n][b & 3] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(s[b]), acc[n][b & 3]);
           }
           if constexpr (T::zero) {
             const __m256 k = _mm256_set1_ps(-float(T::zero) * c.unit);
-            const __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c.natural)), y8 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(c.natural, c.natural)));
+            const __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c.natural)),
+                         y8 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(c.natural, c.natural)));
             acc[n][0] = _mm256_fmadd_ps(_mm256_mul_ps(x, _mm256_loadu_ps(sums)), k, acc[n][0]);
             acc[n][1] = _mm256_fmadd_ps(_mm256_mul_ps(y8, _mm256_loadu_ps(sums + 8)), k, acc[n][1]);
           } else {
@@ -281,7 +290,8 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
     }
     for (int n = 0; n < N; ++n) {
       const __m512 sum = _mm512_add_ps(acc[n][0], acc[n][1]);
-      const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sum), 1)));
+      const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(sum),
+                                          _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sum), 1)));
       y[size_t(n) * stride + v] = w.scale * sum8(_mm256_add_ps(halves, offset[n]));
     }
   }
@@ -291,16 +301,17 @@ void rows_times_512(const PackedMatrix& w, size_t first, size_t last, const Acti
 
 // Eight rows side by side: lane r of every vector belongs to row r, so there are no horizontal sums.
 struct Panel {
-  int8_t* q;   // [padded / 4][8 rows][4]
-  float* d;    // [padded / sub][8]
-  float* m;    // [padded / sub][8]
+  int8_t* q;  // [padded / 4][8 rows][4]
+  float* d;   // [padded / sub][8]
+  float* m;   // [padded / sub][8]
 };
 
 // Transposes eight registers of eight 32-bit elements.
 PQ_INLINE void transpose8(__m256i v[8]) {
   __m256i a[8], b[8];
   PQ_UNROLL
-  for (int i = 0; i < 8; i += 2) a[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]), a[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+  for (int i = 0; i < 8; i += 2)
+    a[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]), a[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
   PQ_UNROLL
   for (int i = 0; i < 8; i += 4)
     for (int j = 0; j < 2; ++j) {
@@ -336,9 +347,11 @@ void fill_panel(const PackedMatrix& w, size_t first, size_t last, const Panel& p
   Codes c[8];
   for (size_t r = last - first; r < 8; ++r) std::memset(&c[r], 0, sizeof c[r]);
   for (size_t u = 0; u * kUnit < w.cols; ++u) {
-    for (size_t r = 0; r < last - first; ++r) take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % kLanes<T>), c[r]);
+    for (size_t r = 0; r < last - first; ++r)
+      take_unit<T>(line_of<T>(w, first + r), u, w.cols, int((first + r) % kLanes<T>), c[r]);
     for (int k = 0; k < 256; k += 32)
-      put_eight(p.q + 8 * (256 * u + size_t(k)), [&](int r) { return halves16(c[r].q + place<T>(k), c[r].q + place<T>(k + 16)); });
+      put_eight(p.q + 8 * (256 * u + size_t(k)),
+                [&](int r) { return halves16(c[r].q + place<T>(k), c[r].q + place<T>(k + 16)); });
     for (size_t s = 0; s < subs; s += 8) {
       put_eight(p.d + 8 * (u * subs + s), [&](int r) { return bytes32(c[r].d + s); });
       if (T::offset) put_eight(p.m + 8 * (u * subs + s), [&](int r) { return bytes32(c[r].m + s); });
@@ -354,12 +367,19 @@ PQ_INLINE __m256i four(const int8_t* a) {
 
 // Number of products of pairs that may be added in 16 bits.
 template <class T>
-constexpr int kTogether = T::top == 0 ? 1 : T::top <= 16 ? 8 : T::top <= 32 ? 4 : T::top <= 64 ? 2 : 1;
+constexpr int kTogether = T::top == 0    ? 1
+                          : T::top <= 16 ? 8
+                          : T::top <= 32 ? 4
+                          : T::top <= 64 ? 2
+                                         : 1;
 
 template <class T, int N, bool wide>
-PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, const Panel& p, const Activations& a, size_t token, float* y,
-                           size_t stride) {
-  constexpr int sub = wide ? 128 : T::sub, steps = sub / 4, together = wide ? steps : steps < kTogether<T> ? steps : kTogether<T>;
+PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, const Panel& p, const Activations& a,
+                           size_t token, float* y, size_t stride) {
+  constexpr int sub = wide ? 128 : T::sub, steps = sub / 4,
+                together = wide                   ? steps
+                           : steps < kTogether<T> ? steps
+                                                  : kTogether<T>;
   const size_t subs = a.padded / sub;
   __m256 acc[N];
   for (int n = 0; n < N; ++n) acc[n] = _mm256_setzero_ps();
@@ -403,7 +423,8 @@ PQ_INLINE void panel_times(const PackedMatrix& w, size_t first, size_t last, con
       for (size_t i = s * size_t(sub / T::sub); i < (s + 1) * size_t(sub / T::sub); ++i) {
         const __m256 m = _mm256_loadu_ps(p.m + 8 * i);
         const float* sums = (T::sub == 32 ? a.sum32 : a.sum16) + i;
-        for (int n = 0; n < N; ++n) acc[n] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(sums + (token + size_t(n)) * (a.padded / T::sub)), acc[n]);
+        for (int n = 0; n < N; ++n)
+          acc[n] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(sums + (token + size_t(n)) * (a.padded / T::sub)), acc[n]);
       }
   }
   for (int n = 0; n < N; ++n) {
@@ -462,7 +483,8 @@ PQ_INLINE float dot_floats(const float* w, const float* x, size_t cols) {
   __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
   size_t k = 0;
   for (; k + 32 <= cols; k += 32)
-    for (int i = 0; i < 4; ++i) acc[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w + k + 8 * i), _mm256_loadu_ps(x + k + 8 * i), acc[i]);
+    for (int i = 0; i < 4; ++i)
+      acc[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w + k + 8 * i), _mm256_loadu_ps(x + k + 8 * i), acc[i]);
   float rest = 0;
   for (; k < cols; ++k) rest += w[k] * x[k];
   return sum8(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3]))) + rest;
@@ -563,7 +585,8 @@ PQ_INLINE float tree8(const F8& e) {
 }
 
 // 32 integers -> codes, their scale, scale * their sums; NaN if the block holds NaN or infinity.
-PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16, float* sum32) {
+PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t* q, float* out_scale, float* sum16,
+                            float* sum32) {
   const float s = finite ? scale : std::numeric_limits<float>::quiet_NaN();
   *out_scale = s;
   int low = 0, high = 0;
@@ -572,7 +595,8 @@ PQ_INLINE void finish_block(const F8* rounded, float scale, bool finite, int8_t*
   } else {
 #if defined(__AVX2__)
     const auto whole = [&](int i) { return _mm256_cvtps_epi32(__m256(rounded[i])); };
-    const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
+    const __m256i mixed =
+        _mm256_packs_epi16(_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
     const __m256i codes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), codes);
     __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
@@ -676,8 +700,11 @@ void round_token(const float* x, size_t count, size_t blocks, int8_t* q, float* 
 
 // ---------------------------------------------------------------- the table
 
-#define PQ_TYPE(name, ...) \
-  PackedKernel { name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>, dequantize_row<__VA_ARGS__> }
+#define PQ_TYPE(name, ...)                                                                         \
+  PackedKernel {                                                                                   \
+    name, __VA_ARGS__::block, __VA_ARGS__::bytes, int(kLanes<__VA_ARGS__>), multiply<__VA_ARGS__>, \
+        dequantize_row<__VA_ARGS__>                                                                \
+  }
 
 constexpr PackedKernel kKernels[] = {
     PQ_TYPE("q4_0", NibbleCodes<false, false>),

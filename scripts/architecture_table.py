@@ -1,4 +1,4 @@
-"""Print docs/architectures.md: the accuracy of each architecture, measured on the golden models in tests/vectors/architectures.
+"""Print docs/architectures.md: the accuracy of each architecture on the golden models in tests/vectors/architectures.
 
     PYTHONPATH=src python scripts/architecture_table.py > docs/architectures.md
 
@@ -23,14 +23,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 HEAD = """# Architectures
 
-Each architecture is one record in `src/polyquant/architectures/`; `polyquant architectures` prints the list. All of them
-convert between Hugging Face folders and GGUF in both directions. `scripts/architecture_table.py` generates the table from
-random-weight models written by transformers 5.23.0 and llama.cpp's converter of October 2026: *equal* counts the tensors
-(name, shape, type and bytes) and metadata keys that equal llama.cpp's; the last two columns are the relative error of the
-float logits (embedding models: hidden states) against transformers, from the folder and from the GGUF file.
+Each architecture is one record in `src/polyquant/architectures/`; `polyquant architectures` prints the list. All of
+them convert between Hugging Face folders and GGUF in both directions. `scripts/architecture_table.py` generates the
+table from random-weight models written by transformers 5.23.0 and llama.cpp's converter of October 2026: *equal* counts
+the tensors (name, shape, type and bytes) and metadata keys that equal llama.cpp's; the last two columns are the
+relative error of the float logits (embedding models: hidden states) against transformers, from the folder and from the
+GGUF file.
 
-For multimodal models (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3: config.json has a `text_config`) only the language model
-converts to GGUF and runs; its towers and projectors are left out, with a note.
+For multimodal models (Gemma 3 and 4, Llama 4, Qwen3.5, Mistral 3: config.json has a `text_config`) only the language
+model converts to GGUF and runs; its towers and projectors are left out, with a note.
 
 | Hugging Face class | GGUF | traits | equal tensors | equal keys | folder | GGUF |
 |---|---|---|---|---|---|---|"""

@@ -26,7 +26,7 @@ FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json
 
 
 def described(path: Path) -> dict[str, Any]:
-    """Return {"tensors": {name: [shape, codec, sha256 of the bytes]}, "metadata": {key: [type, value]}} of a GGUF file."""
+    """Return {"tensors": {name: [shape, codec, sha256]}, "metadata": {key: [type, value]}} of a GGUF file."""
     checkpoint = open_checkpoint(path)
     tensors = {}
     for name, weight in checkpoint.items():

@@ -1,7 +1,7 @@
 """Record digests of many conversions, to show that a refactoring changes no byte.
 
     python scripts/conversion_digests.py record before.json        # with the old code
-    python scripts/conversion_digests.py compare before.json       # with the new code: prints differences, exit 1 if any
+    python scripts/conversion_digests.py compare before.json       # with the new code: prints differences, else exit 0
 
 A case is a source (a test vector or an embedded model), a target format and options. Its record has digests of each
 file, of the plan's steps and of its texts (reasons, warnings), or the kind of error. Sources that open are also

@@ -1,4 +1,4 @@
-"""Write tiny random-weight models, llama.cpp's conversions of them and transformers' logits to tests/vectors/architectures/NAME.
+"""Write tiny random models, llama.cpp's conversions and transformers' logits to tests/vectors/architectures/NAME.
 
     PYTHONPATH=src python scripts/make_tiny_models.py LLAMA_CPP_DIR NAME...        default: all of tiny_models.TINY
 
@@ -37,7 +37,7 @@ DROPPED = ("dtype", "rope_parameters", "layer_types_validation")
 
 
 def randomise(model: Any, seed: int) -> None:
-    """Set norms around one, biases around zero and matrices that preserve the scale of activations, rounded to bfloat16."""
+    """Set random norms around one, biases around zero and scale-preserving matrices, rounded to bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Definitions of the models of make_tiny_models.py: sizes, and how checkpoints on the hub differ from transformers' output."""
+"""The models of make_tiny_models.py: sizes, and differences of hub checkpoints from transformers' output."""
 
 from __future__ import annotations
 

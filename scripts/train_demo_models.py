@@ -19,7 +19,7 @@ sequences occur in a training chapter.
 
 Usage::
 
-    python scripts/train_demo_models.py llama --minutes 60     # resumes from its checkpoint; --steps N for a fixed count
+    python scripts/train_demo_models.py llama --minutes 60     # resumes from its checkpoint; --steps N: fixed count
     python scripts/train_demo_models.py bitnet --minutes 60
     python scripts/train_demo_models.py llama --export-only    # write the folder again from the checkpoint, evaluate
 
@@ -285,7 +285,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder with transformers' module and parameter names, so the state dict is the checkpoint (minus ``model.``)."""
+    """A decoder with transformers' parameter names, so the state dict is the checkpoint (minus ``model.``)."""
 
     cos: Tensor
     sin: Tensor
@@ -323,7 +323,7 @@ class Decoder(nn.Module):
 
 
 def train(model: Decoder, stream: Tensor, starts: Tensor, held_out: list[int], args: argparse.Namespace) -> None:
-    """Train with AdamW, warm-up and a cosine to zero over ``--minutes`` or ``--steps``; save a checkpoint every few minutes."""
+    """Train with AdamW, warm-up and a cosine to zero; save a checkpoint every few minutes."""
     checkpoint = args.work / f"{args.kind}.pt"
     decay = [p for p in model.parameters() if p.ndim == 2]
     plain = [p for p in model.parameters() if p.ndim == 1]

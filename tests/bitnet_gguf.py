@@ -1,4 +1,4 @@
-"""The tensors of the BitNet vectors, by a reader that knows nothing but offsets: what the codecs are to be held against."""
+"""The tensors of the BitNet vectors, from a minimal reader that knows only offsets, as a reference for codecs."""
 
 from __future__ import annotations
 

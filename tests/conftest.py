@@ -10,7 +10,8 @@ import pytest
 
 from polyquant.ops import native
 
-# A script that starts the suite in the background has SIGINT ignored for it, and for every program that a test starts and interrupts.
+# A script that starts the suite in the background has SIGINT ignored for it, and for every program that a test starts
+# and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

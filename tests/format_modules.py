@@ -1,4 +1,7 @@
-"""What each format does, by its name: `gguf.open(path)`, `hf.check(path)`. The packages themselves import nothing until they are asked."""
+"""What each format does, by its name: `gguf.open(path)`, `hf.check(path)`.
+
+The packages themselves import nothing until they are asked.
+"""
 
 from types import SimpleNamespace
 

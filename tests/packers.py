@@ -1,4 +1,4 @@
-"""Reference packers of other tools' quantized checkpoints, one number at a time after the published layouts, to hold our readers against."""
+"""Reference packers for other tools' quantized checkpoints, value by value from the published layouts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def compressed(codes, scales, bits, zeros=None, dtype=np.float32):
 
 
 def some_codes(seed, n, k, groups, bits):
-    """Unsigned codes [N, K], zeros [N, G] and half-precision scales [N, G]; every zero from 0 to 2^bits - 1 occurs where there is room."""
+    """Return unsigned codes [N, K], zeros [N, G] and half-precision scales [N, G], with every zero if possible."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 2**bits, (n, k))
     zeros = np.arange(n * groups).reshape(n, groups) % 2**bits

@@ -1,4 +1,4 @@
-"""Windows by their definition, perplexities beside llama.cpp's and transformers', divergence beside the formula on whole logits."""
+"""Evaluation windows, perplexity against llama.cpp and transformers, divergence against the formula on full logits."""
 
 from __future__ import annotations
 
@@ -74,8 +74,11 @@ def test_a_stride_that_does_not_fit_is_refused(stride):
 # ---------------------------------------------------------------- perplexity
 
 LLAMA_CPP = {"q8_0": 35.142754, "q4_k_m": 35.401005}
-"""llama-cpp-python 0.3.36 on files made by `polyquant quantize demo/llama --recipe ...`: the first 2048 tokens of held-out.txt, BOS among
-them, in 4 windows of 512 of which the last 255 are scored, its defaults (float16 cache), one thread."""
+"""Reference perplexities of llama-cpp-python 0.3.36 on files of `polyquant quantize demo/llama --recipe ...`.
+
+The first 2048 tokens of held-out.txt including BOS, in 4 windows of 512 with the last 255 scored; defaults (float16
+cache), one thread.
+"""
 
 
 @pytest.mark.parametrize("recipe", LLAMA_CPP)
@@ -89,8 +92,10 @@ def test_perplexity_is_llama_cpp_s(recipe, tmp_path):
 
 
 def test_perplexity_is_transformers_s():
-    """transformers 5.23.0, torch 2.13.0, float32 on demo/llama: 1500 tokens, windows of BOS and 255 tokens that move by 100; the sum of
-    log_softmax in float64."""
+    """Reference values of transformers 5.23.0, torch 2.13.0, float32 on demo/llama.
+
+    1500 tokens, windows of BOS and 255 tokens with stride 100; the sum of log_softmax in float64.
+    """
     found = polyquant.evaluate(DEMO, text=HELD_OUT, tokens=1500, context=256, stride=100, activations="float")
     assert (found.method, found.model.tokens, found.model.bytes) == ("sliding", 1500, 5317)
     assert found.model.nll.value == pytest.approx(3.715786485966396, abs=1e-6)

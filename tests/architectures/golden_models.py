@@ -1,6 +1,7 @@
 """The golden models of tests/vectors/architectures: what the real converter made of each, and what is compared with it.
 
-A folder holds a Hugging Face model with random weights, golden.json (digests of the real GGUF's tensors, its metadata) and logits.npz (of transformers).
+A folder holds a Hugging Face model with random weights, golden.json (digests of the real GGUF's tensors, its metadata)
+and logits.npz (of transformers).
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ class Golden:
             return {k: z[k] for k in z.files}
 
     def to_gguf(self, target: Path, *, exact: bool = False) -> Path:
-        """As the real converter wrote it (MXFP4 stays what it is); exact: without rounding (OLMo 2's is F16 of F32, Falcon-H1's
-        BF16 of products)."""
+        """Convert as llama.cpp's converter does (MXFP4 is kept).
+
+        exact: without rounding (OLMo 2's F16 from F32, Falcon-H1's BF16 products).
+        """
         codec = "f32" if exact and self.name in ("olmo2", "falcon_h1") else self.codec
         if any(stored == "mxfp4" for _, stored, _ in self.said["tensors"].values()):
             recipe = target.with_suffix(".toml")
@@ -103,7 +106,7 @@ def _metadata_differences(ours, wanted: dict) -> list[str]:
 
 
 def changed_tensors(golden: Golden, back: Path) -> list[str]:
-    """Tensors of a folder that came back from GGUF and do not equal the original's, but for what the real converter rounded of float32 matrices."""
+    """Return tensors that differ after a GGUF round trip, except float32 matrices rounded by llama.cpp's converter."""
     ours, wanted = open_checkpoint(back), open_checkpoint(golden.folder)
     tied, record = golden.config.get("tie_word_embeddings"), of_config(golden.config)
     gone = {n for n in wanted if (tied and n == "lm_head.weight") or record.left_out(n, golden.layers)}
@@ -123,7 +126,7 @@ def changed_tensors(golden: Golden, back: Path) -> list[str]:
 
 
 def multiplied(config: dict, name: str, values: np.ndarray) -> np.ndarray:
-    """Falcon-H1's factors stay in the weights once GGUF has put them there: its tensors times those of config.json, rounded to bfloat16."""
+    """Multiply Falcon-H1's tensors with the factors of config.json, rounded to bfloat16, as GGUF stores them."""
     if config["model_type"] != "falcon_h1":
         return values
     inner, state, heads = (

@@ -1,6 +1,7 @@
-"""Golden folders as mlx-lm would have written them, in float32: what `sanitize` of its models does to the tensors of transformers.
+"""Golden folders in mlx-lm's layout, in float32: the effect of its models' `sanitize` on the tensors of transformers.
 
-Read at mlx-lm d78bf58 (2026): models/{qwen3_moe,mixtral,deepseek_v3,gpt_oss,llama4,granitemoe,lfm2_moe,qwen3_next,gemma4_text,...}.py.
+From mlx-lm d78bf58 (2026):
+models/{qwen3_moe,mixtral,deepseek_v3,gpt_oss,llama4,granitemoe,lfm2_moe,qwen3_next,gemma4_text,...}.py.
 """
 
 from __future__ import annotations

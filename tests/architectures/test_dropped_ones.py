@@ -1,4 +1,4 @@
-"""GGUF files whose tensors lost the ones in front of their shapes, as llama.cpp's quantizer writes them: [1, 64] lies as [64]."""
+"""GGUF files whose shapes lost leading ones, as written by llama.cpp's quantizer: [1, 64] is stored as [64]."""
 
 from __future__ import annotations
 

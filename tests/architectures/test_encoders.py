@@ -1,4 +1,4 @@
-"""Embedding models: how they are pooled goes both ways, and names of checkpoints with a head, or of the first years, mean the same."""
+"""Embedding models: pooling converts in both directions; names of checkpoints with a head, or of early versions."""
 
 from __future__ import annotations
 

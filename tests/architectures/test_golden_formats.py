@@ -1,4 +1,4 @@
-"""Every golden model in every format that quantizes: it is written, it opens, and what runs computes nearly the same logits."""
+"""Every golden model in every quantizing format: it is written, opens, and gives nearly the same logits."""
 
 from __future__ import annotations
 

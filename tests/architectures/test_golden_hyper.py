@@ -1,4 +1,4 @@
-"""config.json and GGUF say the same hyper-parameters of a golden model: widths, experts, windows, scaled RoPE, latent attention."""
+"""config.json and GGUF give the same hyper-parameters: widths, experts, windows, scaled RoPE, latent attention."""
 
 from __future__ import annotations
 

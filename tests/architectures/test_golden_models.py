@@ -1,5 +1,8 @@
-"""Every architecture against the real programs: our GGUF is the converter's, tensor by tensor and key by key; the way back gives the folder again; the
-decoder computes the logits of transformers from both, an encoder its hidden states and the pooled vector."""
+"""Every architecture against the original programs.
+
+The converted GGUF equals llama.cpp's tensor by tensor and key by key; converting back gives the folder; the decoder
+computes the logits of transformers from both, an encoder its hidden states and pooled vector.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that came back from GGUF is one that transformers loads strictly, and its logits are those of the model it was."""
+"""Folders converted from GGUF load strictly in transformers, with the logits of the original model."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_models_of_transformers_come_back(kind, tmp_path, torch, transformers):
-    """Variants without a golden folder: random models of transformers, saved, converted there and back, and loaded; ours compute the same."""
+    """Variants without a golden folder: random transformers models keep their logits in a round trip."""
     name, said = OTHERS[kind]
     torch.manual_seed(7)
     cls = getattr(transformers, name)

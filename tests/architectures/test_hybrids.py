@@ -1,4 +1,4 @@
-"""What configurations of hybrids and encoders say in more than one way, what GGUF cannot say of them, and checkpoints with fused experts."""
+"""Alternative configurations of hybrids and encoders, properties that GGUF cannot store, and fused experts."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_fused_experts_become_the_same_file(tmp_path):
 
 
 def test_each_layer_of_a_hybrid_is_smoothed_by_its_own_parts(tmp_path):
-    """Weights of 8 bits and floats between them: nearly the model itself, whatever moved from its norms into its linears."""
+    """8-bit weights with floats between them stay close to the model, also after smoothing its norms."""
     for name, norms in (("lfm2", 8), ("mamba2", 3), ("granitemoehybrid", 4)):
         golden = Golden(name)
         source, wanted = open_checkpoint(golden.folder), golden.logits()

@@ -25,7 +25,10 @@ TOWERS = (
 
 
 def nested(golden, out, spelled, *, drop=(), **entries):
-    """The folder as one model with towers holds it. drop: entries of the language model's configuration that are not written."""
+    """The folder as one model with towers holds it.
+
+    drop: entries of the language model's configuration that are not written.
+    """
     out.mkdir()
     inner = {k: v for k, v in golden.config.items() if k not in ("architectures", *drop)}
     whole = {

@@ -1,4 +1,4 @@
-"""Models that see, made by transformers: our logits of the language model inside are theirs, from the folder and from GGUF."""
+"""Multimodal models of transformers: the language model's logits match, from the folder and from GGUF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts that mlx-lm wrote: the same GGUF, the same folder, the same logits as from the folder of transformers."""
+"""Mixtures of experts from mlx-lm: the same GGUF, folder and logits as from the transformers folder."""
 
 from __future__ import annotations
 

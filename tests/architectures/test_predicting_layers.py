@@ -1,5 +1,7 @@
-"""Layers behind the last one, which predict the token after the next (MTP): GLM-4.5 keeps them in GGUF, DeepSeek-V3 and ERNIE leave them out; and files
-of DeepSeek from before the split of kv_b_proj."""
+"""Multi-token prediction (MTP) layers after the last layer.
+
+GLM-4.5 keeps them in GGUF, DeepSeek-V3 and ERNIE omit them. Also DeepSeek files from before the split of kv_b_proj.
+"""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Names, row order and metadata against the files that llama.cpp and bitnet.cpp made of the same folders, and the way back."""
+"""Names, row order and metadata against files of llama.cpp and bitnet.cpp, in both directions."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ def test_packed_bitnet_becomes_what_bitnet_cpp_writes():
     found = translate.to_gguf(folder(VECTORS / "bitnet_gguf/hf_packed_autobitlinear"))
     assert found.architecture == "bitnet-b1.58"
     assert not any(t.ternarize or isinstance(t.op, Rows) for t in found.tensors)
-    # Names and sizes as in tests/vectors/bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf, whose types gguf-py cannot read.
+    # Names and sizes as in tests/vectors/bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf, whose types gguf-py cannot
+    # read.
     raw = (VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf").read_bytes()
     for t in found.tensors:
         name = t.target.encode()

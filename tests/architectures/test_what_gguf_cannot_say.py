@@ -1,4 +1,4 @@
-"""Models whose config.json says more than GGUF can: a warning for each, none for what its readers know by themselves; and what is refused."""
+"""Settings of config.json that GGUF cannot store: one warning each, none for reader defaults; and rejected models."""
 
 from __future__ import annotations
 

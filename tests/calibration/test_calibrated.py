@@ -1,4 +1,4 @@
-"""Trellis folders whose codes were searched on inputs, and bits that are allocated: from the float model to the file, and again after a kill."""
+"""Calibrated Trellis folders and bit allocation: from the float model to the file, also resumed after a kill."""
 
 import json
 import shutil

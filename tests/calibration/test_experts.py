@@ -1,4 +1,4 @@
-"""What is gathered of experts: each one's tokens and no others, against a loop over tokens, on every golden model that has experts."""
+"""Statistics of experts: only their own tokens, against a loop over tokens, on every golden model with experts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def windows(model, count=6, length=64, seed=0):
 
 
 def routed(model, index, states):
-    """Name of each expert's matrix -> the rows that it reads, token by token in numpy; `states` move on through the layer."""
+    """Map each expert's matrix to its input rows, token by token in numpy; updates `states`."""
     layer, decoder = model.decoder.layers[index], model.decoder
     found = {}
     seen = []
@@ -63,7 +63,7 @@ def routed(model, index, states):
         ids, weights = route(logits.astype(np.float32), mixture.routing, mixture.bias)
         for t in range(len(h)):
             for j, e in enumerate(ids[t].tolist()):
-                row = h[t] * (weights[t, j] if mixture.weighed == "inputs" else 1)
+                row = h[t] * (weights[t, j] if mixture.weighted == "inputs" else 1)
                 first = [_matrix(s, e) @ row for s in mixture.gate_up.stacks]
                 for out, b in zip(first, mixture.gate_up.bias, strict=True):
                     out += 0 if b is None else b[e]
@@ -194,7 +194,7 @@ def test_inputs_are_kept_where_they_are_smaller_than_hessians():
 @encodes
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "deepseek_v3"])
 def test_trellis_codes_of_experts_are_searched_on_their_own_tokens(name, tmp_path):
-    """From a folder and from GGUF, whose stacks are taken apart: the error of the outputs falls, and the report names experts that the text did not reach."""
+    """From a folder and from stacked GGUF: the output error falls, and the report lists unreached experts."""
     golden = Golden(name)
     model = load(golden.folder, activations="float")
     text, few = tmp_path / "ids.json", tmp_path / "few.json"
@@ -218,7 +218,7 @@ def test_trellis_codes_of_experts_are_searched_on_their_own_tokens(name, tmp_pat
 
 
 def test_the_plan_counts_what_is_held_of_experts(tmp_path):
-    """Of a layer as that of Qwen3-30B-A3B: 0.5 GiB of inputs for gate and up, Hessians of 768 x 768 for 128 matrices of down."""
+    """A layer like Qwen3-30B-A3B's: 0.5 GiB of inputs for gate and up, Hessians of 768 x 768 for 128 down matrices."""
     f32, experts, hidden, wide = pq.codec("f32"), 128, 2048, 768
     shapes = {"gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide)}
 

@@ -1,4 +1,4 @@
-"""Calibration through transformers: the same Hessians as our decoder's, and the way for architectures that it does not know."""
+"""Calibration through transformers: the same Hessians as the decoder's, and support for unknown architectures."""
 
 import json
 import shutil

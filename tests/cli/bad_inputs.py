@@ -1,4 +1,4 @@
-"""The bad input that strangers send, made by hand: a table of name -> what writes it into a folder and says which path to open."""
+"""Handmade bad input: a table of name -> function that writes it to a folder and returns the path to open."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sparse(name: str, head: bytes, size: int) -> Maker:
 
 
 def model(name: str, change: Callable[[Any], Any] | bytes) -> Maker:
-    """A sound folder with one of its small files replaced, or its JSON changed in place (what is returned replaces it)."""
+    """Return a valid folder with a small file replaced, or its JSON modified in place (or replaced by the result)."""
 
     def make(folder: Path) -> Path:
         target = folder / "model"
@@ -235,7 +235,7 @@ COSTLY = {
     "300,000 merges",
     "300,000 tokens",
 }
-"""What stays within every limit, or one value beyond: refused in a second on a quiet machine, said with room for a busy one."""
+"""Input at every limit, or one beyond: refused within a second, with tolerance for a busy machine."""
 
 
 def _tokens(n: int) -> dict[str, int]:
@@ -268,7 +268,7 @@ UNTRANSLATABLE: dict[str, Maker] = {
     "tokenizer_config list": model("tokenizer_config.json", b"[]"),
     "special tokens garbage": model("special_tokens_map.json", b"[1]"),
 }  # fmt: skip
-"""Folders whose weights are sound but whose meaning is not: opening succeeds; converting gives one line, or leaves something out and says so."""
+"""Valid folders without a valid meaning: they open; converting fails in one line, or reports omissions."""
 
 INCOMPLETE: dict[str, Maker] = {
     "more layers than tensors": setting(num_hidden_layers=50),

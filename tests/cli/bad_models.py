@@ -1,4 +1,4 @@
-"""Models that open and cannot run, or that lie about their size: a table of name -> what writes it into a folder and says which path to run."""
+"""Models that open but cannot run, or misstate their size: a table of name -> function that writes one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def bare(folder: Path) -> Path:
 
 
 def edited(change: dict[str, Any] | None = None, **options: Any) -> Maker:
-    """A sound GGUF file with metadata changed, keys of the architecture without `llama.`; a value keeps the type of its key."""
+    """Return a valid GGUF file with changed metadata, keys without `llama.`; values keep the type of their key."""
 
     def make(folder: Path) -> Path:
         said = {k if k.startswith(("general.", "tokenizer.")) else f"llama.{k}": v for k, v in (change or {}).items()}
@@ -117,7 +117,7 @@ def array(item: Kind, values: list[Any]) -> Meta:
 
 
 def huge(name: str, dims: tuple[int, int]) -> Maker:
-    """A GGUF file that is as long as one tensor claims, by a hole, while the others and the metadata disagree with it."""
+    """Return a sparse GGUF file as long as one tensor claims, contradicted by the other tensors and metadata."""
 
     def make(folder: Path) -> Path:
         path = entry(name, dims=dims)(folder)

@@ -1,6 +1,6 @@
-"""The `polyquant` command in processes of its own, cheaply: one server imports the program once and forks for every call.
+"""Run the `polyquant` command in processes of its own, cheaply: one server imports it once and forks per call.
 
-Each call tells its exit code, what it printed, the processor time and the peak memory that it took alone.
+Each call reports its exit code, output, CPU time and peak memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files whose every name and value would steer the terminal that it is printed on: a table of name -> what writes it into a folder."""
+"""Files whose names and values contain terminal control sequences: a table of name -> function that writes one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyquant.formats.gguf.edit import edit
 from polyquant.types import Kind, Meta
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\n\x08\x7f\u202eb\u2066\u2028\u200e[/red][bold]"
-"""A window title, a cleared screen, colours, a carriage return, a line of its own, bidi overrides, a line separator; then rich's markup."""
+"""Window title, screen clear, colours, carriage return, newline, bidi overrides, line separator, rich markup."""
 NAME = EVIL.replace("/", "")
 LONG = EVIL * 1000
 

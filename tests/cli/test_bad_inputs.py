@@ -1,4 +1,4 @@
-"""Bad input through the command line: one clear line and exit 2, or findings; never a traceback, a second, or 200 MB."""
+"""Bad input on the command line: one clear line and exit 2, or findings; no traceback, within a second and 200 MB."""
 
 from __future__ import annotations
 

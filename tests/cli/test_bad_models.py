@@ -1,4 +1,4 @@
-"""Models that cannot run, through the command line: one clear line and exit 2; never a traceback, a second, or what the file claims."""
+"""Models that cannot run, on the command line: one line and exit 2; no traceback, bounded time and memory."""
 
 from __future__ import annotations
 

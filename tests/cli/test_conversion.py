@@ -1,4 +1,4 @@
-"""`convert`, `quantize` and `repair` as a new user meets them: dry runs, names that are nearly right, files that are not what they seem."""
+"""`convert`, `quantize` and `repair` for new users: dry runs, nearly right names, mislabelled files."""
 
 from __future__ import annotations
 

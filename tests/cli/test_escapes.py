@@ -1,4 +1,4 @@
-"""No byte of a file steers the terminal: whatever a verb prints of names and values is escaped, stays on its line, and is bounded."""
+"""File content cannot control the terminal: every printed name and value is escaped, on one line, and bounded."""
 
 from __future__ import annotations
 

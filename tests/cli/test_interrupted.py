@@ -1,4 +1,4 @@
-"""Full disks, signals, two runs at once, targets that must not be touched: nothing at the target, and the same command goes on."""
+"""Full disks, signals, concurrent runs, protected targets: no partial output, and the same command resumes."""
 
 from __future__ import annotations
 

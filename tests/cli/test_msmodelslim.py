@@ -1,4 +1,4 @@
-"""`quantize` and `convert` into msModelSlim folders on the command line: what the plan says, and one line for what cannot be done."""
+"""`quantize` and `convert` to msModelSlim folders on the command line: plans, and one-line errors."""
 
 from __future__ import annotations
 

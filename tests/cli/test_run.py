@@ -33,7 +33,10 @@ Session.feed = slowly
 from polyquant.cli import main
 main(sys.argv[1:])
 """
-TEMPLATE = "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% else %}{{ m.content }}{% endif %}{% endfor %}"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ m.content }} {% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
 
 
 def start(*args, stdin=subprocess.PIPE, **options):

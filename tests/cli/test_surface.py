@@ -43,7 +43,10 @@ HEAVY = (
 @pytest.mark.parametrize("command", ["convert", "quantize"])
 def test_help_of_a_conversion_imports_options_only(command):
     """A tenth of a second; with the modules that do the work it is three times that."""
-    code = "import sys; from polyquant.cli import main; main([sys.argv[1], '--help']); print(*sys.modules, file=sys.stderr)"
+    code = (
+        "import sys; from polyquant.cli import main; main([sys.argv[1], '--help']); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=True)
     assert "--tile BM,BK,bm" in done.stdout
     loaded = set(done.stderr.split())

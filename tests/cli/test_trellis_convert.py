@@ -1,4 +1,4 @@
-"""`convert` and `quantize` into Trellis folders on the command line: what the plan says, and one line for what cannot be done."""
+"""`convert` and `quantize` to Trellis folders on the command line: plans, and one-line errors."""
 
 from __future__ import annotations
 

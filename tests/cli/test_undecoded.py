@@ -1,4 +1,4 @@
-"""Weights of a quantization scheme that is not decoded: `inspect` shows them, every other verb refuses them in one line."""
+"""Unsupported quantization schemes: `inspect` shows the weights, every other command fails with one line."""
 
 import json
 

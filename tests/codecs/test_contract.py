@@ -1,4 +1,4 @@
-"""Every family of codecs keeps the public contract (polyquant.testing.codecs), with native kernels and with the numpy references."""
+"""Every codec family passes the public contract (polyquant.testing.codecs), with native kernels and in numpy."""
 
 import re
 from dataclasses import replace
@@ -57,7 +57,7 @@ def codec_of(name):
 
 
 def source(name):
-    """Float32 [rows, K] that the codec can hold: whole numbers, ternary weights (a scale of 1 where none is kept), gaussians."""
+    """Return float32 [rows, K] that the codec represents: integers, ternary (scale 1 if not stored), Gaussians."""
     if name.startswith("trellis"):
         return gaussians(16, 128)
     rng, rows = np.random.default_rng(7), 128 if name in TILES else 16

@@ -83,7 +83,7 @@ def test_error_on_random_weights_stays_below_ggml(name, engine):
 
 
 def awkward(rng):
-    """Rows [24, 768] that meet every branch: scales from denormal to overflow, ties, constants, sparse, one-sided, ternary."""
+    """Return rows [24, 768] for every branch: extreme scales, ties, constants, sparse, one-sided, ternary."""
     w = rng.standard_normal((24, 768)).astype(np.float32)
     w[:8] *= np.float32(10.0) ** np.array([-40, -30, -8, -6, -4, 2, 8, 30], np.float32)[:, None]
     w[8], w[9], w[10] = 0, 0.7, -1.3

@@ -17,7 +17,10 @@ def parts_of(rows, k, seed):
 
 
 def test_two_neighbours_share_a_byte(engine):
-    """Of transformers' convert_moe_packed_tensors: out[2j] is the low nibble's value, out[2j + 1] the high one's, times 2^(scale - 127)."""
+    """Decode as transformers' convert_moe_packed_tensors: out[2j] is the low nibble, out[2j + 1] the high one.
+
+    Values are multiplied with 2^(scale - 127).
+    """
     codec, parts = polyquant.codec("hf_mxfp4"), parts_of(6, 96, 0)
     parts["scales"] = parts["scales"] % 40 + 100
     wanted = np.empty((6, 96))

@@ -107,7 +107,10 @@ def test_both_engines_give_the_same_codes():
 @pytest.mark.parametrize("folder", RUN)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_computes_what_the_tool_does(engine, folder, name):
-    """Of static types from the tool's own whole inputs; of dynamic ones within what rounding inputs costs (its preview rounds to 255 levels off center)."""
+    """Static types from the tool's integer inputs; dynamic types within the input rounding error.
+
+    The tool's preview rounds dynamic inputs to 255 asymmetric levels.
+    """
     seen, w = forward(folder), polyquant.open(ROOT / folder)[f"{name}.weight"]
     if f"{name}.x" not in seen or not isinstance(w.codec, MsModelSlim):
         pytest.skip("not recorded for this layer")

@@ -1,4 +1,4 @@
-"""Conversions whose tensors are made of others: experts stacked, a fused projection split, halves interleaved, matrices turned, norms shifted."""
+"""Conversions with derived tensors: stacked experts, split projections, interleaving, transposes, shifted norms."""
 
 from __future__ import annotations
 

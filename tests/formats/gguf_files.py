@@ -1,4 +1,7 @@
-"""GGUF files made by hand for tests: a small valid one, and the means to break it. Nothing here uses polyquant's writer."""
+"""GGUF files made by hand for tests: a small valid one, and the means to break it.
+
+Nothing here uses polyquant's writer.
+"""
 
 from __future__ import annotations
 

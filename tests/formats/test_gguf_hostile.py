@@ -1,4 +1,4 @@
-"""Mutated and truncated files: an error of ours in one line, or a checkpoint whose parts can all be read; nothing else."""
+"""Mutated and truncated files: a one-line PolyquantError, or a checkpoint whose parts can all be read."""
 
 import time
 

@@ -116,7 +116,7 @@ def test_the_documents_example_parses_without_its_comments():
 
 
 def document_folder(tmp_path: Path) -> Path:
-    """What the document describes: its file names, the layer's type for the norm before it and for the cache, scales [n] in float32."""
+    """The form of the specification: its file names, the layer's type on norms and cache, scales [n] in float32."""
     folder = copy("chatglm2/msmodelslim_from_int8", tmp_path)
     shards(folder)[0].rename(folder / "quant_model_weight.safetensors")
     description(folder).rename(folder / "quant_model_description.json")

@@ -1,4 +1,4 @@
-"""Bad msModelSlim folders: each refused with one clear line, and the same found by its code; and what each consumer rejects."""
+"""Bad msModelSlim folders: a one-line error on opening, the matching finding code, and the rules of each consumer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Into msModelSlim with codes kept, and out of it: equal to the genuine conversions, and the models still say the same."""
+"""To msModelSlim with codes kept, and back: equal to the original conversions, with equal model outputs."""
 
 import json
 import shutil

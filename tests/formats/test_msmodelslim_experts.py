@@ -1,4 +1,4 @@
-"""Smoothing and calibrating folders whose layers have experts: one norm feeds them all and the router; each has inputs of its own."""
+"""Smoothing and calibration of expert layers: one norm feeds all experts and the router; inputs differ per expert."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_norms_that_cannot_be_smoothed_are_named(name, tmp_path):
 
 
 def with_outliers(folder, out):
-    """The same model, some of whose channels stand out by a factor of 40 between what feeds and what reads, as in trained models."""
+    """Return the same model with 40-fold outlier channels between producers and consumers, as in trained models."""
     plain = open_checkpoint(folder)
     arrays = {n: w.dequantize() for n, w in plain.items()}
     for link in links(plain, "m4"):
@@ -149,7 +149,7 @@ def test_each_expert_has_a_range_and_a_rare_one_that_of_the_others_too(name, tmp
 
 
 def test_effort_max_searches_each_expert_on_its_own_tokens(tmp_path):
-    """The error of the outputs on the expert's own inputs falls, for every expert that enough tokens reach; smoothed or not."""
+    """The output error on an expert's own inputs falls for every expert with enough tokens, smoothed or not."""
     folder = Golden("qwen3_moe").folder
     ids = texts(tmp_path / "ids.json", vocab(folder), 48)
     for smooth in (None, "m4"):

@@ -38,7 +38,7 @@ def run(**options):
 
 
 def test_ranges_are_those_that_the_tool_saw():
-    """Of the first layer's q, k, v; later ones the tool sees behind rounded layers, and this model's attention magnifies it."""
+    """Only the first layer's q, k, v: the tool quantizes earlier layers first, and attention amplifies that."""
     seen = json.loads((ROOT / "v0/fp16/w8a8/calib_stats.json").read_text())
     source, mean, told = run(dialect="v0")
     _, most, _ = run()

@@ -1,4 +1,4 @@
-"""Quantizing into msModelSlim folders: the tool's own files with --exact-tool, no larger error without, and the dialects from one another."""
+"""Quantizing to msModelSlim: the tool's files with --exact-tool, no larger error without, and dialect conversion."""
 
 from __future__ import annotations
 

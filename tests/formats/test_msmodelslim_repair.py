@@ -1,4 +1,4 @@
-"""polyquant repair: what can be recomputed comes back as it was, what cannot is refused, and nothing half-done is left."""
+"""polyquant repair: recomputable data is restored, the rest is refused, and no partial output is left."""
 
 import json
 
@@ -55,7 +55,7 @@ def test_a_sound_folder_needs_nothing(name, tmp_path):
 
 
 def with_biases(folder, half, slip=0):
-    """As msModelSlim's v1 command line makes them of a model of that dtype: the quotient is rounded to it, then the offset is subtracted."""
+    """As msModelSlim's v1 command line in that dtype: the quotient is rounded before the offset is subtracted."""
 
     def change(tensors):
         rng = np.random.default_rng(1)

@@ -123,7 +123,7 @@ EMBEDDING = {
 
 @pytest.mark.parametrize("folder", [QWEN2, QWEN3, CHATGLM], ids=["qwen2", "qwen3", "chatglm"])
 def test_norm_and_linears_together_give_what_they_gave(folder, tmp_path):
-    """With shifts, and norms rounded to the half precision that they are stored in: (n w' + b') W'^T + bias' = n w W^T + bias."""
+    """With shifts and norms rounded to their half precision: (n w' + b') W'^T + bias' = n w W^T + bias."""
     source = open_checkpoint(folder)
     source, found = prepared(folder, "shift", random_ids(tmp_path / "ids.json", source[EMBEDDING[folder]].shape[0]))
     for link in links(source, "shift"):

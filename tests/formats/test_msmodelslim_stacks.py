@@ -1,4 +1,7 @@
-"""Layers of an msModelSlim folder that are slices of one tensor: the experts of a stack, whose inputs differ, and parts of a fused projection, whose inputs do not."""
+"""msModelSlim layers that are slices of one tensor: stacked experts and parts of a fused projection.
+
+The experts have different inputs, the parts of a projection the same.
+"""
 
 from types import SimpleNamespace
 
@@ -29,7 +32,10 @@ MADE = {
     f"{HALF}.weight": ("stack", chain(Matrix(1), Slice(0, N // 2))),
 }  # fmt: skip
 INPUTS = {"stack[0]": 1.0, "stack[1]": 3.0, "stack[2]": 9.0, "fused": 27.0}
-"""What a linear reads -> how large that is. Matrices of the stack are called as `rows.expert` calls them, which is what a decoder multiplies with."""
+"""What a linear reads -> how large that is.
+
+Matrices of the stack are called as `rows.expert` calls them, which is what a decoder multiplies with.
+"""
 
 
 def values():

@@ -1,4 +1,4 @@
-"""Layouts of msModelSlim folders: of the tensors of each genuine folder the genuine headers, description and index, byte for byte."""
+"""Layouts of msModelSlim folders: original headers, description and index from the tensors, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad Trellis folders: each refused with one clear line, and the same found by its code; and what the dialects do wrong."""
+"""Bad Trellis folders: a one-line error on opening, the matching finding code, and defects of the dialects."""
 
 import os
 import re

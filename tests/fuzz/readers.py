@@ -1,8 +1,10 @@
-"""Mutated files and folders through everything that reads: open, inspect, validate, parts, plan. Seeded; only PolyquantError may come out.
+"""Mutated files and folders through every reader: open, inspect, validate, parts, plan.
 
-    PYTHONPATH=tests python -m fuzz.readers SEED [ROUNDS]     runs as many rounds from that seed and stops at the first failure
+Seeded; only PolyquantError may be raised.
 
-A failure names its seed, and leaves the input in the folder that the message says, so that one command shows it again.
+PYTHONPATH=tests python -m fuzz.readers SEED [ROUNDS]     runs ROUNDS rounds from that seed, stops at a failure
+
+A failure prints its seed and leaves the input in the printed folder, so that one command reproduces it.
 """
 
 from __future__ import annotations

@@ -40,8 +40,10 @@ HF = [
     (-6.94988, False), (-31.02853, False), (-21.37777, False), (-1.82451, False), (-2.56583, True),
     (-20.68627, False), (-23.92529, False), (-4.61096, False), (-4.66977, False),
 ]  # fmt: skip
-"""lm_eval 0.4.13 `--model hf` with transformers 5.23.0 and torch 2.13.0, float32, on demo/llama: (log p, greedy) of PAIRS; and
-what its loglikelihood_rolling (add_bos_token=False) and generate_until give for the texts of the other two tasks."""
+"""Reference results of lm_eval 0.4.13 `--model hf`, transformers 5.23.0, torch 2.13.0, float32, on demo/llama.
+
+(log p, greedy) of PAIRS; loglikelihood_rolling (add_bos_token=False) and generate_until for the other tasks.
+"""
 HF_ROLLING = [-331.43609619140625, -2511.001708984375]
 HF_ANSWERS = [", when the man was come to the king, that the", " Moses, How is the LORD God of Israel, and"]
 
@@ -118,7 +120,10 @@ def test_what_cannot_be_scored_is_said_in_one_line(lm):
 
 @pytest.mark.slow
 def test_chat_templates_are_applied_and_gone_on_with(lm, monkeypatch):
-    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end_of_text|>{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+    template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end_of_text|>{% endfor %}"
+        "{% if add_generation_prompt %}[a]{% endif %}"
+    )
     monkeypatch.setitem(lm.tokens.templates, "default", template)
     messages = [{"role": "user", "content": "Who?"}, {"role": "a", "content": "Moses"}]
     assert lm.chat_template(True) == template and lm.chat_template(False) is None

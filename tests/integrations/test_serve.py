@@ -1,4 +1,4 @@
-"""polyquant serve: the real openai client against a real server process, and the parts that a process cannot show in time."""
+"""polyquant serve: the openai client against a real server process, and parts that a process cannot show in time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def model(folder):
 
 @contextmanager
 def running(folder, *options, code=0, program=("-m", "polyquant"), **env):
-    """A server process on a free port -> (process, url); it must end with that exit code and without a word on stderr."""
+    """Start a server on a free port -> (process, url); it must end with the given exit code and an empty stderr."""
     command = [sys.executable, *program, "serve", str(folder), "--port", "0", *options]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}

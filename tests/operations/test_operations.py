@@ -1,4 +1,4 @@
-"""Every operation against numpy: whole arrays, row blocks of any size, packed rows, the way back, and what it refuses."""
+"""Every operation against numpy: whole arrays, row blocks of any size, packed rows, the inverse, and errors."""
 
 from __future__ import annotations
 

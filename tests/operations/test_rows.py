@@ -123,7 +123,7 @@ def test_what_is_no_expert():
 
 
 def whole_stack(codec, shape, **options):
-    """A stack of random bytes of its size, with real floats where there are some: what is not a code may be anything."""
+    """Return a stack of random bytes of its size, with real floats where the layout has floats."""
     found = polyquant.codec(codec, **options)
     rng = np.random.default_rng(0)
     if found.form is Ternary:

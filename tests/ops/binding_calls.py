@@ -1,6 +1,6 @@
-"""Every function and class of the extension module, called as it should be, and what to put in the place of a sound argument.
+"""Every function and class of the extension module: valid calls, and invalid replacements for each argument.
 
-Arrays end where a page that nobody may touch begins: a kernel that reads or writes one byte too far dies, and the test sees it.
+Arrays end at a protected page: a kernel that reads or writes one byte too far crashes, and the test detects it.
 """
 
 from __future__ import annotations

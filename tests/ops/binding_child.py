@@ -2,8 +2,8 @@
 
     python binding_child.py        one NAME a line of stdin: a function, `Class.method`, "every codec" or "over time"
 
-Each is called in a fork, which takes numpy and the extension from its parent. Prints one line of JSON for each: exit status, what the fork printed, and
-stderr, whose last line is the call that a dead fork was at.
+Each is called in a fork, which takes numpy and the extension from its parent. Prints one line of JSON for each: exit
+status, what the fork printed, and stderr, whose last line is the call that a dead fork was at.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Binding:
         return other or not value.flags.writeable or ("order='C'" in says and not value.flags.c_contiguous)
 
 
-# Calls that no single change of a sound one gives: products that wrap around, and what is mutated while something is under way.
+# Calls that no single change of a sound one gives: products that wrap around, and what is mutated while something is
+# under way.
 HUGE = (1 << 34, 1 << 32, 0, 32, 64, 32)
 ALSO_REFUSED: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "pack_tl": [lambda: (i8(0), u8(0), *HUGE)],
@@ -118,7 +119,7 @@ def shown(x: Any) -> str:
 
 
 def exercise(name: str) -> Binding:
-    """Nothing, the same odd thing as every argument, then the sound calls with one argument changed, then with two or three."""
+    """Yield no arguments, one odd value for all, then valid calls with one, two or three arguments replaced."""
     b, rng = Binding(name), np.random.default_rng(5)
     for value in (*ANY, *handles(), np.empty(0, np.float32), np.empty((0, 0), np.float32), np.ones((2, 2), np.float32)):
         for count in range(len(b.signature) + 3):
@@ -143,7 +144,7 @@ def exercise(name: str) -> Binding:
 
 
 def every_codec() -> Binding:
-    """Blocks of any bytes and weights of any kind, at the end of memory: nothing that a file holds may lead a kernel astray."""
+    """Blocks of random bytes and any weights, at the end of memory: no file content may cause a wild access."""
     from polyquant.registry import CODECS, codec
 
     b = Binding("dequantize")
@@ -221,7 +222,7 @@ def over_time() -> Binding:
 
 
 def no_room_for_threads(b: Binding) -> None:
-    """The machine refuses a thread: those that run already are not left behind without their owner, and the work is done."""
+    """If the system refuses a thread, the running ones are joined properly and the work is done."""
     group, x, y = lib.PackedGroup([packed(4096)]), f32(64, 256), f32(64, 4096)
     taken = Path("/proc/self/statm")
     if taken.exists():

@@ -1,4 +1,7 @@
-"""No call of the extension module ends the process: each is refused with TypeError or ValueError, or does its work. The calls: binding_child.py."""
+"""No call of the extension module ends the process: each is refused with TypeError or ValueError, or does its work.
+
+The calls: binding_child.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ else:
 
 
 def test_every_binding_has_a_sound_call():
-    """A new binding is called with odd things at once; for its arguments to be changed one by one, it must be in the table too."""
+    """New bindings are called with odd values at once; add them to the table to vary single arguments."""
     assert members() == sorted(SOUND)
 
 

@@ -1,4 +1,4 @@
-"""Who computes a token: each architecture's rule written out token by token, ties, numbers that are none; both engines alike."""
+"""Routing: each architecture's rule written out token by token, ties, NaN and infinity; both engines agree."""
 
 from __future__ import annotations
 

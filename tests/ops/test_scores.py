@@ -1,4 +1,7 @@
-"""Layer norms, and what is done to scores of attention: caps, slopes, sinks. Both engines against the formulas in float64."""
+"""Layer norms, and what is done to scores of attention: caps, slopes, sinks.
+
+Both engines against the formulas in float64.
+"""
 
 from __future__ import annotations
 

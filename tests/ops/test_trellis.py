@@ -1,4 +1,4 @@
-"""Streams, windows and codebooks against golden vectors; the encoder against its reference, and against the distortion that it must reach."""
+"""Streams, windows and codebooks against golden vectors; the encoder against its reference and distortion targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes of linear layers with the grid of their inputs: what the file says is consistent with itself, and its integers compute the layer."""
+"""Static layer quantization: the stored values are consistent, and their integer arithmetic computes the layer."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_the_file_is_consistent_with_itself(name):
 
 @pytest.mark.parametrize("name", STATIC)
 def test_integers_compute_the_layer_with_its_bias_once(name):
-    """The error is that of rounding weights and inputs: 1/12 of the square of a step for each, whatever steps the outliers ask for."""
+    """The error is that of rounding weights and inputs, 1/12 of the squared step each, regardless of outliers."""
     codec = msmodelslim_named(name)
     w, bias = layer(2)
     x = np.random.default_rng(20).uniform(-3.3, 7.1, (64, w.shape[1])).astype(np.float32)

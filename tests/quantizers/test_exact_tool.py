@@ -1,4 +1,4 @@
-"""The tool's own integers, from the float models of the vectors; and that our own codes are never further from the weights."""
+"""The tool's integers from the float models of the vectors; the default codes never have a larger error."""
 
 import json
 import math
@@ -36,7 +36,7 @@ STATIC_PARTS = ("input_scale", "input_offset", "deq_scale", "quant_bias")
 
 
 def layers(run):
-    """(weight as the tool left it, its float weight, float bias or None, the tool's range of inputs or None, the model's dtype)."""
+    """(quantized weight of the tool, float weight, float bias or None, the tool's input range or None, model dtype)."""
     source, word = SOURCES["v1" if run.startswith("v1") else run.split("/")[1]]
     floats, folder = open_checkpoint(ROOT / "models" / source), ROOT / run
     stats = folder / "calib_stats.json"

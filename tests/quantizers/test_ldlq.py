@@ -1,4 +1,4 @@
-"""Trellis codes of least error on inputs: the factor, the gain that theory gives, any shape, and Hessians that are of no use."""
+"""LDLQ for Trellis codes: the factor, the theoretical gain, any shape, and unusable Hessians."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rows that choose their matrix, against the same matrices one by one; a feed-forward part of experts, in both engines and on a tape."""
+"""Routed products against single matrices; expert feed-forward in both engines and in a recorded step."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def part(which: str, codec: str = "q8_0") -> Experts:
         router = Linear([weight("f32", E, HIDDEN, seed=1)], [floats(E)], "block")
         return Experts(router, Routing(E, 4, "softmax_after_topk"), biased, down, activation=pairs)
     if which == "llama4":
-        return Experts(router, Routing(E, 1, "sigmoid"), two, down, weighed="inputs")
+        return Experts(router, Routing(E, 1, "sigmoid"), two, down, weighted="inputs")
     assert which == "nemotron"
     return Experts(router, ROUTING, ExpertLinear([up], [None], "block"), down, activation=partial(activate, "relu2"))
 
@@ -306,11 +306,11 @@ def test_experts_without_a_kernel_are_not_recorded():
 
 @pytest.mark.skipif(native.lib() is None, reason="recording needs the native kernels")
 def test_ids_that_are_no_experts():
-    """Refused from Python; on a tape, whose ids change behind Python's back, such rows are no numbers and nothing else is touched."""
+    """Python rejects such ids; in a recorded step these rows become NaN and nothing else is written."""
     stacks = native.module().PackedExperts([pq.codec("q8_0").packed(weight("q8_0", 4, 8, 64).parts, (32, 64))], 4)
     x = floats(2, 64)
     for bad in (-1, 4, 1 << 30):
-        with pytest.raises(ValueError, match="no expert"):
+        with pytest.raises(ValueError, match="expert"):
             stacks.multiply(x, np.array([0, bad], np.int32), 1, np.empty((2, 8), np.float32))
     tape = native.module().Tape()
     with tape:

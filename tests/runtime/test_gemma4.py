@@ -1,4 +1,7 @@
-"""Gemma 4 as transformers computes it, in the variants that no golden model has: inputs of each layer, shared keys and values, wide feed-forward parts."""
+"""Gemma 4 against transformers in variants without a golden model.
+
+Per-layer inputs, shared keys and values, wide feed-forward parts.
+"""
 
 from __future__ import annotations
 

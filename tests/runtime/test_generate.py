@@ -1,4 +1,4 @@
-"""Prompt to tokens on the embedded models: the tokens that transformers gives, from every engine and format, and text that ends where it should."""
+"""Prompts to tokens on the embedded models: transformers' tokens from every engine and format, correct stops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ PENALIZED = [
     322,
     339,
 ]
-"""transformers 5.23, float32, generate(do_sample=False, max_new_tokens=48) on the embedded llama; PENALIZED with repetition_penalty=1.3."""
+"""transformers 5.23, float32, generate(do_sample=False, max_new_tokens=48) on the embedded llama.
+
+PENALIZED: with repetition_penalty=1.3.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +91,8 @@ def test_a_folder_and_its_conversion_give_the_same_tokens(model, demo_files, eng
     assert answers[0] == answers[1] and len(answers[0]) == 24
 
 
-# bitnet with rounded activations is left out: one that lies next to a rounding boundary moves its logits by 0.05 (demo/README.md).
+# bitnet with rounded activations is left out: one that lies next to a rounding boundary moves its logits by 0.05
+# (demo/README.md).
 @pytest.mark.parametrize(
     ("model", "codec", "activations"),
     [("llama", "q4_k", "int8"), ("llama", "q8_0", "int8"), ("bitnet", "tq2_0", "float")],
@@ -109,7 +113,7 @@ def test_native_and_numpy_engines_give_the_same_tokens(model, codec, activations
                                   "tiny-bitnet/tiny-bitnet-TQ2_0.gguf"])  # fmt: skip
 @pytest.mark.parametrize(("activations", "bound"), [("float", 1e-4), ("int8", 0.1)])
 def test_the_vectors_models_speak(name, activations, bound):
-    """The logits of many tokens at a time are those of one after the other; int8 may round an input on a boundary the other way."""
+    """Logits of many tokens at once equal those of single tokens; int8 may round inputs at a boundary differently."""
     model = polyquant.load(VECTORS / "models" / name, activations=activations)
     tokens = list(model.generate("hello", max_tokens=8, temperature=1.0, seed=3))
     logits = model.logits([*model.tokenizer.encode("hello"), *(t.id for t in tokens[:-1])])[-len(tokens) :]

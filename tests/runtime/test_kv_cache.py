@@ -126,7 +126,7 @@ def test_the_default_is_as_exact_as_the_rest(path, activations, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [[1] * 70, [31, 1, 1, 37], [20, 30, 50]], ids=len)
 def test_a_later_layer_on_the_same_keys_sees_what_one_with_its_own_would(engine, kind, steps):
-    """Other queries on keys that are there already leave everything as it was, also where a block gets full in between."""
+    """Other queries on existing keys leave the cache unchanged, also when a block fills up in between."""
     qkv, others = text(100), noise(100, HEADS, SIZE, seed=7)
     shared, apart = KVCache([StateSpec((GROUPS, SIZE)), StateSpec()], kind), empty(kind)
     assert shared.nbytes == apart.nbytes // 2

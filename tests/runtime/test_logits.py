@@ -1,4 +1,7 @@
-"""Logits of the tiny models against transformers, llama.cpp and exact arithmetic: tests/vectors/models/README.md says what each array is."""
+"""Logits of the tiny models against transformers, llama.cpp and exact arithmetic.
+
+tests/vectors/models/README.md describes the arrays.
+"""
 
 from __future__ import annotations
 

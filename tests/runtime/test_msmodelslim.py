@@ -1,4 +1,4 @@
-"""msModelSlim folders run with the integers of their format: as near to the float model as the tool's own preview says."""
+"""msModelSlim folders with the integer arithmetic of the format: as close to the float model as the tool's preview."""
 
 import json
 import struct
@@ -76,7 +76,7 @@ def test_a_bias_is_counted_once(tmp_path):
 
 
 def test_the_norm_of_quantized_layers_is_the_one_in_module(tmp_path):
-    """As the document has it: `.weight` of the float model for layers that fell back, `.module.weight` for the others."""
+    """As in the specification: `.weight` of the float model for float layers, `.module.weight` for the others."""
     path, ids = runnable("v0/fp16/w8a8_m1", tmp_path), np.arange(3, 30)
     expected = logits(path, ids)
     checkpoint, source = polyquant.open(path), polyquant.open(source_of("v0/fp16/w8a8_m1"))

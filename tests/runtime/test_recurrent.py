@@ -1,4 +1,4 @@
-"""Sessions of models with recurrent parts: a text may come in any pieces, be cut back, broken off or begun anew, and the logits stay those of the text."""
+"""Sessions of recurrent models: split, rewound, aborted and restarted texts give the same logits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Three house rules: tests share no random numbers, only a format's own package branches on its name, modules import in no circle. They find that, and
-nothing else."""
+"""The house rules on random state, format names and import cycles are detected, without false positives."""
 
 import ast
 import importlib.util

@@ -1,7 +1,8 @@
 """Kills a job before each of its calls that change the file system, then looks at what is left and runs the job again.
 
-Run as a program: crash_points.py SCENARIO FOLDER. Exits with 0 and prints the number of crash points, or fails with the first that
-is wrong. Each try happens in a forked child, so it is a program of its own rather than a test that forks the test runner.
+Run as a program: crash_points.py SCENARIO FOLDER. Exits with 0 and prints the number of crash points, or fails with the
+first that is wrong. Each try happens in a forked child, so it is a program of its own rather than a test that forks the
+test runner.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def folder_scenario(top: Path) -> int:
 
 
 def folder_two_step_scenario(top: Path) -> int:
-    """Without an exchange there is a moment with nothing at the target; the next run puts the old model back before it goes on."""
+    """Without an exchange the target is missing for a moment; the next run restores the old model before it starts."""
     work_folder.exchange = lambda a, b: False
 
     def job() -> None:

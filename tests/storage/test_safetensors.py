@@ -119,7 +119,9 @@ RAW = {
     "header over 100 MB": (100_000_001).to_bytes(8, "little") + b"{}",
     "header past the end": (3).to_bytes(8, "little") + b"{}",
     "header of zero": bytes(8),
-    "key twice": raw_safetensors('{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+    "key twice": raw_safetensors(
+        '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    ),
     "deep": raw_safetensors('{"a":' * 1000),
     "bad UTF-8": raw_safetensors(b'{"\xff":1}'),
 }  # fmt: skip

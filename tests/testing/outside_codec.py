@@ -1,4 +1,4 @@
-"""A package from elsewhere with codecs: blocks of 16 bytes and a step, rounded or searched for, and the trellis with another search."""
+"""An external package with codecs: blocks of 16 bytes and a step, rounded or searched; trellis with a new search."""
 
 from dataclasses import replace
 from functools import partial

@@ -94,12 +94,18 @@ def test_without_the_package_the_name_is_unknown():
 
 
 def test_layouts_import_no_search():
-    said = "import sys, polyquant.registry as r; [r.codec(n) for n in r.CODECS]; print([m for m in sys.modules if 'quantizers' in m])"
+    said = (
+        "import sys, polyquant.registry as r; [r.codec(n) for n in r.CODECS]; "
+        "print([m for m in sys.modules if 'quantizers' in m])"
+    )
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_the_contract_needs_no_pytest():
-    said = "import sys, polyquant.testing.codecs; print([m for m in sys.modules if m.partition('.')[0] in ('pytest', 'hypothesis')])"
+    said = (
+        "import sys, polyquant.testing.codecs; "
+        "print([m for m in sys.modules if m.partition('.')[0] in ('pytest', 'hypothesis')])"
+    )
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

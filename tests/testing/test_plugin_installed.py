@@ -1,6 +1,7 @@
 """examples/plugin as people would use it: built and installed by pip, then the real command line in child processes."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def run(installed, tmp_path_factory):
 
 def test_inspect(run):
     said = run("inspect", "x.pqx")
-    assert "example (a file that begins with PQX1)" in said and "example.q6 99.9%" in said
+    assert "example (starts with PQX1)" in said and "example.q6 99.9%" in said
 
 
 def test_validate_and_explain(run):
@@ -119,6 +120,19 @@ def test_from_python(installed, tmp_path):
     assert "no format is named 'exampel'; did you mean example?" in done.stderr
 
 
+def test_lists_and_own_arrays(run, installed, tmp_path):
+    assert re.search(r"^example.q6 +6.5 +\w+ +example\b", run("codecs"), re.M)
+    assert "example reads and writes: " in run("formats")
+    text = """
+import numpy as np, polyquant as pq
+pq.save({"a.weight": np.ones((4, 64), np.float32)}, "out", to="example", codec="example.q6", alignment=64)
+print(pq.open("out"), pq.codecs()["example.q6"].about)
+"""
+    done = child(["-c", text], installed, cwd=tmp_path)
+    assert done.stdout.startswith("<Checkpoint example out: 1 tensors, 6.5"), done.stderr
+    assert "of the package polyquant-example" in done.stdout
+
+
 def test_its_own_tests_pass(installed, tmp_path):
     done = child(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", os.devnull, PACKAGE / "tests"],
@@ -149,7 +163,8 @@ def test_a_broken_package_is_a_warning(broken, tmp_path):
     done = child(["-m", "polyquant", "inspect", LLAMA], broken, cwd=tmp_path)
     assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
     assert done.stderr.splitlines() == [
-        "polyquant: the plugin 'lost' cannot be loaded: ImportError: no module\\nof that name; reinstall or remove the package 'broken-plugin'",
+        "polyquant: the plugin 'lost' cannot be loaded: ImportError: no module\\nof that name; "
+        "reinstall or remove the package 'broken-plugin'",
         "polyquant: the plugin 'gguf' is skipped: a format of this name already exists",
         "polyquant: the plugin 'odd' is skipped: a format of this name has the attribute name '3.141592653589793'",
     ]
@@ -195,7 +210,7 @@ SHORT.priority = "high"
 
 @pytest.fixture
 def failing(tmp_path):
-    """A package whose formats raise while they look at a path that is not theirs, and one that lacks a member; its architecture is none."""
+    """A package with formats that raise while sniffing, a format without a member, and an invalid architecture."""
     site = tmp_path / "site"
     info = site / "failing_plugin-1.0.dist-info"
     info.mkdir(parents=True)
@@ -221,7 +236,8 @@ def test_a_format_that_fails_to_look_is_passed_over(failing, tmp_path):
         "polyquant: the plugin 'short' is skipped: its format has no valid priority",
         "polyquant: the plugin 'bug' failed to inspect it: ZeroDivisionError: by\\nzero; it was skipped",
         "polyquant: the plugin 'strict' failed to inspect it: holds a link that leaves it; it was skipped",
-        "polyquant: the plugin 'yes' failed to inspect it: TypeError: sniff must return Evidence or None, not bool; it was skipped",
+        "polyquant: the plugin 'yes' failed to inspect it: "
+        "TypeError: sniff must return Evidence or None, not bool; it was skipped",
     ]
 
 

@@ -1,4 +1,7 @@
-"""`tokenizer.*` of 43 architectures, key by key as llama.cpp's converter writes it. Data: tests/vectors/tokenizers/README.md."""
+"""`tokenizer.*` of 43 architectures, key by key as llama.cpp's converter writes it.
+
+Data: tests/vectors/tokenizers/README.md.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ NAMES = [
     "stablelm",
     "starcoder2",
 ]
-# The folders of these say that no space stands in front; the converter leaves add_space_prefix out, so llama.cpp puts one there.
+# The folders of these say that no space stands in front; the converter leaves add_space_prefix out, so llama.cpp puts
+# one there.
 SPACE_LEFT_OUT = {"ernie4_5_moe", "mixtral", "nemotron", "phi3"}
 TEXTS = [
     "", " ", "Hello world", "  two  spaces ", "don't DON'T we'll", "1 12 123 1234567",

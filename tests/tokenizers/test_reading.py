@@ -135,7 +135,7 @@ def test_merges_in_both_spellings(tmp_path):
 
 
 def pieces(prefix: bool) -> Tokenizer:
-    """A tokenizer of Llama 2's kind: spaces as ▁, bytes as fallback, every merge that the vocabulary allows, best piece first."""
+    """A tokenizer like Llama 2's: spaces as ▁, byte fallback, all merges of the vocabulary, best piece first."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator([t for t in CORPUS for _ in (0, 1)], trainers.BpeTrainer(vocab_size=400))

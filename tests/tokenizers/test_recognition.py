@@ -1,4 +1,4 @@
-"""Which pre-tokenizer of llama.cpp cuts as a tokenizer.json does: by spelling, by what it does, by the family's name for it."""
+"""Recognition of llama.cpp's pre-tokenizer for a tokenizer.json: by spelling, by behaviour, by the family's name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def then(*nodes: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": list(nodes)}
 
 
-# The stages of the models' own files, their model type, ignore_merges, and the name that llama.cpp's converter gives to each.
+# The stages of the models' own files, their model type, ignore_merges, and the name that llama.cpp's converter gives to
+# each.
 MODELS = [
     ("gpt2", GPT2, False, "gpt-2"),
     ("llama", then(cut(LLAMA3), BYTES), True, "llama-bpe"),

@@ -1,4 +1,4 @@
-"""Text to ids and back: as transformers and llama.cpp do it, character by character, and a clear line where it cannot be done."""
+"""Text to ids and back, as in transformers and llama.cpp, and clear errors where it is not possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDS = {
     "héllo 北京🙂": [0, 74, 130, 105, 278, 81, 223, 164, 237, 248, 163, 121, 108, 175, 256, 250, 227],
     "<|end_of_text|>x": [0, 1, 90],
 }
-"""Of the demo tokenizer, by transformers 5.23 on the folder and llama.cpp (llama-cpp-python 0.3.36) on its conversion: the same."""
+"""Ids of the demo tokenizer, equal in transformers 5.23 (folder) and llama-cpp-python 0.3.36 (converted file)."""
 TEXTS = [
     "",
     " ",

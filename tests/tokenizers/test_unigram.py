@@ -35,7 +35,8 @@ REPLACED = {"ﬁ": "fi", "Ａ": "A", "½": "1/2", "\u3000": " ", "\u00a0": " ", 
 def charsmap(table: dict[str, str]) -> bytes:
     """SentencePiece's precompiled table: bytes of a double array, then the replacements, each ended by a zero byte.
 
-    A unit is offset << 10 | leaf << 8 | label, a value has bit 31 set. Every node has a block of 256 units of its own here.
+    A unit is offset << 10 | leaf << 8 | label, a value has bit 31 set. Every node has a block of 256 units of its own
+    here.
     """
     units, ends = [0] * 256, b""
     starts = {}

@@ -33,7 +33,7 @@ def decode(blocks: U8) -> F32:
 
 
 def encode(w: F32, importance: F32 | None) -> U8:
-    """float32 [n, 32], importance [n, 32] or None -> uint8 [n, 26]; tries nine scales and keeps the least squared error."""
+    """float32 [n, 32], importance [n, 32] or None -> uint8 [n, 26]; keeps the best of nine scales."""
     weight = np.ones_like(w) if importance is None else importance
     best, least = np.zeros((len(w), _BYTES), np.uint8), np.full(len(w), np.inf, np.float32)
     for factor in _FACTORS:

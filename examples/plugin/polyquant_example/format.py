@@ -1,11 +1,12 @@
 """The format `example`: a folder with weights.pqx, config.json and tokenizer files; or a single weights.pqx.
 
-    "PQX1"  header size u32         header, JSON                                      parts, each at a multiple of `alignment`
-            little-endian           {"alignment": 32, "tensors": {NAME:
-                                      {"codec": "f32", "shape": [N, K], "parts": {PART: offset in the file}}}}
+    "PQX1"
+    header size    u32, little-endian
+    header         JSON: {"alignment": 32, "tensors": {NAME: {"codec": "f32", "shape": [N, K],
+                                                              "parts": {PART: offset in the file}}}}
+    parts          each at a multiple of `alignment`
 
-The shape and dtype of a part follow from the codec and the shape of the tensor. Codecs: example.q6 and the plain
-numbers.
+Shape and dtype of a part follow from the codec and the tensor's shape. Codecs: example.q6 and plain dtypes.
 """
 
 from __future__ import annotations
@@ -47,27 +48,14 @@ from polyquant_example.codec import Q6
 __all__ = ["EXAMPLE"]
 
 WEIGHTS, MAGIC, ALIGNMENT = "weights.pqx", b"PQX1", 32
-_HELD = {
-    "f64",
-    "f32",
-    "f16",
-    "bf16",
-    "f8_e4m3",
-    "f8_e5m2",
-    "i8",
-    "i16",
-    "i32",
-    "i64",
-    "u8",
-    "u16",
-    "u32",
-    "u64",
+_SUPPORTED = {
+    Q6.name, "f64", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64",
     "bool",
-} | {Q6.name}
+}  # fmt: skip
 
 
-def _held(codec: Codec) -> bool:
-    return codec.name in _HELD
+def _supported(codec: Codec) -> bool:
+    return codec.name in _SUPPORTED
 
 
 def _up(number: int, step: int) -> int:
@@ -79,9 +67,9 @@ def _up(number: int, step: int) -> int:
 
 
 def _file(path: Path) -> Path | None:
-    """weights.pqx of a folder; a file itself.
+    """Return weights.pqx of a folder, or the file itself.
 
-    None where there is none. Raises InputError for a link that leaves the folder.
+    None if missing. Raises InputError for a link that leaves the folder.
     """
     return member(path, WEIGHTS) if path.is_dir() else path
 
@@ -110,7 +98,7 @@ def _weight(source: Source, name: str, fields: Any) -> Weight:
     entry = strict_json.typed(fields, dict, f"entry of {name}", file=file)
     shape = strict_json.integers(entry.get("shape"), f"shape of {name}", file=file)
     places = strict_json.typed(entry.get("parts"), dict, f"parts of {name}", file=file)
-    if entry.get("codec") not in _HELD:
+    if entry.get("codec") not in _SUPPORTED:
         raise InputError("codec not supported by this format", file=file, tensor=name, found=entry.get("codec"))
     kind = codec(entry["codec"])
     specs = kind.specs(shape)
@@ -139,8 +127,7 @@ FINDINGS = {
     "PQX001": "The header or a tensor's entry cannot be read: the file is truncated or modified and cannot be opened. "
     "Copy it again.",
     "PQX002": "A part is not at a multiple of the alignment declared in the header. polyquant reads it; a program that "
-    "maps the file "
-    "may fail. Write it again: polyquant convert OLD NEW --to example.",
+    "maps the file may fail. Write it again: polyquant convert OLD NEW --to example.",
     "PQX003": "Two parts share bytes, so at least one of them is wrong. Convert the source model again.",
     "PQX004": "There is no config.json next to the weights: they can be converted but not run. Copy it from the source "
     "model.",
@@ -209,7 +196,7 @@ class ExampleTarget(PlainTarget):
 
     def recipe(self, chosen: Recipe, rules: Sequence[Any], options: ExampleOptions, *, named: bool) -> Recipe:
         """Return the recipe. Raises PlanError for a codec that this format does not support."""
-        if chosen.base is not None and not _held(codec(chosen.base)):
+        if chosen.base is not None and not _supported(codec(chosen.base)):
             raise PlanError(
                 f"the example format does not support {chosen.base}", hint=f"choose --codec {Q6.name} or bf16"
             )
@@ -225,7 +212,7 @@ class ExampleTarget(PlainTarget):
         tensors: dict[str, Any] = {}
         specs, at = {}, 0
         for step in steps:
-            if not _held(step.target):
+            if not _supported(step.target):
                 raise PlanError(f"the example format does not support {step.target}", tensor=step.map.target)
             places = {}
             for part, spec in step.target.specs(step.map.shape).items():
@@ -281,10 +268,10 @@ class _Example(FolderFormat):
         return _check(path)
 
     def reads(self, codec: Codec) -> bool:
-        return _held(codec)
+        return _supported(codec)
 
     def writes(self, codec: Codec) -> bool:
-        return _held(codec)
+        return _supported(codec)
 
     def own_files(self, folder: Path, names: Iterable[str]) -> set[str]:
         return {n for n in names if n in (WEIGHTS, "config.json", *SIDE_FILES)}

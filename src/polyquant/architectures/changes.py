@@ -110,12 +110,10 @@ def Times(*factors: str) -> Change:  # noqa: N802
 
 
 def Decay(*, column: bool = True) -> Change:  # noqa: N802
-    """A_log [n] -> -exp(A_log), [n, 1] or [n]."""
-    return Change(lambda hyper, shape: chain(MinusExp(), *_column(shape, column)), _flat if column else None)
-
-
-def _column(shape: Shape, column: bool) -> tuple[Operation, ...]:
-    return (Reshape((shape[0], 1)),) if column and shape else ()
+    """Convert A_log [n] to -exp(A_log), [n, 1] or [n]."""
+    if not column:
+        return Change(lambda hyper, shape: MinusExp())
+    return Change(lambda hyper, shape: chain(MinusExp(), Reshape((*shape[:1], 1))), _flat)
 
 
 def _flat(hyper: Hyper, shape: Shape) -> Shape:

@@ -85,7 +85,7 @@ LLAMA4 = Architecture(
     ),
     layer=Layer(
         Attention(no_rope_every=_PERIOD, chunk=_CHUNK, late_norms=True, unit_heads=True),
-        Mixture(gating="sigmoid", weighed="inputs", shared=True),
+        Mixture(gating="sigmoid", weighted="inputs", shared=True),
     ),
     pairs=True,
     biases=(Bias(("attn_q", "attn_k", "attn_v", "attn_output"), "attention_bias"),),

@@ -24,7 +24,7 @@ class Mixture:
     gated: experts compute activation(gate) * up, else activation(up). clamped: GPT-OSS's product of gate and up.
     gating, normed: how logits become weights, unless Hyper's `gating` and `expert_norm` specify it.
     eps, least: weights are divided by max(their sum, least) + eps. group_score: the score of a group of experts.
-    weighed: whether the weights scale the experts' outputs or inputs.
+    weighted: whether the weights scale the experts' outputs or inputs.
     shared: whether there is a shared expert for all tokens. shared_gate: whether it is gated.
     latent: whether the routed experts work in a space of Hyper's expert_latent dimensions, with a matrix into it and
     one back.
@@ -41,7 +41,7 @@ class Mixture:
     eps: float = 0.0
     least: float = 0.0
     group_score: Literal["max", "top2"] = "max"
-    weighed: Literal["outputs", "inputs"] = "outputs"
+    weighted: Literal["outputs", "inputs"] = "outputs"
     shared: bool = False
     shared_gate: bool = False
     latent: bool = False

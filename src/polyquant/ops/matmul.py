@@ -1,8 +1,7 @@
-"""Products of packed weights and activations: the numpy reference of every native kernel, and the choice between the
-two.
+"""Products of packed weights and activations: numpy references and their native kernels.
 
-int8 activations: each block of 32 values has its own scale d, q = round(x / d) half to even, x is about d * q. Of the
-scales max|x| / t, t = 127 ... 120, the one with the least squared error is used (the first among equals). Ternary
+int8 activations: each block of 32 values has its own scale d, q = round(x / d) half to even, x is about d * q. The
+scale max|x| / t, t = 127 ... 120, with the least squared error is used (the first among equals). Ternary
 weights use blocks of 128, which lets their kernels add in 16 bits. BitNet rounds a whole token with one scale,
 max(max|x|, 1e-5) / 127, as in training.
 """

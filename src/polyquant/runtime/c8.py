@@ -66,16 +66,13 @@ def read_c8(tensors: Tensors, hyper: Hyper, *, after_rope: bool) -> C8 | None:
 
     Raises InputError if a layer's grid is missing or a step is not positive.
     """
-    needed = [_names(i) for i in range(hyper.layers)]
+    suffixes = [f"attn_{which}.kv_cache_{part}" for which in "kv" for part in ("scale", "offset")]
+    needed = [[f"blk.{i}.{suffix}" for suffix in suffixes] for i in range(hyper.layers)]
     if not any(name in tensors for names in needed for name in names):
         return None
     return C8(
         tuple(_grid(tensors, hyper, names) if hyper.attends(i) else None for i, names in enumerate(needed)), after_rope
     )
-
-
-def _names(index: int) -> list[str]:
-    return [f"blk.{index}.attn_{which}.kv_cache_{part}" for which in "kv" for part in ("scale", "offset")]
 
 
 def _grid(tensors: Tensors, hyper: Hyper, names: Iterable[str]) -> F32:

@@ -55,7 +55,7 @@ class Experts:
 
     router: returns logits [T, E], including its bias. bias: float32 [E], applies to the selection only.
     gate_up: stacks whose outputs the activation takes: gate and up, one fused stack (halves: gate first), or up only.
-    weighed: the weights scale the experts' "outputs" or "inputs" (Llama 4).
+    weighted: the weights scale the experts' "outputs" or "inputs" (Llama 4).
     narrow, widen: projections before the routed experts and after their sum.
     factors: float32 [E], on the weight of each expert.
 
@@ -74,7 +74,7 @@ class Experts:
         bias: F32 | None = None,
         activation: Activation = swiglu,
         halves: bool = False,
-        weighed: Literal["outputs", "inputs"] = "outputs",
+        weighted: Literal["outputs", "inputs"] = "outputs",
         shared: SharedExpert | None = None,
         narrow: Linear | None = None,
         widen: Linear | None = None,
@@ -85,7 +85,7 @@ class Experts:
             raise InputError("router and experts are inconsistent", expected=f"{routing.experts} experts", found=counts)
         self.router, self.routing, self.bias = router, routing, bias
         self.gate_up, self.down, self.shared = gate_up, down, shared
-        self.activation, self.halves, self.weighed, self.factors = activation, halves, weighed, factors
+        self.activation, self.halves, self.weighted, self.factors = activation, halves, weighted, factors
         self.narrow, self.widen = narrow, widen
 
     def __call__(self, x: F32) -> F32:
@@ -101,9 +101,9 @@ class Experts:
     def computed(self, x: F32, ids: Ids, weights: F32) -> F32:
         """Return the combined output of these experts for x [T, hidden]."""
         inner = x if self.narrow is None else self.narrow(x)[0]
-        outputs = self.gate_up(inner if self.weighed == "outputs" else weighted_inputs(inner, weights), ids)
+        outputs = self.gate_up(inner if self.weighted == "outputs" else weighted_inputs(inner, weights), ids)
         h = self.activation(*(np.split(outputs[0], 2, axis=1) if self.halves else outputs))
         (y,) = self.down(h, ids)
-        out = combine(y, self.routing.used, weights if self.weighed == "outputs" else None)
+        out = combine(y, self.routing.used, weights if self.weighted == "outputs" else None)
         out = out if self.widen is None else self.widen(out)[0]
         return out if self.shared is None else self.shared.added(out, x)

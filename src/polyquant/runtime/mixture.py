@@ -44,7 +44,7 @@ class Mixture(Experts):
             stacks(site, shapes, "ffn_down_exps"),
             bias=site.optional_bias("exp_probs_b", site.hyper.count("experts")),
             activation=activation,
-            weighed=part.weighed,
+            weighted=part.weighted,
             shared=_shared(part, site, activation) if part.shared else None,
             narrow=site.linear("ffn_latent_down") if "ffn_latent_down" in shapes else None,
             widen=site.linear("ffn_latent_up") if "ffn_latent_up" in shapes else None,

@@ -32,7 +32,9 @@ class SplitInput:
     """The product with a split input if a linear rounds its inputs by blocks; otherwise the plain product."""
 
     def __init__(self, linear: Linear) -> None:
-        self.enabled = linear.rounding == "block" and all(_rounds(w) for w in linear.weights)
+        self.enabled = linear.rounding == "block" and all(
+            w.codec.form is Blocks and w.shape[-1] % BLOCK == 0 for w in linear.weights
+        )
 
     def __call__(self, linear: Callable[[F32], Sequence[F32]], x: F32) -> Sequence[F32]:
         """Multiply x [T, K] -> [T, N_i] per weight. linear: the one passed to the constructor, or its replacement."""
@@ -41,10 +43,6 @@ class SplitInput:
         tokens, rest = len(x), add(x, _rounded(x), -1.0)
         both = linear(concatenated(x.reshape(1, -1), rest.reshape(1, -1)).reshape(2 * tokens, -1))
         return [add(concatenated(y[:tokens]), concatenated(y[tokens:])) for y in both]
-
-
-def _rounds(weight: Weight) -> bool:
-    return weight.codec.form is Blocks and weight.shape[-1] % BLOCK == 0
 
 
 def _rounded(x: F32) -> F32:

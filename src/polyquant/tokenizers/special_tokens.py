@@ -1,6 +1,6 @@
 """The special tokens of a Hugging Face folder, and those added around the input.
 
-tokenizer_config.json names them (bos, eos, ...); the post_processor of tokenizer.json defines what is added, as a
+tokenizer_config.json names them (bos, eos, ...); the post_processor of tokenizer.json lists the added tokens, as a
 template of tokens and the sequences A and B. GGUF has an id for each and three switches: add_bos_token, add_eos_token,
 add_sep_token (between two sequences).
 

@@ -70,7 +70,7 @@ def from_text(
     pre: str | None,
     rows: int | None,
 ) -> tuple[Vocabulary, dict[str, str]]:
-    """Return (vocabulary, special tokens by kind) of a vocab.txt with a piece per line. texts: known special tokens.
+    """Return (vocabulary, special tokens by kind) of a vocab.txt with a piece per line. texts: the known special tokens by kind.
 
     Raises InputError.
     """

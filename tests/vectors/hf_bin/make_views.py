@@ -1,4 +1,7 @@
-"""Makes views.bin, views.npz, old.bin and expanded.bin of this folder. Needs torch (made with 2.13.0); not run by the tests."""
+"""Makes views.bin, views.npz, old.bin and expanded.bin of this folder.
+
+Needs torch (made with 2.13.0); not run by the tests.
+"""
 
 from collections import OrderedDict
 from pathlib import Path

@@ -2,8 +2,8 @@
 
     python make.py        torch 2.13.0 (CPU), transformers 5.23.0, safetensors
 
-Weights are bfloat16 numbers, so that half the bytes hold them exactly. Each folder: config.json, model.safetensors, logits.npz (tokens int64 [T],
-logits float32 [T, vocab]).
+Weights are bfloat16 numbers, so that half the bytes hold them exactly. Each folder: config.json, model.safetensors,
+logits.npz (tokens int64 [T], logits float32 [T, vocab]).
 """
 
 import json

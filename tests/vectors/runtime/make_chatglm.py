@@ -1,7 +1,9 @@
-"""How chatglm2/ was made: a tiny ChatGLM2 with random weights; logits by the float64 program below, written after modeling_chatglm.py of
-THUDM/chatglm2-6b (transformers 5 has no class for it), one head and one position at a time so that no reshape can hide a mistake.
+"""Write chatglm2/: a tiny ChatGLM2 with random weights and logits of the float64 program below.
 
-    python make_chatglm.py        numpy 2.4, safetensors
+The program follows modeling_chatglm.py of THUDM/chatglm2-6b (transformers 5 has no class for it), one head and one
+position at a time so that no reshape can hide a mistake.
+
+python make_chatglm.py        numpy 2.4, safetensors
 """
 
 import json

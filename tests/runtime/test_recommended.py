@@ -13,7 +13,7 @@ from polyquant.analysis.demo import demo_model
 from polyquant.architectures.sampling_defaults import to_gguf
 from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
-from polyquant.runtime.recommended import WHOLE_TEXT, recommended, shown
+from polyquant.runtime.recommended import ALL_TOKENS, recommended, shown
 from polyquant.runtime.sampling import Sampling
 from polyquant.types import Checkpoint
 
@@ -26,7 +26,7 @@ CASES = {
     "greedy": ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.0}),
     "all": (
         {"do_sample": True, "temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05},
-        {"temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05, "repetition_window": WHOLE_TEXT},
+        {"temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05, "repetition_window": ALL_TOKENS},
     ),
     "nulls": ({"do_sample": True, "temperature": None, "top_k": None}, {"temperature": 1.0}),
     "off": ({"temperature": 0.5, "top_k": -1}, {"temperature": 0.5, "top_k": 0}),
@@ -73,7 +73,7 @@ def test_gguf_metadata(tmp_path):
     found = recommended(Checkpoint("gguf", tmp_path, {}, metadata=metadata, naming="gguf"))
     assert found.origin == "general.sampling.*" and not found.notes
     assert found.values == {
-        "temperature": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "repetition_window": WHOLE_TEXT,
+        "temperature": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "repetition_window": ALL_TOKENS,
     }  # fmt: skip
     assert recommended(Checkpoint("gguf", tmp_path, {}, naming="gguf")).values == {}
 

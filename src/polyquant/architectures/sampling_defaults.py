@@ -2,8 +2,9 @@
 
     temperature -> temp    top_k    top_p    min_p    repetition_penalty -> penalty_repeat, with penalty_last_n -1
 
-llama.cpp's converter writes the keys since 2025. A folder with `do_sample: false`, or without a temperature, is greedy and has none.
-transformers applies its penalty to the whole text, llama.cpp to the last penalty_last_n tokens (-1: all, default 64).
+llama.cpp's converter writes the keys since 2025. A folder with `do_sample: false`, or without a temperature, is greedy
+and gets none. transformers applies its penalty to all tokens, llama.cpp to the last penalty_last_n tokens (-1: all,
+default 64).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def from_folder(files: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def to_gguf(files: Mapping[str, Path]) -> dict[str, Meta]:
-    """Return the metadata of a folder's sampling. Values that are not numbers are left out."""
+    """Return the metadata of a folder's sampling. Non-numeric values are dropped."""
     out = {}
     for name, value in from_folder(files).items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -71,7 +72,7 @@ def to_folder(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: object) -> int | float | None:
-    """A float32 as its shortest decimal: 0.95, not 0.949999988079071."""
+    """Return a float32 as its shortest decimal: 0.95, not 0.949999988079071."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(f"{value:.7g}") if isinstance(value, float) else value

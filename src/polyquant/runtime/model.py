@@ -75,7 +75,7 @@ class Model:
 
     @cached_property
     def recommended(self) -> Recommended:
-        """Sampling recommended by the model's files; `generate` does not use it. Raises InputError for a broken file."""
+        """The sampling recommended by the files; `generate` does not use it. Raises InputError for an invalid file."""
         return recommended(self.checkpoint)
 
     def session(self) -> Session:

@@ -1,4 +1,4 @@
-"""Sampling recommended by a model's files: architectures.sampling_defaults says which, here it becomes options of `Sampling`."""
+"""Sampling parameters recommended by a model's files (architectures.sampling_defaults), as options of `Sampling`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from polyquant.errors import InputError
 from polyquant.runtime.sampling import Sampling
 from polyquant.types import Checkpoint
 
-__all__ = ["WHOLE_TEXT", "Recommended", "recommended", "shown"]
+__all__ = ["ALL_TOKENS", "Recommended", "recommended", "shown"]
 
-WHOLE_TEXT = 1 << 31
+ALL_TOKENS = 1 << 31
 """A repetition window for all tokens so far."""
-_WHOLE = ("top_k", "repetition_window")
+_INTEGERS = ("top_k", "repetition_window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,17 @@ def recommended(checkpoint: Checkpoint) -> Recommended:
         return _checked(found, f"{sampling_defaults.KEYS}.*")
     found = sampling_defaults.from_folder(checkpoint.files)
     if "repetition_penalty" in found:
-        found["repetition_window"] = WHOLE_TEXT
+        found["repetition_window"] = ALL_TOKENS
     return _checked(found, sampling_defaults.FILE)
 
 
-def _checked(found: Mapping[str, Any], origin: str) -> Recommended:
+def _checked(values_in_file: Mapping[str, Any], origin: str) -> Recommended:
     """Return the valid values, and a note for each invalid one."""
     values, notes = {}, []
-    for name, given in found.items():
-        value = int(given) if name in _WHOLE and isinstance(given, float) and given.is_integer() else given
-        if value == -1 and name in _WHOLE:  # "off" for top_k, "all" for the window
-            value = WHOLE_TEXT if name == "repetition_window" else 0
+    for name, raw in values_in_file.items():
+        value = int(raw) if name in _INTEGERS and isinstance(raw, float) and raw.is_integer() else raw
+        if value == -1 and name in _INTEGERS:  # "off" for top_k, "all" for the window
+            value = ALL_TOKENS if name == "repetition_window" else 0
         try:
             Sampling(**{name: value})
         except InputError as problem:

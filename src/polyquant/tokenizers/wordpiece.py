@@ -70,9 +70,9 @@ def from_text(
     pre: str | None,
     rows: int | None,
 ) -> tuple[Vocabulary, dict[str, str]]:
-    """Return (vocabulary, special tokens by kind) of a vocab.txt with a piece per line. texts: the known special tokens by kind.
+    """Return (vocabulary, special tokens by kind) of a vocab.txt with a piece per line.
 
-    Raises InputError.
+    texts: the known special tokens by kind. Raises InputError.
     """
     lines = text(file).removesuffix("\n").split("\n")
     ids = {line: i for i, line in enumerate(lines)}

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from polyquant.integrations.server.fields import Fields, wrong
 from polyquant.integrations.server.refusal import RequestError
-from polyquant.runtime.recommended import WHOLE_TEXT
+from polyquant.runtime.recommended import ALL_TOKENS
 from polyquant.runtime.sampling import Sampling
 
 __all__ = [
@@ -129,7 +129,7 @@ def _request(
         repetition_penalty=fields.number(
             "repetition_penalty", defaults.get("repetition_penalty", 1.0), low=0, high=10, above=True
         ),
-        repetition_window=defaults.get("repetition_window", WHOLE_TEXT),  # vLLM's: all tokens so far
+        repetition_window=defaults.get("repetition_window", ALL_TOKENS),  # vLLM's: all tokens so far
         seed=None if seed is None else seed % (1 << 64),
     )
     stop = _stops(fields.get("stop"))

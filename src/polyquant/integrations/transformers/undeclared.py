@@ -1,6 +1,6 @@
-"""A refusal for trellis weights that config.json does not declare, as in folders of other programs.
+"""Reject trellis weights that config.json does not declare, as in folders of other programs.
 
-transformers would find no weights under the names that it expects, and initialize the layers randomly with no more than a line in its log.
+transformers would not find the expected weights, and would initialize the layers randomly and only log it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _refuse(files: Sequence[str]) -> None:
     for file in map(Path, files):
         if sniff(file) is not None:
             raise UnsupportedError(
-                "trellis weights that config.json does not declare: transformers would initialize these layers randomly",
+                "config.json does not declare these trellis weights: transformers would initialize the layers randomly",
                 file=file,
                 hint="load the folder with polyquant.hf.load_trellis_model, or rewrite it with polyquant convert",
             )

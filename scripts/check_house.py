@@ -1,8 +1,8 @@
 """Check the house rules that linters do not cover.
 
-Sizes of files and functions, a single importer of the extension module, a single module that prints, no vague file names,
-no branch on a format's name or a codec's class outside its package, no circular imports, no random state shared by tests,
-and plain wording (wording.py).
+Sizes of files and functions, a single importer of the extension module, a single module that prints, no vague file
+names, no branch on a format's name or a codec's class outside its package, no circular imports, no random state shared
+by tests, and plain wording (wording.py).
 
 Exit status 1 and one line per violation. Part of `make lint`.
 """
@@ -139,8 +139,8 @@ def package_sources() -> dict[str, str]:
 def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and reason of random numbers that depend on earlier tests.
 
-    They come from a generator shared by several tests, or from the process-wide ones of Python and numpy, so that results
-    depend on the order of the tests.
+    They come from a generator shared by several tests, or from the process-wide ones of Python and numpy, so that
+    results depend on the order of the tests.
     """
     for node in _run_once(tree):
         if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS:

@@ -322,7 +322,7 @@ def test_equally_many_but_other_tokens_are_not_compared(tmp_path):
 
 
 def test_models_of_other_depth_are_compared_without_layers():
-    """Two models that share nothing but the vocabulary."""
+    """Two models that share only the vocabulary."""
     tied = VECTORS / "models/tiny-llama-tied"
     found = polyquant.evaluate(tied / "hf", text=HELD_OUT, against=UNTIED / "hf", tokens=100, context=64)
     assert found.divergence.layers == () and found.divergence.kl.value > 0.1

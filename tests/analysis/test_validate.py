@@ -1,4 +1,4 @@
-"""What is sound gives no finding; each law that a tensor can break gives its own."""
+"""Valid tensors give no findings; each violated rule gives its own."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def serious(path, **options):
 def test_what_real_programs_wrote_is_sound(path):
     allowed = (
         "GGUF026" if "bigendian" in path.name else "none"
-    )  # most runtimes refuse that byte order, and the finding says so
+    )  # most runtimes refuse that byte order, as the finding explains
     assert [line for line in serious(path) if allowed not in line] == []
 
 

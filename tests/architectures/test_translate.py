@@ -34,7 +34,7 @@ class FakeCodec:
 
 @dataclass(frozen=True)
 class FakeWeight:
-    """What translation looks at: name, shape, codec.name; values for the tests."""
+    """The attributes that translation uses: name, shape, codec.name; values for the tests."""
 
     name: str
     shape: tuple[int, ...]
@@ -212,7 +212,7 @@ def test_round_trip(model, file, options):
         if key not in silent and not (key == "mlp_bias" and key not in config):
             assert config[key] == value, key
     assert (config["rope_theta"], config["torch_dtype"]) == (config["rope_parameters"]["rope_theta"], config["dtype"])
-    assert config["hidden_act"] == "silu"  # the architecture `bitnet` is SiLU, whatever the source said
+    assert config["hidden_act"] == "silu"  # the architecture `bitnet` uses SiLU, regardless of the source
     generation = json.loads(again.files["generation_config.json"])
     assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (0, 1, 2)
     assert again.warnings == ()

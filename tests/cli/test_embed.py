@@ -1,4 +1,4 @@
-"""`polyquant embed`: stdout holds vectors and nothing else, in the form that was asked for."""
+"""`polyquant embed`: stdout has only vectors, in the requested format."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MOE = VECTORS / "architectures/qwen3_moe"
 
 @pytest.fixture
 def few(tmp_path):
-    """A text of one word, which a few experts read."""
+    """A text of one repeated word, which reaches few experts."""
     path = tmp_path / "few.json"
     path.write_text(json.dumps([[7] * 70]))
     return path

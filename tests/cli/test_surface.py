@@ -1,4 +1,4 @@
-"""What a person meets: help, exit codes, JSON, 80 columns, pipes, clumsy arguments."""
+"""The user-visible surface: help, exit codes, JSON, 80 columns, pipes, clumsy arguments."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_numbers_stay_in_sight_whatever_the_names(polyquant):
 
 
 def test_a_pipe_gets_each_row_on_one_line():
-    """As the program runs for people: nothing in the environment tells a width."""
+    """As users run it: the environment sets no width."""
     env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
     command = [sys.executable, "-m", "polyquant", "convert", UNTIED / "hf", "out.gguf", "--recipe", "q2_k", "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)

@@ -34,7 +34,7 @@ def test_what_is_unpacked_packs_to_the_same_bytes(folder):
         assert {k: (v.shape, v.dtype) for k, v in again.items()} == {
             k: (s.shape, s.dtype) for k, s in w.codec.specs(w.shape).items()
         }
-        if not w.codec.second:  # two scales a group become one
+        if not w.codec.second:  # two scales per group become one
             for part, stored in w.read().items():
                 np.testing.assert_array_equal(
                     again[part].view(np.uint8), stored.view(np.uint8), err_msg=f"{w.name} {part}"
@@ -140,7 +140,7 @@ def test_kernels_agree_with_the_reference(folder):
             (got,) = group(np.ascontiguousarray(x[:tokens]), rounding)
             expected = w.codec.multiply(w.parts, w.shape, x[:tokens], rounding)
             if rounding == "block" and w.codec.inputs != "floats" and codes_per_row(w) == 1:
-                np.testing.assert_array_equal(got, expected)  # whole numbers: every bit
+                np.testing.assert_array_equal(got, expected)  # integers: bit-exact
             else:
                 np.testing.assert_allclose(got, expected, atol=2e-6 * np.abs(expected).max())
 

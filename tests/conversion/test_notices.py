@@ -1,4 +1,4 @@
-"""What a plan says of rules that match nothing or a part of a stack, and of stacks whose experts had several codecs."""
+"""Notices of a plan: rules that match nothing or part of a stack, and stacks with several codecs."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_folders_hold_layers_in_order(writer, model, tmp_path):
     found = list(shards(tmp_path / "out"))
     assert len(found) > 4
     spans = [(min(map(place, names)), max(map(place, names))) for names in found]
-    if writer == "msmodelslim v1":  # as the tool writes: the embeddings stand behind the layers
+    if writer == "msmodelslim v1":  # as the tool writes: the embeddings follow the layers
         spans = [(min(p), max(p)) for names in found if (p := [place(n) for n in names if ".layers." in n])]
     assert all(before[1] <= after[0] for before, after in pairwise(spans)), spans
 

@@ -1,4 +1,4 @@
-"""What --overwrite may replace: models, and of folders only what a model has."""
+"""Targets that --overwrite may replace: models, and folders with only model files."""
 
 import os
 import shutil

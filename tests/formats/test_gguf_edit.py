@@ -20,7 +20,7 @@ NESTED = VECTORS / "gguf/meta_all_types_v3_le.gguf"
 
 
 def data(path):
-    """Every tensor's bytes as they lie in the file."""
+    """Return every tensor's stored bytes."""
     header = read_header(Source(path))
     raw = path.read_bytes()[header.data :]
     return {t.name: (t.shape, t.type_id, t.offset, raw[t.offset : t.offset + 16]) for t in header.tensors}, raw

@@ -18,7 +18,7 @@ F32, Q8_0 = (registry.codec(n) for n in ("f32", "q8_0"))
 
 
 def write(folder, layout, payload):
-    """What an executor does: files of zeros of the planned size, the pieces, then each part into its slot."""
+    """Write as an executor does: zero-filled files of the planned size, the pieces, then each part in its slot."""
     for f in layout.files:
         raw = bytearray(f.size)
         for at, piece in f.pieces:

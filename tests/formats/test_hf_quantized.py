@@ -394,7 +394,7 @@ def test_broken_floats_of_8_bits(tmp_path, said, change, error):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a header says of a tensor."""
+    """The header entry of a tensor."""
 
     dtype: str
     shape: tuple

@@ -145,7 +145,7 @@ def test_chat_equals_the_rendered_prompt(client, model):
     assert [round(x.logprob, 2) for x in choice.logprobs.content] == [round(t.logprob, 2) for t in tokens]
     assert said.usage.prompt_tokens == len(model.tokenizer.encode(rendered, add_special=False))
     assert said.usage.total_tokens == said.usage.prompt_tokens + 9
-    # what came back may be sent again as it is
+    # a response can be sent again unchanged
     again = client.chat.completions.create(
         model="tiny", messages=[*messages, choice.message.model_dump()], max_tokens=1, temperature=0
     )

@@ -33,7 +33,7 @@ def same(found, wanted):
 
 
 def stored(path):
-    """The tensors of a file as they lie there, also those that numpy has no type for."""
+    """Return the stored tensors of a file, also with dtypes that numpy lacks."""
     return {
         name: np.frombuffer(w.parts["blocks"].tobytes(), NUMPY[WORDS[w.codec.name.removeprefix("undecoded.")]]).reshape(
             w.shape

@@ -213,7 +213,7 @@ def test_each_operation_is_told_from_every_other():
 
 
 def test_matrices_of_a_stack_are_made_apart():
-    """What a transpose of a large stack holds at a time is one matrix."""
+    """A transpose of a large stack holds one matrix at a time."""
     op, shapes = chain(Slice(0, 3, axis=2), Transpose()), [(8, 4, 6)]
     assert op.together(shapes) == 3
     (wanted,) = op.needs(np.arange(3, 6), shapes)

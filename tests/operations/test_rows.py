@@ -26,7 +26,7 @@ STACK = (3, 8, 512)  # [experts, N, K]
 
 @dataclass
 class Held:
-    """A stored array in memory that notes what is read of it."""
+    """An in-memory stored array that records reads."""
 
     array: np.ndarray
     reads: list[tuple[int, int]] = field(default_factory=list)
@@ -210,7 +210,7 @@ def test_a_cut_multiplies_as_it_lies():
     ],
 )
 def test_matrices_that_share_bytes_are_refused(codec, shape, options, says):
-    """They decode right, as one matrix; its experts have no bytes of their own."""
+    """They decode correctly as one matrix, but experts share bytes."""
     stack = whole_stack(codec, shape, **options)
     assert stack.dequantize().shape == shape
     with pytest.raises(UnsupportedError, match=rf"^stack: .*{codec} .*cannot be split.*{says}.*convert it"):

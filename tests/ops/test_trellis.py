@@ -31,7 +31,7 @@ def test_streams_and_windows(engine: str) -> None:
             sums = z[key.replace("states", "mul1_int")]
             levels, step, zero = ops.integer_levels("mul1", window)
             np.testing.assert_array_equal(levels[z[key]] - 510, sums)
-            # the numbers are the levels, but for their half precision
+            # the values are the levels, up to half precision
             assert np.abs(levels * step + zero - ops.codebook("mul1", window)).max() < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Ranges of what passes through a model, sample by sample."""
+"""Activation ranges of a model, sample by sample."""
 
 import numpy as np
 import pytest

@@ -93,7 +93,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells the memory that a process holds")
 def test_loading_reads_vectors_only(tmp_path):
-    """A folder of a gigabyte that is a hole: loading maps it and looks at norms."""
+    """A sparse folder of a gigabyte: loading maps it and reads only norms."""
     config = json.loads((MODELS / "llama-linear/config.json").read_text())
     hidden, layers = 4096, 4
     config |= {"hidden_size": hidden, "intermediate_size": 8192, "num_hidden_layers": layers, "head_dim": 1024}

@@ -149,7 +149,7 @@ def test_ternary_experts_have_handles_of_their_own(codec, engine):
 
 
 def test_experts_that_nobody_chose_are_not_read(engine):
-    """Their numbers may be anything."""
+    """Their values are arbitrary."""
     kind = pq.codec("f32")
     w = np.full((E, N, K), np.nan, np.float32)
     w[[2, 7]] = floats(2, N, K)
@@ -240,7 +240,7 @@ def test_a_part_in_both_engines(which):
 
 @pytest.mark.parametrize("which", PARTS)
 def test_a_part_token_by_token(which, engine):
-    """A token's outcome does not depend on the tokens beside it."""
+    """A token's result does not depend on the other tokens."""
     made = part(which, "f32")
     x = floats(7, HIDDEN)
     np.testing.assert_allclose(made(x), np.concatenate([made(x[t : t + 1]) for t in range(7)]), rtol=1e-4, atol=1e-5)
@@ -275,7 +275,7 @@ def test_a_router_of_other_experts():
 @pytest.mark.skipif(native.lib() is None, reason="recording needs the native kernels")
 @pytest.mark.parametrize("which", PARTS)
 def test_one_token_on_a_tape(which):
-    """A recorded token routes anew when it is run again with another input."""
+    """A recorded token is routed again when it runs with a different input."""
     made, lib = part(which), native.module()
     tape = lib.Tape()
     inputs = [floats(1, HIDDEN, seed=s) for s in range(6)]

@@ -82,7 +82,7 @@ def test_a_penalty_over_all_tokens_is_that_of_transformers(llama):
 
 @pytest.mark.parametrize("model", ["llama", "bitnet"])
 def test_a_folder_and_its_conversion_give_the_same_tokens(model, demo_files, engine):
-    # The greedy choice of bitnet hangs on the rounding of its activations: i2_s holds the same codes and scales.
+    # The greedy choice of bitnet depends on the rounding of activations: i2_s has the same codes and scales.
     other = demo_files(model, "bf16" if model == "llama" else "i2_s.x86")
     options = {"activations": "float"} if model == "bitnet" else {}
     answers = [

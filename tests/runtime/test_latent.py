@@ -62,7 +62,7 @@ def test_heads_apart(name, engine):
 
 
 def test_what_a_position_costs():
-    """One head of kv_lora + rope numbers, whatever the number of heads."""
+    """One head of kv_lora + rope values, for any number of heads."""
     model = load(MODELS / "deepseek_v3")
     config, cache = model.checkpoint.config, model.decoder.cache()
     model.decoder.hidden(np.arange(32), cache)

@@ -30,7 +30,7 @@ LONG = 70
 
 
 def loaded(path: Path, **options) -> Model:
-    """A model that takes LONG tokens, whatever it was made for."""
+    """A model with a context of LONG tokens."""
     model = polyquant.load(path, **options)
     model._context = max(model.context, LONG)
     return model
@@ -56,7 +56,7 @@ def walked(path: Path, tokens: list[int], **options) -> np.ndarray:
 
 @pytest.fixture
 def walks(monkeypatch):
-    """How often a layer stack was gone through by Python."""
+    """Number of passes through the layers in Python."""
     found = []
     through = Decoder._run_layers
 

@@ -1,4 +1,4 @@
-"""What codecs claim (polyquant.capabilities), name by name, and that the contract finds a claim that is false."""
+"""Declared capabilities of codecs, by name; the contract detects false declarations."""
 
 from dataclasses import dataclass, replace
 

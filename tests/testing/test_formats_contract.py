@@ -1,4 +1,4 @@
-"""The contract of formats, held against those that polyquant has."""
+"""The built-in formats pass the format contract."""
 
 import subprocess
 import sys

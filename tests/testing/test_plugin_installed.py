@@ -16,7 +16,7 @@ LLAMA = HOME / "demo" / "llama"
 
 
 def child(arguments, *places, cwd):
-    """A Python process that finds polyquant and what is installed in `places`."""
+    """Run a Python process with polyquant and the packages in `places`."""
     path = os.pathsep.join(str(p) for p in (*places, HOME.parent))
     env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
     return subprocess.run(

@@ -103,7 +103,7 @@ def test_the_name_that_llama_cpp_gives(model_type, node, ignore_merges, name):
         (then(cut(LLAMA3, "Removed", True), BYTES), True, "llama-bpe"),
         (then(cut(LLAMA3.replace(r"\r", "\r").replace(r"\n", "\n")), BYTES), True, "llama-bpe"),
         (then(cut(QWEN2), BYTES), True, "qwen2"),
-        # Spelt as nobody spells it, told by what it does.
+        # An unknown spelling, recognised by its behaviour.
         (then(cut(LLAMA3.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)")), BYTES), True, "llama-bpe"),
         (then(cut(QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")), BYTES), False, "qwen2"),
         (then(cut(QWEN2.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTIONS)), BYTES), False, "qwen2"),

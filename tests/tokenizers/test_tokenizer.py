@@ -79,7 +79,7 @@ def test_special_tokens(demo, demo_gguf):
 
 
 def folder(path: Path, core: Core | dict | bytes | None, **files: dict) -> Checkpoint:
-    """A checkpoint that has nothing but small files."""
+    """A checkpoint with only tokenizer files."""
     if core is not None:
         raw = (
             core
@@ -93,7 +93,7 @@ def folder(path: Path, core: Core | dict | bytes | None, **files: dict) -> Check
 
 
 def pieces_with_byte_fallback() -> dict:
-    """Metadata of a small SentencePiece model as a GGUF file says it."""
+    """GGUF metadata of a small SentencePiece model."""
     tokens = [
         "<unk>",
         "<s>",
@@ -231,7 +231,7 @@ def test_every_end_that_the_folder_names(tmp_path):
     found = folder(
         tmp_path, shell(added_tokens=added), tokenizer_config=SETTINGS, generation_config={"eos_token_id": [7, 9]}
     )
-    assert open_tokenizer(found).ends == {1, 7, 9, 512}  # <|eot_id|> is no control token here
+    assert open_tokenizer(found).ends == {1, 7, 9, 512}  # <|eot_id|> is not a control token here
     found = folder(tmp_path, shell(), tokenizer_config=SETTINGS, generation_config={"eos_token_id": "x"})
     assert open_tokenizer(found).ends == {1}
 

@@ -1,4 +1,4 @@
-"""The document's loader over every dialect: values, and what is read when."""
+"""The specification's loader on every dialect: values, and lazy reads."""
 
 from __future__ import annotations
 

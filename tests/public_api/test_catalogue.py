@@ -47,10 +47,12 @@ def test_quantizes_is_what_quantize_does(info):
     ids=lambda i: i.name,
 )
 def test_what_is_said_to_be_written_to_gguf_is(info, tmp_path):
-    if info.form == "ternary" or (info.name.startswith(("i", "bool")) and info.form == "floats"):
-        values = np.random.default_rng(0).integers(-1, 2, (256, 256)).astype(np.float32)
-    else:
-        values = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    ternary = info.form == "ternary" or info.name.startswith("i")
+    values = rng.integers(-1, 2, (256, 256)) if ternary else rng.standard_normal((256, 256))
+    values = values.astype(
+        np.dtype(pq.codec(info.name).dtype) if info.name in ("i8", "i16", "i32", "i64") else np.float32
+    )
     pq.save({"blk.0.w.weight": values}, tmp_path / "a.gguf", codec={"*": info.name})
     layout = {"ternary_layout": info.name} if "i2_s" in info.name else {}
     layout |= {"dialect": "trinity"} if info.name.startswith("trinity") else {}

@@ -1,6 +1,7 @@
 """examples/plugin as people would use it: built and installed by pip, then the real command line in child processes."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,19 @@ def test_from_python(installed, tmp_path):
     done = child(["-c", text], installed, cwd=tmp_path)
     assert done.stdout.strip() == "6.5"
     assert "no format is named 'exampel'; did you mean example?" in done.stderr
+
+
+def test_lists_and_own_arrays(run, installed, tmp_path):
+    assert re.search(r"^example.q6 +6.5 +\w+ +example\b", run("codecs"), re.M)
+    assert "example reads and writes: " in run("formats")
+    text = """
+import numpy as np, polyquant as pq
+pq.save({"a.weight": np.ones((4, 64), np.float32)}, "out", to="example", codec="example.q6", alignment=64)
+print(pq.open("out"), pq.codecs()["example.q6"].about)
+"""
+    done = child(["-c", text], installed, cwd=tmp_path)
+    assert done.stdout.startswith("<Checkpoint example out: 1 tensors, 6.5"), done.stderr
+    assert "of the package polyquant-example" in done.stdout
 
 
 def test_its_own_tests_pass(installed, tmp_path):

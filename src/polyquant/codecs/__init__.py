@@ -1,4 +1,4 @@
-"""Codecs, one file per family. A codec works on arrays and never touches files."""
+"""Codecs, one file per family. A codec works on arrays and never touches files. `polyquant.codecs()` lists them."""
 
 from polyquant.callable_package import make_callable
 

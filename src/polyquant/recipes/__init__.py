@@ -1,4 +1,4 @@
-"""Recipes: named mixes and rules that choose each tensor's codec."""
+"""Recipes: named mixes and rules that choose each tensor's codec. `polyquant.recipes()` lists them."""
 
 from polyquant.callable_package import make_callable
 

@@ -26,7 +26,7 @@ BY_LAYERS = ("baichuan", "exaone4")
 
 
 def llama_cpp(path: Path, texts: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """Return logits, float32 [samples, tokens, vocabulary]; None if llama.cpp is not installed or cannot load the file."""
+    """Return logits, float32 [samples, tokens, vocabulary]; None if llama.cpp is missing or cannot load the file."""
     if find_spec("llama_cpp") is None:
         return None
     from llama_cpp import Llama

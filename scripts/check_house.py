@@ -23,7 +23,7 @@ SOURCE, TESTS = ROOT / "src" / "polyquant", ROOT / "tests"
 MAX_FILE, MAX_FUNCTION = 500, 80
 ROOMLESS = {"utils", "util", "helpers", "common", "misc", "manager"}
 ABOUT_ONE = {"codecs", "trellis", "msmodelslim", "integrations"}
-"""Packages about one format or about codecs: the interfaces of two documents, and the Trellis plugin of transformers."""
+"""Packages about one format or codecs: the APIs of two specifications, and the Trellis plugin of transformers."""
 GENERATORS = {"default_rng", "Generator", "RandomState", "Random", "SeedSequence", "PCG64"}
 
 
@@ -57,7 +57,7 @@ def breaches(path: Path) -> Iterator[str]:
 
 
 def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Branches on a format's name or a codec's class outside the packages about them, where a new one would be missing."""
+    """Branches on a format's name or a codec's class outside their packages, where a new one would be missing."""
     if name.parts[0] in ABOUT_ONE or (name.parts[0] == "formats" and len(name.parts) > 2):
         return
     for node in ast.walk(tree):

@@ -76,7 +76,9 @@ BAD = {
     "{{ messages.append(1) }}": "forbidden attribute",
     "{% for i in range(10**12) %}x{% endfor %}": "Range too big",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "runs too long",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = [i, j] %}{% endfor %}{% endfor %}": "runs too long",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = [i, j] %}{% endfor %}{% endfor %}": (
+        "runs too long"
+    ),
     "{{ 10 ** (10 ** 8) }}": "runs too long",
     "{{ lipsum(n=100000) }}": "runs too long",
     "{{ 'x' * 10**10 }}": "too much memory",

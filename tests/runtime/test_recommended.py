@@ -20,7 +20,8 @@ CASES = {
     "greedy": ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.0}),
     "all": (
         {"do_sample": True, "temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05},
-        {"temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05, "repetition_window": WHOLE_TEXT},
+        {"temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05,
+            "repetition_window": WHOLE_TEXT},
     ),
     "nulls": ({"do_sample": True, "temperature": None, "top_k": None}, {"temperature": 1.0}),
     "off": ({"temperature": 0.5, "top_k": -1}, {"temperature": 0.5, "top_k": 0}),
@@ -60,14 +61,17 @@ def test_no_file_recommends_nothing_and_a_broken_one_is_an_error(tmp_path):
 
 def test_gguf_metadata(tmp_path):
     keys = {
-        "temp": Meta(Kind.FLOAT32, 0.6), "top_k": Meta(Kind.INT32, 40), "top_p": Meta(Kind.FLOAT32, 0.95), "min_p": Meta(Kind.FLOAT32, 0.05),
-        "penalty_repeat": Meta(Kind.FLOAT32, 1.1), "penalty_last_n": Meta(Kind.INT32, -1), "mirostat": Meta(Kind.INT32, 2),
+        "temp": Meta(Kind.FLOAT32, 0.6), "top_k": Meta(Kind.INT32, 40), "top_p": Meta(Kind.FLOAT32, 0.95),
+        "min_p": Meta(Kind.FLOAT32, 0.05),
+        "penalty_repeat": Meta(Kind.FLOAT32, 1.1), "penalty_last_n": Meta(Kind.INT32, -1),
+        "mirostat": Meta(Kind.INT32, 2),
     }  # fmt: skip
     metadata = {f"general.sampling.{name}": value for name, value in keys.items()}
     found = recommended(Checkpoint("gguf", tmp_path, {}, metadata=metadata, naming="gguf"))
     assert found.origin == "general.sampling.*" and not found.notes
     assert found.values == {
-        "temperature": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "repetition_window": WHOLE_TEXT,
+        "temperature": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1,
+        "repetition_window": WHOLE_TEXT,
     }  # fmt: skip
     assert recommended(Checkpoint("gguf", tmp_path, {}, naming="gguf")).values == {}
 

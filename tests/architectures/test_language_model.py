@@ -72,7 +72,7 @@ def test_the_language_model_is_that_of_its_own_folder(name, spelling, tmp_path):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
-def test_entries_that_the_class_of_transformers_knows_need_not_be_said(tmp_path):
+def test_defaults_of_the_transformers_class_may_be_omitted(tmp_path):
     """Gemma 3's config.json on the hub has few entries for its language model."""
     golden = Golden("gemma3_text")
     silent = ("rms_norm_eps", "hidden_activation", "query_pre_attn_scalar", "head_dim", "attention_bias")
@@ -87,7 +87,7 @@ def test_entries_that_the_class_of_transformers_knows_need_not_be_said(tmp_path)
     assert (found["gemma3.attention.head_count"].value, found["gemma3.attention.head_count_kv"].value) == (8, 4)
 
 
-def test_what_is_nested_and_unknown_is_refused_by_its_name(tmp_path):
+def test_unknown_nested_models_are_rejected_by_name(tmp_path):
     golden = Golden("gemma3_text")
     folder = nested(golden, tmp_path / "model", SPELLINGS["older"])
     config = json.loads((folder / "config.json").read_text())

@@ -369,7 +369,7 @@ def test_unknown_architecture_keeps_its_names():
     assert json.loads(again.files["config.json"])["model_type"] == "mamba"
 
 
-def test_strange_and_missing_tensors_are_said():
+def test_unknown_and_missing_tensors_are_reported():
     found = translate.to_gguf(
         decoder({"model_type": "llama", "num_hidden_layers": 2}, weight("vision.x", 4, 4)), with_tokenizer=False
     )
@@ -427,7 +427,7 @@ def test_two_tensors_for_one_name():
         translate.to_gguf(decoder({"model_type": "llama"}, weight("norm.weight", 64)), with_tokenizer=False)
 
 
-def test_unknown_target_architecture_says_what_is_near():
+def test_unknown_target_architecture_suggests_similar_ones():
     with pytest.raises(UnknownNameError, match=r"bitnet-b1\.58"):
         translate.to_gguf(decoder({"model_type": "bitnet"}), architecture="bitnet-b158")
 

@@ -106,7 +106,7 @@ def test_chat_goes_through_the_template(polyquant, tmp_path):
     assert "known: default, other" in polyquant("run", two, "--template", "x", "-p", PROMPT).line
 
 
-def test_a_text_that_stops_by_itself_says_why(polyquant):
+def test_an_early_stop_gives_a_reason(polyquant):
     outcome = polyquant("run", LLAMA, "-p", PROMPT)
     assert outcome.line == "note: stopped after 128 tokens; -n sets how many"
     assert polyquant("run", LLAMA, "-p", PROMPT, "-n", 8).err == ""
@@ -211,7 +211,7 @@ def test_notes_of_the_model_go_to_stderr(polyquant):
     assert [f"note: {n}" for n in told["notes"]] == [outcome.line]
 
 
-def test_a_prompt_that_is_no_text(polyquant, tmp_path):
+def test_a_prompt_that_is_not_text(polyquant, tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in polyquant("run", LLAMA, "-f", tmp_path / "bytes").line
     assert "too long" in polyquant("run", LLAMA, "-f", "/dev/zero").line
@@ -324,7 +324,7 @@ def test_a_full_context_drops_the_oldest_messages(tmp_path):
     assert terminal.close() == 0
 
 
-def test_an_answer_in_a_chat_goes_on_until_the_context_is_full(tmp_path):
+def test_a_chat_answer_continues_until_the_context_is_full(tmp_path):
     terminal = Terminal(with_template(tmp_path), "--context", 150)
     terminal.until("you> ")
     terminal.type(f"{PROMPT}\n")

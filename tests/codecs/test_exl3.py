@@ -87,7 +87,7 @@ def test_other_names_are_refused(name):
         codec(name)
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_parts_are_refused():
     found, parts, shape = golden("mul1_k2")
     with pytest.raises(CodecError, match="multiples of 128"):
         found.specs((128, 64))

@@ -216,7 +216,7 @@ def test_a_translation_that_promises_another_shape_is_refused(tmp_path, monkeypa
         pq.plan(path, "gguf")
 
 
-def test_what_needs_one_source_says_so():
+def test_operations_on_one_source_refuse_several():
     made = TensorMap("experts", ("e0", "e1"), (2, 64, 256), Stack())
     with pytest.raises(UnsupportedError, match=r"experts: is made of several tensors.*e0 and 1 more"):
         made.source  # noqa: B018

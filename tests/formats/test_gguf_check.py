@@ -111,7 +111,7 @@ def test_what_llama_cpp_rejects_is_an_error(tmp_path, case, engine):
 
 
 @pytest.mark.parametrize("case", LESSER)
-def test_what_some_reader_trips_over_is_no_error(tmp_path, case):
+def test_reader_specific_problems_are_not_errors(tmp_path, case):
     code, raw = LESSER[case]
     path = saved(tmp_path, raw)
     found = list(gguf.check(path))
@@ -165,7 +165,7 @@ def test_names_are_printed_escaped(tmp_path):
     assert "\x1b" not in str(e.value)
 
 
-def test_what_is_no_file_is_refused_without_blocking(tmp_path):
+def test_non_files_are_refused_without_blocking(tmp_path):
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     link = tmp_path / "link.gguf"

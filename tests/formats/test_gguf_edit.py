@@ -183,7 +183,7 @@ def test_edits_at_the_same_time_lose_nothing(tmp_path, length):
     assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
 
 
-def test_what_a_killed_edit_left_goes_with_the_next_one(tmp_path):
+def test_leftovers_of_a_killed_edit_are_removed_by_the_next(tmp_path):
     path = saved(tmp_path, sound())
     script = """if True:
         import os, sys

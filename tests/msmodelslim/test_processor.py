@@ -263,7 +263,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_does_not_fit_is_said(case):
+def test_mismatched_parts_are_reported(case):
     given, step, said = BAD[case]
     processor = MSModelSlimWeightProcessor(given, quant_type="W8A8")
     with pytest.raises(InputError, match=said):

@@ -229,7 +229,7 @@ def test_a_decay_is_the_nearest_float():
     np.testing.assert_allclose(back.reference([expected]), x, rtol=1e-6, atol=1e-7)
 
 
-def test_sections_of_rows_have_factors_of_their_own():
+def test_sections_of_rows_have_separate_factors():
     (x,) = arrays([(5, 3)])
     op = MultiplyRows(((2, 0.5), (0, 7.0), (3, -2.0)))
     made = op.reference([x])

@@ -109,7 +109,7 @@ def test_path_is_the_best_of_all(bits: int, window: int) -> None:
 
 
 @pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
-def test_encoder_takes_nothing_that_is_no_number() -> None:
+def test_the_encoder_refuses_nan() -> None:
     tiles = np.full((1, 256), np.nan, np.float32)
     codes = ops.encode(tiles, 3, 10, ops.codebook("mul1", 10))
     assert codes.max() < 8

@@ -60,7 +60,7 @@ def test_as_transformers_renders_it(template):
     assert render(template, variables) == RENDERED[template]
 
 
-def test_the_time_can_be_asked():
+def test_strftime_now_is_available():
     assert render("{{ strftime_now('%Y') | int > 2000 }}", {}) == "True"
 
 

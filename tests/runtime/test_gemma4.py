@@ -126,7 +126,7 @@ def test_a_layer_of_values_that_are_keys_has_none_of_its_own():
     assert [layer.state_spec.rows for layer in layers] == [(2, 16)] * 5 + [(1, 32)]
 
 
-def test_what_is_another_model_is_refused(tmp_path):
+def test_a_different_model_is_refused(tmp_path):
     golden = Golden("gemma4")
     for entry, error in (({"use_bidirectional_attention": "all"}, UnsupportedError),
         ({"num_kv_shared_layers": 6}, InputError)):  # fmt: skip

@@ -182,7 +182,7 @@ def test_an_unknown_pre_tokenizer_is_refused_and_can_be_named(tmp_path):
         tokenizer.from_files(files, {}, pre="qwen9")
 
 
-def test_without_the_package_known_spellings_are_told(tmp_path, monkeypatch):
+def test_without_the_package_known_spellings_are_recognised(tmp_path, monkeypatch):
     known = folder(tmp_path, byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert tokenizer.from_files(known, {}).pre == "gpt-2"

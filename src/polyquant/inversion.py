@@ -26,9 +26,9 @@ def inverted(maps: Sequence[TensorMap], shapes: Mapping[str, Shape]) -> tuple[Te
     Raises UnsupportedError for a source that the targets do not contain completely.
     """
     readers: dict[str, list[TensorMap]] = {}
-    for made in maps:
-        for name in made.sources:
-            readers.setdefault(name, []).append(made)
+    for tensor_map in maps:
+        for name in tensor_map.sources:
+            readers.setdefault(name, []).append(tensor_map)
     return tuple(_back(name, tensors, shapes) for name, tensors in readers.items())
 
 
@@ -36,16 +36,16 @@ def _back(name: str, maps: Sequence[TensorMap], shapes: Mapping[str, Shape]) -> 
     """The map that makes one source: from a target that contains it completely, else from all targets with a part of
     it.
     """
-    keep_float = all(made.keep_float for made in maps)
-    for made in maps:
+    keep_float = all(tensor_map.keep_float for tensor_map in maps)
+    for tensor_map in maps:
         try:
-            ways = made.op.inverse([shapes[n] for n in made.sources])
+            ways = tensor_map.op.inverse([shapes[n] for n in tensor_map.sources])
         except UnsupportedError:
             continue
-        op = ways[made.sources.index(name)]
-        return TensorMap(name, (made.target,), shapes[name], op, keep_float=keep_float)
-    single = [made for made in maps if len(made.sources) == 1]
-    parts = sorted((_part(made, shapes[name]) for made in single), key=lambda p: p.first)
+        op = ways[tensor_map.sources.index(name)]
+        return TensorMap(name, (tensor_map.target,), shapes[name], op, keep_float=keep_float)
+    single = [tensor_map for tensor_map in maps if len(tensor_map.sources) == 1]
+    parts = sorted((_part(tensor_map, shapes[name]) for tensor_map in single), key=lambda p: p.first)
     by = _join(parts, name)
     each = tuple(p.back for p in parts)
     joined = by if all(isinstance(op, Same) for op in each) else Joined(each, by)
@@ -72,22 +72,24 @@ class _Part:
         return self.cut.index if isinstance(self.cut, Matrix) else self.cut.start
 
 
-def _part(made: TensorMap, shape: Shape) -> _Part:
+def _part(tensor_map: TensorMap, shape: Shape) -> _Part:
     """Find the step that takes a part, and invert the steps around it. Raises UnsupportedError unless there is exactly
     one.
     """
-    steps = made.op.steps if isinstance(made.op, Chain) else (made.op,)
+    steps = tensor_map.op.steps if isinstance(tensor_map.op, Chain) else (tensor_map.op,)
     at = next((i for i, step in enumerate(steps) if isinstance(step, Slice | Matrix)), None)
     if at is None:
-        raise UnsupportedError("is not completely contained in its target", tensor=made.origin, found=made.target)
+        raise UnsupportedError(
+            "is not completely contained in its target", tensor=tensor_map.origin, found=tensor_map.target
+        )
     cut = steps[at]
     assert isinstance(cut, Slice | Matrix)
     prefix, tail = chain(*steps[:at]), chain(*steps[at + 1 :])
-    whole = prefix.shape([shape])
-    size = whole[0 if isinstance(cut, Matrix) else cut.axis]
+    full = prefix.shape([shape])
+    size = full[0 if isinstance(cut, Matrix) else cut.axis]
     (before,) = prefix.inverse([shape])
-    (back,) = tail.inverse([cut.shape([whole])])
-    return _Part(made, prefix.identity, before, cut, back, size)
+    (back,) = tail.inverse([cut.shape([full])])
+    return _Part(tensor_map, prefix.identity, before, cut, back, size)
 
 
 def _join(parts: Sequence[_Part], name: str) -> Operation:

@@ -44,7 +44,7 @@ def test_quantize_without_bits_takes_four(polyquant, tmp_path):
         (["--to", "trellis-v3", "--effort", "max"], "--bits 3"),
         (["--to", "hf", "--bits", 3], "--to trellis-v3"),
         (["--to", "hf", "--codec", "trellis.3"], "--to trellis-v3"),
-        (["--bits", 3, "--codec", "trellis.4"], "leave out --bits"),
+        (["--bits", 3, "--codec", "trellis.4"], "omit --bits"),
         (["--bits", 3, "--rule", "*q_proj*=trellis.9"], "did you mean trellis"),
         (["--bits", 3, "--rule", "lm_head*=q6_k"], "--rule"),
         (["--bits", 3, "--shard-size", "plenty"], "2GB"),

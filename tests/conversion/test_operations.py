@@ -339,7 +339,7 @@ def test_codes_of_other_tools_move_into_one_stack(op, zeros, wanted):
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
     step = Step(made, weights[0].codec, target, action, why, 0, sources=specs)
     assert list(work.blocks(step)) == [None]
-    (piece,) = work.whole(SimpleNamespace(source=held, importance={}), step, measure=True)
+    (piece,) = work.convert_tensor(SimpleNamespace(source=held, importance={}), step, measure=True)
     found = target.dequantize(piece.parts, made.shape)
     np.testing.assert_allclose(found, op.reference([w.dequantize() for w in weights]), rtol=2e-3, atol=2e-2)
     assert piece.error.count == found.size and piece.error.rrmse < 1e-3

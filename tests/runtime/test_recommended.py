@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 
+import polyquant as pq
+from polyquant.analysis.demo import demo_model
+from polyquant.architectures.sampling_defaults import to_gguf
 from polyquant.errors import InputError
+from polyquant.opening import open_checkpoint
 from polyquant.runtime.recommended import WHOLE_TEXT, recommended, shown
 from polyquant.runtime.sampling import Sampling
-from polyquant.types import Checkpoint, Kind, Meta
+from polyquant.types import Checkpoint
 
 CASES = {
     "nothing": ({"eos_token_id": 1}, {}),
@@ -61,10 +67,8 @@ def test_no_file_recommends_nothing_and_a_broken_one_is_an_error(tmp_path):
 
 def test_gguf_metadata(tmp_path):
     keys = {
-        "temp": Meta(Kind.FLOAT32, 0.6), "top_k": Meta(Kind.INT32, 40), "top_p": Meta(Kind.FLOAT32, 0.95),
-        "min_p": Meta(Kind.FLOAT32, 0.05),
-        "penalty_repeat": Meta(Kind.FLOAT32, 1.1), "penalty_last_n": Meta(Kind.INT32, -1),
-        "mirostat": Meta(Kind.INT32, 2),
+        "temp": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+        "penalty_repeat": 1.1, "penalty_last_n": -1, "mirostat": 2,
     }  # fmt: skip
     metadata = {f"general.sampling.{name}": value for name, value in keys.items()}
     found = recommended(Checkpoint("gguf", tmp_path, {}, metadata=metadata, naming="gguf"))
@@ -74,6 +78,36 @@ def test_gguf_metadata(tmp_path):
         "repetition_window": WHOLE_TEXT,
     }  # fmt: skip
     assert recommended(Checkpoint("gguf", tmp_path, {}, naming="gguf")).values == {}
+
+
+CARRIED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.05}
+
+
+@pytest.mark.parametrize(
+    "content", [CARRIED, {"do_sample": False, "temperature": 0.6}, {"do_sample": True}, {}], ids=str
+)
+def test_conversion_keeps_the_recommended_sampling(content, tmp_path):
+    """Folder -> GGUF -> folder: equal options of sampling at every stage."""
+    shutil.copytree(demo_model("llama"), tmp_path / "hf")
+    (tmp_path / "hf/generation_config.json").write_text(json.dumps({"eos_token_id": 1, **content}))
+    pq.convert(tmp_path / "hf", tmp_path / "a.gguf")
+    pq.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", codec="q8_0")
+    pq.convert(tmp_path / "b.gguf", tmp_path / "back", to="hf", codec="bf16")
+    first, *later = (
+        recommended(open_checkpoint(tmp_path / name)).values for name in ("hf", "a.gguf", "b.gguf", "back")
+    )
+    for found in later:
+        assert found.keys() == first.keys()
+        np.testing.assert_allclose([found[k] for k in first], [first[k] for k in first], rtol=1e-6)
+    keys = [k for k in pq.open(tmp_path / "a.gguf").metadata if k.startswith("general.sampling.")]
+    assert len(keys) == len(first)
+    written = json.loads((tmp_path / "back/generation_config.json").read_text())
+    assert written.get("temperature") == first.get("temperature") and ("_from_model_config" in written) == (not first)
+
+
+def test_values_that_are_not_numbers_are_not_carried(tmp_path):
+    content = {"temperature": "hot", "top_p": True, "top_k": 1 << 40, "min_p": None}
+    assert to_gguf(folder(tmp_path, content).files) == {}
 
 
 def test_words():

@@ -103,9 +103,9 @@ def _products() -> list[Check]:
     parts = q4.pack(q4.quantize(w[:256]))
     blocks = np.ascontiguousarray(np.tile(parts["blocks"], (16, 1)))
     group = Group([packed("q4_k", blocks, *w.shape)], [len(w)])
-    want = round_activations(x, "block") @ q4.dequantize(parts, w[:256].shape).T
-    got = group(x, "block")[0][:, :256]
-    if not np.allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max()):
+    expected = round_activations(x, "block") @ q4.dequantize(parts, w[:256].shape).T
+    result = group(x, "block")[0][:, :256]
+    if not np.allclose(result, expected, rtol=0, atol=1e-4 * np.abs(expected).max()):
         return [
             Check("products", "packed kernels differ from numpy", False, "run with POLYQUANT_NATIVE=0 and report this")
         ]

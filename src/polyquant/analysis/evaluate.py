@@ -211,12 +211,12 @@ def _context(requested: int | None, narrowest: Model) -> int:
 def _bytes(model: Model, ids: NDArray[np.int64], window: Window) -> int:
     """UTF-8 bytes of the scored tokens of a window, up to characters split at its edges."""
     before = ids[max(0, window.start - 4) : window.start].tolist()  # decoders treat the start of a string differently
-    whole = before + ids[window.start : window.stop].tolist()
+    tokens = before + ids[window.start : window.stop].tolist()
 
     def size(part: list[int]) -> int:
         return len(model.tokenizer.decode(part, skip_special=False).encode()) if part else 0
 
-    return size(whole) - size(before)
+    return size(tokens) - size(before)
 
 
 def _same_vocabulary(model: Model, other: Model) -> None:

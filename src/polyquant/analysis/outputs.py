@@ -66,12 +66,12 @@ class _Sums:
     @property
     def error(self) -> OutputError:
         """The relative error, up to a factor per channel if that explains most of it."""
-        whole = self.aa.sum()
-        if not whole > 0:
+        total = self.aa.sum()
+        if not total > 0:
             return OutputError(0.0 if not self.bb.any() else float("inf"))
-        plain = max(0.0, (self.aa - 2 * self.ab + self.bb).sum() / whole)
+        plain = max(0.0, (self.aa - 2 * self.ab + self.bb).sum() / total)
         fitted = max(
-            0.0, (self.aa - np.divide(self.ab**2, self.bb, out=np.zeros_like(self.ab), where=self.bb > 0)).sum() / whole
+            0.0, (self.aa - np.divide(self.ab**2, self.bb, out=np.zeros_like(self.ab), where=self.bb > 0)).sum() / total
         )
         scaled = bool(plain > 1e-4 and fitted < _SCALED**2 * plain)
         return OutputError(float(np.sqrt(fitted if scaled else plain)), scaled)

@@ -129,19 +129,19 @@ def _tensor_findings(weight: Weight) -> Iterator[Finding]:
     if isinstance(weight.codec, CountsSymbols):
         yield from _symbols(weight, weight.codec)
     rows, k = as_matrix(weight.shape)
-    codec, whole = weight.codec, None
+    codec, parts = weight.codec, None
     by_rows = codec.row_sliced or (isinstance(codec, DecodesRows) and codec.decodes_rows)
     step = max(1, (1 << 20) // max(1, k)) if by_rows else max(1, rows)
     bad, largest = 0, 0.0
     try:
         for a in range(0, rows, step):
             part = slice(a, min(rows, a + step))
-            whole = whole if whole is not None or codec.row_sliced else weight.read()
+            parts = parts if parts is not None or codec.row_sliced else weight.read()
             with np.errstate(invalid="ignore", over="ignore"):
-                if whole is None:
+                if parts is None:
                     w = codec.dequantize(weight.read(part), (part.stop - a, k))
                 else:
-                    w = codec.dequantize(whole, weight.shape, rows=part if by_rows else None)
+                    w = codec.dequantize(parts, weight.shape, rows=part if by_rows else None)
                 block = float(np.abs(w).max(initial=0))
             if not np.isfinite(block):
                 bad += int((~np.isfinite(w)).sum())

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyquant.architectures import layer_numbers, pooling, rope_tensors
+from polyquant.architectures import layer_numbers, pooling, rope_tensors, sampling_defaults
 from polyquant.architectures.find import by_name, known, of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.mlx import mlx_names
@@ -252,7 +252,16 @@ def _general(checkpoint: Checkpoint, architecture: str, name: str | None, size_l
         "general.type": string("model"),
         "general.name": string(name or _title(checkpoint)),
         "general.size_label": string(size_label),
+        **sampling_defaults.to_gguf(checkpoint.files),
     }
+
+
+def _generation(vocab: vocabulary.Vocabulary, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json: the tokens that end generation, and the recommended sampling."""
+    sampling, content = sampling_defaults.to_folder(metadata), tokenizer_files.generation_config(vocab)
+    if sampling:  # transformers would replace it by the defaults of config.json
+        del content["_from_model_config"]
+    return {**content, **sampling}
 
 
 def _title(checkpoint: Checkpoint) -> str:
@@ -363,7 +372,7 @@ def to_hf(
         config["quantization_config"] = dict(quantization_config)
     files = {
         "config.json": _json(dict(sorted(config.items()))),
-        "generation_config.json": _json(tokenizer_files.generation_config(vocab)),
+        sampling_defaults.FILE: _json(_generation(vocab, metadata)),
     }
     written, doubts = tokenizer_files.files(vocab)
     if family is not None:

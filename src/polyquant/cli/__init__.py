@@ -39,7 +39,7 @@ COMMANDS = {
     "recipes": "List recipes: the codecs that each assigns, and the size of the result.",
     "formats": "List formats: files, and the codecs that each reads and writes.",
     "architectures": "List supported architectures: which convert, which run.",
-    "doctor": "Check this installation for problems and missing speed.",
+    "doctor": "Check this installation for problems and slow code paths.",
     "demo": "Convert, validate and compare an embedded model, in a minute.",
 }
 

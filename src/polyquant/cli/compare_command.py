@@ -71,10 +71,9 @@ def compare(
     text: str | None,
     style: str,
 ) -> None:
-    """Measure the error of B against A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes;
-    totals.
+    """Measure the error of B against A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes.
 
-        With --text: the errors of the outputs, layer by layer.
+    With --text: the errors of the outputs, layer by layer.
     """
     if text is not None:
         _outputs(a, b, text, style)

@@ -97,16 +97,16 @@ class Conversation:
             say(f"({problem})", err=True)
             return
         stream("model> ")
-        said: list[str] = []
+        pieces: list[str] = []
         answer = generate(
             self.model, ids, max_tokens=self.max_tokens, sampling=self._sampling(), stop=self.stop, session=self.session
         )
         with suppress(KeyboardInterrupt):
             for token in answer:
-                said.append(token.text)
+                pieces.append(token.text)
                 stream(token.text)
         say()
-        self.messages.append({"role": "assistant", "content": "".join(said)})
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if answer.full:
             say(f"(the answer ends here: the context of {self.model.context} tokens is full)", err=True)
         elif answer.finish == "length":

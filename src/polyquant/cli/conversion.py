@@ -40,21 +40,21 @@ def run_conversion(
     if shrink:
         options = smaller(to, options)
     with progress("measuring", "tensors/s", 1) as tell:
-        made = plan(src, to, rules=rules, on_tensor=tell, **options)
+        conversion = plan(src, to, rules=rules, on_tensor=tell, **options)
     if style == "human":
-        print_plan(made, steps=dry_run)
+        print_plan(conversion, steps=dry_run)
         if options.get("target_bpw") is not None:
-            print_allocation(made)
+            print_allocation(conversion)
     if dry_run:
-        refused = _refusals(made, target, overwrite)
+        refused = _refusals(conversion, target, overwrite)
         if style == "json":
-            as_json({**plan_json(made), "refused": refused})
+            as_json({**plan_json(conversion), "refused": refused})
         else:
             say_some(refused, "without --dry-run this is refused: ")
         return
     with progress("converting") as tell:
         report = convert(
-            made,
+            conversion,
             target,
             resume=resume,
             overwrite=overwrite,
@@ -68,11 +68,11 @@ def run_conversion(
         print_report(report)
 
 
-def _refusals(made: Plan, target: Path, overwrite: bool) -> list[str]:
+def _refusals(conversion: Plan, target: Path, overwrite: bool) -> list[str]:
     """Reasons why the run would be refused: an existing target, a missing folder, too little disk space."""
     try:
         refuse_existing(target, overwrite=overwrite)
-        check_disk(made, target)
+        check_disk(conversion, target)
     except PolyquantError as problem:
         return [str(problem)]
     return []

@@ -12,7 +12,7 @@ from polyquant.cli.terminal import say, styled
 
 @click.command(epilog="Example:  polyquant doctor")
 def doctor() -> None:
-    """Check this installation for problems and missing speed. Exit 1 if something needs attention."""
+    """Check this installation for problems and slow code paths. Exit 1 if something needs attention."""
     checks = run()
     for c in checks:
         mark = styled("ok", fg="green") if c.good else styled("!!", fg="yellow")

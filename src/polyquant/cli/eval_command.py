@@ -167,8 +167,8 @@ def _bar(share: float) -> str:
     """A bar in eighths of a character; empty for 0."""
     if not math.isfinite(share):
         return "?"
-    whole, eighths = divmod(round(8 * _BAR * share), 8)
-    return ("█" * whole + _EIGHTHS[eighths]).rstrip()
+    full, eighths = divmod(round(8 * _BAR * share), 8)
+    return ("█" * full + _EIGHTHS[eighths]).rstrip()
 
 
 def _mean(x: Mean) -> str:

@@ -100,10 +100,10 @@ def serve(
     notes = (*model.checkpoint.notes, *model.tokenizer.notes, *(model.recommended.notes if engine.generates else ()))
     say_some(notes, "note: ", err=True)
     if engine.defaults:
-        said = ", ".join(
+        values = ", ".join(
             f"{name} {value:.4g}" for name, value in engine.defaults.items() if name != "repetition_window"
         )
-        say(f"sampling defaults from {model.recommended.origin}: {said}; requests override them", err=True)
+        say(f"sampling defaults from {model.recommended.origin}: {values}; requests override them", err=True)
     if not address.loopback:
         _warn(address, api_key)
 

@@ -329,8 +329,8 @@ class _Run:
         if self.worker is not None and self.worker.takes(step):
             return self.worker.pieces(step, rows, measure=self.measure)
         if rows is not None:
-            return [work.stream(self.plan, step, rows, measure=self.measure)]
-        return work.whole(self.plan, step, measure=self.measure)
+            return [work.convert_rows(self.plan, step, rows, measure=self.measure)]
+        return work.convert_tensor(self.plan, step, measure=self.measure)
 
 
 def _write(staging: Staging, tensor: str, piece: Piece) -> None:

@@ -89,8 +89,12 @@ def _translate(
 
     Tensors are sorted into the model's order, except from GGUF to GGUF, which keeps the order of the source.
     """
-    found = carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
-    return found if source.naming == target.naming == "gguf" else replace(found, tensors=model_order(found.tensors))
+    translation = carry(source) if source.naming == target.naming else target.translate(source, recipe, options)
+    return (
+        translation
+        if source.naming == target.naming == "gguf"
+        else replace(translation, tensors=model_order(translation.tensors))
+    )
 
 
 def _facts(source: Checkpoint, translation: Translation, importance: Mapping[str, F32] | None) -> Facts:

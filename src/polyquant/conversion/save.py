@@ -81,7 +81,7 @@ def save(
     maps = tuple(TensorMap(w.name, (w.name,), w.shape, keep_float=len(w.shape) < 2) for w in weights.values())
     translation, more = form.of_arrays(maps, metadata or {}, target_path)
     source = Checkpoint(form.name, Path("<arrays>"), weights, naming=target.naming, in_memory=True)
-    made = make_plan(
+    planned = make_plan(
         source,
         lambda _: translation,
         form.name,
@@ -93,16 +93,16 @@ def save(
         requantize=requantize,
         importance=importance,
     )
-    if (codec or recipe) and not any(s.target.form is not Floats for s in made.steps) and not _floats(codec):
+    if (codec or recipe) and not any(s.target.form is not Floats for s in planned.steps) and not _floats(codec):
         raise PlanError(
             "no tensor would be quantized",
             file=target_path,
             hint="a mapping from glob to codec names them; Trellis and msModelSlim quantize linear layers, NAME.weight",
         )
-    made = with_name(made, target_path)
-    check_disk(made, target_path)
+    planned = with_name(planned, target_path)
+    check_disk(planned, target_path)
     return execute(
-        made,
+        planned,
         target_path,
         resume="never",
         overwrite=overwrite,

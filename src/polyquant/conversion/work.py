@@ -38,7 +38,7 @@ from polyquant.types import (
     as_matrix,
 )
 
-__all__ = ["blocks", "floats", "stream", "whole"]
+__all__ = ["blocks", "convert_rows", "convert_tensor", "floats"]
 
 
 def blocks(step: Step) -> Iterator[slice | None]:
@@ -52,7 +52,7 @@ def blocks(step: Step) -> Iterator[slice | None]:
         yield slice(a, min(rows, a + step.block_rows))
 
 
-def stream(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
+def convert_rows(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece:
     """Convert rows [a, b) of the target of a streaming step."""
     _, k = as_matrix(step.map.shape)
     weights, n = _weights(plan, step), rows.stop - rows.start
@@ -164,8 +164,8 @@ def _rounding(step: Step, codes: Affine, out: Parts, shape: tuple[int, int]) -> 
     return total
 
 
-def whole(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
-    """Convert a tensor that is read at once."""
+def convert_tensor(plan: Plan, step: Step, *, measure: bool) -> Iterator[Piece]:
+    """Convert a tensor that cannot be converted in slices of rows."""
     weights, op = _weights(plan, step), step.map.op
     same, weight = isinstance(op, Same), weights[0]
     source, target, shape = weight.codec, step.target, step.map.shape

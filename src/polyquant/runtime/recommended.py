@@ -1,10 +1,4 @@
-"""Sampling recommended by a model's files.
-
-    folder       generation_config.json: do_sample, temperature, top_k, top_p, min_p, repetition_penalty
-    GGUF file    general.sampling.temp, .top_k, .top_p, .min_p, .penalty_repeat, .penalty_last_n (llama.cpp writes them from generation_config.json)
-
-A folder with `do_sample: false`, or without a temperature, is greedy. transformers applies its penalty to the whole text, llama.cpp to the last 64 tokens.
-"""
+"""Sampling recommended by a model's files: architectures.sampling_defaults says which, here it becomes options of `Sampling`."""
 
 from __future__ import annotations
 
@@ -12,26 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from polyquant.architectures import sampling_defaults
 from polyquant.errors import InputError
 from polyquant.runtime.sampling import Sampling
-from polyquant.storage import strict_json
 from polyquant.types import Checkpoint
 
 __all__ = ["WHOLE_TEXT", "Recommended", "recommended", "shown"]
 
 WHOLE_TEXT = 1 << 31
 """A repetition window for all tokens so far."""
-_FILE = "generation_config.json"
-_KEYS = "general.sampling"
-_GGUF_NAMES = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-    "penalty_last_n": "repetition_window",
-}
-_CUTS = ("temperature", "top_k", "top_p", "min_p")
 _WHOLE = ("top_k", "repetition_window")
 
 
@@ -47,27 +30,15 @@ class Recommended:
 def recommended(checkpoint: Checkpoint) -> Recommended:
     """Return the sampling recommended by the checkpoint's files, if any. Raises InputError for a broken file."""
     if checkpoint.naming == "gguf":
-        found = {
-            ours: checkpoint.metadata[f"{_KEYS}.{name}"].value
-            for name, ours in _GGUF_NAMES.items()
-            if f"{_KEYS}.{name}" in checkpoint.metadata
-        }
-        return _checked(found, f"{_KEYS}.*")
-    path = checkpoint.files.get(_FILE)
-    if path is None:
-        return Recommended()
-    config = strict_json.typed(strict_json.read(path), dict, _FILE, file=path)
-    found = {n: v for n in (*_CUTS, "repetition_penalty") if (v := config.get(n)) is not None}
-    sample = config.get("do_sample")
-    if sample is True:
-        found.setdefault("temperature", 1.0)
-    elif sample is False or "temperature" not in found:
-        found = {n: v for n, v in found.items() if n not in _CUTS}
-        if sample is False:
-            found["temperature"] = 0.0
+        names = {**sampling_defaults.GGUF_NAMES, "repetition_window": sampling_defaults.WINDOW}
+        keys = {name: f"{sampling_defaults.KEYS}.{short}" for name, short in names.items()}
+        metadata = checkpoint.metadata
+        found = {name: metadata[key] for name, key in keys.items() if key in metadata}
+        return _checked(found, f"{sampling_defaults.KEYS}.*")
+    found = sampling_defaults.from_folder(checkpoint.files)
     if "repetition_penalty" in found:
         found["repetition_window"] = WHOLE_TEXT
-    return _checked(found, _FILE)
+    return _checked(found, sampling_defaults.FILE)
 
 
 def _checked(found: Mapping[str, Any], origin: str) -> Recommended:

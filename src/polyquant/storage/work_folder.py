@@ -311,7 +311,7 @@ def claimed(
             if work is None:
                 if resume == "required":
                     raise PlanError(
-                        "nothing to resume: no unfinished run of this job", file=target, hint="leave out --resume"
+                        "nothing to resume: no unfinished run of this job", file=target, hint="omit --resume"
                     )
                 work = WorkFolder.create(target, job, files), None
                 stack.callback(work[0].close)

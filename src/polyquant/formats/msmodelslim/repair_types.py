@@ -107,9 +107,9 @@ def _hints(contents: Survey, name: str, parts: dict[str, Stored], kind: str | No
     named = contents.files.stem.removeprefix("quant_model_weight").removeprefix("s").removeprefix("_").upper()
     if named in KINDS:
         yield named
-    whole = contents.description.general.get("model_quant_type")
-    if whole in KINDS:
-        yield str(whole)
+    overall = contents.description.general.get("model_quant_type")
+    if overall in KINDS:
+        yield str(overall)
 
 
 def _wide_codes(weight: Stored) -> bool:

@@ -120,13 +120,13 @@ class _Layers:
         """The tensors of a stem in the folder: one, or one per expert; [] if they are stored differently."""
         if stem in self.names:
             return [self.names[stem]] if len(self.source[self.names[stem]].shape) < 3 else []
-        made = self.derived.get(stem)
+        tensor_map = self.derived.get(stem)
         separate = (
-            made is not None
-            and isinstance(made.op, Stack)
-            and all(len(self.source[n].shape) == 2 for n in made.sources)
+            tensor_map is not None
+            and isinstance(tensor_map.op, Stack)
+            and all(len(self.source[n].shape) == 2 for n in tensor_map.sources)
         )
-        return list(made.sources) if made is not None and separate else []
+        return list(tensor_map.sources) if tensor_map is not None and separate else []
 
     def _stack(self, stems: Sequence[str]) -> str | None:
         """The first tensor of these stems that contains several matrices."""
@@ -161,9 +161,9 @@ def _link(source: Checkpoint, feed: Feed, names: Sequence[str], hyper: Hyper, *,
 def expert_families(source: Checkpoint) -> dict[str, tuple[str, ...]]:
     """Matrix of an expert, as named in calibration -> those of all experts of its stack. Raises as `links`."""
     out: dict[str, tuple[str, ...]] = {}
-    for made in _Layers(source, identity.architecture(source)).derived.values():
-        if isinstance(made.op, Stack):
-            out |= dict.fromkeys(made.sources, made.sources)
+    for tensor_map in _Layers(source, identity.architecture(source)).derived.values():
+        if isinstance(tensor_map.op, Stack):
+            out |= dict.fromkeys(tensor_map.sources, tensor_map.sources)
     for weight in source.values():
         if len(weight.shape) == 3:
             family = tuple(matrix_name(weight.name, e) for e in range(weight.shape[0]))

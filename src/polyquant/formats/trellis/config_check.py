@@ -93,7 +93,7 @@ def _values(content: Mapping[str, Any], weights: Mapping[str, Facts]) -> Iterato
 def _allocated(layers: Any, weights: Mapping[str, Facts]) -> Iterator[Finding]:
     """Check the layers, modules and bits of layer_allocation."""
     named = {(m[1], m[2]) for name in weights if (m := _LAYER.fullmatch(name)) is not None}
-    whole = set(weights) | {name.removesuffix(".weight") for name in weights}
+    names = set(weights) | {name.removesuffix(".weight") for name in weights}
     for layer, modules in layers.items() if isinstance(layers, dict) else ():
         if not isinstance(modules, dict):
             yield _unknown(f"layer_allocation.{layer}", modules, ("an object",))
@@ -101,7 +101,7 @@ def _allocated(layers: Any, weights: Mapping[str, Facts]) -> Iterator[Finding]:
         for module, bits in modules.items():
             if not _is(bits, (int,)) or bits not in _WIDTHS:
                 yield _unknown(f"layer_allocation.{layer}.{module}", bits, ("2 to 8",))
-            elif (layer, module) not in named and module not in whole:
+            elif (layer, module) not in named and module not in names:
                 message = f"layer_allocation names {module[:60]} of layer {layer[:10]}, and no such weight is quantized"
                 yield Finding("TRL033", WARNING, message, file=CONFIG)
 

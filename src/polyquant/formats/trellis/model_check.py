@@ -40,12 +40,12 @@ def _entry(contents: Survey, entry: Any) -> Iterator[Finding]:
         return
     content = contents.metadata.content or {}
     widths = {facts.bits for facts in contents.weights.values()}
-    said = {
+    declared = {
         "quantization_version": content.get("quantization_version"),
         "quantization_method": content.get("quantization_method"),
         "config_file": CONFIG,
     }
-    for key, true in said.items():
+    for key, true in declared.items():
         if true is not None and entry.get(key) != true:
             message = f"quantization_config has {key} {str(entry.get(key))[:40]!r}, {CONFIG} has {str(true)[:40]!r}"
             yield Finding("TRL008", WARNING, message, file=_FILE)

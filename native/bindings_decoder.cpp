@@ -78,13 +78,13 @@ void rotate_py(Rows x, Matrix cos, Matrix sin, Out out, bool interleaved) {
   same_shape(x, out);
   require(x.ndim() == 3, "x must be [tokens, heads, size]");
   if (x.size() == 0) return;
-  const Turn turn{x.shape(0), x.shape(1), x.shape(2), cos.shape(1), stride_of(x), interleaved};
-  require(cos.shape(0) == turn.tokens && sin.shape(0) == turn.tokens && sin.shape(1) == turn.turned &&
-              turn.turned <= turn.size / 2,
+  const Rotation rotation{x.shape(0), x.shape(1), x.shape(2), cos.shape(1), stride_of(x), interleaved};
+  require(cos.shape(0) == rotation.tokens && sin.shape(0) == rotation.tokens && sin.shape(1) == rotation.pairs &&
+              rotation.pairs <= rotation.size / 2,
           "cos and sin must be [tokens, at most size / 2]");
   const float *from = x.data(), *c = cos.data(), *s = sin.data();
   float* to = out.data();
-  perform(x.size(), 0, {from, c, s, to}, [=](size_t) { rotate(from, c, s, to, turn); });
+  perform(x.size(), 0, {from, c, s, to}, [=](size_t) { rotate(from, c, s, to, rotation); });
 }
 
 // up: none for ones.

@@ -42,7 +42,7 @@ Packed make_packed(const std::string& name, PackedBytes bytes, size_t rows, size
       (lanes == 1) != (lane_step == 0) || (lane_step != 0 && lane_step != 1 && lane_step != rows / lanes))
     throw nb::value_error("the layout does not divide the matrix");
   const size_t line = cols / block * size;
-  if (bytes.shape(0) < rows / lanes * line) throw nb::value_error("too few bytes for the matrix");
+  if (bytes.shape(0) < rows / lanes * line) throw nb::value_error("fewer bytes than the matrix requires");
   p.matrix = {bytes.data(), rows, cols, line, lanes, lane_step == 1 ? lanes : 1, lane_step, scale};
   return p;
 }

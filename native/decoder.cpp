@@ -56,16 +56,16 @@ void layer_norm(const float* x, size_t stride, const float* weight, const float*
   });
 }
 
-void rotate(const float* x, const float* cos, const float* sin, float* out, const Turn& turn) {
-  const auto head = turn.interleaved ? decoder_set().turn_pairs : decoder_set().turn_halves;
-  const size_t width = turn.heads * turn.size, step = std::max<size_t>(1, piece / std::max<size_t>(1, width));
-  parallel_for((turn.tokens + step - 1) / step, [=, &turn](size_t chunk) {
-    for (size_t t = chunk * step; t < std::min(turn.tokens, (chunk + 1) * step); ++t)
-      for (size_t h = 0; h < turn.heads; ++h) {
-        const float* from = x + t * turn.stride + h * turn.size;
-        float* to = out + t * width + h * turn.size;
-        head(from, cos + t * turn.turned, sin + t * turn.turned, to, turn.turned);
-        std::copy(from + 2 * turn.turned, from + turn.size, to + 2 * turn.turned);
+void rotate(const float* x, const float* cos, const float* sin, float* out, const Rotation& rotation) {
+  const auto head = rotation.interleaved ? decoder_set().rotate_pairs : decoder_set().rotate_halves;
+  const size_t width = rotation.heads * rotation.size, step = std::max<size_t>(1, piece / std::max<size_t>(1, width));
+  parallel_for((rotation.tokens + step - 1) / step, [=, &rotation](size_t chunk) {
+    for (size_t t = chunk * step; t < std::min(rotation.tokens, (chunk + 1) * step); ++t)
+      for (size_t h = 0; h < rotation.heads; ++h) {
+        const float* from = x + t * rotation.stride + h * rotation.size;
+        float* to = out + t * width + h * rotation.size;
+        head(from, cos + t * rotation.pairs, sin + t * rotation.pairs, to, rotation.pairs);
+        std::copy(from + 2 * rotation.pairs, from + rotation.size, to + 2 * rotation.pairs);
       }
   });
 }

@@ -13,12 +13,12 @@ void rms_norm(const float* x, size_t stride, const float* weight, float* out, si
 void layer_norm(const float* x, size_t stride, const float* weight, const float* bias, float* out, size_t rows,
                 size_t n, double eps);
 
-// x [tokens, heads, size], with a token stride in floats; cos, sin [tokens, turned] -> out [tokens, heads, size].
-struct Turn {
-  size_t tokens, heads, size, turned, stride;
+// x [tokens, heads, size], with a token stride in floats; cos, sin [tokens, pairs] -> out [tokens, heads, size].
+struct Rotation {
+  size_t tokens, heads, size, pairs, stride;
   bool interleaved;
 };
-void rotate(const float* x, const float* cos, const float* sin, float* out, const Turn& turn);
+void rotate(const float* x, const float* cos, const float* sin, float* out, const Rotation& rotation);
 
 // out = f(gates) * up, or f(gates) if up is null.
 enum class Activation { silu, relu2, gelu, gelu_tanh, relu };

@@ -53,16 +53,16 @@ void layer_norm_row(const float* x, const float* weight, const float* bias, floa
 }
 
 // Rotates one head.
-void turn_halves(const float* x, const float* cos, const float* sin, float* out, size_t turned) {
-  for (size_t i = 0; i < turned; ++i) {
-    const float a = x[i], b = x[i + turned];
+void rotate_halves(const float* x, const float* cos, const float* sin, float* out, size_t pairs) {
+  for (size_t i = 0; i < pairs; ++i) {
+    const float a = x[i], b = x[i + pairs];
     out[i] = a * cos[i] - b * sin[i];
-    out[i + turned] = a * sin[i] + b * cos[i];
+    out[i + pairs] = a * sin[i] + b * cos[i];
   }
 }
 
-void turn_pairs(const float* x, const float* cos, const float* sin, float* out, size_t turned) {
-  for (size_t i = 0; i < turned; ++i) {
+void rotate_pairs(const float* x, const float* cos, const float* sin, float* out, size_t pairs) {
+  for (size_t i = 0; i < pairs; ++i) {
     const float a = x[2 * i], b = x[2 * i + 1];
     out[2 * i] = a * cos[i] - b * sin[i];
     out[2 * i + 1] = a * sin[i] + b * cos[i];
@@ -313,8 +313,8 @@ void attend_piece(const Cache& c, const Tokens& t, const Piece& p, float* scratc
 }
 
 constexpr DecoderSet kSet{norm_row,
-                          turn_halves,
-                          turn_pairs,
+                          rotate_halves,
+                          rotate_pairs,
                           layer_norm_row,
                           {gated<Silu>, gated<Relu2>, gated<Gelu>, gated<GeluTanh>, gated<Relu>},
                           xielu_row,

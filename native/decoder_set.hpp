@@ -19,8 +19,8 @@ struct Sums {
 
 struct DecoderSet {
   void (*norm_row)(const float* x, const float* weight, float* out, size_t n, double eps);
-  void (*turn_halves)(const float* x, const float* cos, const float* sin, float* out, size_t turned);
-  void (*turn_pairs)(const float* x, const float* cos, const float* sin, float* out, size_t turned);
+  void (*rotate_halves)(const float* x, const float* cos, const float* sin, float* out, size_t pairs);
+  void (*rotate_pairs)(const float* x, const float* cos, const float* sin, float* out, size_t pairs);
   void (*layer_norm_row)(const float* x, const float* weight, const float* bias, float* out, size_t n, double eps);
   void (*gates[activations])(const float* gate, const float* up, float* out, size_t n);  // in the order of Activation
   void (*xielu)(const float* x, float* out, size_t n, const Xielu& how);

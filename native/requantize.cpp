@@ -8,11 +8,11 @@
 
 namespace polyquant {
 
-constexpr size_t kInCache = 16 << 10;  // floats of a few rows, and what they become
+constexpr size_t kInCache = 16 << 10;  // floats of a few rows, before and after
 
 bool requantize(const BlockKernel& source, const BlockKernel& target, const uint8_t* data, size_t rows, size_t cols,
                 const float* importance, uint8_t* out, ErrorSums& errors) {
-  const size_t whole = 512 / std::gcd(cols, size_t(512));  // so many rows end where a stretch of add_errors does
+  const size_t whole = 512 / std::gcd(cols, size_t(512));  // as many rows as fill stretches of add_errors
   const size_t step = std::max(whole, kInCache / cols / whole * whole);
   const size_t in_bytes = cols / size_t(source.weights) * size_t(source.bytes);
   const size_t out_bytes = cols / size_t(target.weights) * size_t(target.bytes);

@@ -120,6 +120,27 @@ def test_a_rule_that_matches_nothing_is_a_warning(command, dry, polyquant, tmp_p
     assert outcome.code == 0 and "warning: --rule *nosuch*=q8_0 matches no tensor" in outcome.out
 
 
+# ---------------------------------------------------------------- unknown architectures
+
+
+def test_unknown_architectures_need_a_flag_in_both_directions(polyquant, tmp_path):
+    shutil.copytree(LLAMA, tmp_path / "hf")
+    config = json.loads((LLAMA / "config.json").read_text()) | {
+        "model_type": "none",
+        "architectures": ["NoneForCausalLM"],
+    }
+    (tmp_path / "hf/config.json").write_text(json.dumps(config))
+    for source, target in (("hf", "a.gguf"), ("a.gguf", "back")):
+        for dry in ((), ("--dry-run",)):
+            refused = polyquant("convert", tmp_path / source, tmp_path / target, *dry)
+            assert refused.code == 2 and "architecture 'none' is unknown" in refused.line
+            assert "--allow-unknown" in refused.line and not (tmp_path / target).exists()
+        written = polyquant("convert", tmp_path / source, tmp_path / target, "--allow-unknown")
+        assert written.code == 0 and "warning: architecture 'none' is unknown" in written.out
+    with pytest.raises(PlanError, match="architecture 'none' is unknown"):
+        pq.convert(tmp_path / "hf", tmp_path / "b.gguf")
+
+
 # ---------------------------------------------------------------- Git LFS
 
 
@@ -163,7 +184,7 @@ def test_git_lfs_pointers_are_named(case, polyquant, tmp_path):
     assert checked.code in (1, 2) and "Git LFS pointer" in checked.out + checked.err
 
 
-def test_a_pointer_beside_the_weights_is_not_copied(tmp_path):
+def test_a_pointer_next_to_the_weights_is_not_copied(tmp_path):
     folder = lfs("tokenizer_config.json")(tmp_path)
     with pytest.raises(InputError, match=r"tokenizer_config\.json: is a Git LFS pointer"):
         pq.plan(folder, "hf", codec="bf16")

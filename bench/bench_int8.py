@@ -1,8 +1,9 @@
-"""Error of int8 activations against float activations, beside llama.cpp's, on every golden model of tests/vectors/architectures.
+"""Compare the error of int8 activations with llama.cpp's on every golden model of tests/vectors/architectures.
 
-Each model is converted to a Q8_0 GGUF in a temporary folder. Both programs score the same random texts; the exact logits are ours with
-`activations="float"`. The figure is the median over tokens of the relative RMS error of the logits: in a random mixture of experts a small
-error can route a token to another expert, and such a token says nothing about precision. Column `mean` includes those.
+Each model is converted to a Q8_0 GGUF in a temporary folder. Both programs score the same random tokens; the exact
+logits are those with `activations="float"`. The figure is the median over tokens of the relative RMS error of the
+logits: in a random mixture of experts a small error can route a token to a different expert, and such tokens do not
+measure precision. Column `mean` includes them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from measure import Row, Section
 MODELS = Path(__file__).resolve().parent.parent / "tests" / "vectors" / "architectures"
 TEXTS, TOKENS = 20, 24
 BY_LAYERS = ("baichuan", "exaone4")
-"""llama.cpp chooses positions (Baichuan) and windows (EXAONE 4) by the number of layers, and knows that of the large models only."""
+"""llama.cpp derives positions (Baichuan) and windows (EXAONE 4) from the number of layers of the large models."""
 
 
 def llama_cpp(path: Path, texts: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """Logits float32 [texts, tokens, vocabulary]; None if llama.cpp is not installed or does not load the file."""
+    """Return logits, float32 [samples, tokens, vocabulary]; None if llama.cpp is missing or cannot load the file."""
     if find_spec("llama_cpp") is None:
         return None
     from llama_cpp import Llama
@@ -43,13 +44,13 @@ def llama_cpp(path: Path, texts: NDArray[np.int64]) -> NDArray[np.float32] | Non
 
 
 def errors(logits: NDArray[np.float32], exact: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Relative RMS error of each token, [texts * tokens]."""
+    """Return the relative RMS error of each token, [samples * tokens]."""
     difference = np.square(logits.astype(np.float64) - exact).mean(-1)
     return np.sqrt(difference / np.square(exact.astype(np.float64)).mean(-1)).ravel()
 
 
 def rows() -> Iterator[Row]:
-    """One row per model; bar: our median error is at most llama.cpp's."""
+    """Yield one row per model; bar: a median error of at most llama.cpp's."""
     with tempfile.TemporaryDirectory() as place:
         for folder in sorted(p for p in MODELS.iterdir() if p.is_dir()):
             path = Path(place) / f"{folder.name}.gguf"

@@ -1,7 +1,7 @@
 """Models of real shapes with random weights, and GGUF headers of real size, for benchmarks; streamed to disk.
 
 python bench/synthetic.py llama-1b FOLDER      2.2 GB, bf16, one safetensors file (TinyLlama's shape)
-python bench/synthetic.py bitnet-2b FOLDER     1.2 GB, packed ternary linears, bf16 embedding (BitNet b1.58 2B4T's shape)
+python bench/synthetic.py bitnet-2b FOLDER     1.2 GB, packed ternary linears, bf16 embedding (shape of BitNet 2B4T)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Check the house rules that linters do not cover.
 
-Sizes of files and functions, a single importer of the extension module, a single module that prints, no vague file names,
-no branch on a format's name or a codec's class outside its package, no circular imports, no random state shared by tests,
-and plain wording (wording.py).
+Sizes of files and functions, a single importer of the extension module, a single module that prints, no vague file
+names, no branch on a format's name or a codec's class outside its package, no circular imports, no random state shared
+by tests, and plain wording (wording.py).
 
 Exit status 1 and one line per violation. Part of `make lint`.
 """
@@ -23,7 +23,7 @@ SOURCE, TESTS = ROOT / "src" / "polyquant", ROOT / "tests"
 MAX_FILE, MAX_FUNCTION = 500, 80
 ROOMLESS = {"utils", "util", "helpers", "common", "misc", "manager"}
 ABOUT_ONE = {"codecs", "trellis", "msmodelslim", "integrations"}
-"""Packages about one format or about codecs: the interfaces of two documents, and the Trellis plugin of transformers."""
+"""Packages about one format or codecs: the APIs of two specifications, and the Trellis plugin of transformers."""
 GENERATORS = {"default_rng", "Generator", "RandomState", "Random", "SeedSequence", "PCG64"}
 
 
@@ -57,7 +57,7 @@ def breaches(path: Path) -> Iterator[str]:
 
 
 def names_a_format(name: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Branches on a format's name or a codec's class outside the packages about them, where a new one would be missing."""
+    """Branches on a format's name or a codec's class outside their packages, where a new one would be missing."""
     if name.parts[0] in ABOUT_ONE or (name.parts[0] == "formats" and len(name.parts) > 2):
         return
     for node in ast.walk(tree):
@@ -139,8 +139,8 @@ def package_sources() -> dict[str, str]:
 def shared_randomness(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and reason of random numbers that depend on earlier tests.
 
-    They come from a generator shared by several tests, or from the process-wide ones of Python and numpy, so that results
-    depend on the order of the tests.
+    They come from a generator shared by several tests, or from the process-wide ones of Python and numpy, so that
+    results depend on the order of the tests.
     """
     for node in _run_once(tree):
         if isinstance(node, ast.Call) and _name(node.func)[-1] in GENERATORS:

@@ -4,7 +4,7 @@
     python scripts/conversion_digests.py compare before.json       # with the new code: prints differences, else exit 0
 
 A case is a source (a test vector or an embedded model), a target format and options. Its record has digests of each
-file, of the plan's steps and of its texts (reasons, warnings), or the kind of error. Sources that open are also
+file, of the plan's steps and of its messages (reasons, warnings), or the kind of error. Sources that open are also
 validated: the codes of their findings are recorded.
 """
 
@@ -101,7 +101,7 @@ def digest(*pieces: bytes) -> str:
 
 
 def neutral(text: str) -> str:
-    """Remove the paths of this machine from a text."""
+    """Remove the paths of this machine."""
     return text.replace(str(ROOT), "")
 
 

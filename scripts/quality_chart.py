@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 SERIES = {
     "K-quant": ("#8a8f98", "s", r"q\d_k"),
     "K-quant, importance matrix": ("#4c6ef5", "o", r"q\d_k, importance"),
-    "Trellis, Viterbi": ("#f59f00", "^", r"trellis \d, viterbi"),
-    "Trellis, LDLQ calibration": ("#2f9e44", "D", r"trellis \d, ldlq"),
+    "Trellis, Viterbi": ("#f59f00", "^", r"trellis, viterbi"),
+    "Trellis, LDLQ calibration": ("#2f9e44", "D", r"trellis, ldlq"),
 }
 """Label -> colour, marker, pattern of the rows."""
 

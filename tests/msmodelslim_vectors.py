@@ -30,7 +30,7 @@ def runnable(folder: str, tmp_path: Path) -> Path:
 
 
 def forward(folder: str) -> dict[str, np.ndarray]:
-    """What the tool's own modules computed, float32 and whole numbers; empty where it was not recorded."""
+    """Results of the tool's modules, float32 and integers; empty if not recorded."""
     path = ROOT / folder / "tool_forward.safetensors"
     if not path.exists():
         return {}

@@ -21,7 +21,7 @@ from polyquant.runtime.layer import SequentialLayer
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Layer):
-    """Both parts beside each other."""
+    """A layer with parallel parts."""
 
     runtime: ClassVar[str] = "outside_architecture:ParallelLayer"
 
@@ -36,7 +36,7 @@ class WideFirst(FeedForward):
 
 
 class ParallelLayer(SequentialLayer):
-    """As the record says. numpy scales the sum, so a step of it cannot be recorded."""
+    """Compute the layer of the record. The sum is scaled in numpy, so the step cannot be recorded."""
 
     recordable = False
 

@@ -189,7 +189,7 @@ def test_divergence_is_the_formula_however_it_is_cut(fed, logits, monkeypatch):
     assert got.log_ratio.value == pytest.approx(truth["nll"] - truth["reference"], abs=1e-5)
 
 
-def test_a_model_is_no_distance_from_itself():
+def test_a_model_has_no_divergence_from_itself():
     found = polyquant.evaluate(UNTIED / "hf", text=HELD_OUT, against=UNTIED / "hf", context=64, tokens=200).divergence
     assert (found.top_1.value, found.log_ratio.value, found.probability_rms) == (1.0, 0.0, 0.0)
     assert abs(found.kl_max) < 1e-12
@@ -234,7 +234,7 @@ def test_what_a_file_cannot_tell_is_said_to_both_sides(tmp_path):
 
 
 @pytest.mark.parametrize(("cache", "error"), [("f16", 1e-4), ("int8", 1e-2)])
-def test_the_cache_that_was_asked_for_is_used(cache, error):
+def test_the_requested_cache_is_used(cache, error):
     """Keys and values that are kept in fewer bits move the figures a little."""
     path = UNTIED / "tiny-llama-untied-Q8_0.gguf"
     common = {"text": HELD_OUT, "tokens": 99, "context": 100, "stride": 99, "activations": "float"}
@@ -322,12 +322,12 @@ def test_equally_many_but_other_tokens_are_not_compared(tmp_path):
 
 
 def test_models_of_other_depth_are_compared_without_layers():
-    """Two models that share nothing but the vocabulary."""
+    """Two models that share only the vocabulary."""
     tied = VECTORS / "models/tiny-llama-tied"
     found = polyquant.evaluate(tied / "hf", text=HELD_OUT, against=UNTIED / "hf", tokens=100, context=64)
     assert found.divergence.layers == () and found.divergence.kl.value > 0.1
 
 
-def test_a_model_that_gives_no_numbers_is_said_so():
+def test_a_model_with_nan_logits_is_an_error():
     with pytest.raises(InputError, match=r"not a number.*polyquant validate"):
         scoring.log_sum_exp(np.array([[1.0, np.nan]], np.float32))

@@ -32,7 +32,7 @@ def test_inputs_cost_more_than_weights(tmp_path):
         assert sum(e.error for e in a.linears.values()) < 0.5 * sum(e.error for e in b.linears.values())
 
 
-def test_channels_that_smoothing_scaled_are_told_apart(tmp_path):
+def test_smoothed_channels_are_detected(tmp_path):
     """m4 moves scales from v to o and from up to down: outputs of v and up are other numbers, the layer's are not."""
     for layer in compare_outputs(
         source_of("v0/bf16/w8a8_m4"), runnable("v0/bf16/w8a8_m4", tmp_path), ROOT / "models/qwen2_bf16/calib_ids.json"

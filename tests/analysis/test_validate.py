@@ -1,4 +1,4 @@
-"""What is sound gives no finding; each law that a tensor can break gives its own."""
+"""Valid tensors give no findings; each violated rule gives its own."""
 
 import json
 import shutil
@@ -21,10 +21,10 @@ def serious(path, **options):
 
 
 @pytest.mark.parametrize("path", SOUND, ids=lambda p: p.name if p.suffix else p.parent.name)
-def test_what_real_programs_wrote_is_sound(path):
+def test_output_of_real_programs_is_valid(path):
     allowed = (
         "GGUF026" if "bigendian" in path.name else "none"
-    )  # most runtimes refuse that byte order, and the finding says so
+    )  # most runtimes refuse that byte order, as the finding explains
     assert [line for line in serious(path) if allowed not in line] == []
 
 
@@ -70,7 +70,7 @@ def test_missing_layers_are_found(tmp_path):
     assert any("MOD001" in line for line in serious(folder))
 
 
-def test_explain_knows_every_code_and_says_what_is_near():
+def test_explain_knows_every_code_and_suggests_similar_ones():
     assert "NaN" in pq.explain("ten001")
     with pytest.raises(UnknownNameError, match="gguf012"):
         pq.explain("GGUF12")

@@ -73,7 +73,7 @@ class Golden:
 
 
 def differences(golden: Golden, path: Path) -> list[str]:
-    """What a GGUF of ours says otherwise than the real converter's: names, shapes, types, bytes, metadata."""
+    """Return the differences of our GGUF from llama.cpp's: names, shapes, types, bytes, metadata."""
     ours, wanted = open_checkpoint(path), golden.said
     out = [f"lacks {n}" for n in wanted["tensors"] if n not in ours] + [
         f"has {n}" for n in ours if n not in wanted["tensors"]

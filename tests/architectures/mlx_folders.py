@@ -78,7 +78,7 @@ def _halved(tensors: Tensors) -> Tensors:
 
 
 def _llama4(tensors: Tensors) -> Tensors:
-    """[experts, in, 2 out] -> gate and up, turned."""
+    """[experts, in, 2 out] -> gate and up, transposed."""
     out: Tensors = {}
     for name, value in tensors.items():
         if name.endswith("experts.gate_up_proj"):

@@ -12,7 +12,7 @@ from architectures.golden_models import Golden
 
 
 def without_ones(path, out):
-    """The same file, [1, n] said as [n] -> how many tensors changed."""
+    """Rewrite the file with shapes [1, n] as [n]; return the number of changed tensors."""
     weights = pq.open(path)
     raw, names = path.read_bytes(), list(weights)
     data = min(part.offset for w in weights.values() for part in w.arrays.values())

@@ -70,7 +70,7 @@ def test_another_pooling_is_refused(bert, said):
         gguf_of(pooled(bert, said))
 
 
-def test_without_the_files_nothing_is_said_of_pooling(bert):
+def test_without_the_files_there_is_no_pooling(bert):
     (bert / "modules.json").unlink()
     found = gguf_of(bert)
     assert "bert.pooling_type" not in found.metadata and found.metadata["tokenizer.ggml.token_type_count"] == 2

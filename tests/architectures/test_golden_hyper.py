@@ -42,7 +42,7 @@ def test_windows(name, windows):
     assert [hyper.windows for hyper in both(name)] == [windows, windows]
 
 
-def test_what_gguf_cannot_say_of_yarn_is_a_warning():
+def test_yarn_options_missing_in_gguf_are_a_warning():
     hyper, _ = both("deepseek_v3")
     keys, warnings = DEEPSEEK_V3.hyper.to_metadata(hyper)
     assert not warnings and abs(keys["rope.scaling.yarn_log_multiplier"].value - 0.1) < 1e-12

@@ -73,7 +73,7 @@ def test_rounded_encoders_stay_close(name, tmp_path):
     assert model.embed(wanted["tokens"].tolist())[0] @ vector > 0.999
 
 
-def test_an_architecture_that_is_only_converted_says_so(monkeypatch):
+def test_a_convert_only_architecture_is_an_error(monkeypatch):
     """No record of ours is, that of an installed package may be."""
     golden = Golden("llama3")
     record = replace(of_config(golden.config), layer=ConvertedOnly())

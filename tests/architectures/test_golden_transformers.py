@@ -157,7 +157,7 @@ def test_models_of_transformers_come_back(kind, tmp_path, torch, transformers):
 
 @pytest.mark.parametrize("gate_last", [True, False])
 def test_a_norm_before_the_gate(gate_last, tmp_path, torch, transformers):
-    """Falcon-H1's, which GGUF cannot say."""
+    """Falcon-H1's, which GGUF cannot store."""
     torch.manual_seed(11)
     cls, said = transformers.FalconH1ForCausalLM, OTHERS["falcon_h1"][1]
     model = cls(cls.config_class(**{**SMALL, **said, "mamba_norm_before_gate": gate_last})).float().eval()

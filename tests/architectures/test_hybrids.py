@@ -76,7 +76,7 @@ def test_the_context_of_nomic_is_what_it_was_trained_on():
         ("falcon_h1", {"tie_word_embeddings": True}, "cannot store two factors"),
     ],
 )
-def test_what_gguf_cannot_say_is_a_warning(name, said, word):
+def test_settings_missing_in_gguf_are_a_warning(name, said, word):
     config = Golden(name).config
     table = of_config(config).hyper
     assert table.to_metadata(table.read_config(config))[1] == ()
@@ -126,7 +126,7 @@ def test_heads_that_do_not_divide_are_refused():
             make(hyper, (192, 64))
 
 
-def test_files_with_experts_and_without_are_told_apart():
+def test_files_with_and_without_experts_are_distinguished():
     assert of_metadata({"general.architecture": "granitehybrid", "granitehybrid.expert_count": 4}).moves != ()
     with_none = of_metadata({"general.architecture": "granitehybrid", "granitehybrid.expert_count": 0})
     assert with_none is of_metadata({"general.architecture": "granitehybrid"})

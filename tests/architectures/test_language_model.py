@@ -72,22 +72,22 @@ def test_the_language_model_is_that_of_its_own_folder(name, spelling, tmp_path):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
-def test_entries_that_the_class_of_transformers_knows_need_not_be_said(tmp_path):
-    """Gemma 3's config.json on the hub says little of its language model."""
+def test_defaults_of_the_transformers_class_may_be_omitted(tmp_path):
+    """Gemma 3's config.json on the hub has few entries for its language model."""
     golden = Golden("gemma3_text")
     silent = ("rms_norm_eps", "hidden_activation", "query_pre_attn_scalar", "head_dim", "attention_bias")
     folder = nested(
         golden, tmp_path / "model", SPELLINGS["older"], drop=(*silent, "num_attention_heads", "num_key_value_heads")
     )
     hyper = pq.plan(Golden("gemma3_text").folder, "gguf").translation.metadata
-    assert hyper["gemma3.attention.head_count"].value != 8  # so that what follows can only be the default
+    assert hyper["gemma3.attention.head_count"].value != 8  # so that the next value can only be the default
     with pytest.raises(pq.PolyquantError, match=r"q_proj|attn_q|shape"):
         pq.load(folder).logits([1, 2, 3])
     found = pq.plan(folder, "gguf").translation.metadata
     assert (found["gemma3.attention.head_count"].value, found["gemma3.attention.head_count_kv"].value) == (8, 4)
 
 
-def test_what_is_nested_and_unknown_is_refused_by_its_name(tmp_path):
+def test_unknown_nested_models_are_rejected_by_name(tmp_path):
     golden = Golden("gemma3_text")
     folder = nested(golden, tmp_path / "model", SPELLINGS["older"])
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""No value of config.json or of GGUF metadata ends in anything but hyper-parameters or one line of error."""
+"""Any value of config.json or GGUF metadata gives hyper-parameters or a one-line error."""
 
 from __future__ import annotations
 

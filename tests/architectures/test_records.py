@@ -43,7 +43,7 @@ RUN = [name for name in OURS if record_of(name).runs]
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """What importlib.metadata gives."""
+    """A stand-in for importlib.metadata's entry points."""
 
     name: str
     found: Any
@@ -112,7 +112,7 @@ def test_who_is_found():
     assert set(known()) == {record.name for record in registry.architectures()}
     assert of_config({"model_type": "mistral"}) is MISTRAL
     assert of_config({"model_type": "llama", "architectures": ["BitnetForCausalLM"]}) is known()["bitnet"]
-    assert of_config({"model_type": "chatglm"}) is None  # the first ChatGLM has another shape
+    assert of_config({"model_type": "chatglm"}) is None  # the first ChatGLM has a different shape
     for strange in ({}, {"model_type": None}, {"model_type": ["llama"]}, {"architectures": [3, {}], "model_type": 7}):
         assert of_config(strange) is None
     assert by_name(None) is None and by_name(["llama"]) is None

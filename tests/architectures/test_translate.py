@@ -34,7 +34,7 @@ class FakeCodec:
 
 @dataclass(frozen=True)
 class FakeWeight:
-    """What translation looks at: name, shape, codec.name; values for the tests."""
+    """The attributes that translation uses: name, shape, codec.name; values for the tests."""
 
     name: str
     shape: tuple[int, ...]
@@ -212,7 +212,7 @@ def test_round_trip(model, file, options):
         if key not in silent and not (key == "mlp_bias" and key not in config):
             assert config[key] == value, key
     assert (config["rope_theta"], config["torch_dtype"]) == (config["rope_parameters"]["rope_theta"], config["dtype"])
-    assert config["hidden_act"] == "silu"  # the architecture `bitnet` is SiLU, whatever the source said
+    assert config["hidden_act"] == "silu"  # the architecture `bitnet` uses SiLU, regardless of the source
     generation = json.loads(again.files["generation_config.json"])
     assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (0, 1, 2)
     assert again.warnings == ()
@@ -369,7 +369,7 @@ def test_unknown_architecture_keeps_its_names():
     assert json.loads(again.files["config.json"])["model_type"] == "mamba"
 
 
-def test_strange_and_missing_tensors_are_said():
+def test_unknown_and_missing_tensors_are_reported():
     found = translate.to_gguf(
         decoder({"model_type": "llama", "num_hidden_layers": 2}, weight("vision.x", 4, 4)), with_tokenizer=False
     )
@@ -427,7 +427,7 @@ def test_two_tensors_for_one_name():
         translate.to_gguf(decoder({"model_type": "llama"}, weight("norm.weight", 64)), with_tokenizer=False)
 
 
-def test_unknown_target_architecture_says_what_is_near():
+def test_unknown_target_architecture_suggests_similar_ones():
     with pytest.raises(UnknownNameError, match=r"bitnet-b1\.58"):
         translate.to_gguf(decoder({"model_type": "bitnet"}), architecture="bitnet-b158")
 

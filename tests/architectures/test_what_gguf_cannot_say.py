@@ -44,7 +44,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_what_is_lost_is_said(name, tmp_path):
+def test_losses_are_reported(name, tmp_path):
     model, entries, said = LOST[name]
     before = to_gguf(open_checkpoint(Golden(model).folder)).warnings
     assert not any(said in warning for warning in before)

@@ -53,7 +53,7 @@ def routed(model, index, states):
             states[i] = decoder.run_layer(index, x, decoder.cache()).copy()
         mixture = (
             part if hasattr(part, "router") else getattr(part, "experts", None)
-        )  # Gemma 4's stand beside a dense part
+        )  # Gemma 4's run in parallel to a dense part
         if mixture is None:
             continue
         h = mixture.norm(seen[-1])
@@ -141,7 +141,7 @@ def test_importance_is_the_same_from_a_folder_and_from_gguf(name, tmp_path):
 
 
 def test_a_file_that_was_measured_is_read_and_makes_the_outputs_better(tmp_path):
-    """And it says which experts the text did not reach."""
+    """Unreached experts are listed."""
     golden = Golden("qwen3_moe")
     model = load(golden.folder, activations="float")
     text, few = tmp_path / "ids.json", tmp_path / "few.json"

@@ -53,7 +53,7 @@ def test_stages_run_when_they_are_needed_and_once():
         hessians.of("a")
 
 
-def test_what_was_not_seen_is_said():
+def test_unseen_inputs_are_reported():
     hessians = Hessians(Model(), "aed")
     assert hessians.of("e") == (None, "not calibrated: the model gives it no inputs")
     assert hessians.of("d") == (None, f"not calibrated: 4 inputs seen, fewer than {LEAST_INPUTS}")
@@ -78,7 +78,7 @@ def test_threads_may_ask_at_once():
     assert all(found[n][0, 0] == (i + 1) ** 2 for i, n in enumerate(names))
 
 
-def test_a_calibration_that_is_told_to_stop_stops():
+def test_calibration_can_be_stopped():
     def stop(share):
         raise InterruptedError
 

@@ -28,7 +28,7 @@ def saved(name: str, raw: Callable[[], bytes] | bytes) -> Maker:
 
 
 def sparse(name: str, head: bytes, size: int) -> Maker:
-    """A file whose claim is met by a hole."""
+    """A sparse file of the claimed size."""
 
     def make(folder: Path) -> Path:
         with (folder / name).open("wb") as f:
@@ -72,7 +72,7 @@ def index(weight_map: Any, **shards: bytes) -> Maker:
 
 
 def linked_out(folder: Path) -> Path:
-    """A shard that is a link to something that is no file of weights."""
+    """A shard that is a link to a non-weight file."""
     shutil.copytree(SOUND, folder / "model")
     (folder / "model/model.safetensors").unlink()
     (folder / "model/model.safetensors").symlink_to("/etc/passwd")
@@ -213,7 +213,7 @@ ODD = [
     -0.0,
     1e300,
 ]
-"""What a number of a config.json may turn out to be."""
+"""Invalid values for numbers in config.json."""
 CONFIG = (
     "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size "
     "rms_norm_eps "
@@ -276,7 +276,7 @@ INCOMPLETE: dict[str, Maker] = {
     "tokenizer added huge id": model("tokenizer.json",
         lambda t: t.update(added_tokens=[{"id": 10**9, "content": "x", "special": True}])),
 }  # fmt: skip
-"""Converted, with a warning that says what is missing or left out."""
+"""Converted, with a warning about missing or omitted parts."""
 
 UNLIKELY = {
     "template loops": model("tokenizer_config.json",

@@ -48,7 +48,7 @@ def tensors(change: Callable[[Tensors], Any], source: Path = SOUND) -> Maker:
 
 
 def retyped(name: str, dtype: str, size: int) -> Maker:
-    """The same shape in another dtype of `size` bytes."""
+    """The same shape in a different dtype of `size` bytes."""
 
     def change(found: Tensors) -> None:
         shape = found[name][1]
@@ -135,10 +135,10 @@ UNRUNNABLE: dict[str, Maker] = {
     "architecture of the first ChatGLM": setting(model_type="chatglm", architectures=None),
     "a mixture of experts": setting(num_local_experts=8),
     "another activation": setting(hidden_act="gelu"),
-    "an activation that is no name": setting(hidden_act=["silu"]),
+    "an activation that is not a string": setting(hidden_act=["silu"]),
     "GPTQ": setting(quantization_config={"quant_method": "gptq", "bits": 4}),
     "a quantization without a method": setting(quantization_config={"bits": 4}),
-    "a quantization that is no object": setting(quantization_config="fp8"),
+    "a quantization that is not an object": setting(quantization_config="fp8"),
     "BitNet linears with norms": folder_of(BITNET,
         quantization_config={"quant_method": "bitnet", "use_rms_norm": True}),
     "layers 1e9": setting(num_hidden_layers=10**9),
@@ -233,13 +233,13 @@ UNRUNNABLE: dict[str, Maker] = {
     "GGUF matrix missing": edited(rename_tensor={"blk.0.ffn_up.weight": "blk.0.up.weight"}),
     "GGUF norm missing": edited(rename_tensor={"output_norm.weight": "norm.weight"}),
     "GGUF embedding missing": edited(rename_tensor={"token_embd.weight": "embedding.weight"}),
-    "GGUF frequencies of another size": edited(rename_tensor={"blk.0.attn_norm.weight": "rope_freqs.weight"}),
+    "GGUF frequencies of a wrong size": edited(rename_tensor={"blk.0.attn_norm.weight": "rope_freqs.weight"}),
     "GGUF matrix of an unknown type": entry("blk.0.ffn_up.weight", type_id=9999),
     "GGUF matrix of a removed type": entry("blk.0.ffn_up.weight", type_id=4),
     "GGUF embedding of an unknown type": entry("token_embd.weight", type_id=9999),
     "GGUF norm of int32": entry("output_norm.weight", type_id=26),
     "GGUF K no multiple of the block": entry("blk.0.ffn_up.weight", dims=(250, 256)),
-    "GGUF matrix of another shape": entry("blk.0.ffn_up.weight", dims=(512, 128)),
+    "GGUF matrix of a wrong shape": entry("blk.0.ffn_up.weight", dims=(512, 128)),
     "GGUF matrix of a terabyte": huge("blk.0.ffn_up.weight", (1 << 20, 1 << 20)),
 }  # fmt: skip
 """`run` gives one line and exit code 2, costs little, and allocates nothing of what is claimed."""

@@ -1,4 +1,4 @@
-"""Run the `polyquant` command in processes of its own, cheaply: one server imports it once and forks per call.
+"""Run the `polyquant` command in separate processes, cheaply: one server imports it once and forks per call.
 
 Each call reports its exit code, output, CPU time and peak memory.
 """
@@ -53,7 +53,7 @@ class Server:
         )
 
     def run(self, *args: object, file_limit: int | None = None, columns: int = 80) -> Outcome:
-        """file_limit: no file may grow beyond so many bytes, as on a full disk."""
+        """file_limit: maximum file size in bytes, to simulate a full disk."""
         call = {"args": [os.fspath(a) if isinstance(a, Path) else str(a) for a in args]}
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(json.dumps({**call, "file_limit": file_limit, "columns": columns}) + "\n")

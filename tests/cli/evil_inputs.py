@@ -37,7 +37,7 @@ def named_folder(folder: Path) -> Path:
 
 
 def running_gguf(folder: Path) -> Path:
-    """A model that runs, with evil metadata beside its own and a chat template that refuses evilly."""
+    """A working model with malicious extra metadata and a malicious chat template."""
     template = "{{ raise_exception(messages[0].role ~ '" + EVIL.replace("\n", "\\n") + "') }}"
     values = {"general.name": EVIL, f"x.{EVIL}": EVIL, "tokenizer.chat_template": template}
     edit(GGUF, folder / "x.gguf", set={k: Meta(Kind.STRING, v) for k, v in values.items()})

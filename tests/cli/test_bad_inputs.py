@@ -53,7 +53,7 @@ def test_a_folder_whose_meaning_is_broken_does_not_convert(name, polyquant, tmp_
 
 
 @pytest.mark.parametrize("name", INCOMPLETE)
-def test_what_is_missing_is_said(name, polyquant, tmp_path):
+def test_missing_parts_are_reported(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
     outcome = polyquant("convert", INCOMPLETE[name](tmp_path / "in"), tmp_path / "out.gguf", "--allow-unknown")
     assert outcome.code == 0 and "\nwarning: " in outcome.out

@@ -184,7 +184,7 @@ def test_git_lfs_pointers_are_named(case, polyquant, tmp_path):
     assert checked.code in (1, 2) and "Git LFS pointer" in checked.out + checked.err
 
 
-def test_a_pointer_beside_the_weights_is_not_copied(tmp_path):
+def test_a_pointer_next_to_the_weights_is_not_copied(tmp_path):
     folder = lfs("tokenizer_config.json")(tmp_path)
     with pytest.raises(InputError, match=r"tokenizer_config\.json: is a Git LFS pointer"):
         pq.plan(folder, "hf", codec="bf16")

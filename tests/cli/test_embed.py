@@ -1,4 +1,4 @@
-"""`polyquant embed`: stdout holds vectors and nothing else, in the form that was asked for."""
+"""`polyquant embed`: stdout has only vectors, in the requested format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_line_for_each_text(gguf, wanted, polyquant):
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_json_says_how_it_was_made(gguf, wanted, polyquant, tmp_path):
+def test_json_has_the_settings(gguf, wanted, polyquant, tmp_path):
     said = json.loads(polyquant("embed", gguf, *TEXTS, "--format", "json").out)
     assert (said["pooling"], said["normalized"], said["dimensions"]) == ("mean", True, 64)
     assert [e["text"] for e in said["embeddings"]] == TEXTS

@@ -25,7 +25,7 @@ STEERS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def steering(printed: str) -> list[str]:
-    """What a terminal would not simply show, but for the ends of lines."""
+    """Characters that a terminal interprets, except line ends."""
     return sorted({repr(c) for c in printed if c != "\n" and unicodedata.category(c) in STEERS})
 
 
@@ -173,7 +173,7 @@ def test_json_escapes_what_a_terminal_would_take(polyquant, tmp_path):
 # ---------------------------------------------------------------- on a terminal
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\[[0-9;]*m|\r")
-"""What rich and click write themselves: styles, and moves of the cursor for the bar."""
+"""Control sequences of rich and click: styles, and cursor moves of the progress bar."""
 PAYLOAD = ("\x1b]0;", "\x1b[2J", "\x9b", "\x07", "\x08", "\x7f", "\u202e", "\u2066", "\u2028")
 
 
@@ -195,7 +195,7 @@ def on_terminal(*args) -> tuple[int, str]:
 
 
 def steered(folder):
-    """A model whose every answer steers: wherever its text says "e", the tokenizer puts the payload too."""
+    """A model whose answers contain control sequences: the tokenizer adds the payload after every "e"."""
     path = model("tokenizer.json", lambda t: t.update(decoder={"type": "Sequence", "decoders": [
         t["decoder"], {"type": "Replace", "pattern": {"String": "e"}, "content": EVIL}]}))(folder)  # fmt: skip
     for name in ("config.json", "model.safetensors", "tokenizer_config.json"):

@@ -67,5 +67,5 @@ def test_bars_are_as_long_as_their_share(share, length):
         (Mean(float("inf"), 1.0), "inf"),
     ],
 )
-def test_values_are_told_with_their_errors(mean, said):
+def test_values_are_shown_with_errors(mean, said):
     assert _mean(mean) == said

@@ -16,13 +16,13 @@ MOE = VECTORS / "architectures/qwen3_moe"
 
 @pytest.fixture
 def few(tmp_path):
-    """A text of one word, which a few experts read."""
+    """A text of one repeated word, which reaches few experts."""
     path = tmp_path / "few.json"
     path.write_text(json.dumps([[7] * 70]))
     return path
 
 
-def test_the_file_is_written_and_names_what_was_not_reached(polyquant, tmp_path, few):
+def test_the_file_is_written_and_unreached_experts_are_listed(polyquant, tmp_path, few):
     out = tmp_path / "imatrix.gguf"
     said = polyquant("importance", MOE, out, "--calibration", few)
     assert said.code == 0 and not said.err
@@ -52,7 +52,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_measured_is_refused(case, polyquant, tmp_path, few):
+def test_unmeasurable_models_are_refused(case, polyquant, tmp_path, few):
     args, message = BAD[case]
     short, foreign = tmp_path / "short.json", tmp_path / "foreign.json"
     short.write_text("[[1, 2, 3]]")

@@ -30,7 +30,7 @@ main(sys.argv[1:])
 
 
 def start(action, *args):
-    """The command in a process of its own that does `action` once six tensors are done."""
+    """Run the command in a separate process that does `action` after six tensors."""
     script = PATCHED.format(action=action)
     words = [sys.executable, "-c", script, *map(str, args)]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -38,7 +38,7 @@ def start(action, *args):
 
 @pytest.fixture(scope="module")
 def whole(polyquant, tmp_path_factory):
-    """What an undisturbed run writes."""
+    """Return the output of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     assert polyquant("convert", SOURCE, folder / "m.gguf", "--codec", "q8_0").code == 0
     assert polyquant("convert", SOURCE, folder / "hf", "--codec", "f16").code == 0

@@ -46,7 +46,7 @@ def test_each_option_makes_a_sound_folder(polyquant, tmp_path, words, kinds):
     assert polyquant("validate", tmp_path / "out").code == 0
 
 
-def test_layers_that_had_better_stay_float_are_found_and_said(polyquant, tmp_path):
+def test_sensitive_layers_are_selected_and_listed(polyquant, tmp_path):
     words = ("--codec", "w8a8", "--calibration", IDS, "--keep", "auto", "--keep-error", "0.005")
     made = polyquant("quantize", MODEL, tmp_path / "out", *words)
     assert made.code == 0 and "--keep auto: 1 layers float" in made.out, made
@@ -104,7 +104,7 @@ def test_from_dialect_to_dialect_without_asking_for_more(polyquant, tmp_path):
         (("--to", "trellis-v3", "--keep", "*"), "--to msmodelslim"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(polyquant, tmp_path, words, what):
+def test_errors_are_one_line(polyquant, tmp_path, words, what):
     (tmp_path / "ranges.json").write_text('{"a": [0, 1]}')
     words = [tmp_path / "ranges.json" if w == "RANGES" else w for w in words]
     refused = polyquant("quantize", MODEL, tmp_path / "out", *words)

@@ -40,7 +40,7 @@ TEMPLATE = (
 
 
 def start(*args, stdin=subprocess.PIPE, **options):
-    """The command in a process of its own that takes 50 ms or more for each token."""
+    """Run the command in a separate process that takes at least 50 ms per token."""
     words = [sys.executable, "-c", SLOW, "run", *map(str, args)]
     return subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
@@ -106,7 +106,7 @@ def test_chat_goes_through_the_template(polyquant, tmp_path):
     assert "known: default, other" in polyquant("run", two, "--template", "x", "-p", PROMPT).line
 
 
-def test_a_text_that_stops_by_itself_says_why(polyquant):
+def test_an_early_stop_gives_a_reason(polyquant):
     outcome = polyquant("run", LLAMA, "-p", PROMPT)
     assert outcome.line == "note: stopped after 128 tokens; -n sets how many"
     assert polyquant("run", LLAMA, "-p", PROMPT, "-n", 8).err == ""
@@ -211,7 +211,7 @@ def test_notes_of_the_model_go_to_stderr(polyquant):
     assert [f"note: {n}" for n in told["notes"]] == [outcome.line]
 
 
-def test_a_prompt_that_is_no_text(polyquant, tmp_path):
+def test_a_prompt_that_is_not_text(polyquant, tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in polyquant("run", LLAMA, "-f", tmp_path / "bytes").line
     assert "too long" in polyquant("run", LLAMA, "-f", "/dev/zero").line
@@ -240,7 +240,7 @@ def test_text_streams_and_a_reader_that_goes_away_ends_the_program_quietly():
 
 
 class Terminal:
-    """The command on a terminal of its own."""
+    """Run the command on its own terminal."""
 
     def __init__(self, *args):
         self.master, slave = pty.openpty()
@@ -274,7 +274,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
     assert "sampling: greedy" in terminal.until("you> ")
     terminal.type(f"{PROMPT}\n")
     assert f"model> {SIX}\n" in terminal.until("you> ")
-    terminal.type(", that\n\n")  # the second turn goes on from the first; an empty line says nothing
+    terminal.type(", that\n\n")  # the second turn continues the first; an empty line is ignored
     assert len(terminal.until("you> ").strip()) > len(", that")
     for _ in range(30):  # an end of input that comes while the terminal changes its mode is lost: people press again
         terminal.type("\x04")
@@ -302,7 +302,7 @@ def test_commands_of_a_conversation(tmp_path):
     assert ask("/regenerate") != first  # another seed
     assert ask("/no command: a text") != first  # a line that only begins like one
     assert "forgotten" in ask("/clear")
-    assert ask(PROMPT) == first  # nothing is left of what was said before
+    assert ask(PROMPT) == first  # the previous conversation is gone
     terminal.type("/exit\n")
     assert terminal.close() == 0
 
@@ -324,7 +324,7 @@ def test_a_full_context_drops_the_oldest_messages(tmp_path):
     assert terminal.close() == 0
 
 
-def test_an_answer_in_a_chat_goes_on_until_the_context_is_full(tmp_path):
+def test_a_chat_answer_continues_until_the_context_is_full(tmp_path):
     terminal = Terminal(with_template(tmp_path), "--context", 150)
     terminal.until("you> ")
     terminal.type(f"{PROMPT}\n")

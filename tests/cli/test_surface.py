@@ -1,4 +1,4 @@
-"""What a person meets: help, exit codes, JSON, 80 columns, pipes, clumsy arguments."""
+"""The user-visible surface: help, exit codes, JSON, 80 columns, pipes, clumsy arguments."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ TYPOS = {
 
 
 @pytest.mark.parametrize("args", TYPOS, ids=lambda args: " ".join(str(a).rpartition("/")[2] for a in args))
-def test_a_slip_is_answered_with_what_to_type(args, polyquant, tmp_path):
+def test_a_typo_is_answered_with_a_suggestion(args, polyquant, tmp_path):
     outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args))
     assert outcome.code == 2 and "Traceback" not in outcome.err
     assert not outcome.out or "--resume" in args  # there the plan comes first
@@ -136,7 +136,7 @@ def test_numbers_stay_in_sight_whatever_the_names(polyquant):
 
 
 def test_a_pipe_gets_each_row_on_one_line():
-    """As the program runs for people: nothing in the environment tells a width."""
+    """As users run it: the environment sets no width."""
     env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
     command = [sys.executable, "-m", "polyquant", "convert", UNTIED / "hf", "out.gguf", "--recipe", "q2_k", "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
@@ -178,7 +178,7 @@ def test_names_from_files_reach_no_terminal_as_they_are(polyquant, tmp_path):
     assert "[red]x" in polyquant("inspect", path).out
 
 
-def test_a_path_is_no_markup(polyquant, tmp_path):
+def test_a_path_is_not_markup(polyquant, tmp_path):
     folder = tmp_path / "[" / "]"
     folder.mkdir(parents=True)
     shutil.copy(GGUF, folder / "x[red].gguf")
@@ -196,7 +196,7 @@ def test_a_reader_that_goes_away_ends_the_program_quietly():
     assert child.wait() == 1
 
 
-def test_sizes_are_said_in_powers_of_1024():
+def test_sizes_are_in_powers_of_1024():
     assert [size(n) for n in (0, 1023, 1024, 1 << 30, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.0 GiB", "5.00 TiB"]
 
 

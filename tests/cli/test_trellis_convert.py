@@ -51,18 +51,18 @@ def test_quantize_without_bits_takes_four(polyquant, tmp_path):
         (["--bits", 3, "--repair"], "Trellis"),
     ],
 )
-def test_one_line_that_says_what_to_type(polyquant, tmp_path, words, what):
+def test_one_line_errors_with_a_hint(polyquant, tmp_path, words, what):
     outcome = polyquant("convert", LLAMA, tmp_path / "out", *words)
     assert outcome.code == 2 and what in outcome.line, outcome
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_quantized_needs_a_word(polyquant, tmp_path):
+def test_quantized_sources_need_requantize(polyquant, tmp_path):
     outcome = polyquant("convert", QUANTIZED, tmp_path / "out", "--bits", 3)
     assert outcome.code == 2 and "--requantize" in outcome.line
 
 
-def test_trellis_stays_trellis_unless_floats_are_asked_for(polyquant, tmp_path):
+def test_trellis_stays_trellis_unless_floats_are_requested(polyquant, tmp_path):
     source = VECTORS / "trellis/v2_cuda"
     assert polyquant("convert", source, tmp_path / "v3").code == 0
     assert (tmp_path / "v3/quantization_config.json").is_file()

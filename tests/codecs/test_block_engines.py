@@ -1,4 +1,4 @@
-"""Whatever finite floats come, the native kernels and the numpy references write the same bytes."""
+"""Native kernels and numpy references write the same bytes for any finite floats."""
 
 import numpy as np
 import pytest

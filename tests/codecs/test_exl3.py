@@ -78,7 +78,7 @@ def test_quantizes_outputs_of_all_sizes(bits, most):
     parts = found.pack(found.quantize(w))
     error = (found.dequantize(parts, w.shape) - w) / size
     assert np.square(error).mean() < most
-    assert np.abs(error[5]).max() < 1  # nothing of the size of zero is divided by it
+    assert np.abs(error[5]).max() < 1  # no division by zero scales
 
 
 @pytest.mark.parametrize("name", ["exl3.0.mul1", "exl3.9.mul1", "exl3.3", "exl3.3.grid", "exl3.3.mul1.x"])
@@ -87,7 +87,7 @@ def test_other_names_are_refused(name):
         codec(name)
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_parts_are_refused():
     found, parts, shape = golden("mul1_k2")
     with pytest.raises(CodecError, match="multiples of 128"):
         found.specs((128, 64))

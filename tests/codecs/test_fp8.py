@@ -1,4 +1,4 @@
-"""8-bit floats with scales: names, sizes, numbers, and what is refused."""
+"""8-bit floats with scales: names, sizes, values, errors."""
 
 import ml_dtypes
 import numpy as np

@@ -89,7 +89,7 @@ def test_all_zeros(name, engine):
     same_floats(codec.dequantize(parts, (4, 8)), np.zeros((4, 8)))
 
 
-def test_what_does_not_fit_is_said(engine):
+def test_mismatched_parts_are_reported(engine):
     codec = polyquant.codec("hf_bitnet.bitlinear")
     with pytest.raises(CodecError, match="multiple of 4 rows"):
         codec.specs((6, 8))

@@ -50,7 +50,7 @@ def test_quantizing_is_that_of_ggml(engine):
     np.testing.assert_array_equal(codec.quantize(w).blocks, ggml.quantize(w).blocks)
 
 
-def test_what_does_not_fit():
+def test_mismatched_parts():
     codec, parts = polyquant.codec("hf_mxfp4"), parts_of(4, 64, 3)
     with pytest.raises(CodecError, match="a different block type"):
         codec.pack(Blocks("q4_0", np.zeros((1, 18), np.uint8)))

@@ -106,7 +106,7 @@ def test_rotated_flavour_rotates_inputs_and_swaps_nothing(shape):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_parts_are_refused():
     found = codec("metal_marlin.4")
     parts = found.pack(found.quantize(np.ones((16, 32), np.float32)))
     with pytest.raises(CodecError, match="'indices' do not fit"):

@@ -25,7 +25,7 @@ def bias_of(folder, name):
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_what_is_unpacked_packs_to_the_same_bytes(folder):
+def test_unpacked_codes_pack_to_the_same_bytes(folder):
     found = linears(folder)
     assert len(found) >= 13
     for w in found:
@@ -34,7 +34,7 @@ def test_what_is_unpacked_packs_to_the_same_bytes(folder):
         assert {k: (v.shape, v.dtype) for k, v in again.items()} == {
             k: (s.shape, s.dtype) for k, s in w.codec.specs(w.shape).items()
         }
-        if not w.codec.second:  # two scales a group become one
+        if not w.codec.second:  # two scales per group become one
             for part, stored in w.read().items():
                 np.testing.assert_array_equal(
                     again[part].view(np.uint8), stored.view(np.uint8), err_msg=f"{w.name} {part}"
@@ -66,7 +66,7 @@ def test_rows_are_those_of_the_whole(engine):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_the_grid_reaches_what_it_must(engine, bits, symmetric):
+def test_the_scale_covers_the_range(engine, bits, symmetric):
     rng = np.random.default_rng(2)
     w = rng.standard_t(4, (40, 96)).astype(np.float32)
     w[0], w[1], w[2] = 0, np.abs(w[1]), -np.abs(w[2])
@@ -140,7 +140,7 @@ def test_kernels_agree_with_the_reference(folder):
             (got,) = group(np.ascontiguousarray(x[:tokens]), rounding)
             expected = w.codec.multiply(w.parts, w.shape, x[:tokens], rounding)
             if rounding == "block" and w.codec.inputs != "floats" and codes_per_row(w) == 1:
-                np.testing.assert_array_equal(got, expected)  # whole numbers: every bit
+                np.testing.assert_array_equal(got, expected)  # integers: bit-exact
             else:
                 np.testing.assert_allclose(got, expected, atol=2e-6 * np.abs(expected).max())
 
@@ -185,7 +185,7 @@ def test_odd_shapes(shape, inputs, offsets):
             np.testing.assert_array_equal(got, expected)
 
 
-def test_layers_with_grids_of_their_own_share_an_input():
+def test_layers_with_separate_scales_share_an_input():
     """q, k, v of one input: two on one grid, one on another, one in floats."""
     from polyquant.ops import native
     from polyquant.types import Activation
@@ -249,7 +249,7 @@ def test_shapes_that_do_not_fit(name, shape, says):
         polyquant.codec(name).specs(shape)
 
 
-def test_packing_says_what_is_missing():
+def test_packing_reports_missing_parts():
     codec = polyquant.codec("w8a8")
     with pytest.raises(CodecError, match="input range of the layer"):
         codec.pack(codec.quantize(np.ones((4, 32), np.float32)))

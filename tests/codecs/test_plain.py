@@ -49,7 +49,7 @@ def test_gguf_type_numbers():
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_bytes_are_the_numbers(name, engine):
-    """What numpy (ml_dtypes) reads from the same random bytes, by rows and into a given array too."""
+    """Equal to numpy (ml_dtypes) on the same random bytes, also by rows and into a given array."""
     codec, dtype = polyquant.codec(name), np.dtype(DTYPES[name])
     assert codec.dtype == dtype
     packed = np.random.default_rng(5).integers(0, 256, (4, 64 * dtype.itemsize), np.uint8)
@@ -92,7 +92,7 @@ def test_rounding_to_16_bits_is_numpys(bits):
 
 
 def test_nan_stays_nan(engine):
-    """A NaN whose payload lies only in the low bits must not become infinity."""
+    """A NaN with a payload only in the low bits must not become infinity."""
     w = np.array([[0x7F800001, 0xFF800001, 0x7FFFFFFF]], np.uint32).view(np.float32)
     for name in ("f16", "bf16"):
         codec = polyquant.codec(name)

@@ -134,7 +134,7 @@ def test_tiles_of_known_models_fit(second, engine):
         ("tl2", (32, 128), {}, "K >= 256"),
     ],
 )
-def test_what_does_not_fit_is_said(name, shape, options, message, engine):
+def test_mismatched_parts_are_reported(name, shape, options, message, engine):
     codec = polyquant.codec(name, **options)
     with pytest.raises(CodecError, match=message):
         codec.pack(Ternary(np.zeros(shape, np.int8), np.ones(1, np.float32)))

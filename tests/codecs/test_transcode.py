@@ -120,7 +120,7 @@ def said(a, b, scale):
     return str(transcode(packed(a, scale), (64, 256), codec(a), codec(b))[1])
 
 
-def test_what_is_said_of_the_scale(engine):
+def test_reported_changes_of_the_scale(engine):
     assert said("i2_s.x86", "tl1", [0.3]) == "scale kept exactly"
     assert said("i2_s.x86", "i2_s.arm", [0.3]) == "scale kept exactly"
     assert said("i2_s.x86", "hf_bitnet.autobitlinear", [0.3]) == "scale rounded, by at most 0.0026 of its value"

@@ -53,7 +53,7 @@ def fitting(name: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_name_says_everything(name: str) -> None:
+def test_the_name_has_every_option(name: str) -> None:
     codec = pq.codec(name)
     assert codec.name == name
     assert pq.codec(codec.name).configure() == codec.configure() or str(pq.codec(codec.name)) == str(codec)

@@ -15,7 +15,7 @@ def test_reads_as_its_own_dequantizer(engine):
     check_dequantize("trinity.tq2_0", z["packed"], z["dequant"])
 
 
-def test_packs_what_it_unpacks(engine):
+def test_unpack_and_pack_round_trip(engine):
     z = arrays("trinity/trinity_tq2_0_32x10.npz")
     codes = CODEC.unpack({"blocks": z["packed"]}, (64, 32))
     again = CODEC.unpack(CODEC.pack(codes), (64, 32))
@@ -36,7 +36,7 @@ def test_quantize(engine):
     np.testing.assert_array_equal(CODEC.quantize(w).codes.reshape(4, 2, 32), expected)
 
 
-def test_what_does_not_fit_is_said(engine):
+def test_mismatched_parts_are_reported(engine):
     with pytest.raises(CodecError, match="multiple of 32"):
         CODEC.specs((2, 33))
     with pytest.raises(CodecError, match="do not fit"):

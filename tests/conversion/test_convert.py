@@ -111,7 +111,7 @@ def test_bytes_are_deterministic_whatever_the_threads(tmp_path):
     assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "3.gguf").read_bytes()
 
 
-def test_plan_says_the_exact_size(tmp_path):
+def test_the_plan_has_the_exact_size(tmp_path):
     plan = pq.plan(MODELS / "tiny-llama-untied" / "hf", "gguf", recipe="q4_k_m")
     pq.convert(plan, tmp_path / "m.gguf")
     assert (tmp_path / "m.gguf").stat().st_size == plan.nbytes
@@ -135,7 +135,7 @@ def test_a_killed_conversion_resumes_to_equal_bytes(tmp_path):
     assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
 
-def test_quantized_sources_are_refused_unless_asked(tmp_path):
+def test_quantized_sources_are_refused_by_default(tmp_path):
     source = MODELS / "tiny-llama-untied" / "tiny-llama-untied-Q4_0.gguf"
     with pytest.raises(PlanError, match="--requantize"):
         pq.convert(source, tmp_path / "m.gguf", codec="q8_0")

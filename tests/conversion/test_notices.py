@@ -1,4 +1,4 @@
-"""What a plan says of rules that match nothing or a part of a stack, and of stacks whose experts had several codecs."""
+"""Notices of a plan: rules that match nothing or part of a stack, and stacks with several codecs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def said(words, *args, **options):
     return [w for w in pq.plan(*args, **options).warnings if words in w]
 
 
-def test_a_rule_that_matches_nothing_is_told():
+def test_a_rule_that_matches_nothing_is_reported():
     (warning,) = said("matches no tensor", FOLDER, "gguf", codec="q4_0", rules=["nosuch*=q8_0", "*attn_q*=q8_0"])
     assert warning.startswith("--rule nosuch*=q8_0 matches no tensor; tensor names look like ")
     assert not said(
@@ -21,7 +21,7 @@ def test_a_rule_that_matches_nothing_is_told():
     )
 
 
-def test_a_rule_for_one_expert_holds_for_its_stack_and_says_so():
+def test_a_rule_for_one_expert_applies_to_its_stack_with_a_notice():
     plan = pq.plan(FOLDER, "gguf", codec="q4_0", rules=[f"{ONE}=q8_0"])
     stack = next(s for s in plan.steps if s.map.target == "blk.0.ffn_gate_exps.weight")
     assert stack.target.name == "q8_0"

@@ -171,7 +171,7 @@ def test_sources_of_several_codecs(tmp_path, remade):
 
 
 def test_ternary_stacks(tmp_path, remade):
-    """Experts with scales of their own: kept by blocks, refused where one scale must do."""
+    """Experts with separate scales: kept by block scales, refused for a single scale."""
     rng = np.random.default_rng(0)
     codes = [rng.integers(-1, 2, (64, 256)).astype(np.float32) for _ in range(3)]
     found = {}
@@ -216,7 +216,7 @@ def test_a_translation_that_promises_another_shape_is_refused(tmp_path, monkeypa
         pq.plan(path, "gguf")
 
 
-def test_what_needs_one_source_says_so():
+def test_operations_on_one_source_refuse_several():
     made = TensorMap("experts", ("e0", "e1"), (2, 64, 256), Stack())
     with pytest.raises(UnsupportedError, match=r"experts: is made of several tensors.*e0 and 1 more"):
         made.source  # noqa: B018
@@ -241,7 +241,7 @@ def test_each_expert_is_quantized_by_its_own_importance(tmp_path, remade, codec)
 
 def test_experts_that_no_token_reached_are_counted(tmp_path, remade):
     importance = np.random.default_rng(2).gamma(0.3, 1.0, (3, 256)).astype(np.float32)
-    importance[1] = 1  # what load_importance gives where the count is 0
+    importance[1] = 1  # the result of load_importance for a count of 0
     made = {"experts": MADE["experts"]}
     plan, _, _ = remade(source(tmp_path, "f32"), made, codec="q4_k", importance={"experts": importance})
     assert sum("1 experts of 1 stacks were reached by no token" in w for w in plan.warnings) == 1
@@ -263,7 +263,7 @@ def test_blocks_of_a_turned_stack_are_whole_matrices(monkeypatch):
 
 
 def test_compare_makes_the_tensors_of_several(tmp_path, remade, monkeypatch):
-    """The float source, said in the target's words, against what the conversion wrote."""
+    """Compare the float source, translated to the target's names, with the output."""
     path = source(tmp_path, "f32")
     _, report, made = remade(path, codec="q8_0")
     truth = pq.open(path)

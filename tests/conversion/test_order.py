@@ -15,8 +15,10 @@ import polyquant as pq
 
 LAYERS, HIDDEN, INNER, VOCAB = 12, 32, 64, 64
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER, "vocab_size": VOCAB,
-    "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
 
@@ -70,7 +72,7 @@ def test_folders_hold_layers_in_order(writer, model, tmp_path):
     found = list(shards(tmp_path / "out"))
     assert len(found) > 4
     spans = [(min(map(place, names)), max(map(place, names))) for names in found]
-    if writer == "msmodelslim v1":  # as the tool writes: the embeddings stand behind the layers
+    if writer == "msmodelslim v1":  # as the tool writes: the embeddings follow the layers
         spans = [(min(p), max(p)) for names in found if (p := [place(n) for n in names if ".layers." in n])]
     assert all(before[1] <= after[0] for before, after in pairwise(spans)), spans
 

@@ -1,4 +1,4 @@
-"""docs/findings.md says what the code says."""
+"""docs/findings.md matches the code."""
 
 from __future__ import annotations
 

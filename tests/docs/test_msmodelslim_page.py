@@ -1,4 +1,4 @@
-"""docs/formats/msmodelslim.md says what the code does."""
+"""docs/formats/msmodelslim.md matches the code."""
 
 import re
 from pathlib import Path

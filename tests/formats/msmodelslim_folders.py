@@ -28,7 +28,7 @@ assert ml_dtypes  # numpy learns bfloat16 by its import
 
 
 def copy(name: str, target: Path) -> Path:
-    """A writable copy of a golden folder, without what the tool did not write."""
+    """A writable copy of a golden folder, only with files of the tool."""
     return Path(shutil.copytree(MSMODELSLIM / name, target / "model", ignore=shutil.ignore_patterns(*ASIDE)))
 
 

@@ -1,4 +1,4 @@
-"""What --overwrite may replace: models, and of folders only what a model has."""
+"""Targets that --overwrite may replace: models, and folders with only model files."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def test_every_file_of_a_genuine_model_may_be_replaced(name, tmp_path):
 @pytest.mark.parametrize(
     "to, codec", [("hf", None), ("trellis-v3", "trellis.3.mul1.12"), ("msmodelslim", "w8a16"), ("gguf", None)]
 )
-def test_what_we_wrote_may_be_replaced(to, codec, tmp_path):
+def test_our_output_may_be_replaced(to, codec, tmp_path):
     for _ in range(2):
         pq.convert(SOUND, tmp_path / "out", to=to, codec=codec, overwrite=True)
     assert names(tmp_path) == ["out"]
@@ -81,7 +81,7 @@ def test_an_index_cannot_claim_foreign_files(tmp_path):
         replaceable(folder)
 
 
-def test_what_is_no_model_is_refused_and_what_is_empty_is_not(tmp_path):
+def test_non_models_are_refused_and_empty_folders_are_not(tmp_path):
     (tmp_path / "text.gguf").write_text("precious")
     (tmp_path / "home").mkdir()
     (tmp_path / "home/file").write_text("precious")

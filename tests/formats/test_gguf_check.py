@@ -52,13 +52,13 @@ ERRORS = {
     "alignment 48": ("GGUF011", file([ARCH, u32("general.alignment", 48)])),
     "alignment 0": ("GGUF011", file([ARCH, u32("general.alignment", 0)])),
     "alignment 2^31": ("GGUF011", file([ARCH, u32("general.alignment", 1 << 31)])),
-    "alignment of another type": ("GGUF012", file([ARCH, entry("general.alignment", 10, struct.pack("<Q", 64))])),
+    "alignment of a wrong type": ("GGUF012", file([ARCH, entry("general.alignment", 10, struct.pack("<Q", 64))])),
     "name of 64 bytes": ("GGUF013", file([ARCH], [tensor("n" * 64, (4, 2), 0, 0)], DATA)),
     "name twice": ("GGUF014", file([ARCH], [T, tensor("a", (4, 2), 0, 32)], DATA * 2)),
     "five dimensions": ("GGUF015", file([ARCH], [tensor("a", (1, 1, 1, 1, 8), 0, 0)], DATA)),
     "2^32 dimensions": ("GGUF004", file([ARCH], [string("a") + struct.pack("<I", 0xFFFFFFFF) + bytes(100)], DATA)),
     "elements overflow": ("GGUF016", file([ARCH], [tensor("a", (1 << 40, 1 << 40), 0, 0)], DATA)),
-    "elements overflow beside a zero": ("GGUF016", file([ARCH], [tensor("a", (0, 1 << 40, 1 << 40), 0, 0)])),
+    "elements overflow next to a zero": ("GGUF016", file([ARCH], [tensor("a", (0, 1 << 40, 1 << 40), 0, 0)])),
     "negative dimension": ("GGUF016", file([ARCH], [tensor("a", (2**64 - 1, 1), 0, 0)], DATA)),
     "rows no multiple of the block": ("GGUF017", file([ARCH], [tensor("a", (33, 2), 8, 0)], bytes(96))),
     "gap between tensors": ("GGUF018", file([ARCH], [T, tensor("b", (4, 2), 0, 64)], DATA * 3)),
@@ -111,7 +111,7 @@ def test_what_llama_cpp_rejects_is_an_error(tmp_path, case, engine):
 
 
 @pytest.mark.parametrize("case", LESSER)
-def test_what_some_reader_trips_over_is_no_error(tmp_path, case):
+def test_reader_specific_problems_are_not_errors(tmp_path, case):
     code, raw = LESSER[case]
     path = saved(tmp_path, raw)
     found = list(gguf.check(path))
@@ -165,7 +165,7 @@ def test_names_are_printed_escaped(tmp_path):
     assert "\x1b" not in str(e.value)
 
 
-def test_what_is_no_file_is_refused_without_blocking(tmp_path):
+def test_non_files_are_refused_without_blocking(tmp_path):
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     link = tmp_path / "link.gguf"

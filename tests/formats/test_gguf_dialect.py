@@ -66,7 +66,7 @@ def test_which_dialect(tmp_path, type_id, nbytes, arch, expected):
 
 @pytest.mark.parametrize("type_id", [34, 36, 38, 39])
 def test_trinity_types_without_a_scale_are_one_code(tmp_path, type_id):
-    """Two bits a weight, low bits first: 00, 01, 10 = 0, +1, -1; written back as type 36."""
+    """Two bits per weight, low bits first: 00, 01, 10 = 0, +1, -1; written back as type 36."""
     symbols = np.random.default_rng(type_id).integers(0, 3, (128, 256))
     lanes = symbols.reshape(128, 64, 4)
     packed = (lanes << np.array([0, 2, 4, 6])).sum(axis=2).astype(np.uint8)

@@ -20,7 +20,7 @@ NESTED = VECTORS / "gguf/meta_all_types_v3_le.gguf"
 
 
 def data(path):
-    """Every tensor's bytes as they lie in the file."""
+    """Return every tensor's stored bytes."""
     header = read_header(Source(path))
     raw = path.read_bytes()[header.data :]
     return {t.name: (t.shape, t.type_id, t.offset, raw[t.offset : t.offset + 16]) for t in header.tensors}, raw
@@ -183,7 +183,7 @@ def test_edits_at_the_same_time_lose_nothing(tmp_path, length):
     assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
 
 
-def test_what_a_killed_edit_left_goes_with_the_next_one(tmp_path):
+def test_leftovers_of_a_killed_edit_are_removed_by_the_next(tmp_path):
     path = saved(tmp_path, sound())
     script = """if True:
         import os, sys

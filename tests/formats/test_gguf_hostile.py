@@ -57,7 +57,7 @@ def test_cut_at_every_byte(tmp_path):
             gguf.open(path)
         except PolyquantError as e:
             assert "\n" not in str(e) and found
-        else:  # only the padding behind the last tensor is gone
+        else:  # only the padding after the last tensor is missing
             assert n >= len(raw) - 22 and not found, n
 
 

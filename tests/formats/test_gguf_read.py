@@ -22,7 +22,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("path", GGUF_VECTORS, ids=lambda p: p.stem)
-def test_metadata_equals_the_json_beside(path, engine):
+def test_metadata_equals_the_reference_json(path, engine):
     expected = json.loads(path.with_suffix(".json").read_text())["kv"]
     if "gguf-py-0" in path.stem:  # these writers left empty strings out: the JSON says what they were given
         assert expected.pop("t.empty")["value"] == "" and b"t.empty" not in path.read_bytes()
@@ -91,7 +91,7 @@ def test_whole_tensor_types_give_all_their_bytes():
     assert tl2.parts["blocks"].shape == (30080,)
 
 
-def test_the_user_says_which_ternary_layout():
+def test_the_user_chooses_the_ternary_layout():
     file = VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-arm_64.gguf"
     names = {w.codec.name for w in gguf.open(file, ternary_layout="i2_s.arm").values()}
     assert "i2_s.arm" in names and "i2_s.x86" not in names
@@ -101,7 +101,7 @@ def test_the_user_says_which_ternary_layout():
         gguf.open(file, dialect="bitnett")
 
 
-def test_a_dialect_may_be_asked_for():
+def test_a_dialect_can_be_requested():
     file = VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf"
     opened = gguf.open(file, dialect="mainline")
     assert opened.dialect.why == "as requested"
@@ -121,7 +121,7 @@ def test_rows_are_read_by_position():
     np.testing.assert_array_equal(w.dequantize(rows=slice(3, 7)), w.dequantize()[3:7])
 
 
-def test_strings_decode_when_asked_for(engine):
+def test_strings_decode_lazily(engine):
     metadata = gguf.open(VECTORS / "models/tiny-llama-untied/tiny-llama-untied-Q8_0.gguf").metadata
     tokens = metadata["tokenizer.ggml.tokens"]
     assert len(tokens) == 512

@@ -18,7 +18,7 @@ F32, Q8_0 = (registry.codec(n) for n in ("f32", "q8_0"))
 
 
 def write(folder, layout, payload):
-    """What an executor does: files of zeros of the planned size, the pieces, then each part into its slot."""
+    """Write as an executor does: zero-filled files of the planned size, the pieces, then each part in its slot."""
     for f in layout.files:
         raw = bytearray(f.size)
         for at, piece in f.pieces:
@@ -52,7 +52,7 @@ def same(a, b, *, without=()):
 
 
 @pytest.mark.parametrize("path", [*GGUF_VECTORS, *MODELS], ids=lambda p: p.stem)
-def test_what_we_write_we_read_back(tmp_path, path, engine):
+def test_write_and_read_round_trip(tmp_path, path, engine):
     source, layout, written = rewrite(tmp_path, path)
     again = gguf.open(written)
     same(source, again, without={"general.alignment"})
@@ -136,7 +136,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_gguf_cannot_hold_is_refused(case):
+def test_unsupported_gguf_content_is_refused(case):
     tensors, metadata, message = REFUSED[case]
     with pytest.raises(PlanError, match=message):
         gguf.lay_out(tensors, metadata)

@@ -117,12 +117,12 @@ def test_sharded_bin(tmp_path):
         ("hf_bin/old.bin", "torch file"),
     ],
 )
-def test_sniff_says_why(name, why):
+def test_sniff_gives_a_reason(name, why):
     assert why in hf.sniff(VECTORS / name).why
 
 
 @pytest.mark.parametrize("name", ["ggml", "ggml/q8_0.npz", "models/tiny-llama-tied/hf/config.json", "nothing"])
-def test_sniff_says_no(name):
+def test_sniff_rejects(name):
     assert hf.sniff(VECTORS / name) is None
 
 
@@ -233,7 +233,7 @@ def test_config_says_what_packed_weights_mean():
         hf.lay_out([packed("bitlinear")], {})
 
 
-def test_what_a_folder_cannot_hold_is_refused():
+def test_unsupported_codecs_of_folders_are_refused():
     f32, q8 = codec("f32"), codec("q8_0")
     with pytest.raises(PlanError, match="cannot store q8_0"):
         hf.lay_out([TensorSpec("a", (1, 32), q8)], {})

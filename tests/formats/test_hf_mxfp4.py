@@ -84,7 +84,7 @@ def test_other_targets_get_the_float_model(tmp_path):
         ({"down_proj_blocks": np.ones((4, 64, 3, 8), np.uint8)}, "blocks have an unexpected shape"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, tensors, said):
+def test_mismatched_parts_are_refused(tmp_path, tensors, said):
     path = changed(tmp_path / "m", **tensors)
     with pytest.raises(InputError, match=said) as e:
         polyquant.open(path)

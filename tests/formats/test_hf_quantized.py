@@ -65,7 +65,7 @@ EXPORTS = [
 
 
 @pytest.mark.parametrize(("export", "mode", "quantization", "codec"), EXPORTS)
-def test_exports_of_the_tool_mean_what_it_exported(tmp_path, export, mode, quantization, codec):
+def test_exports_of_the_tool_decode_correctly(tmp_path, export, mode, quantization, codec):
     tensors = load_file(MSMODELSLIM / "export" / f"{export}.safetensors")
     if quantization["quant_method"] == "gptq":  # its GPTQ export cuts off zeros of 48 outputs
         cut = [n.removesuffix(".qzeros") for n in tensors if "k_proj.qz" in n or "v_proj.qz" in n]
@@ -145,7 +145,7 @@ def test_a_module_may_have_other_bits_than_the_config(tmp_path):
     ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
     ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
 ])  # fmt: skip
-def test_the_first_tools_wrote_a_file_of_their_own(tmp_path, kind, file, said):
+def test_early_tools_wrote_a_separate_file(tmp_path, kind, file, said):
     codes, zeros, scales = packers.some_codes(0, 32, 64, 2, 4)
     path = folder(tmp_path / "m", module(codes, zeros, scales, kind, **({"bits": 4} if kind == "gptq" else {})), None)
     (path / file).write_text(json.dumps(said))
@@ -182,7 +182,7 @@ def test_compressed_tensors_int8(tmp_path, inputs, name):
     assert not checkpoint.notes
 
 
-def test_fixed_grids_of_inputs_are_left_out_and_said(tmp_path):
+def test_static_input_scales_are_dropped_with_a_note(tmp_path):
     codes, _, scales = packers.some_codes(2, 20, 30, 1, 8)
     tensors = {f"{UP}.weight": (codes - 128).astype(np.int8), f"{UP}.weight_scale": scales}
     tensors |= {f"{UP}.input_scale": np.ones(1, np.float32), f"{UP}.input_zero_point": np.zeros(1, np.int8)}
@@ -310,7 +310,7 @@ def test_broken_chatglm(tmp_path, change, said):
         hf.open(path)
 
 
-def test_scales_that_are_no_numbers_are_found(tmp_path):
+def test_non_finite_scales_are_found(tmp_path):
     codes, zeros, scales = packers.some_codes(5, 32, 64, 2, 4)
     scales[3, 1] = np.nan
     assert "HF064" in codes_of(folder(tmp_path / "m", module(codes, zeros, scales, "gptq", bits=4), GPTQ))
@@ -394,7 +394,7 @@ def test_broken_floats_of_8_bits(tmp_path, said, change, error):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a header says of a tensor."""
+    """The header entry of a tensor."""
 
     dtype: str
     shape: tuple

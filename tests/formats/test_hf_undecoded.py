@@ -118,13 +118,13 @@ def refused(path, scheme, code):
 
 
 @pytest.mark.parametrize("name", sorted(set(SCHEMES) - DECODED))
-def test_what_config_names_is_refused_by_name(tmp_path, name):
+def test_schemes_in_config_are_rejected_by_name(tmp_path, name):
     config, tensors, scheme, _ = SCHEMES[name]
     refused(folder(tmp_path / "m", tensors, config), scheme, "HF061")
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_what_config_forgot_is_refused_too(tmp_path, name):
+def test_schemes_missing_in_config_are_rejected_too(tmp_path, name):
     _, tensors, _, betrayed = SCHEMES[name]
     refused(folder(tmp_path / "m", tensors, {}), betrayed, "HF065")
 
@@ -165,7 +165,7 @@ def test_looking_gives_the_stored_arrays_and_no_numbers(tmp_path, name):
 # ---------------------------------------------------------------- where else a scheme is said
 
 
-def test_modelopt_says_it_in_a_file_of_its_own(tmp_path):
+def test_modelopt_has_a_separate_file(tmp_path):
     path = folder(tmp_path / "m", SCALED, {})
     (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     refused(path, "modelopt FP8", "HF061")
@@ -248,7 +248,7 @@ def test_8_bit_floats_without_any_scale_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "bool"])
-def test_integers_are_no_weights(tmp_path, dtype):
+def test_integers_are_not_weights(tmp_path, dtype):
     path = folder(tmp_path / "m", parts(weight=np.ones((32, 64), dtype)), {})
     with pytest.raises(UnsupportedError, match="integers, "):
         open_checkpoint(path)

@@ -52,7 +52,7 @@ def test_genuine_folders_open_and_no_byte_is_left_out(name):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_nothing_is_wrong_with_what_the_tool_wrote(name):
+def test_output_of_the_tool_has_no_findings(name):
     found = polyquant.validate(MSMODELSLIM / name)
     assert [str(f) for f in found if f.severity is not Severity.NOTE] == []
     assert {f.code for f in found} <= {"ASC001", "ASC017"}  # no config.json, no tokenizer
@@ -87,7 +87,7 @@ def test_dialects(name):
     assert dialect.why
 
 
-def test_notes_say_what_is_float_cached_and_smoothed():
+def test_notes_list_float_layers_cache_and_smoothing():
     notes = "; ".join(polyquant.open(MSMODELSLIM / "v1/fp32/w8a8_smoothasym_c8").notes)
     assert "1 linear layer left float: model.layers.1.mlp.down_proj" in notes
     assert "(C8) in 2 layers" in notes

@@ -276,7 +276,7 @@ def test_found_by_its_code(source, change, code, severity, line, tmp_path):
     ]
 
 
-def test_what_decodes_to_something_else_is_refused(tmp_path):
+def test_contradicting_tensors_are_refused(tmp_path):
     folder = copy(STATIC, tmp_path)
     FOUND["deq_scale of 33 bits"][1](folder)
     with pytest.raises(

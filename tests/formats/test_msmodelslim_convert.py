@@ -377,7 +377,7 @@ def with_tensors(source, change):
 
 
 @pytest.mark.parametrize("float_layers", [(), ("gate_proj", "up_proj"), ("up_proj",)])
-def test_a_norm_that_is_said_twice_and_not_the_same(tmp_path, float_layers):
+def test_a_duplicated_norm_with_different_values(tmp_path, float_layers):
     """The document: norm.weight stays as it was for layers that stay float."""
 
     def change(tensors, description):
@@ -401,7 +401,7 @@ def test_a_norm_that_is_said_twice_and_not_the_same(tmp_path, float_layers):
 
 
 @pytest.mark.parametrize("mode", ["v0/fp16/w8a8", "v0/fp16/w8a8_per_tensor"])
-def test_biases_that_only_quant_bias_says(tmp_path, mode):
+def test_biases_stored_only_in_quant_bias(tmp_path, mode):
     def change(tensors, description):
         for name in [n for n in tensors if n.endswith("q_proj.bias")]:
             del tensors[name]
@@ -418,7 +418,7 @@ def test_biases_that_only_quant_bias_says(tmp_path, mode):
     assert far(logits(tmp_path / "b"), logits(MSMODELSLIM / "models/qwen2_fp16")) < 0.05
 
 
-def test_shifts_of_an_architecture_that_is_not_known_are_kept_and_said(tmp_path):
+def test_shifts_of_an_unknown_architecture_are_kept_with_a_note(tmp_path):
     source = model_folder(tmp_path / "a", "v0/fp16/w8a8s_lowbit_smooth", "qwen2_fp16")
     (source / "config.json").write_text('{"model_type": "strange", "torch_dtype": "float16"}')
     report = polyquant.convert(source, tmp_path / "b", to="hf")

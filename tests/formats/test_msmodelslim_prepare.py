@@ -73,7 +73,7 @@ def test_grid_of_the_cache_is_the_tools(vector, kv):
             assert np.abs(found.values[name] - expected).max() <= 1
 
 
-def test_names_and_types_of_what_a_folder_gets_besides():
+def test_names_and_types_of_extra_tensors():
     source, glm = open_checkpoint(QWEN2), open_checkpoint(CHATGLM)
     quantized = set(targets(source)) - {"model.layers.1.mlp.up_proj.weight"}
 

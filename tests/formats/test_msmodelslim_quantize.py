@@ -121,7 +121,7 @@ def test_calibrated_folders_have_every_tensor_of_the_tools(tmp_path, mode, optio
     assert not [f for f in pq.validate(out) if f.severity.value == "error"]
 
 
-def test_v0_says_a_smoothed_norm_twice_and_v1_once(tmp_path):
+def test_v0_stores_a_smoothed_norm_twice_and_v1_once(tmp_path):
     options = {
         "codec": "w8a8",
         "to": "msmodelslim",
@@ -231,7 +231,7 @@ def test_rules_and_kept_layers(tmp_path):
     assert any("model.layers.0.mlp.gate_proj and model.layers.0.mlp.up_proj" in w for w in plan.warnings)
 
 
-def test_deq_scale_lies_as_the_models_type_asks(tmp_path):
+def test_deq_scale_is_stored_for_the_models_dtype(tmp_path):
     old = load(static(tmp_path / "half"))
     assert old["model.layers.0.mlp.up_proj.deq_scale"].dtype == np.int64
     ranges = MSMODELSLIM / "v0/bf16/w8a8/calib_stats.json"
@@ -326,7 +326,7 @@ def test_ranges_by_hand_and_as_the_tool_leaves_them(tmp_path):
     ["{}", "[]", '{"a": [1]}', '{"a": [2, 1]}', '{"a": ["1", 2]}', '{"a": [true, 2]}', '{"a": {}}', '{"a": [1, NaN]}',
         '{"a": [0, 1e999]}']
 )  # fmt: skip
-def test_what_is_no_range_is_refused(tmp_path, text):
+def test_invalid_ranges_are_refused(tmp_path, text):
     path = tmp_path / "ranges.json"
     path.write_text(text)
     with pytest.raises(InputError):
@@ -386,7 +386,7 @@ def test_by_way_of_v1_only_weight_scale_is_rounded(tmp_path, mode):
         np.testing.assert_allclose(new[name].astype(np.float32), old[name].astype(np.float32), rtol=2**-7)
 
 
-def test_of_a_norm_said_twice_the_one_for_quantized_layers_is_kept(tmp_path):
+def test_of_a_duplicated_norm_the_quantized_layers_copy_is_kept(tmp_path):
     """As the document has it: norm.weight is the unscaled one, for layers that stay float."""
     start = with_config("v0/fp16/w8a8_m1", tmp_path / "start")
     (path,) = start.glob("*.safetensors")
@@ -430,7 +430,7 @@ def test_an_unknown_type_goes_along(tmp_path):
     assert found["model.norm.weight"] == "W9A9" and found["model_quant_type"] == "W8A16"
 
 
-def test_another_type_of_the_same_codes_is_no_new_quantization(tmp_path):
+def test_a_different_type_with_the_same_codes_is_not_requantized(tmp_path):
     start = with_config("v1/bf16/w8a16", tmp_path / "start")
     plan = pq.plan(start, "msmodelslim", codec="w8a8.dynamic")
     assert Action.TRANSCODE in plan.actions and Action.REQUANTIZE not in plan.actions

@@ -108,7 +108,7 @@ def test_a_lost_description_comes_back(name, tmp_path):
     }
 
 
-def test_a_type_that_nothing_tells_is_asked_for(tmp_path):
+def test_an_undetermined_type_must_be_given(tmp_path):
     folder = copy("v1/bf16/w8a16", tmp_path)
     description(folder).unlink()
     with pytest.raises(
@@ -191,7 +191,7 @@ MENDED = {  # name: (folder, what is done to it, what repair says)
 
 
 @pytest.mark.parametrize(("source", "change", "line"), MENDED.values(), ids=MENDED)
-def test_what_is_recomputed_is_what_the_tool_wrote(source, change, line, tmp_path):
+def test_recomputed_tensors_match_the_tool(source, change, line, tmp_path):
     folder = copy(source, tmp_path)
     change(folder)
     assert serious(folder)
@@ -271,7 +271,7 @@ REFUSED = {  # name: (folder, what is done to it, what the line says)
 
 
 @pytest.mark.parametrize(("source", "change", "line"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_recomputed_is_refused(source, change, line, tmp_path):
+def test_lost_tensors_are_refused(source, change, line, tmp_path):
     folder = copy(source, tmp_path)
     change(folder)
     with pytest.raises(PlanError) as refused:

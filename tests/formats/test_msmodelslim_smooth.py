@@ -100,7 +100,7 @@ def float32(folder, out, change=lambda name, w: w, extra=()):
 
 @pytest.mark.parametrize("folder", [QWEN2, QWEN3, CHATGLM], ids=["qwen2", "qwen3", "chatglm"])
 @pytest.mark.parametrize("method", ["m1", "m4", "shift"])
-def test_the_model_computes_what_it_did(folder, method, tmp_path):
+def test_the_model_is_unchanged(folder, method, tmp_path):
     vocab = open_checkpoint(folder)[EMBEDDING[folder]].shape[0]
     plain = float32(folder, tmp_path / "plain")
     _, found = prepared(plain, method, random_ids(tmp_path / "ids.json", vocab))
@@ -122,7 +122,7 @@ EMBEDDING = {
 
 
 @pytest.mark.parametrize("folder", [QWEN2, QWEN3, CHATGLM], ids=["qwen2", "qwen3", "chatglm"])
-def test_norm_and_linears_together_give_what_they_gave(folder, tmp_path):
+def test_norm_and_linears_compute_the_same(folder, tmp_path):
     """With shifts and norms rounded to their half precision: (n w' + b') W'^T + bias' = n w W^T + bias."""
     source = open_checkpoint(folder)
     source, found = prepared(folder, "shift", random_ids(tmp_path / "ids.json", source[EMBEDDING[folder]].shape[0]))
@@ -157,7 +157,7 @@ def test_a_dead_channel_stays_what_it_is():
 
 
 @pytest.mark.parametrize("name", ["gemma2", "cohere2", "starcoder2", "gpt2", "falcon", "nemotron"])
-def test_only_what_can_be_smoothed_is_fed(name, tmp_path):
+def test_only_smoothable_layers_are_calibrated(name, tmp_path):
     """Norms with a bias or stored as their distance from one, rows in another order and Conv1D keep what they are."""
     record = known()[name]
     source = open_checkpoint(tiny_model(record, tmp_path / "hf"))

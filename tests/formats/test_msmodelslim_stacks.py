@@ -176,7 +176,7 @@ class Folded(Slice):
         return (rows,)
 
 
-def test_a_whole_stack_stays_float_and_says_why(source, monkeypatch):
+def test_a_whole_stack_stays_float_with_a_reason(source, monkeypatch):
     name = "model.layers.0.mlp.experts.up_proj.weight"
     maps = (TensorMap(name, ("stack",), (3, N, K), SAME), TensorMap(f"{Q}.weight", ("fused",), (3 * N, K)))
     monkeypatch.setattr(planning, "_translate", lambda *_: Translation("synthetic", maps))

@@ -69,7 +69,7 @@ def test_the_type_that_weights_most_names_the_model():
     assert said(lay_out(mixed[3:], {}))["model_quant_type"] == "FLOAT"
 
 
-def test_groups_are_said_where_the_dialect_says_them():
+def test_the_group_size_is_written_by_dialect():
     weight = [TensorSpec("a.weight", (4, 64), codec("w8a16.g32"))]
     assert said(lay_out(weight, {}))["group_size"] == 32
     assert said(lay_out(weight, {}, dialect="ascendv1"))["group_size"] == 32
@@ -84,7 +84,7 @@ def test_layers_come_in_the_order_of_their_numbers():
     assert [n for n in said(layout) if "." in n] == [f"model.layers.{i}.mlp.up_proj.weight" for i in (2, 9, 10)]
 
 
-def test_an_unknown_type_and_what_was_said_of_the_whole_stay():
+def test_unknown_types_and_global_keys_are_kept():
     layout = lay_out(
         [TensorSpec("a.weight", (4, 8), codec("i8")), TensorSpec("b.weight", (4, 8), codec("w8a16"))],
         {},
@@ -96,12 +96,12 @@ def test_an_unknown_type_and_what_was_said_of_the_whole_stay():
     assert found["fa_quant_type"] == "FAQuant" and found["version"] == "1.0.0" and found["model_quant_type"] == "W8A16"
 
 
-def test_a_cache_may_be_said_without_its_scales():
+def test_a_cache_may_be_declared_without_scales():
     layout = lay_out([TensorSpec("a.weight", (4, 8), codec("w8a16"))], {}, kv=True)
     assert said(layout)["kv_cache_type"] == said(layout)["kv_quant_type"] == "C8"
 
 
-def test_config_says_nothing_of_a_quantization():
+def test_config_has_no_quantization():
     config = {
         "hidden_size": 8,
         "quantization_config": {"bits": 4},
@@ -128,12 +128,12 @@ def test_a_config_without_one_stays_as_it_is():
         ([("a.weight", "w8a16")], {"../config": b"{}"}, {}, "plain, unique name"),
     ],
 )
-def test_what_has_no_place_is_refused(tensors, files, options, what):
+def test_unsupported_tensors_are_refused(tensors, files, options, what):
     with pytest.raises(PlanError, match=what):
         lay_out([TensorSpec(n, (32, 32), codec(c)) for n, c in tensors], files, **options)
 
 
-def test_shards_are_shorter_than_asked_for():
+def test_shards_stay_below_the_limit():
     many = [TensorSpec(f"layers.{i}.weight", (16, 64), codec("w8a16")) for i in range(20)]
     layout = lay_out(many, {}, shard_bytes=5000)
     shards = [Path(f.name).name for f in layout.files if f.name.endswith(".safetensors")]

@@ -53,7 +53,7 @@ def test_views_and_reads_are_equal(folder):
 
 
 @pytest.mark.parametrize("folder", [f for f in FOLDERS if f != "v2_odd"])
-def test_repair_gives_what_the_quantizer_meant(folder):
+def test_repair_decodes_as_the_quantizer_intended(folder):
     repaired, expected = polyquant.open(TRELLIS / folder, repair=True), golden("intended", folder)
     names = [n for n in expected.files if n in repaired]
     assert len(names) > 1
@@ -68,7 +68,7 @@ def test_repair_gives_what_the_quantizer_meant(folder):
         same_floats(weight.arrays["scales"].read(1, 2), weight.parts["scales"][1:2])
 
 
-def test_repair_of_what_needs_none():
+def test_repair_without_need():
     plain, repaired = polyquant.open(TRELLIS / "v2_odd"), polyquant.open(TRELLIS / "v2_odd", repair=True)
     name = "model.layers.0.mlp.up.weight"  # one full tile of outputs, three of inputs
     assert not np.array_equal(plain[name].dequantize(), repaired[name].dequantize())
@@ -102,7 +102,7 @@ def test_square_weights_follow_the_others_of_their_folder():
     assert any("have ambiguous axes" in note and "[N, K]" in note for note in opened.notes)
 
 
-def test_axes_can_be_said():
+def test_axes_can_be_given():
     asked = polyquant.open(TRELLIS / "v3_migrated", axes="kn")
     assert {w.codec.name.split(".")[0] for w in asked.values()} == {"trellis", "f16"}
     other = polyquant.open(TRELLIS / "v3_migrated")
@@ -153,7 +153,7 @@ def test_shards_that_are_links_into_the_hub_cache(tmp_path):
     assert len(polyquant.open(folder)) == 21
 
 
-def test_one_shard_opens_with_the_metadata_beside_it():
+def test_one_shard_opens_with_its_metadata():
     opened = polyquant.open(TRELLIS / "v3_shard_writer/trellis_shard_00000.safetensors")
     assert opened.format == "trellis-v3"
     assert not any("no metadata" in note for note in opened.notes)

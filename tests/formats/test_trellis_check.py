@@ -248,7 +248,7 @@ def test_header_bytes_of_later_tiles(tmp_path):
     assert [f.message for f in found] == ["header bytes of 2 of 128 tiles are not 5"]
 
 
-def test_everything_wrong_is_said_at_once(tmp_path):
+def test_all_problems_are_reported_at_once(tmp_path):
     folder = copy(SEED, tmp_path)
     tensor("sv", lambda t: None)(folder)
     edit_tensor(folder, "model.layers.1.self_attn.k_proj.weight.su", lambda t: t.astype(np.float64))

@@ -157,7 +157,7 @@ def test_stated_errors_are_written_and_others_have_a_place():
         ([spec("a.weight", (32, 32)), spec("b.weight", (32, 256), "q4_k")], "cannot store q4_k"),
     ],
 )
-def test_refuses_what_has_no_place(tensors, what):
+def test_unsupported_tensors_are_refused(tensors, what):
     with pytest.raises(PlanError, match=what):
         laid(tensors)
 

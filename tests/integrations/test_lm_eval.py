@@ -111,7 +111,7 @@ def test_long_prompts_lose_their_beginning(lm):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_scored_is_said_in_one_line(lm):
+def test_unscorable_requests_are_a_one_line_error(lm):
     with pytest.raises(InputError, match="max_gen_toks from 1 to 511"):
         lm.generate_until(requests(("And", {"max_gen_toks": 512})), disable_tqdm=True)
     with pytest.raises(UnsupportedError, match="base model"):

@@ -145,7 +145,7 @@ def test_chat_equals_the_rendered_prompt(client, model):
     assert [round(x.logprob, 2) for x in choice.logprobs.content] == [round(t.logprob, 2) for t in tokens]
     assert said.usage.prompt_tokens == len(model.tokenizer.encode(rendered, add_special=False))
     assert said.usage.total_tokens == said.usage.prompt_tokens + 9
-    # what came back may be sent again as it is
+    # a response can be sent again unchanged
     again = client.chat.completions.create(
         model="tiny", messages=[*messages, choice.message.model_dump()], max_tokens=1, temperature=0
     )
@@ -221,7 +221,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_done_is_openai_s_error(name, client):
+def test_unsupported_requests_are_openai_errors(name, client):
     change, kind, words = BAD[name]
     with pytest.raises(kind) as caught:
         client.completions.create(**{"model": "tiny", "prompt": "x", "max_tokens": 1, **change})
@@ -252,7 +252,7 @@ BYTES = {
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_bytes_from_strangers(name, url):
+def test_untrusted_bytes(name, url):
     request, status = BYTES[name]
     answer = raw(url, request)
     assert answer.startswith(f"HTTP/1.1 {status} ")
@@ -354,7 +354,7 @@ def test_paths_stay_here():
         ("default {} for completions", requests.COMPLETION_TOKENS),
     ],
 )
-def test_the_page_says_the_limits(text, value):
+def test_the_page_lists_the_limits(text, value):
     assert text.format(value) in (DOCS / "serve.md").read_text()
 
 

@@ -193,7 +193,7 @@ def test_fields_that_change_nothing_pass():
         embedding_request({"model": "m", "input": "a", "dimensions": 9}, "m", 8)
 
 
-def test_weights_that_are_no_numbers_are_the_server_s_fault(model, monkeypatch):
+def test_nan_weights_are_a_server_error(model, monkeypatch):
     monkeypatch.setattr(type(model), "states", lambda self, tokens: np.full((len(tokens), 64), np.nan, np.float32))
     answer = asked(model)
     assert answer.status_code == 500 and "not a number" in answer.json()["error"]["message"]

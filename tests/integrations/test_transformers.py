@@ -45,7 +45,7 @@ def test_without_torch_one_line_says_what_to_install(tmp_path, line):
 
 
 def make(folder, *, tied=False, dtype="float32", kind="llama", wide=False, codec="trellis.4.mul1.8", rules=()):
-    """A random model, quantized; and beside it the floats that it decodes to."""
+    """A quantized random model, and its dequantized floats."""
     import torch
     import transformers
 

@@ -33,7 +33,7 @@ def same(found, wanted):
 
 
 def stored(path):
-    """The tensors of a file as they lie there, also those that numpy has no type for."""
+    """Return the stored tensors of a file, also with dtypes that numpy lacks."""
     return {
         name: np.frombuffer(w.parts["blocks"].tobytes(), NUMPY[WORDS[w.codec.name.removeprefix("undecoded.")]]).reshape(
             w.shape
@@ -263,7 +263,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_does_not_fit_is_said(case):
+def test_mismatched_parts_are_reported(case):
     given, step, said = BAD[case]
     processor = MSModelSlimWeightProcessor(given, quant_type="W8A8")
     with pytest.raises(InputError, match=said):

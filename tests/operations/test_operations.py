@@ -213,7 +213,7 @@ def test_each_operation_is_told_from_every_other():
 
 
 def test_matrices_of_a_stack_are_made_apart():
-    """What a transpose of a large stack holds at a time is one matrix."""
+    """A transpose of a large stack holds one matrix at a time."""
     op, shapes = chain(Slice(0, 3, axis=2), Transpose()), [(8, 4, 6)]
     assert op.together(shapes) == 3
     (wanted,) = op.needs(np.arange(3, 6), shapes)
@@ -229,7 +229,7 @@ def test_a_decay_is_the_nearest_float():
     np.testing.assert_allclose(back.reference([expected]), x, rtol=1e-6, atol=1e-7)
 
 
-def test_sections_of_rows_have_factors_of_their_own():
+def test_sections_of_rows_have_separate_factors():
     (x,) = arrays([(5, 3)])
     op = MultiplyRows(((2, 0.5), (0, 7.0), (3, -2.0)))
     made = op.reference([x])

@@ -26,7 +26,7 @@ STACK = (3, 8, 512)  # [experts, N, K]
 
 @dataclass
 class Held:
-    """A stored array in memory that notes what is read of it."""
+    """An in-memory stored array that records reads."""
 
     array: np.ndarray
     reads: list[tuple[int, int]] = field(default_factory=list)
@@ -76,7 +76,7 @@ def stack_of(codec, shape=STACK):
 
 
 @pytest.mark.parametrize("codec", [n for n in row_sliced() if not n.startswith("w")])
-def test_an_expert_is_a_matrix_of_its_own(codec):
+def test_an_expert_is_a_separate_matrix(codec):
     stack = stack_of(codec)
     whole = stack.dequantize()
     assert whole.shape == STACK
@@ -104,7 +104,7 @@ def test_codes_of_linear_layers_refuse_stacks(codec):
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs", "mxfp4", "tq2_0"])
-def test_an_expert_multiplies_as_it_lies(codec):
+def test_an_expert_multiplies_in_its_stored_layout(codec):
     stack = stack_of(codec)
     x = np.random.default_rng(1).standard_normal((4, STACK[2])).astype(np.float32)
     for one in experts(stack):
@@ -114,7 +114,7 @@ def test_an_expert_multiplies_as_it_lies(codec):
         np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
-def test_what_is_no_expert():
+def test_invalid_experts():
     stack = stack_of("q8_0")
     with pytest.raises(InputError, match="has no matrix 3"):
         expert(stack, 3)
@@ -183,7 +183,7 @@ def test_what_a_cut_reads():
     assert one[-36:-32].tolist() == [0] * 4 and one[-32:].tolist() == stack.arrays["blocks"].array[-32:].tolist()
 
 
-def test_a_cut_multiplies_as_it_lies():
+def test_a_cut_multiplies_in_its_stored_layout():
     for codec, shape in (("i2_s.x86", (2, 32, 128)), ("trellis.3", (2, 128, 128))):
         stack = whole_stack(codec, shape)
         x = np.random.default_rng(1).standard_normal((3, shape[2])).astype(np.float32)
@@ -210,7 +210,7 @@ def test_a_cut_multiplies_as_it_lies():
     ],
 )
 def test_matrices_that_share_bytes_are_refused(codec, shape, options, says):
-    """They decode right, as one matrix; its experts have no bytes of their own."""
+    """They decode correctly as one matrix, but experts share bytes."""
     stack = whole_stack(codec, shape, **options)
     assert stack.dequantize().shape == shape
     with pytest.raises(UnsupportedError, match=rf"^stack: .*{codec} .*cannot be split.*{says}.*convert it"):

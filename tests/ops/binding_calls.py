@@ -20,7 +20,7 @@ PROTECT.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def guarded(a: Any, slack: int = 0) -> np.ndarray:
-    """A copy of an array whose last byte stands `slack` bytes before a page without any rights."""
+    """Copy an array so that its last byte is `slack` bytes before a protected page."""
     a = np.ascontiguousarray(a)
     if a.size == 0:
         return np.empty(a.shape, a.dtype)
@@ -271,7 +271,7 @@ def new(cls: type) -> Any:
 
 
 class Odd:
-    """A sequence whose members are not what its length says."""
+    """A sequence whose length does not match its members."""
 
     def __len__(self) -> int:
         return 3
@@ -344,7 +344,7 @@ def arrays(a: np.ndarray) -> Iterator[Any]:
 
 
 def others(value: Any) -> Iterator[Any]:
-    """What to put in a sound argument's place."""
+    """Yield invalid replacements for a valid argument."""
     if isinstance(value, Maybe):
         yield None
         yield from others(np.ones((2, 2), np.float32) if value.value is None else value.value)

@@ -194,7 +194,7 @@ def over_time() -> Binding:
     """Handles whose arrays nobody else holds, objects made twice, tapes that are shared between threads."""
     b = Binding("lent")
     groups = [lib.PackedGroup([packed()]), lib.AffineGroup([affine()]), lib.TrellisGroup([trellis()])]
-    noise = [f32(1000) for _ in range(100)]  # over what was let go
+    noise = [f32(1000) for _ in range(100)]  # after releasing the first ones
     for group, cols, rows in zip(groups, (256, 64, 32), (8, 6, 48), strict=True):
         b.function = group.multiply
         b.call([f32(3, cols), 1, f32(3, rows)], works=True)

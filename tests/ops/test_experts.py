@@ -151,7 +151,7 @@ GROUPED = [
 @pytest.mark.skipif(not native.available(), reason="no native kernels here")
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("how", [*ODD, *GROUPED])
-def test_engines_agree_on_ties_and_on_what_is_no_number(how, biased):
+def test_engines_agree_on_ties_and_nan(how, biased):
     rng = np.random.default_rng(11)
     if biased and how.gating == "softmax_after_topk":
         return

@@ -31,7 +31,7 @@ def test_streams_and_windows(engine: str) -> None:
             sums = z[key.replace("states", "mul1_int")]
             levels, step, zero = ops.integer_levels("mul1", window)
             np.testing.assert_array_equal(levels[z[key]] - 510, sums)
-            # the numbers are the levels, but for their half precision
+            # the values are the levels, up to half precision
             assert np.abs(levels * step + zero - ops.codebook("mul1", window)).max() < 1e-3
 
 
@@ -109,7 +109,7 @@ def test_path_is_the_best_of_all(bits: int, window: int) -> None:
 
 
 @pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
-def test_encoder_takes_nothing_that_is_no_number() -> None:
+def test_the_encoder_refuses_nan() -> None:
     tiles = np.full((1, 256), np.nan, np.float32)
     codes = ops.encode(tiles, 3, 10, ops.codebook("mul1", 10))
     assert codes.max() < 8

@@ -1,4 +1,4 @@
-"""Weights as arrays, and tensor names that are not there."""
+"""Weights as arrays, and unknown tensor names."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_sums_beyond_int32_are_refused_not_wrapped():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", ["w8a16", "w8a8s", "w8a8.dynamic", "w4a16.g32"])
-def test_what_is_no_number_is_refused(name, bad):
+def test_nan_and_infinity_are_refused(name, bad):
     w, _ = layer(4)
     w[3, 7] = bad
     with pytest.raises(CodecError, match="NaN or infinity"):

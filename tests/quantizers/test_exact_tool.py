@@ -58,7 +58,7 @@ def layers(run):
 
 
 def outliers(run):
-    """How the run told the outliers of W8A8S."""
+    """The outlier rule of the run for W8A8S."""
     return "sigma" if run.endswith("sigma") else "fraction"
 
 

@@ -68,7 +68,7 @@ def test_clip_is_searched_without_a_hessian():
 @pytest.mark.parametrize("h",
     [np.full((256, 256), np.nan, np.float32), np.zeros((256, 256), np.float32),
         -np.eye(256, dtype=np.float32)])  # fmt: skip
-def test_a_hessian_that_says_nothing_is_left_aside(h):
+def test_an_unusable_hessian_is_ignored(h):
     w, _ = case(4)
     codec = msmodelslim_named("w8a16")
     found = quantize_gptq(codec, w, h)

@@ -35,7 +35,7 @@ def test_block_ldl_gives_the_matrix_back():
     assert np.abs(d).max() < 1e-5
 
 
-def test_block_ldl_refuses_what_is_not_positive_definite():
+def test_block_ldl_refuses_indefinite_matrices():
     with pytest.raises(np.linalg.LinAlgError):
         block_ldl(np.diag([1.0, -1.0] * 8), 16)
 

@@ -1,4 +1,4 @@
-"""Ranges of what passes through a model, sample by sample."""
+"""Activation ranges of a model, sample by sample."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_ranges_of_scaled_and_shifted_inputs_are_those_of_the_inputs_themselves(
         np.testing.assert_allclose(plain.range(scale, shift, mean=mean), moved.range(None, None, mean=mean), rtol=1e-6)
 
 
-def test_what_was_not_seen_or_is_no_number():
+def test_unseen_or_non_finite_ranges_are_refused():
     with pytest.raises(InputError, match="no inputs seen"):
         InputRanges(3).range(None, None, mean=True)
     broken = InputRanges(1)

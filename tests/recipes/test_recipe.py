@@ -19,7 +19,7 @@ LLAMA_QUANTIZE = [
 
 
 @pytest.mark.parametrize("model, name, facts", LLAMA_QUANTIZE, ids=lambda x: str(x)[:24])
-def test_recipes_choose_what_llama_quantize_chose(model, name, facts):
+def test_recipes_match_llama_quantize(model, name, facts):
     recipe = builtin_recipes()[name.lower()]
     for tensor in GGUFReader(VECTORS / "models" / model / f"{model}-{name}.gguf").tensors:
         if len(tensor.shape) > 1:
@@ -76,6 +76,6 @@ def test_a_bad_rule_is_refused(text):
         parse_rule(text)
 
 
-def test_unknown_names_say_what_is_near():
+def test_unknown_names_suggest_similar_ones():
     with pytest.raises(UnknownNameError, match="q4_k_m"):
         load_recipe("q4_km")

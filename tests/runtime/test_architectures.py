@@ -69,7 +69,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("prefix", ["llama.", ""])
-def test_a_file_that_says_everything_by_another_name(prefix, tmp_path):
+def test_metadata_under_alias_names(prefix, tmp_path):
     renamed = {f"llama.{key}": prefix + alias for key, alias in ALIASES.items() if f"llama.{key}" != prefix + alias}
     pq.edit(SOUND, tmp_path / "x.gguf", rename=renamed, remove=["llama.rope.dimension_count"])
     model, plain = pq.load(tmp_path / "x.gguf"), pq.load(SOUND)
@@ -77,7 +77,7 @@ def test_a_file_that_says_everything_by_another_name(prefix, tmp_path):
     np.testing.assert_array_equal(model.logits([3, 1, 4]), plain.logits([3, 1, 4]))
 
 
-def test_what_the_decoder_does_not_use_is_said(tmp_path):
+def test_unused_tensors_are_reported(tmp_path):
     config = json.loads((MODELS / "qwen2/config.json").read_text())
     shutil.copytree(MODELS / "qwen2", tmp_path / "m")
     (tmp_path / "m/config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
@@ -93,7 +93,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells the memory that a process holds")
 def test_loading_reads_vectors_only(tmp_path):
-    """A folder of a gigabyte that is a hole: loading maps it and looks at norms."""
+    """A sparse folder of a gigabyte: loading maps it and reads only norms."""
     config = json.loads((MODELS / "llama-linear/config.json").read_text())
     hidden, layers = 4096, 4
     config |= {"hidden_size": hidden, "intermediate_size": 8192, "num_hidden_layers": layers, "head_dim": 1024}

@@ -60,7 +60,7 @@ def test_as_transformers_renders_it(template):
     assert render(template, variables) == RENDERED[template]
 
 
-def test_the_time_can_be_asked():
+def test_strftime_now_is_available():
     assert render("{{ strftime_now('%Y') | int > 2000 }}", {}) == "True"
 
 
@@ -76,7 +76,9 @@ BAD = {
     "{{ messages.append(1) }}": "forbidden attribute",
     "{% for i in range(10**12) %}x{% endfor %}": "Range too big",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "runs too long",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = [i, j] %}{% endfor %}{% endfor %}": "runs too long",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = [i, j] %}{% endfor %}{% endfor %}": (
+        "runs too long"
+    ),
     "{{ 10 ** (10 ** 8) }}": "runs too long",
     "{{ lipsum(n=100000) }}": "runs too long",
     "{{ 'x' * 10**10 }}": "too much memory",

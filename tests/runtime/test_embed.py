@@ -53,7 +53,7 @@ def test_pooling_is_the_model_s_own(bert, said, of, normalize):
     np.testing.assert_allclose(gguf.embed(TOKENS, normalize=False), [of(model.states(TOKENS))], rtol=0, atol=1e-5)
 
 
-def test_what_is_asked_for_goes_before_what_the_model_says(bert):
+def test_arguments_override_the_model(bert):
     model = pq.load(bert)
     states = model.states(TOKENS)
     np.testing.assert_array_equal(model.embed(TOKENS, pooling="cls"), states[:1])

@@ -137,7 +137,7 @@ def test_a_matrix_for_each_expert_is_a_stack_too(codec, engine):
 
 
 @pytest.mark.parametrize("codec", ["i2_s.x86", "i2_s.arm", "i2_s.x4", "hf_bitnet.bitlinear"])
-def test_ternary_experts_have_handles_of_their_own(codec, engine):
+def test_ternary_experts_have_separate_handles(codec, engine):
     """Kernels that take several rows at once, next to each other or a quarter of the matrix apart."""
     apart = [weight(codec, 128, 256, seed=e) for e in range(4)]
     linear = ExpertLinear([apart], [None], "block")
@@ -148,8 +148,8 @@ def test_ternary_experts_have_handles_of_their_own(codec, engine):
         np.testing.assert_allclose(y[a], want[0], rtol=1e-5, atol=1e-5)
 
 
-def test_experts_that_nobody_chose_are_not_read(engine):
-    """Their numbers may be anything."""
+def test_unselected_experts_are_not_read(engine):
+    """Their values are arbitrary."""
     kind = pq.codec("f32")
     w = np.full((E, N, K), np.nan, np.float32)
     w[[2, 7]] = floats(2, N, K)
@@ -240,7 +240,7 @@ def test_a_part_in_both_engines(which):
 
 @pytest.mark.parametrize("which", PARTS)
 def test_a_part_token_by_token(which, engine):
-    """A token's outcome does not depend on the tokens beside it."""
+    """A token's result does not depend on the other tokens."""
     made = part(which, "f32")
     x = floats(7, HIDDEN)
     np.testing.assert_allclose(made(x), np.concatenate([made(x[t : t + 1]) for t in range(7)]), rtol=1e-4, atol=1e-5)
@@ -275,7 +275,7 @@ def test_a_router_of_other_experts():
 @pytest.mark.skipif(native.lib() is None, reason="recording needs the native kernels")
 @pytest.mark.parametrize("which", PARTS)
 def test_one_token_on_a_tape(which):
-    """A recorded token routes anew when it is run again with another input."""
+    """A recorded token is routed again when it runs with a different input."""
     made, lib = part(which), native.module()
     tape = lib.Tape()
     inputs = [floats(1, HIDDEN, seed=s) for s in range(6)]
@@ -305,7 +305,7 @@ def test_experts_without_a_kernel_are_not_recorded():
 
 
 @pytest.mark.skipif(native.lib() is None, reason="recording needs the native kernels")
-def test_ids_that_are_no_experts():
+def test_invalid_expert_ids():
     """Python rejects such ids; in a recorded step these rows become NaN and nothing else is written."""
     stacks = native.module().PackedExperts([pq.codec("q8_0").packed(weight("q8_0", 4, 8, 64).parts, (32, 64))], 4)
     x = floats(2, 64)

@@ -93,7 +93,7 @@ def test_int8_caches_give_the_same_in_one_go_and_token_by_token(made, engine):
     together = model.logits(TOKENS)
     session = model.session()
     apart = np.array([session.feed([t]) for t in TOKENS])
-    assert _relative(apart, together) < 1e-3  # sums in another order put numbers on other sides of a step
+    assert _relative(apart, together) < 1e-3  # a different order of summation rounds some values differently
     assert _relative(together, wanted) < 0.1
 
 
@@ -126,7 +126,7 @@ def test_a_layer_of_values_that_are_keys_has_none_of_its_own():
     assert [layer.state_spec.rows for layer in layers] == [(2, 16)] * 5 + [(1, 32)]
 
 
-def test_what_is_another_model_is_refused(tmp_path):
+def test_a_different_model_is_refused(tmp_path):
     golden = Golden("gemma4")
     for entry, error in (({"use_bidirectional_attention": "all"}, UnsupportedError),
         ({"num_kv_shared_layers": 6}, InputError)):  # fmt: skip

@@ -82,7 +82,7 @@ def test_a_penalty_over_all_tokens_is_that_of_transformers(llama):
 
 @pytest.mark.parametrize("model", ["llama", "bitnet"])
 def test_a_folder_and_its_conversion_give_the_same_tokens(model, demo_files, engine):
-    # The greedy choice of bitnet hangs on the rounding of its activations: i2_s holds the same codes and scales.
+    # The greedy choice of bitnet depends on the rounding of activations: i2_s has the same codes and scales.
     other = demo_files(model, "bf16" if model == "llama" else "i2_s.x86")
     options = {"activations": "float"} if model == "bitnet" else {}
     answers = [
@@ -112,7 +112,7 @@ def test_native_and_numpy_engines_give_the_same_tokens(model, codec, activations
     ["tiny-llama-tied/tiny-llama-tied-Q4_0.gguf", "tiny-llama-untied/tiny-llama-untied-Q4_K_M.gguf",
                                   "tiny-bitnet/tiny-bitnet-TQ2_0.gguf"])  # fmt: skip
 @pytest.mark.parametrize(("activations", "bound"), [("float", 1e-4), ("int8", 0.1)])
-def test_the_vectors_models_speak(name, activations, bound):
+def test_the_vector_models_generate(name, activations, bound):
     """Logits of many tokens at once equal those of single tokens; int8 may round inputs at a boundary differently."""
     model = polyquant.load(VECTORS / "models" / name, activations=activations)
     tokens = list(model.generate("hello", max_tokens=8, temperature=1.0, seed=3))
@@ -153,7 +153,7 @@ def test_stop_strings(stop, left, llama):
     assert answer.generated == len(pieces) <= 48
 
 
-def test_what_looks_like_a_stop_string_is_held_back_and_said_later(llama):
+def test_a_partial_stop_string_is_held_back_and_released(llama):
     answer = llama.generate(PROMPT, max_tokens=8, stop=", when the man was come to the king, that the queen")
     pieces = [t.text for t in answer]
     assert pieces[:7] == [""] * 7 and pieces[7] == ", when the man was come to the" and answer.finish == "length"
@@ -178,7 +178,7 @@ def test_the_context_ends_the_text(llama):
     assert len(ids(whole)) == 1 and whole.finish == "length"
 
 
-def test_a_half_character_at_the_end_is_said(llama, monkeypatch):
+def test_a_partial_character_at_the_end_is_emitted(llama, monkeypatch):
     first, second = (
         llama.tokenizer.encode("é", add_special=False)[:1],
         llama.tokenizer.encode("🙂", add_special=False)[:1],
@@ -192,7 +192,7 @@ def test_a_half_character_at_the_end_is_said(llama, monkeypatch):
 # ---------------------------------------------------------------- sessions and ids
 
 
-def test_a_session_goes_on_without_running_the_beginning_again(llama):
+def test_a_session_continues_without_recomputing_its_prefix(llama):
     session = llama.session()
     first = llama.generate(PROMPT, max_tokens=10, session=session)
     said = ids(first)

@@ -1,4 +1,4 @@
-"""What a cache promises: how the text was fed does not matter, going back forgets, and room follows the text."""
+"""KV cache: chunking of the text does not matter, rewinding forgets, and memory grows with the text."""
 
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def test_a_model_continued_equals_a_model_run_again(engine, name, kind):
     whole = model.session().feed_all(tokens)
     session = model.session()
     pieces = [session.feed_all(tokens[a:b]) for a, b in ((0, 30), (30, 31), (31, 33), (33, 70))]
-    # Sums in another order may move a key over the edge of an int8 step.
+    # A different order of summation may round a key to a different int8 step.
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=2e-4 if kind == "f32" else 0.05)
     if kind != "f32":
         exact = polyquant.load(MODELS / name, activations="float").logits(tokens)

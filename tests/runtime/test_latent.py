@@ -61,8 +61,8 @@ def test_heads_apart(name, engine):
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
-def test_what_a_position_costs():
-    """One head of kv_lora + rope numbers, whatever the number of heads."""
+def test_memory_per_position():
+    """One head of kv_lora + rope values, for any number of heads."""
     model = load(MODELS / "deepseek_v3")
     config, cache = model.checkpoint.config, model.decoder.cache()
     model.decoder.hidden(np.arange(32), cache)

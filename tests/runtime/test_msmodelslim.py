@@ -26,7 +26,7 @@ def logits(path, ids, **options):
 
 
 @pytest.mark.parametrize("folder", RUN)
-def test_the_model_errs_as_the_tool_says(folder, tmp_path):
+def test_the_error_matches_the_tools_preview(folder, tmp_path):
     seen = forward(folder)
     ids, tool = seen["input_ids"][0], seen["logits"][0]
     exact = logits(source_of(folder), ids, activations="float")

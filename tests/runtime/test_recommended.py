@@ -26,7 +26,8 @@ CASES = {
     "greedy": ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.0}),
     "all": (
         {"do_sample": True, "temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05},
-        {"temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05, "repetition_window": ALL_TOKENS},
+        {"temperature": 1, "top_k": 64, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05,
+            "repetition_window": ALL_TOKENS},
     ),
     "nulls": ({"do_sample": True, "temperature": None, "top_k": None}, {"temperature": 1.0}),
     "off": ({"temperature": 0.5, "top_k": -1}, {"temperature": 0.5, "top_k": 0}),
@@ -73,7 +74,8 @@ def test_gguf_metadata(tmp_path):
     found = recommended(Checkpoint("gguf", tmp_path, {}, metadata=metadata, naming="gguf"))
     assert found.origin == "general.sampling.*" and not found.notes
     assert found.values == {
-        "temperature": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "repetition_window": ALL_TOKENS,
+        "temperature": 0.6, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1,
+        "repetition_window": ALL_TOKENS,
     }  # fmt: skip
     assert recommended(Checkpoint("gguf", tmp_path, {}, naming="gguf")).values == {}
 

@@ -47,7 +47,7 @@ def test_pieces_of_any_size(model):
 
 @pytest.mark.parametrize("cache", ["f32", "f16", "int8"])
 def test_after_a_rewind(model, cache):
-    """Behind a mark only what follows it goes through again, before all marks the whole text."""
+    """After a mark only the following tokens are recomputed, before all marks the whole text."""
     model = load(model.checkpoint.path, activations="float", cache=cache)
     tokens, other = text(model), text(model, 20, seed=1)
     for back, again in ((99, 0), (90, 0), (95, 5), (70, 0), (89, 19), (40, 40), (0, 0)):
@@ -78,7 +78,7 @@ def test_a_prompt_that_was_seen_is_not_computed_again(lfm2):
     assert again.reused == 60 + 8  # the last token was given and not fed
     other = lfm2.generate([*prompt, 1, 2], max_tokens=9, session=session)
     assert [t.id for t in other] == [t.id for t in lfm2.generate([*prompt, 1, 2], max_tokens=9)]
-    assert other.reused == 60  # back to the mark behind the first prompt
+    assert other.reused == 60  # back to the mark after the first prompt
     assert len(list(lfm2.generate(prompt, max_tokens=1, session=session))) == 1
     assert lfm2.generate(prompt, session=session).session.tokens == prompt
 

@@ -57,7 +57,7 @@ def test_linear_stretches_every_position():
     )
 
 
-def test_yarn_keeps_what_turns_often_and_stretches_what_turns_rarely():
+def test_yarn_keeps_high_and_stretches_low_frequencies():
     plain = scaled(rope_type="default").frequencies
     yarn = scaled(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=5.0)
     ratio = plain / yarn.frequencies
@@ -78,7 +78,7 @@ def test_half_a_head_rotates_in_pairs():
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
-def test_gguf_says_the_same(kind):
+def test_gguf_agrees(kind):
     said = {"a.rope.scaling.type": kind, "a.rope.scaling.factor": 4.0, "a.rope.freq_base": 100.0}
     if kind == "yarn":
         said |= {"a.rope.scaling.original_context_length": 16, "a.rope.scaling.yarn_beta_slow": 0.5}
@@ -181,7 +181,7 @@ def test_longrope_by_its_definition():
             turns(max_position_embeddings=64, rope_scaling={**LONG, **wrong})
 
 
-def test_windows_may_rotate_by_a_base_of_their_own():
+def test_windows_may_have_a_separate_rope_base():
     hyper = replace(
         USUAL.read_config(CONFIG, vocab=4), rope={"rope_type": "linear", "factor": 8.0}, more={"rope_theta_swa": 500.0}
     )

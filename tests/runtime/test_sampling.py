@@ -42,7 +42,7 @@ def drawn(logits: np.ndarray, times: int, **options: float) -> list[int]:
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
 )
 @settings(max_examples=150, deadline=None)
-def test_only_what_the_cuts_leave_is_drawn(seed, size, spread, top_k, top_p, min_p):
+def test_only_tokens_within_the_cuts_are_drawn(seed, size, spread, top_k, top_p, min_p):
     logits = logits_of(seed, size, spread)
     _, may = kept_by_definition(logits, top_k, top_p, min_p)
     assert set(drawn(logits, 20, temperature=2.0, top_k=top_k, top_p=top_p, min_p=min_p)) <= may
@@ -58,7 +58,7 @@ def test_all_that_the_cuts_leave_is_drawn_sometimes(options):
 
 
 @pytest.mark.parametrize("size", [8, 2000])
-def test_tokens_come_as_often_as_their_probability_says(size):
+def test_token_frequencies_match_probabilities(size):
     logits = np.full(size, -20, np.float32)
     wanted = {size - 1: 0.5, 0: 0.25, size // 2: 0.25}
     for i, p in wanted.items():
@@ -109,7 +109,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_once
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 5}], ids=str)
-def test_logits_that_are_no_numbers_are_an_error(bad, options):
+def test_nan_logits_are_an_error(bad, options):
     logits = logits_of(0, 100)
     logits[50] = bad
     with pytest.raises(InputError, match="not finite"):

@@ -42,7 +42,7 @@ def test_any_number_of_blocks(engine, cols):
     np.testing.assert_allclose(SplitInput(linear)(linear, x)[0], made("q8_0", 5, cols, "none")(x)[0], rtol=0, atol=2e-3)
 
 
-def test_what_is_not_rounded_by_blocks_is_left_alone():
+def test_only_block_rounding_is_split():
     for linear in (made("q8_0", 4, 64, "none"), made("q8_0", 4, 64, "token"), made("bf16", 4, 64), made("f32", 4, 40)):
         x = np.random.default_rng(2).standard_normal((2, linear.weights[0].shape[1]), np.float32)
         np.testing.assert_array_equal(SplitInput(linear)(linear, x)[0], linear(x)[0])

@@ -30,7 +30,7 @@ LONG = 70
 
 
 def loaded(path: Path, **options) -> Model:
-    """A model that takes LONG tokens, whatever it was made for."""
+    """A model with a context of LONG tokens."""
     model = polyquant.load(path, **options)
     model._context = max(model.context, LONG)
     return model
@@ -56,7 +56,7 @@ def walked(path: Path, tokens: list[int], **options) -> np.ndarray:
 
 @pytest.fixture
 def walks(monkeypatch):
-    """How often a layer stack was gone through by Python."""
+    """Number of passes through the layers in Python."""
     found = []
     through = Decoder._run_layers
 
@@ -100,7 +100,7 @@ def test_after_rewind(kind, back):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_comes_in_between(kind):
+def test_other_work_in_between(kind):
     """Batches, single layers and the numpy engine each leave the cache in the state that a recorded step needs."""
     model, plain_model = (polyquant.load(LLAMA, cache=kind) for _ in range(2))
     plain_model.decoder._recordable = False
@@ -219,7 +219,7 @@ def test_a_tape_runs_only_where_it_may():
         pass
 
 
-def test_what_a_step_returns_is_the_callers():
+def test_the_result_of_a_step_belongs_to_the_caller():
     session = polyquant.load(LLAMA).session()
     decoder = session.decoder
     states = [decoder.hidden(np.array([t]), session.cache) for t in (1, 2, 3)]

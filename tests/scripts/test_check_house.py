@@ -85,7 +85,7 @@ def test_other_comparisons_are_none(line):
     ["from p.a import x", "import p.a", "from p import a", "if TYPE_CHECKING:\n    from p.a import X",
     "def f():\n    from p.a import x"],
 )  # fmt: skip
-def test_circles_of_imports_are_found(line):
+def test_import_cycles_are_found(line):
     sources = {
         "p.a": "from p.b import y",
         "p.b": "from p.c import z",
@@ -95,13 +95,13 @@ def test_circles_of_imports_are_found(line):
     assert list(script().import_circles(sources)) == ["import cycle: p.a -> p.b -> p.c -> p.a"]
 
 
-def test_each_circle_is_told_once():
+def test_each_cycle_is_reported_once():
     sources = {"p.a": "import p.b", "p.b": "import p.a", "p.x": "from p import y, a", "p.y": "from p.x import z"}
     assert list(script().import_circles(sources)) == ["import cycle: p.a -> p.b -> p.a",
     "import cycle: p.x -> p.y -> p.x"]  # fmt: skip
 
 
-def test_imports_without_a_circle_are_none():
+def test_imports_without_a_cycle_are_accepted():
     sources = {
         "p": "from p.a import x",
         "p.a": "from p.b import y\nfrom p import b",
@@ -112,7 +112,7 @@ def test_imports_without_a_circle_are_none():
     assert not list(script().import_circles(sources))
 
 
-def test_the_package_has_no_circle():
+def test_the_package_has_no_cycle():
     found = script().package_sources()
     assert len(found) > 200 and "polyquant.registry" in found
     assert not list(script().import_circles(found))

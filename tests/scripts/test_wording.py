@@ -1,4 +1,4 @@
-"""The wording check finds phrases that read as translated in docstrings, comments and messages, and accepts plain ones."""
+"""The wording check finds phrases that read as translated in docstrings, comments and messages."""
 
 import importlib.util
 import sys

@@ -108,7 +108,7 @@ def every_point(
     top: Path, job: Callable[[], None], before: Callable[[], None], old: dict[str, bytes], new: dict[str, bytes],
     partly: Callable[[dict[str, bytes]], bool] = lambda seen: False,
 ) -> int:  # fmt: skip
-    """Old or new is at the target after every kill, and the next run makes it new with nothing beside it."""
+    """Old or new is at the target after every kill, and the next run replaces it without leftovers."""
     for n in itertools.count():
         shutil.rmtree(top)
         top.mkdir()

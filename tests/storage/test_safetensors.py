@@ -191,7 +191,7 @@ SHAPES = st.lists(st.tuples(st.sampled_from(sorted(DTYPE_BITS)), st.lists(st.int
 
 @given(tensors=SHAPES)
 @settings(max_examples=100, deadline=None)
-def test_what_we_write_we_read(tmp_path_factory, tensors):
+def test_write_and_read_round_trip(tmp_path_factory, tensors):
     named = [(f"t{i}", d, tuple(s)) for i, (d, s) in enumerate(tensors) if np.prod(s) * DTYPE_BITS[d] % 8 == 0]
     start, entries = header_bytes(named, {"format": "pt"})
     assert len(start) % 8 == 0

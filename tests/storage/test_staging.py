@@ -213,7 +213,7 @@ def test_bytes_that_were_damaged_since_are_written_again(tmp_path, damage):
 
 @pytest.mark.parametrize("name", [".out.partial", ".out.replaced", ".out.polyquant-0123456789abcdef", ".out.lock"])
 @pytest.mark.parametrize("link", [True, False])
-def test_names_beside_the_target_that_are_not_ours(tmp_path, name, link):
+def test_similar_names_next_to_the_target_are_kept(tmp_path, name, link):
     precious = tmp_path / "elsewhere" if link else tmp_path / name
     precious.mkdir()
     (precious / "out").write_text("precious")
@@ -253,7 +253,7 @@ def test_a_link_planted_in_the_work_folder_is_not_followed(tmp_path, plant):
         fill(s, "a", "b")
 
 
-def test_what_another_program_puts_into_the_work_folder_stays(tmp_path):
+def test_foreign_files_in_the_work_folder_are_kept(tmp_path):
     work = interrupted(tmp_path / "out", "a")
     (work / "notes.txt").write_text("precious")
     (work / "files/more.txt").write_text("precious")
@@ -283,7 +283,7 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten(tmp_path):
     assert dst.read_text() == "precious" and list(tmp_path.iterdir()) == [dst]
 
 
-def test_what_appears_in_the_old_folder_at_the_last_moment_stays(tmp_path):
+def test_late_files_in_the_old_folder_are_kept(tmp_path):
     dst = tmp_path / "model"
     for _ in range(2):
         with staged(dst, layout(True), "job", replaceable=lambda target: ["out"]) as s:
@@ -303,7 +303,7 @@ def names(folder: Path) -> list[str]:
     [(OSError(5, "I/O error"), True), (KeyboardInterrupt(), True), (MemoryError(), True), (ZeroDivisionError(), True),
         (InputError("holds NaN"), False)],
 )  # fmt: skip
-def test_only_what_resuming_can_use_is_kept(tmp_path, error, kept):
+def test_only_resumable_work_is_kept(tmp_path, error, kept):
     with pytest.raises(type(error)) as caught, staged(tmp_path / "out", layout(), "job") as s:
         fill(s, "a")
         raise error

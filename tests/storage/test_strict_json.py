@@ -106,7 +106,7 @@ def test_any_bytes_give_a_value_or_input_error(data):
         assert "\n" not in str(e)
 
 
-def test_a_bool_is_no_int():
+def test_a_bool_is_not_an_int():
     assert strict_json.integer(3, "n") == 3
     for wrong in (True, 3.0, "3", None, -1):
         with pytest.raises(InputError):

@@ -168,7 +168,8 @@ def hostile(flag):
         "billion laughs": b"\x80\x02)" + b"q\0h\0\x86" * 100_000 + b".",
         "billion laughs as key": b"\x80\x02})" + b"q\0h\0\x86" * 100_000 + b"Ns.",
         "billion laughs as pid": b"\x80\x02)" + b"q\0h\0\x86" * 100_000 + b"Q.",
-        "billion laughs as arguments": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)" + b"q\0h\0\x86" * 100_000 + b"R.",
+        "billion laughs as arguments":
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)" + b"q\0h\0\x86" * 100_000 + b"R.",
         "billion laughs as name": b"\x80\x04)" + b"q\0h\0\x86" * 100_000 + b"K\x01\x93.",
         "a dict in itself": b"\x80\x02}q\0X\x01\0\0\0ah\0s.",
         "a list in itself": b"\x80\x02]q\0h\0a.",

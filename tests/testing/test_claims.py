@@ -1,4 +1,4 @@
-"""What codecs claim (polyquant.capabilities), name by name, and that the contract finds a claim that is false."""
+"""Declared capabilities of codecs, by name; the contract detects false declarations."""
 
 from dataclasses import dataclass, replace
 
@@ -120,5 +120,5 @@ def test_a_broken_promise_is_found():
         check_codec(polyquant.codec("w8a16"), w, error=1e-3, weighted=True)  # it takes no importance
 
 
-def test_packed_is_asked_for_by_name():
+def test_packed_is_found_by_name():
     assert isinstance(polyquant.codec("q4_0"), Packed) and not isinstance(replace(polyquant.codec("tl1")), Packed)

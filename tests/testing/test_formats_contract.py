@@ -1,4 +1,4 @@
-"""The contract of formats, held against those that polyquant has."""
+"""The built-in formats pass the format contract."""
 
 import subprocess
 import sys
@@ -94,7 +94,7 @@ class Wrong:
         ({"check": lambda path: []}, "`check` reports nothing"),
     ],
 )
-def test_the_contract_finds_what_is_wrong(changed, says):
+def test_the_contract_finds_violations(changed, says):
     with pytest.raises(AssertionError, match=says):
         check_format(Wrong(registry.format_named("gguf"), changed), SAMPLES["gguf"])
 
@@ -107,7 +107,7 @@ def test_a_target_that_rounds_silently_is_found(tiny, monkeypatch):
         check_target(registry.format_named("gguf"), tiny, codec="q8_0")
 
 
-def test_formats_are_asked_in_descending_order_of_priority_and_imported_one_by_one(tmp_path):
+def test_formats_are_tried_by_descending_priority_and_imported_lazily(tmp_path):
     order = [f.priority for f in registry.formats()]
     assert order == sorted(order, reverse=True) and len(set(order)) == len(order)
     code = "import polyquant as pq, sys; pq.open(sys.argv[1]); print('polyquant.formats.huggingface' in sys.modules)"

@@ -17,7 +17,7 @@ LLAMA = HOME / "demo" / "llama"
 
 
 def child(arguments, *places, cwd):
-    """A Python process that finds polyquant and what is installed in `places`."""
+    """Run a Python process with polyquant and the packages in `places`."""
     path = os.pathsep.join(str(p) for p in (*places, HOME.parent))
     env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
     return subprocess.run(
@@ -104,7 +104,7 @@ def test_misspelt_names_lead_to_it(run):
     assert "did you mean example.q6?" in run("convert", LLAMA, "y", "--codec", "example.q7", code=2)
 
 
-def test_what_no_format_knows_names_it_too(run):
+def test_unknown_files_list_it_too(run):
     assert "installed package: example folders" in run("inspect", __file__, code=2)
     assert "installed package: example folders" in run("inspect", Path(__file__).parent, code=2)
 
@@ -170,7 +170,7 @@ def test_a_broken_package_is_a_warning(broken, tmp_path):
     ]
 
 
-def test_a_broken_codec_is_an_error_where_it_is_asked_for(broken, tmp_path):
+def test_a_broken_codec_is_an_error_on_use(broken, tmp_path):
     done = child(["-m", "polyquant", "convert", LLAMA, "y", "--codec", "lost.codec"], broken, cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "the plugin 'lost.codec' cannot be loaded: ImportError" in done.stderr
@@ -256,7 +256,7 @@ def test_a_format_that_fails_to_look_hides_no_help(failing, tmp_path):
     assert done.returncode == 0 and "--tile" in done.stdout
 
 
-def test_what_is_no_architecture_is_a_warning(failing, tmp_path):
+def test_an_invalid_architecture_is_a_warning(failing, tmp_path):
     code = "from polyquant.architectures.find import by_name, known; print(by_name('x'), 'llama' in known())"
     done = child(["-c", code], failing, cwd=tmp_path)
     assert done.stdout.split() == ["None", "True"]

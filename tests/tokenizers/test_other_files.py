@@ -123,7 +123,7 @@ def test_vocab_and_merges(name, pre, tmp_path):
         tokenizer.from_files(files, {})
 
 
-def test_a_messages_end_is_not_the_answers_where_it_goes_on(tmp_path):
+def test_an_end_of_message_does_not_end_a_continued_answer(tmp_path):
     special = ("<|return|>", "<|call|>", "<|end|>")
     made = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), specials=special)
     (tmp_path / "tokenizer.json").write_text(made.to_str())

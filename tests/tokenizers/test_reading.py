@@ -94,7 +94,7 @@ def test_bos_of_the_post_processor(tmp_path):
     assert (odd.adds["bos"], "post-processor" in odd.warnings[0]) == (False, True)
 
 
-def test_a_name_that_implies_bos_is_told_when_there_is_none(tmp_path):
+def test_a_name_that_implies_bos_gets_add_bos_false(tmp_path):
     made = byte_level(pre_of(pretokenizers.kind_of("llama-bpe")), ignore_merges=True)
     found = tokenizer.from_files(write(tmp_path, made, {"bos_token": "<|begin_of_text|>"}), {})
     assert found.metadata()["tokenizer.ggml.add_bos_token"].value is False
@@ -172,7 +172,7 @@ def test_pieces_come_back(prefix, tmp_path):
     assert warnings == []
 
 
-def test_a_missing_merge_is_said(tmp_path):
+def test_a_missing_merge_is_reported(tmp_path):
     body = json.loads(pieces(True).to_str())
     body["model"]["merges"] = body["model"]["merges"][::2]
     assert "are missing: llama.cpp merges by score only" in tokenizer.from_files(write(tmp_path, body), {}).warnings[0]
@@ -278,7 +278,7 @@ def test_broken_tokenizer_json(body, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["WordLevel", None])
-def test_other_tokenizers_are_said(kind, tmp_path):
+def test_other_tokenizers_are_reported(kind, tmp_path):
     found = tokenizer.from_files(write(tmp_path, {"model": {"type": kind, "vocab": {}}}), {})
     assert (found.metadata(), len(found.warnings)) == ({}, 1)
     assert tokenizer.from_files({}, {}).warnings

@@ -21,7 +21,10 @@ from tokenizers import pre_tokenizers
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 GPT2 = {**BYTES, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 O200K = (
@@ -30,7 +33,10 @@ O200K = (
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
-DEEPSEEK3 = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
 
 
 def cut(regex: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
@@ -55,11 +61,12 @@ MODELS = [
         then(cut(QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")),
             BYTES), False, "qwen35"),
     ("deepseek_v3",
-        then(cut(r"\p{N}{1,3}"), cut("[一-龥\u3040-ゟ゠-ヿ]+"), cut(DEEPSEEK3.replace(r"\r", "\r").replace(r"\n", "\n")),
-            BYTES),
+        then(cut(r"\p{N}{1,3}"), cut("[一-龥\u3040-ゟ゠-ヿ]+"),
+            cut(DEEPSEEK3.replace(r"\r", "\r").replace(r"\n", "\n")), BYTES),
      False, "deepseek-v3"),
-    ("llama", then(cut("[\r\n]"), cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), cut("[一-龥ࠀ-一가-\ud7ff]+"), DIGITS, BYTES), False,
-        "deepseek-coder"),
+    ("llama",
+        then(cut("[\r\n]"), cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), cut("[一-龥ࠀ-一가-\ud7ff]+"), DIGITS, BYTES),
+        False, "deepseek-coder"),
     ("glm4", then(cut(LLAMA3), BYTES), False, "glm4"),
     ("olmo2", then(cut(LLAMA3), BYTES), False, "dbrx"),
     ("olmoe", GPT2, False, "olmo"),
@@ -103,7 +110,7 @@ def test_the_name_that_llama_cpp_gives(model_type, node, ignore_merges, name):
         (then(cut(LLAMA3, "Removed", True), BYTES), True, "llama-bpe"),
         (then(cut(LLAMA3.replace(r"\r", "\r").replace(r"\n", "\n")), BYTES), True, "llama-bpe"),
         (then(cut(QWEN2), BYTES), True, "qwen2"),
-        # Spelt as nobody spells it, told by what it does.
+        # An unknown spelling, recognised by its behaviour.
         (then(cut(LLAMA3.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)")), BYTES), True, "llama-bpe"),
         (then(cut(QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")), BYTES), False, "qwen2"),
         (then(cut(QWEN2.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTIONS)), BYTES), False, "qwen2"),
@@ -175,7 +182,7 @@ def test_an_unknown_pre_tokenizer_is_refused_and_can_be_named(tmp_path):
         tokenizer.from_files(files, {}, pre="qwen9")
 
 
-def test_without_the_package_known_spellings_are_told(tmp_path, monkeypatch):
+def test_without_the_package_known_spellings_are_recognised(tmp_path, monkeypatch):
     known = folder(tmp_path, byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert tokenizer.from_files(known, {}).pre == "gpt-2"

@@ -83,7 +83,7 @@ def special(path, config: dict[str, Any], **generation: Any) -> tuple[dict[str, 
         ({"model_type": "hunyuan_v1_dense", "eod_token_id": 5, "eos_token_id": 6}, {"eos": 5, "eot": 9}, {}),
     ],
 )  # fmt: skip
-def test_what_a_family_adds(config, ids, adds, tmp_path):
+def test_additions_of_a_family(config, ids, adds, tmp_path):
     assert special(tmp_path, config, eos_token_id=[9, 5]) == (ids, adds)
 
 

@@ -79,7 +79,7 @@ def test_special_tokens(demo, demo_gguf):
 
 
 def folder(path: Path, core: Core | dict | bytes | None, **files: dict) -> Checkpoint:
-    """A checkpoint that has nothing but small files."""
+    """A checkpoint with only tokenizer files."""
     if core is not None:
         raw = (
             core
@@ -93,7 +93,7 @@ def folder(path: Path, core: Core | dict | bytes | None, **files: dict) -> Check
 
 
 def pieces_with_byte_fallback() -> dict:
-    """Metadata of a small SentencePiece model as a GGUF file says it."""
+    """GGUF metadata of a small SentencePiece model."""
     tokens = [
         "<unk>",
         "<s>",
@@ -171,7 +171,7 @@ def test_a_character_comes_with_its_last_byte(demo):
     assert len(ids) > 1 and [stream.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🙂"]
 
 
-def test_half_a_character_is_said_at_the_end_or_before_what_follows(demo):
+def test_a_partial_character_is_emitted_at_the_end_or_before_the_next(demo):
     first = demo.encode("🙂", add_special=False)[0]
     (letter,) = demo.encode("h", add_special=False)
     stream = demo.stream()
@@ -180,7 +180,7 @@ def test_half_a_character_is_said_at_the_end_or_before_what_follows(demo):
     assert [stream.push(i) for i in (first, letter, letter)] == ["", "\ufffdh", "h"]
 
 
-def test_the_space_in_front_of_the_first_word_is_not_said_and_later_ones_are():
+def test_only_the_first_leading_space_is_dropped():
     tokenizer = open_tokenizer(sentencepiece())
     ha = tokenizer.id_of("▁Ha")
     assert tokenizer.encode("Ha Ha") == [1, ha, ha]
@@ -211,7 +211,7 @@ SETTINGS = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of
     [({}, ([], [])), ({"add_bos_token": True}, ([0], [])), ({"add_eos_token": True}, ([], [1])),
      ({"add_bos_token": True, "add_eos_token": True}, ([0], [1])), ({"add_bos_token": False}, ([], []))],
 )  # fmt: skip
-def test_what_goes_around_a_text(settings, around, tmp_path):
+def test_special_tokens_around_a_text(settings, around, tmp_path):
     tokenizer = open_tokenizer(folder(tmp_path, shell(), tokenizer_config={**SETTINGS, **settings}))
     inner = tokenizer.encode("hi", add_special=False)
     assert tokenizer.encode("hi") == [*around[0], *inner, *around[1]]
@@ -231,7 +231,7 @@ def test_every_end_that_the_folder_names(tmp_path):
     found = folder(
         tmp_path, shell(added_tokens=added), tokenizer_config=SETTINGS, generation_config={"eos_token_id": [7, 9]}
     )
-    assert open_tokenizer(found).ends == {1, 7, 9, 512}  # <|eot_id|> is no control token here
+    assert open_tokenizer(found).ends == {1, 7, 9, 512}  # <|eot_id|> is not a control token here
     found = folder(tmp_path, shell(), tokenizer_config=SETTINGS, generation_config={"eos_token_id": "x"})
     assert open_tokenizer(found).ends == {1}
 
@@ -250,7 +250,7 @@ def test_a_lone_sentencepiece_model(tmp_path):
     assert tokenizer.encode("Ha é") == [1, *ids] and tokenizer.decode(ids) == "Ha é" and tokenizer.ends == {2}
 
 
-def test_chatglm_puts_two_tokens_of_its_own_in_front(tmp_path):
+def test_chatglm_prepends_two_tokens(tmp_path):
     tokenizer = open_tokenizer(lone_model(tmp_path, {"model_type": "chatglm", "eos_token_id": 2}))
     ids = tokenizer.encode("Ha", add_special=False)
     assert tokenizer.encode("Ha") == [272, 274, *ids] and tokenizer.decode([272, 274, *ids]) == "Ha"

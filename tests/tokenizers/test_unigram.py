@@ -200,7 +200,7 @@ def test_xlm_robertas_file_has_its_ids_moved(tmp_path, both):
     assert back(found).encode("Hello world").ids == [0, *(i + 1 for i in plain), 2]
 
 
-def test_what_llama_cpp_does_otherwise_is_said(tmp_path):
+def test_differences_from_llama_cpp_are_reported(tmp_path):
     body = json.loads(trained().to_str())
     body["model"]["byte_fallback"] = True
     assert "bytes" in tokenizer.from_files(folder(tmp_path, body), {}).warnings[0]

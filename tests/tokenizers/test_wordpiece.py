@@ -157,7 +157,7 @@ def test_a_checkpoint_runs_from_its_vocab_txt_and_from_gguf(tmp_path, both):
     assert vocabulary.from_metadata(old).around() == ((2,), (3,))
 
 
-def test_what_llama_cpp_does_otherwise_is_said(tmp_path):
+def test_differences_from_llama_cpp_are_reported(tmp_path):
     made = trained(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit()])
     with pytest.raises(UnsupportedError, match="as BERT does"):

@@ -1,4 +1,4 @@
-"""The examples of the Trellis v3 document run as they stand there, with our package's name."""
+"""The examples of the Trellis v3 specification run unchanged, except for the package name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document's loader over every dialect: values, and what is read when."""
+"""The specification's loader on every dialect: values, and lazy reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loader_count(folder):
     return TrellisModelLoader(VECTORS / folder).get_quantization_info()["weights"]
 
 
-def test_repair_gives_what_the_quantizer_meant():
+def test_repair_decodes_as_the_quantizer_intended():
     want = expected("v2_exl3", "intended")
     loader = TrellisModelLoader(VECTORS / "v2_exl3", repair=True)
     for name, weight in loader.load_layer(0).items():
@@ -85,7 +85,7 @@ def test_weights_by_name_and_floats():
     assert info["average_bits_per_weight"] == pytest.approx(8 * stored / count) and info["layers"] == 2
 
 
-def test_what_is_not_there_is_said_in_one_line():
+def test_missing_parts_are_a_one_line_error():
     loader = TrellisModelLoader(VECTORS / "v2_cuda")
     with pytest.raises(UnknownNameError, match="no layer is named '7'"):
         loader.load_layer(7)

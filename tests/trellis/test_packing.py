@@ -60,6 +60,6 @@ def test_indices_that_do_not_fit(indices, bits, words):
         (np.array([3], np.uint8), -1, "header byte"),
     ],
 )  # fmt: skip
-def test_bytes_that_are_no_packed_indices(packed, count, words):
+def test_invalid_packed_indices(packed, count, words):
     with pytest.raises(CodecError, match=words):
         unpack_indices(packed, count)

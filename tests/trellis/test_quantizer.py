@@ -36,7 +36,7 @@ def test_save_writes_what_quantize_writes(tiny, tmp_path):
     assert set(TrellisModelLoader(tmp_path / "a").quantization.values()) == {2}
 
 
-def test_three_bits_unless_told_otherwise(tiny):
+def test_three_bits_by_default(tiny):
     def codecs(**options):
         return {s.target.name for s in TrellisQuantizer(tiny, **options).plan().steps if ".mlp." in s.map.target}
 
@@ -46,7 +46,7 @@ def test_three_bits_unless_told_otherwise(tiny):
     assert codecs(codec="trellis.4.grid") == {"trellis.4.grid"}
 
 
-def test_what_cannot_be_asked_for(tiny, tmp_path):
+def test_invalid_options(tiny, tmp_path):
     with pytest.raises(PlanError, match="not a shard size"):
         TrellisQuantizer(tiny).save(tmp_path / "out", shard_size="large")
     with pytest.raises(PlanError, match=r"number of bits .expected 2 to 8"):

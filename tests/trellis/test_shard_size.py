@@ -19,7 +19,7 @@ def test_sizes_that_people_write(size, expected):
 
 
 @pytest.mark.parametrize("size", ["", "GB", "2XB", "-1GB", "0", 0, -1, True, "1e9", "٢GB"])
-def test_what_is_no_size_is_refused_in_one_line(size):
+def test_invalid_sizes_are_refused_in_one_line(size):
     with pytest.raises(PlanError, match="not a shard size") as caught:
         shard_bytes(size)
     assert "\n" not in str(caught.value)

@@ -73,7 +73,7 @@ def test_migration_refuses_in_one_line(tmp_path, capsys, arguments, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_validation_refuses_what_is_no_trellis(capsys, tmp_path):
+def test_validation_refuses_other_formats(capsys, tmp_path):
     assert validate_trellis_v3.main([str(demo_model("llama"))]) == 2
     assert validate_trellis_v3.main([str(tmp_path / "nothing")]) == 2
     said = capsys.readouterr()

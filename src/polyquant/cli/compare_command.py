@@ -129,7 +129,7 @@ def _outputs(a: str, b: str, text: str, style: str) -> None:
         as_json([asdict(layer) for layer in result])
         return
     columns = list(dict.fromkeys(_short(name) for layer in result for name in layer.linears))
-    t = table(">layer", *(f">{printable(c, 16)}" for c in columns), ">all")
+    t = table(">layer", *(f">{printable(c)}" for c in columns), ">all")
     for layer in result:
         shown = {_short(n): f"{e.error:.4f}{'*' if e.scaled else ''}" for n, e in layer.linears.items()}
         t.add_row(str(layer.index), *(shown.get(c, "-") for c in columns), f"{layer.layer:.4f}")

@@ -43,7 +43,7 @@ def decibel(x: float) -> str:
 
 
 class Table:
-    """A table as wide as the terminal: long text wraps inside its column, numbers do not. A pipe gets one line per row."""
+    """A table as wide as the terminal: long text wraps inside its column, numbers do not. Pipes get a line per row."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._right = [c.startswith(">") for c in columns]
@@ -56,7 +56,7 @@ class Table:
         self._rows.append([cell if cell.isprintable() else printable(cell) for cell in cells])
 
     def lines(self, most: int) -> list[str]:
-        """The header and rows, at most `most` characters wide: cells of the widest text column wrap, at 8 characters or more."""
+        """The header and rows in at most `most` columns: the widest text column wraps, at 8 characters or more."""
         rows = [self._head, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         texts = [i for i, uncut in enumerate(self._uncut) if not uncut]
@@ -85,7 +85,7 @@ class Table:
 
 
 def _pieces(text: str, most: int) -> list[str]:
-    """Split text into lines of at most `most` characters, after a space or separator in their second half if there is one."""
+    """Split text into lines of at most `most` columns, after a space or separator in their second half if possible."""
     out = []
     while len(text) > most:
         at = max(text.rfind(c, most // 2, most) for c in " ._-/>") + 1 or most

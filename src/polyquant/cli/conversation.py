@@ -1,4 +1,7 @@
-"""A conversation on a terminal: one message a line, commands that begin with a slash, and the oldest messages dropped where the context is full."""
+"""A conversation on a terminal: one message per line, commands with a slash.
+
+The oldest messages are dropped when the context is full.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +123,10 @@ class Conversation:
         return self.sampling if seed is None else replace(self.sampling, seed=seed + self.regenerated)
 
     def _prompt(self) -> list[int]:
-        """Token ids of the messages. If they leave no room for an answer, drop the oldest, down to half of the context: the
-        rest is computed again, which should not happen at every turn. Raises PolyquantError, then nothing is dropped.
+        """Token ids of the messages.
+
+        If they leave no room for an answer, drop the oldest, down to half of the context: the rest is computed again,
+        which should not happen at every turn. If it raises PolyquantError, nothing is dropped.
         """
         context, messages = self.model.context, list(self.messages)
         room = context - min(self.max_tokens or _RESERVE, context // 4)

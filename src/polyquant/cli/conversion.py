@@ -150,7 +150,7 @@ def print_allocation(made: Plan) -> None:
             column = rest.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") if rest else "weight"
             bits.setdefault(layer, {})[column] = str(s.target.bits)
     columns = list(dict.fromkeys(c for layer_bits in bits.values() for c in layer_bits))
-    t = table("bits", *(f">{printable(c, 16)}" for c in columns))
+    t = table("bits", *(f">{printable(c)}" for c in columns))
     for layer, layer_bits in bits.items():
         t.add_row(printable(layer), *(layer_bits.get(c, "-") for c in columns))
     t.show()

@@ -117,7 +117,7 @@ class _Job:
         return [{"role": "system", "content": self.system}] if self.system is not None else []
 
     def ended(self, answer: Generation) -> Iterator[str]:
-        """The reason for the end of a text that no option asked for."""
+        """The reason why generation ended, unless an option requested the end."""
         if answer.full:
             yield f"the context of {self.model.context} tokens is full"
         elif answer.finish == "length" and self.max_tokens is None:
@@ -150,7 +150,8 @@ def _run(path: str, style: str, options: dict[str, Any]) -> None:
         if not templates:
             hint = f"polyquant run {printable(path)} -p TEXT (it has no chat template)"
             raise InputError("there is no prompt", file=path, hint=hint)
-        say(f"sampling: {shown(sampling)}", err=True)
+        if not any(note.startswith("sampling from") for note in notes):
+            say(f"sampling: {shown(sampling)}", err=True)
         Conversation(model, job.opening(), template, sampling, max_tokens, stop, _print_stats if stats else None).hold()
         return
     answer = job.start(text)

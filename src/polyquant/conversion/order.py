@@ -1,7 +1,7 @@
-"""The order in which tensors are written: the model's, so that a shard holds whole layers.
+"""The order in which tensors are written: the model's, so that a shard holds complete layers.
 
-Embeddings come first, then the layers by number, each with its norms, then the final norm and the head. Safetensors files sort their tensors by type and
-then as text, which puts layer 10 before layer 2.
+Embeddings come first, then the layers by number, each with its norms, then the final norm and the head. Safetensors
+files sort their tensors by type and then as text, which puts layer 10 before layer 2.
 """
 
 from __future__ import annotations

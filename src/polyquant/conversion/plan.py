@@ -148,7 +148,7 @@ def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action)
 
 
 def _refuse_other_than_ternary(weight: Weight, target: Codec) -> None:
-    """Raise CodecError if a codec with one scale per tensor gets weights that are not ternary. The first row shows it."""
+    """Raise CodecError if a codec with one scale per tensor gets non-ternary weights, judged by the first row."""
     strict = target.form is Ternary and not target.row_sliced and not getattr(target, "lossy", False)
     if strict and len(weight.shape) > 1 and weight.codec.row_sliced:
         ternarize(target.name, weight.dequantize(rows=slice(0, 1)), lossy=False)

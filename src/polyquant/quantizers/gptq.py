@@ -121,8 +121,8 @@ def searched_grid(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:
     diagonal: [K], weights of the columns.
     """
     step = max(1, _CHUNK // w.shape[1])
-    found = [_searched_rows(codec, w[a : a + step], diagonal) for a in range(0, len(w), step)]
-    return np.concatenate([s for s, _ in found]), np.concatenate([z for _, z in found])
+    chunks = [_searched_rows(codec, w[a : a + step], diagonal) for a in range(0, len(w), step)]
+    return np.concatenate([s for s, _ in chunks]), np.concatenate([z for _, z in chunks])
 
 
 def _searched_rows(codec: MsModelSlim, w: F32, diagonal: F32) -> tuple[F32, F32]:

@@ -32,7 +32,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def _codec(name: str, hint: str) -> Codec:
-    """The codec. Raises PlanError for the name of a recipe, with a hint that ends in codecs; UnknownNameError for any other name."""
+    """The codec. Raises PlanError for a recipe (`hint` and similar codecs); UnknownNameError for other names."""
     try:
         return codec(name)
     except UnknownNameError:

@@ -180,8 +180,8 @@ def _check_stack(codec: Codec, parts: Parts, shape: Shape) -> None:
     whole = codec.dequantize(parts, stack)
     for one, expected in zip(taken, whole, strict=True):
         assert one.shape == stack[1:]
-        said = {key: (spec.shape, spec.dtype) for key, spec in one.codec.specs(one.shape).items()}
-        assert {key: (a.spec.shape, a.spec.dtype) for key, a in one.arrays.items()} == said, (codec.name, said)
+        specs = {key: (spec.shape, spec.dtype) for key, spec in one.codec.specs(one.shape).items()}
+        assert {key: (a.spec.shape, a.spec.dtype) for key, a in one.arrays.items()} == specs, (codec.name, specs)
         for found in (one.parts, one.read()):
             same = one.codec.dequantize(found, one.shape)
             np.testing.assert_array_equal(

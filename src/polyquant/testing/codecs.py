@@ -156,8 +156,8 @@ def _same_parts(actual: Parts, expected: Parts) -> None:
 
 
 def _check_sizes(codec: Codec, parts: Parts, shape: Shape) -> None:
-    said = {key: (spec.shape, spec.dtype) for key, spec in codec.specs(shape).items()}
-    assert {key: (part.shape, part.dtype) for key, part in parts.items()} == said, f"specs of {codec} for {shape}"
+    specs = {key: (spec.shape, spec.dtype) for key, spec in codec.specs(shape).items()}
+    assert {key: (part.shape, part.dtype) for key, part in parts.items()} == specs, f"specs of {codec} for {shape}"
 
 
 def _check_round(codec: Codec, w: F32, error: float, finish: Finish) -> dict[str, NDArray[Any]]:

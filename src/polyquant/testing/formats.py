@@ -301,7 +301,7 @@ def _check_conversion(form: Format, source: Path, folder: Path, suffix: str, opt
 
 
 def _check_arrays(form: Format, path: Path, options: Mapping[str, Any]) -> None:
-    """Check that arrays that belong to no model come back with the error that the report states, and vectors unchanged."""
+    """Check that arrays without a model round-trip with the reported error, and vectors unchanged."""
     weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
     arrays = {"layers.0.proj.weight": weight, "layers.0.norm.weight": np.ones(256, np.float32)}
     report = save(arrays, path, to=form.name, **options)

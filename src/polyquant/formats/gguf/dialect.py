@@ -114,7 +114,7 @@ WRITTEN_AS: Mapping[str, int] = {
 """Codec name -> the type number to write."""
 
 ACTIVATIONS = ("q8_1", "q8_k")
-"""Types to which llama.cpp rounds activations. It has no kernels for weights stored in them, so they are not written."""
+"""Types to which llama.cpp rounds activations. It has no kernels for such weights, so they are not written."""
 
 _IK_ONLY = frozenset({*range(97, 100), *range(133, 159), *range(202, 400)})
 _CONTESTED = frozenset(range(34, 43))

@@ -38,9 +38,10 @@ def closest_deq_scale(input_scale: F32, weight_scale: F32, stored: F32 | None) -
 def closest_quant_bias(
     bias: F32 | None, deq_scale: F32, input_offset: F32, sums: NDArray[np.int64], found: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """quant_bias float64 [n], with bias / deq_scale unrounded, or rounded to a half-precision type if most of `found` agree with that.
+    """quant_bias float64 [n]. bias / deq_scale is rounded to a half-precision type if most of `found` agree with that.
 
-    The v1 command line keeps scales and biases in the model's dtype: the quotient has it too, before the offset is subtracted.
+    The v1 command line keeps scales and biases in the model's dtype, and so the quotient, before it subtracts the
+    offset.
     """
     exact = quant_bias(bias, deq_scale, input_offset, sums)
     if bias is None or _agreeing(exact, found) > len(found) // 2:

@@ -15,13 +15,13 @@ CODES: dict[str, str] = {
     "from the float model.",
     "TRL005": "A JSON file of the folder is broken: a dangling link, or not strict JSON. Copy it from the float model.",
     "TRL006": "config.json and the tensors contradict each other: a tensor that the architecture needs is missing, has "
-    "a different size, or does not belong to it. Loaders fail, or leave layers at random values. Take config.json and tensors "
-    "from the same version of the model.",
-    "TRL007": "config.json does not declare the quantization. transformers does not know that the layers are packed: it "
-    "finds no weights under the names that it expects and initializes the layers randomly. Load the folder with "
+    "a different size, or does not belong to it. Loaders fail, or leave layers at random values. Take config.json and "
+    "tensors from the same version of the model.",
+    "TRL007": "config.json does not declare the quantization. transformers does not know that the layers are packed: "
+    "it finds no weights under the names that it expects and initializes the layers randomly. Load the folder with "
     "polyquant.hf.load_trellis_model, or rewrite it with `polyquant convert`, which declares it.",
-    "TRL008": "The entry quantization_config of config.json contradicts quantization_config.json or the tensors. Readers "
-    "that trust the entry plan or report the wrong bits. `polyquant convert` writes a correct one.",
+    "TRL008": "The entry quantization_config of config.json contradicts quantization_config.json or the tensors. "
+    "Readers that trust the entry plan or report the wrong bits. `polyquant convert` writes a correct one.",
     "TRL010": "The index cannot be used: not strict JSON, or no weight_map from tensor names to file names. Nothing "
     "can be loaded through it. Download it again, or rewrite the folder with `polyquant convert`.",
     "TRL011": "weight_map or a link names a file outside the folder. A reader that follows it opens a file on your "

@@ -29,7 +29,7 @@ LLAMA2 = """{% if messages[0]['role'] == 'system' %}
 [INST] {% if loop.first and system is defined %}<<SYS>>{{ system | trim }}<</SYS>> {% endif %}{{ message.content | trim }} [/INST]
     {%- else %} {{ message.content }} {{ eos_token }}
     {% endif %}
-{% endfor %}"""
+{% endfor %}"""  # noqa: E501 - a published template
 MIXED = (
     "{%- for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}{{ m | tojson }}|{{ m | "
     "tojson(indent=1) }}{% if loop.last %}{% break %}"

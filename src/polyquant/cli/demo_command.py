@@ -70,6 +70,6 @@ def demo(folder: str) -> None:
 
 
 def _program() -> str:
-    """The command to type: `polyquant` if the shell finds it, else the path of this program, e.g. in a virtual environment."""
+    """The command to type: `polyquant` if it is on PATH, else the path of this program (a virtual environment)."""
     path = Path(sys.argv[0])
     return "polyquant" if which("polyquant") or path.name != "polyquant" else str(path)

@@ -47,5 +47,6 @@ def repair(src: str, dst: str, kind: str | None, dialect: str | None, overwrite:
         if done.path is not None:
             say(f"wrote {printable(done.path)}")
     if done.path is None:
-        say(f"polyquant: {printable(src)}: nothing to repair; {printable(dst)} was not written, use SRC", err=True)
+        source, target = printable(src), printable(dst)
+        say(f"polyquant: {source}: nothing to repair; {target} was not written, use {source}", err=True)
         sys.exit(1)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print(findings)
     serious = [f for f in findings if f.severity is not Severity.NOTE]
     if serious:
-        print(f"{len(serious)} findings; polyquant explain {serious[0].code}")
+        print(f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}")
     else:
         print(f"{printable(options.path)}: sound ({evidence.name})")
     return 1 if serious else 0

@@ -85,7 +85,7 @@ def _cell(value: object) -> str:
 class Listing(list[T]):
     """A list displayed as a table: `repr()` as text, `_repr_html_()` in a notebook. A subclass defines the columns."""
 
-    title = "entries"
+    title = "items"
     columns: tuple[str, ...] = ("entry",)
     most = ROWS
 
@@ -95,9 +95,8 @@ class Listing(list[T]):
 
     def table(self) -> Table:
         """The table that is displayed."""
-        return Table(
-            f"{len(self):,} {self.title}", self.columns, (self.row(entry) for entry in self), len(self), most=self.most
-        )
+        title = f"{len(self):,} {self.title if len(self) != 1 else self.title.removesuffix('s')}"
+        return Table(title, self.columns, (self.row(entry) for entry in self), len(self), most=self.most)
 
     def __repr__(self) -> str:
         return self.table().text()

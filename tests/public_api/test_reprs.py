@@ -98,3 +98,9 @@ def test_lists_are_tables():
     assert repr(pq.codecs()).splitlines()[1].split()[0] == "codec"
     assert tags(pq.formats()._repr_html_()).count("tr") == len(pq.formats()) + 1
     assert repr(pq.Findings()) == "0 findings"
+
+
+def test_the_title_of_one_entry_is_singular():
+    finding = pq.Finding("TEN004", pq.Severity.WARNING, "every weight is zero", "a.weight")
+    assert repr(pq.Findings([finding])).splitlines()[0] == "1 finding"
+    assert repr(pq.Findings([finding, finding])).splitlines()[0] == "2 findings"

@@ -27,7 +27,7 @@ from polyquant.recipes.reading import parse_rule
 from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named
 from polyquant.registry import codec as codec_named
-from polyquant.storage.memory import MemoryArray
+from polyquant.rows import in_memory
 from polyquant.types import F32, Checkpoint, Codec, Floats, TensorMap, Weight
 
 __all__ = ["save"]
@@ -135,7 +135,8 @@ def _weight(name: str, value: ArrayLike | Weight) -> Weight:
         raise PlanError(f"numpy cannot make an array of it: {problem}", tensor=name) from None
     stored = _codec_of(name, array.dtype)
     ((part, spec),) = stored.specs(array.shape).items()
-    return Weight(name, array.shape, stored, {part: MemoryArray(array.reshape(-1).view(np.uint8).reshape(spec.shape))})
+    blocks = array.reshape(-1).view(np.uint8).reshape(spec.shape)
+    return Weight(name, array.shape, stored, in_memory({part: blocks}))
 
 
 def _codec_of(name: str, dtype: np.dtype[Any]) -> Codec:

@@ -72,11 +72,12 @@ std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
   return {s.aa, s.bb, s.ab, s.dd, s.worst};
 }
 
-// Sums of errors; None without kernels for both types, and where a weight is not finite.
+// Sums of errors, zeros unless `measure`; None without kernels for both types, and where a weight is not finite.
 std::optional<std::tuple<double, double, double, double, double>> requantize_py(const std::string& source,
                                                                                 const std::string& target, Bytes data,
                                                                                 BytesOut out,
-                                                                                std::optional<Vector> importance) {
+                                                                                std::optional<Vector> importance,
+                                                                                bool measure) {
   const BlockKernel *from = find_block_kernel(source), *to = find_block_kernel(target);
   if (!from || !from->dequantize || !to || !to->dequantize || !to->quantize) return std::nullopt;
   const size_t rows = out.shape(0), cols = out.shape(1) / size_t(to->bytes) * size_t(to->weights);
@@ -87,8 +88,8 @@ std::optional<std::tuple<double, double, double, double, double>> requantize_py(
   ErrorSums e{};
   {
     nb::gil_scoped_release release;
-    if (out.size() &&
-        !requantize(*from, *to, data.data(), rows, cols, importance ? importance->data() : nullptr, out.data(), e))
+    if (out.size() && !requantize(*from, *to, data.data(), rows, cols, importance ? importance->data() : nullptr,
+                                  out.data(), measure ? &e : nullptr))
       return std::nullopt;
   }
   return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
@@ -256,7 +257,8 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a.noconvert());
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
-  m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none());
+  m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none(),
+        "measure"_a);
   m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a,
         "starts"_a.noconvert().none());
   m.def("unpack_lanes", &unpack_lanes_py, "blocks"_a, "codes"_a.noconvert(), "width"_a, "high_first"_a, "zero_first"_a);

@@ -21,10 +21,10 @@ using KernelTable = std::span<const BlockKernel>;
 struct ErrorSums;
 
 // Rows in the layout of `source` to blocks of `target`, a few rows at a time in cache. The same bits as dequantizing
-// all of them, quantizing and comparing. importance: cols floats or null. False if a weight is not finite: `out` is
-// then incomplete.
+// all of them, quantizing and, unless `errors` is null, comparing. importance: cols floats or null. False if a weight
+// is not finite: `out` is then incomplete.
 bool requantize(const BlockKernel& source, const BlockKernel& target, const uint8_t* data, size_t rows, size_t cols,
-                const float* importance, uint8_t* out, ErrorSums& errors);
+                const float* importance, uint8_t* out, ErrorSums* errors);
 
 // one per family file
 KernelTable plain_kernels();

@@ -204,12 +204,12 @@ class QuantizesStored(Protocol):
     """Quantizes rows in the layout of another codec without an array of their floats."""
 
     def quantize_stored(
-        self, source: str, stored: NDArray[Any], shape: Shape, *, importance: F32 | None = None
+        self, source: str, stored: NDArray[Any], shape: Shape, *, importance: F32 | None = None, measure: bool = True
     ) -> tuple[Parts, tuple[float, ...]] | None:
         """Parts of rows [rows, K], and the sums of ops.metrics.ErrorSums without its count; None where it takes floats.
 
-        source: the name of a codec; stored: its part "blocks"; importance: [K]. Equal to the parts that `quantize` and
-        `pack` make of the dequantized rows.
+        source: the name of a codec; stored: its part "blocks"; importance: [K]; measure: False leaves the sums zero.
+        Equal to the parts that `quantize` and `pack` make of the dequantized rows.
         """
 
 

@@ -209,8 +209,8 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "packed": [lambda: ("q4_0", u8(8 * 8 * 18), 8, 256, 1.0, 0), lambda: ("i2_s.x86", u8(8 * 32), 8, 128, 1.0, 0)],
     "packed_set": [lambda: ()],
     "requantize": [
-        lambda: ("bf16", "q4_0", u8(3 * 64 * 2, most=63), u8(3, 36), Maybe(f32(64))),
-        lambda: ("q8_0", "q4_k", u8(2 * 8 * 34, most=60), u8(2, 144), Maybe(None)),
+        lambda: ("bf16", "q4_0", u8(3 * 64 * 2, most=63), u8(3, 36), Maybe(f32(64)), True),
+        lambda: ("q8_0", "q4_k", u8(2 * 8 * 34, most=60), u8(2, 144), Maybe(None), False),
     ],
     "quantize": [
         lambda: ("q4_0", f32(3, 64), u8(3, 36), Maybe(f32(64))),

@@ -114,9 +114,15 @@ class BlockCodec:
         return Blocks(self.name, out)
 
     def quantize_stored(
-        self, source: str, stored: NDArray[Any], shape: Shape, *, importance: F32 | None = None
+        self,
+        source: str,
+        stored: NDArray[Any],
+        shape: Shape,
+        *,
+        importance: F32 | None = None,
+        measure: bool = True,
     ) -> tuple[dict[str, U8], tuple[float, ...]] | None:
-        """Rows [rows, K] of the codec `source` to blocks, in cache, and the sums of their errors (ops.native).
+        """Rows [rows, K] of the codec `source` to blocks, in cache, and their error sums (zeros without `measure`).
 
         None without native kernels for both codecs, for types that are only read, and for rows with NaN or infinity.
         """
@@ -125,7 +131,7 @@ class BlockCodec:
             return None
         out = np.empty((rows, k // self.block * self.type_size), np.uint8)
         data = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
-        sums = native.requantize_blocks(source, self.name, data, out, column_weights(importance, k))
+        sums = native.requantize_blocks(source, self.name, data, out, column_weights(importance, k), measure=measure)
         return None if sums is None else ({"blocks": out}, sums)
 
     def _encode_rows(self, encode: Encode, flat: F32, importance: F32 | None, out: U8) -> None:

@@ -65,8 +65,8 @@ def convert_rows(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece
         parts = weights[0].read(
             rows
         )  # kept until return: memory freed earlier would be faulted in again for every block
-        if (done := _stored_quantized(plan, step, parts, (n, k))) is not None:
-            return Piece(done[0], rows.start, n, done[1] if measure else None)
+        if (done := _stored_quantized(plan, step, parts, (n, k), measure=measure)) is not None:
+            return Piece(done[0], rows.start, n, done[1])
         w = weights[0].codec.dequantize(parts, (n, k))
     else:
         w = float_rows(weights, step.map.op, rows)
@@ -75,15 +75,20 @@ def convert_rows(plan: Plan, step: Step, rows: slice, *, measure: bool) -> Piece
     return Piece(out, rows.start, n, error)
 
 
-def _stored_quantized(plan: Plan, step: Step, parts: Parts, shape: tuple[int, int]) -> tuple[Parts, ErrorSums] | None:
+def _stored_quantized(
+    plan: Plan, step: Step, parts: Parts, shape: tuple[int, int], *, measure: bool
+) -> tuple[Parts, ErrorSums | None] | None:
     """Rows [rows, K] of the source as parts of the target, and their error, where its codec accepts stored rows."""
     target, importance = step.target, plan.importance.get(step.map.target)
     if step.source is None or list(parts) != ["blocks"] or not isinstance(target, QuantizesStored):
         return None
     if importance is not None and importance.ndim > 1:
         return None
-    done = target.quantize_stored(step.source.name, parts["blocks"], shape, importance=shared_importance(importance))
-    return None if done is None else (done[0], ErrorSums(shape[0] * shape[1], *done[1]))
+    shared = shared_importance(importance)
+    done = target.quantize_stored(step.source.name, parts["blocks"], shape, importance=shared, measure=measure)
+    if done is None:
+        return None
+    return done[0], ErrorSums(shape[0] * shape[1], *done[1]) if measure else None
 
 
 def _weights(plan: Plan, step: Step) -> list[Weight]:

@@ -118,18 +118,20 @@ def quantize_blocks(codec: str, w: F32, out: U8, importance: F32 | None) -> bool
 
 
 def requantize_blocks(
-    source: str, target: str, data: U8, out: U8, importance: F32 | None
+    source: str, target: str, data: U8, out: U8, importance: F32 | None, *, measure: bool
 ) -> tuple[float, float, float, float, float] | None:
     """Encode rows stored as codec `source` into out [rows, bytes_per_row], a few at a time in the processor's cache.
 
-    data: the bytes of the rows. Returns the sums of ops.metrics.ErrorSums; None without native kernels for both codecs,
-    and if a weight is NaN or infinite.
+    data: the bytes of the rows. Returns the sums of ops.metrics.ErrorSums, zeros without `measure`; None without native
+    kernels for both codecs, and if a weight is NaN or infinite.
     """
     found = lib()
     if found is None:
         return None
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
-    sums: tuple[float, float, float, float, float] | None = found.requantize(source, target, data, out, weights)
+    sums: tuple[float, float, float, float, float] | None = found.requantize(
+        source, target, data, out, weights, measure
+    )
     return sums
 
 

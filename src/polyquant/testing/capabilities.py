@@ -126,14 +126,19 @@ def _check_stored(codec: QuantizesStored, w: F32) -> None:
         parts, sums = done
         expected = codec.pack(codec.quantize(flat))
         assert parts.keys() == expected.keys(), (list(parts), list(expected))
+        unmeasured = codec.quantize_stored("f32", flat.view(np.uint8), (rows, k), measure=False)
+        assert unmeasured is not None
         for name, part in parts.items():
             np.testing.assert_array_equal(part, expected[name])
+            np.testing.assert_array_equal(unmeasured[0][name], expected[name])
         error = error_sums(flat, codec.dequantize(parts, (rows, k)))
         np.testing.assert_allclose(sums, (error.aa, error.bb, error.ab, error.dd, error.worst), rtol=1e-6, atol=1e-30)
     if flat.size:
         broken = flat.copy()
         broken[-1, -1] = np.nan
-        assert codec.quantize_stored("f32", broken.view(np.uint8), (rows, k)) is None, "took a NaN"
+        for measure in (True, False):
+            taken = codec.quantize_stored("f32", broken.view(np.uint8), (rows, k), measure=measure)
+            assert taken is None, "took a NaN"
 
 
 def _check_products(codec: Codec, parts: Parts, shape: Shape) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from polyquant.ops import native
 from polyquant.types import F32
 
-__all__ = ["ErrorSums", "error_sums"]
+__all__ = ["ErrorSums", "error_sums", "unit_errors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +72,21 @@ def error_sums(a: F32, b: F32) -> ErrorSums:
     with np.errstate(invalid="ignore"):
         worst = float(np.abs(x - y).max(initial=0))
         return ErrorSums(x.size, float(p @ p), float(q @ q), float(p @ q), float((p - q) @ (p - q)), worst)
+
+
+def unit_errors(a: F32, b: F32, unit: int) -> F32:
+    """Return sums of a^2, b^2, a b and (a - b)^2 over stretches of `unit` values, float32 [rows, K / unit, 4].
+
+    a, b: float32 [rows, K].
+    """
+    x, y = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+    out = np.empty((len(x), x.shape[1] // unit, 4), np.float32)
+    if (lib := native.lib()) is not None and x.size:
+        lib.unit_errors(x.reshape(-1), y.reshape(-1), out.reshape(-1))
+        return out
+    p, q = x.reshape(len(x), -1, unit), y.reshape(len(x), -1, unit)
+    with np.errstate(invalid="ignore", over="ignore"):
+        d = p - q
+        for i, (v, w) in enumerate(((p, p), (q, q), (p, q), (d, d))):
+            np.einsum("nuk,nuk->nu", v, w, out=out[:, :, i])
+    return out

@@ -32,7 +32,7 @@ def test_a_rule_for_one_expert_applies_to_its_stack_with_a_notice():
     assert not said("--rule", FOLDER, "gguf", codec="q4_0", rules=["*experts.*=q8_0"])
 
 
-def test_rules_by_expert_hold_where_experts_lie_apart(tmp_path):
+def test_rules_by_expert_apply_to_separate_experts(tmp_path):
     rules = ["*experts.3.gate_proj*=w4a8.dynamic"]
     assert not said("--rule", FOLDER, "msmodelslim", codec="w8a8.dynamic", rules=rules)
     pq.convert(FOLDER, tmp_path / "mixed", to="msmodelslim", codec="w8a8.dynamic", rules=rules)

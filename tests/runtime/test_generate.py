@@ -121,6 +121,11 @@ def test_the_vector_models_generate(name, activations, bound):
         assert abs(token.logprob - (row[token.id] - np.logaddexp.reduce(row))) < bound
 
 
+def test_a_seed_without_sampling_warns(llama):
+    with pytest.warns(UserWarning, match="seed has no effect at temperature 0"):
+        llama.generate(PROMPT, max_tokens=1, seed=1)
+
+
 def test_seeds(llama):
     options = {"max_tokens": 30, "temperature": 1.0, "top_k": 40}
     first, again, other = (ids(llama.generate(PROMPT, seed=seed, **options)) for seed in (1, 1, 2))

@@ -89,7 +89,7 @@ def test_a_link_stays_a_link(tmp_path):
     path = saved(tmp_path, sound())
     link = tmp_path / "link.gguf"
     link.symlink_to(path)
-    gguf.edit(link, set={"general.architecture": "x" * 500})
+    assert gguf.edit(link, set={"general.architecture": "x" * 500}).path == link
     assert link.is_symlink() and gguf.open(path).metadata["general.architecture"] == "x" * 500
 
 

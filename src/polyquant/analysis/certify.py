@@ -11,11 +11,14 @@ the SHA-256 of all files.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from polyquant.analysis.certification.digests import FileDigest, file_digests
@@ -25,14 +28,14 @@ from polyquant.analysis.certification.tensors import TensorCheck, TensorResult, 
 from polyquant.analysis.certification.tokens import check_tokenizer
 from polyquant.architectures.language_model import language_model
 from polyquant.codecs.tl import Tile
-from polyquant.errors import PolyquantError, printable
+from polyquant.errors import PlanError, PolyquantError, printable
 from polyquant.findings import Finding, Findings, Severity
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
 from polyquant.tables import Table
 from polyquant.types import Checkpoint
 
-__all__ = ["Certificate", "CertifiedFiles", "certify"]
+__all__ = ["Certificate", "CertifiedFiles", "certify", "refuse_output"]
 
 VERSION = 1
 """Of the certificate's JSON; entries may be added within a version."""
@@ -91,6 +94,20 @@ class Certificate:
         error = self.logits.error
         logits = "logits not compared" if error is None else f"logit error {error:.2g}"
         return f"{len(self.tensors)} tensors ({tensors}), {headers}, tokenizer: {self.tokenizer}, {logits}"
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the certificate as JSON. Raises PlanError if another kind of file exists there."""
+        refuse_output(path)
+        text = json.dumps(_finite(self.to_json()), indent=2, allow_nan=False) + "\n"
+        where = Path(path)
+        with NamedTemporaryFile("w", encoding="utf-8", dir=where.parent, prefix=f".{where.name}.", delete=False) as f:
+            f.write(text)
+        try:
+            Path(f.name).chmod(0o644)
+            Path(f.name).replace(where)
+        except OSError:
+            Path(f.name).unlink(missing_ok=True)
+            raise
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as JSON-compatible types."""
@@ -197,6 +214,28 @@ def _logit_findings(ran: LogitCheck, check: TensorCheck, *, requested: bool) -> 
     elif not ran.sound:
         message = f"the relative error of the logits is {ran.error:.3g}, the bound is {ran.bound:.3g}"
         check.add("CER050", message, None)
+
+
+def refuse_output(path: str | os.PathLike[str]) -> None:
+    """Raise PlanError if something other than a certificate exists at `path`, or its folder does not."""
+    where = Path(path)
+    if not where.parent.is_dir():
+        raise PlanError("the folder of the certificate does not exist", file=where)
+    if where.is_dir():
+        raise PlanError("is a folder, not a file to write", file=where)
+    if where.exists():
+        with where.open("rb") as f:
+            if not f.read(64).lstrip(b"{\n\r\t ").startswith(b'"certificate"'):
+                raise PlanError("exists and is not a certificate", file=where, hint="choose another name")
+
+
+def _finite(value: Any) -> Any:
+    """Infinities and NaN as null, which strict JSON requires."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _version() -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
-from polyquant.analysis.certify import Certificate
+from polyquant.analysis.certify import Certificate, refuse_output
 from polyquant.analysis.certify import certify as run
 from polyquant.cli.console import as_json, json_option, progress, watcher
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, styled
-from polyquant.errors import PlanError, printable
+from polyquant.errors import printable
 from polyquant.types import Severity
 
 _COLOUR = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
@@ -57,8 +56,8 @@ def certify(
     Compares every block of every tensor within the error of its codec, hyper-parameters, tokenizer and logits, and
     names what differs. Exit 0: certified, 1: not certified, 2: cannot be read.
     """
-    if output is not None and Path(output).is_dir():
-        raise PlanError("is a folder, not a file to write", file=output)
+    if output is not None:
+        refuse_output(output)
     with progress("certifying") as tell:
         result = run(
             source,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyquant.analysis.certification.sides import Side
-from polyquant.capabilities import MayOnlyRead, Opaque, WithBits, claims
+from polyquant.capabilities import MayOnlyRead, Opaque, WithBits
 from polyquant.errors import PolyquantError
 from polyquant.operations import Same
 from polyquant.types import F32, Codec, Floats, as_matrix
@@ -122,7 +122,7 @@ def _bits(codec: Codec) -> float:
 
 def requantized(codec: Codec, x: F32) -> F32 | None:
     """x [n, K] quantized and decoded again; None if the codec cannot quantize it."""
-    if isinstance(codec, Opaque) or (claims(codec, MayOnlyRead) and not codec.writable):
+    if isinstance(codec, Opaque) or (isinstance(codec, MayOnlyRead) and not codec.writable):
         return None
     rows = codec.granule[0]
     padded = np.concatenate([x, np.repeat(x[-1:], -len(x) % rows, 0)]) if len(x) % rows else x

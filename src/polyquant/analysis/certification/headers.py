@@ -49,18 +49,20 @@ _WORDS = (
     ("CER036", ("act_fn", "hidden_act", "activation")),
     ("CER031", ("length", "count", "_size", "block", "num_", "dim")),
 )
-_IGNORED_CONFIG = frozenset(
-    "_name_or_path architectures transformers_version torch_dtype dtype quantization_config quantization_bit use_cache "
-    "auto_map attention_dropout hidden_dropout embd_pdrop attn_pdrop resid_pdrop initializer_range bos_token_id "
-    "eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id pretraining_tp "
-    "router_aux_loss_coef output_router_logits model_type max_position_embeddings "
-    "dropout attention_dropout_prob hidden_dropout_prob gradient_checkpointing torchscript cache_implementation "
-    "_attn_implementation attn_implementation task_specific_params id2label label2id problem_type finetuning_task "
-    "max_window_layers use_mambapy tokenizer_class return_dict output_attentions "
-    "output_hidden_states chunk_size_feed_forward is_encoder_decoder tie_encoder_decoder "
-    "attention_probs_dropout_prob classifier_dropout embedding_dropout mlp_dropout summary_first_dropout "
-    "resid_dropout router_jitter_noise input_jitter_noise model_max_length rescale_every".split()
-)
+_IGNORED_CONFIG = frozenset({
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attention_dropout_prob",
+    "attention_probs_dropout_prob", "attn_implementation", "attn_pdrop", "auto_map", "bos_token_id",
+    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "cls_token_id",
+    "decoder_start_token_id", "dropout", "dtype", "embd_pdrop", "embedding_dropout", "eos_token_id",
+    "finetuning_task", "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob", "id2label",
+    "initializer_range", "input_jitter_noise", "is_encoder_decoder", "label2id", "max_position_embeddings",
+    "max_window_layers", "mlp_dropout", "model_max_length", "model_type", "output_attentions",
+    "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
+    "quantization_bit", "quantization_config", "rescale_every", "resid_dropout", "resid_pdrop", "return_dict",
+    "router_aux_loss_coef", "router_jitter_noise", "sep_token_id", "summary_first_dropout",
+    "task_specific_params", "tie_encoder_decoder", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers_version", "unk_token_id", "use_cache", "use_mambapy",
+})  # fmt: skip
 """Entries of config.json without an effect on inference, or covered by the tokenizer or Hyper."""
 
 
@@ -82,7 +84,10 @@ class HeaderCheck:
 
 
 def check_headers(source: Checkpoint, target: Checkpoint, *, as_gguf: bool = False) -> HeaderCheck:
-    """Compare both headers in the target's naming scheme. as_gguf: compare two folders in GGUF's, like their tensors."""
+    """Compare both headers in the target's naming scheme.
+
+    as_gguf: compare two folders in GGUF's scheme, as their tensors were.
+    """
     try:
         if as_gguf and source.naming == target.naming != "gguf":
             a, b = _as_gguf(source), _as_gguf(target)
@@ -117,9 +122,7 @@ def _translated(source: Checkpoint, target: Checkpoint) -> Checkpoint:
 
 def _as_gguf(source: Checkpoint, target: Checkpoint | None = None) -> Checkpoint:
     """A folder with the names and the metadata of a GGUF file."""
-    translation = (
-        translate.to_gguf(source, with_tokenizer=False) if target is None else _to_gguf(source, target)
-    )
+    translation = translate.to_gguf(source, with_tokenizer=False) if target is None else _to_gguf(source, target)
     metadata = {key: meta.value for key, meta in translation.metadata.items()}
     weights = {t.target: replace(source[t.sources[0]], name=t.target, shape=t.shape) for t in translation.tensors}
     weights |= {name: constant(name, values).weights[0] for name, values in translation.constants.items()}

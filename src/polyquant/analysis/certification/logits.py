@@ -18,7 +18,7 @@ from polyquant.architectures.record import Architecture
 from polyquant.errors import PolyquantError
 from polyquant.runtime.load import load
 from polyquant.runtime.model import Model
-from polyquant.types import Checkpoint, F32
+from polyquant.types import F32, Checkpoint
 
 __all__ = ["LogitCheck", "check_logits"]
 
@@ -70,7 +70,9 @@ def check_logits(source: Checkpoint, target: Checkpoint, weights: float, **optio
         errors = np.linalg.norm(y - x, axis=1) / np.maximum(spread, 1e-30)
     error = float(np.median(errors))
     layers = a.hyper.layers
-    bound: float | None = min(_MOST, _FLOOR + 6 * weights * math.sqrt(2 * layers + 1)) * (1 + 2 * _routed(a.architecture))
+    bound: float | None = min(_MOST, _FLOOR + 6 * weights * math.sqrt(2 * layers + 1)) * (
+        1 + 2 * _routed(a.architecture)
+    )
     if weights > _COARSE:
         bound = None
     agreement = float(np.mean(x.argmax(1) == y.argmax(1)))

@@ -35,7 +35,7 @@ def normalized(x: F32) -> F32:
     with np.errstate(invalid="ignore", over="ignore"):
         norm = np.sqrt(np.einsum("nk,nk->n", x, x, dtype=np.float64))[:, None]
         out = np.divide(x, norm, out=np.zeros_like(x), where=norm > 0, casting="unsafe")
-    return np.nan_to_num(out, copy=False, posinf=0, neginf=0)
+    return np.asarray(np.nan_to_num(out, copy=False, posinf=0, neginf=0), np.float32)
 
 
 def cosines(x: F32, y: F32) -> F32:
@@ -44,7 +44,10 @@ def cosines(x: F32, y: F32) -> F32:
 
 
 def find_rows(stored: F32, side: Side, columns: NDArray[np.int64], *, among: Sequence[slice] = ()) -> Match:
-    """The rows of a tensor, in these columns, that resemble the stored rows [n, columns] most. among: all by default."""
+    """The rows of a tensor, in these columns, that resemble the stored rows [n, columns] most.
+
+    among: the rows that are searched, all by default.
+    """
     rows, k = as_matrix(side.shape)
     reader, probe = Reader(side), normalized(stored)
     best, where = np.full(len(stored), -2, np.float32), np.full(len(stored), -1, np.int64)

@@ -78,7 +78,7 @@ def _bad(x: F32) -> int:
 
 
 def _sampled(expected: Side, actual: Side, found: Scan) -> _Sample:
-    rows, k = as_matrix(expected.shape)
+    rows = as_matrix(expected.shape)[0]
     n = expected.shape[-2] if len(expected.shape) > 2 else rows
     first = list({r // n: i for i, r in reversed(list(enumerate(found.rows)))}.values())[:_SAMPLE]
     spread = np.linspace(0, len(found.rows) - 1, min(len(found.rows), _SAMPLE)).astype(int).tolist()
@@ -125,14 +125,16 @@ def spans(rows: Iterable[int]) -> str:
 
 def _direction(name: str, s: _Sample, expected: Side, found: Scan, *_: object) -> Cause | None:
     """Rows with the right direction: the wrong sign, size or precision."""
-    like = cosines(s.stored, s.expected)
-    zero = ~s.stored.any(1)
-    if zero.mean() > 0.9:
+    like = float(np.median(cosines(s.stored, s.expected)))
+    if (~s.stored.any(1)).mean() > 0.9:
         return Cause("CER020", f"{s.place} are zero")
-    if np.median(like) <= -s.least:
+    if like <= -s.least:
         return Cause("CER021", f"{s.place} have the opposite sign")
-    if np.median(like) < s.least:
-        return _partly(s) if np.median(like) > 0.3 * s.least else None
+    return _partly(s) if 0.3 * s.least < like < s.least else _size(s, found) if like >= s.least else None
+
+
+def _size(s: _Sample, found: Scan) -> Cause | None:
+    """Rows that are multiplied, or less precise than the codec."""
     gains = np.einsum("nk,nk->n", s.stored, s.expected) / np.einsum("nk,nk->n", s.expected, s.expected)
     gain = float(np.median(gains)) / found.bound.gain
     rest = float(np.linalg.norm(s.stored - gains[:, None] * s.expected) / np.linalg.norm(s.expected))
@@ -185,21 +187,24 @@ def _ordered(name: str, rows: list[int], held: list[int], side: Side, hyper: Hyp
     for what, order in head_orders(as_matrix(side.shape)[0], hyper):
         if bool((order[r] == m).all()):
             return Cause("CER015", what)
-    inside = bool((r // n == m // n).all())
-    if inside and _GATED.search(name) and n % 2 == 0:
-        if bool(((m - r) % n == n // 2).all()):
-            return Cause("CER013", "the halves of its rows are exchanged")
-        if bool((m == r ^ 1).all()) and len(rows) > 2:
-            return Cause("CER013", "even and odd rows are exchanged")
+    if _GATED.search(name) and n % 2 == 0 and (cause := _halves(r, m, n)) is not None:
+        return cause
     size = hyper.head_size if hyper is not None else 0
     if size > 1 and n % size == 0 and n > size and _ATTENTION.search(name) and bool(((m - r) % size == 0).all()):
         heads = {int(a): int(b) for a, b in zip(r // size, m // size, strict=True)}
         shown = ", ".join(f"{a} holds {b}" for a, b in list(heads.items())[:6])
         return Cause("CER016", f"heads of {size} rows are in another order: {shown}")
     cause = row_order(held, rows, total=as_matrix(side.shape)[0])
-    if _is_router(name):
-        return Cause(cause.code, f"{cause.message}: experts get the scores of others")
-    return cause
+    return Cause(cause.code, f"{cause.message}: experts get the scores of others") if _is_router(name) else cause
+
+
+def _halves(r: NDArray[np.int64], m: NDArray[np.int64], n: int) -> Cause | None:
+    """The halves of a matrix that holds gate and up, one after the other or interleaved."""
+    if not bool((r // n == m // n).all()):
+        return None
+    if bool(((m - r) % n == n // 2).all()):
+        return Cause("CER013", "the halves of its rows are exchanged")
+    return Cause("CER013", "even and odd rows are exchanged") if bool((m == r ^ 1).all()) and len(r) > 2 else None
 
 
 def _is_router(name: str) -> bool:

@@ -167,7 +167,9 @@ def _alone(name: str, side: Side, code: str, what: str, pair: Pair, check: Tenso
 
 def _heads(pair: Pair, check: TensorCheck, bounds: Bounds) -> None:
     """A head that one side stores and the other ties to the embedding."""
-    if (_HEAD in pair.expected) == (_HEAD in pair.actual) or not {_EMBEDDING} <= pair.expected.keys() & pair.actual.keys():
+    if (_HEAD in pair.expected) == (_HEAD in pair.actual) or not {
+        _EMBEDDING
+    } <= pair.expected.keys() & pair.actual.keys():
         return
     separate = _HEAD in pair.expected
     e = pair.expected[_HEAD if separate else _EMBEDDING]
@@ -199,12 +201,11 @@ def _explain(wrong: Mapping[str, Scan], pair: Pair, check: TensorCheck, hyper: H
         if name in done:
             continue
         other = cause.holds
-        if other and counterpart(name, other):
-            cause = Cause("CER013", cause.message, other)
-        if other and causes.get(other) is not None and causes[other].holds == name:
+        code = "CER013" if other and counterpart(name, other) else cause.code
+        mutual = other in causes and causes[other].holds == name
+        if mutual:
             done.add(other)
-            cause = Cause(cause.code, f"exchanged with {other}")
-        check.add(cause.code, cause.message, name)
+        check.add(code, f"exchanged with {other}" if mutual else cause.message, name)
 
 
 def _cause(name: str, pair: Pair, found: Scan, hyper: Hyper | None) -> Cause:

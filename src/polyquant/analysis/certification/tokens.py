@@ -150,9 +150,11 @@ def _first(a: Sequence[Any], b: Sequence[Any]) -> tuple[int, Any, Any] | None:
 def _settings(a: Vocabulary, b: Vocabulary) -> Iterator[Difference]:
     for kind in sorted({*a.special, *b.special}):
         x, y = a.special.get(kind), b.special.get(kind)
-        if x != y and (x is not None and y is not None or kind in ("bos", "eos")):
+        if x != y and ((x is not None and y is not None) or kind in ("bos", "eos")):
             yield "CER042", f"the id of {kind} is {y}, expected {x}"
-    if a.pre != b.pre and (pretokenizers.kind_of(a.pre) is None or pretokenizers.kind_of(a.pre) != pretokenizers.kind_of(b.pre)):
+    if a.pre != b.pre and (
+        pretokenizers.kind_of(a.pre) is None or pretokenizers.kind_of(a.pre) != pretokenizers.kind_of(b.pre)
+    ):
         yield "CER044", f"the pre-tokenizer is '{printable(b.pre)}', expected '{printable(a.pre)}'"
     for kind in ("bos", "eos"):
         if a.added(kind) != b.added(kind):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,37 +20,52 @@ _CLOSE = 0.02
 
 def explain_vector(name: str, expected: Side, actual: Side, others: Mapping[str, Side], hyper: Hyper | None) -> Cause:
     """The most likely cause of a wrong vector."""
-    e, d = (_flat(side) for side in (expected, actual))
+    e, d = _flat(expected), _flat(actual)
     if not np.isfinite(d).all():
         return Cause("CER004", f"{int((~np.isfinite(d)).sum())} of {d.size} values are NaN or infinite")
     size = float(np.abs(e).max(initial=0)) or 1.0
+    causes = (*_changed(e, d, size, expected), *_moved(name, e, d, size, others, hyper), *_partly(e, d, size))
+    return causes[0]
+
+
+def _changed(e: F32, d: F32, size: float, expected: Side) -> Iterator[Cause]:
+    """All values are zero, shifted, negated, or not transformed."""
     if not d.any():
-        return Cause("CER020", "every value is zero")
+        yield Cause("CER020", "every value is zero")
     for shift in (1.0, -1.0, 2.0, -2.0):
         if _near(d, e + np.float32(shift), size) and not _near(d, e, size):
             how = "added once too often, or not subtracted" if shift > 0 else "missing: it was not added"
-            return Cause("CER023", f"every value is {abs(shift):g} too {'large' if shift > 0 else 'small'}: 1 is {how}")
+            yield Cause("CER023", f"every value is {abs(shift):g} too {'large' if shift > 0 else 'small'}: 1 is {how}")
     if not expected.op.moves and len(expected.weights) == 1:
         raw = np.asarray(expected.weights[0].dequantize(), np.float32).reshape(-1)
         if raw.shape == d.shape and _near(d, raw, float(np.abs(raw).max(initial=0)) or 1.0):
-            return Cause("CER029", "the values are those of the source, unchanged")
+            yield Cause("CER029", "the values are those of the source, unchanged")
     if _near(d, -e, size):
-        return Cause("CER021", "every value has the opposite sign")
+        yield Cause("CER021", "every value has the opposite sign")
+
+
+def _moved(name: str, e: F32, d: F32, size: float, others: Mapping[str, Side], hyper: Hyper | None) -> Iterator[Cause]:
+    """The values of another vector, or in another order, or multiplied."""
     for other, side in others.items():
-        if other != name and side.shape == expected.shape and _near(d, _flat(side), size):
-            return Cause("CER012", f"holds the values of {other}", holds=other)
+        if other != name and _near(d, _flat(side), size):
+            yield Cause("CER012", f"holds the values of {other}", holds=other)
+            break
     if (ordered := _permuted(e, d, hyper, size)) is not None:
-        return ordered
+        yield ordered
     gain = float(e @ d / max(float(e @ e), 1e-30))
     if gain > 0 and _near(d, np.float32(gain) * e, size * max(1, gain)):
-        return Cause("CER022", f"every value is multiplied by {gain:.4g}")
+        yield Cause("CER022", f"every value is multiplied by {gain:.4g}")
+
+
+def _partly(e: F32, d: F32, size: float) -> Iterator[Cause]:
+    """Some values are wrong."""
     wrong = np.flatnonzero(np.abs(d - e) > _CLOSE * size)
     if len(wrong) and not d[wrong].any():
-        return Cause("CER020", f"{len(wrong)} of {d.size} values are zero, the first at {wrong[0]}")
+        yield Cause("CER020", f"{len(wrong)} of {d.size} values are zero, the first at {wrong[0]}")
     if len(wrong) and _near(d[wrong], -e[wrong], size):
-        return Cause("CER021", f"{len(wrong)} of {d.size} values have the opposite sign, the first at {wrong[0]}")
+        yield Cause("CER021", f"{len(wrong)} of {d.size} values have the opposite sign, the first at {wrong[0]}")
     what = f"{len(wrong)} of {d.size} values" if len(wrong) else "the values"
-    return Cause("CER010", f"{what} differ, by up to {float(np.abs(d - e).max()):.3g}")
+    yield Cause("CER010", f"{what} differ, by up to {float(np.abs(d - e).max()):.3g}")
 
 
 def _flat(side: Side) -> F32:

@@ -197,7 +197,7 @@ def _tensors(a: Checkpoint, b: Checkpoint, on_progress: Callable[[Progress], Non
 def _header_findings(headers: HeaderCheck, check: TensorCheck) -> None:
     seen: set[str] = set()
     for name, expected, found, code in headers.differing:
-        key = f"{code} {shown(expected)} {shown(found)}"  # the same value under Hyper's name and the file's key
+        key = f"{code} {_rounded(expected)} {_rounded(found)}"  # a value under Hyper's name and under the file's key
         if key not in seen:
             seen.add(key)
             check.add(code, f"{printable(name)} is {shown(found)}, expected {shown(expected)}", None)
@@ -236,6 +236,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _rounded(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else shown(value)
 
 
 def _version() -> str:

@@ -15,7 +15,7 @@ for output error.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class Bounds:
         bound = max(bounds, key=lambda b: b.unit)
         if not actual.op.moves or not expected.op.moves:
             bound = Bound(bound.unit * _VALUES, bound.typical, floor=bound.floor, cosine=bound.cosine)
-        return bound
+        return replace(bound, unit=max(bound.unit, expected.slack), slack=max(bound.slack, expected.slack))
 
     def _of_codec(self, expected: Side, actual: Side, codec: Codec) -> Bound:
         if codec.form is Floats and (rounding := _FLOATS.get(codec.name)) is not None:

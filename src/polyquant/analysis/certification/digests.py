@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +23,20 @@ class FileDigest:
 
 def file_digests(checkpoint: Checkpoint) -> dict[str, FileDigest]:
     """Digests of all files of a checkpoint, by name relative to its folder."""
-    root = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    paths: Mapping[Path, None] = dict.fromkeys([*checkpoint.opened, *checkpoint.files.values()])
+    root = (checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent).absolute()
+    linked = {p.resolve(): p for p in root.iterdir() if p.is_symlink()}  # as in the cache of the hub
+    paths = dict.fromkeys(
+        linked.get(p.resolve(), p.absolute()) for p in (*checkpoint.opened, *checkpoint.files.values())
+    )
     named = {_relative(path, root): path for path in paths if path.is_file()}
     return {name: _digest(named[name]) for name in sorted(named)}
 
 
 def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    for folder in (root, root.resolve()):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return str(path)
 
 
 def _digest(path: Path) -> FileDigest:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from polyquant.analysis.certification.bounds import REQUANTIZED, Bound, Bounds, requantized, unit_of
 from polyquant.analysis.certification.sides import Reader, Side
 from polyquant.ops.metrics import unit_errors
-from polyquant.types import F32, Floats, as_matrix
+from polyquant.types import F32, Affine, Floats, as_matrix
 
 __all__ = ["Scan", "scan"]
 
@@ -20,6 +20,8 @@ _KEPT = 1 << 14
 """Rows beyond the bound that are kept; a tensor with more of them is wrong as a whole."""
 _CHECKED = 1 << 12
 """Rows that are quantized again at most: if all of these are justified, so are the others."""
+_UNPACKED = 1 << 28
+"""Weights of a tensor whose affine codes are unpacked for their scales."""
 _WRONG = 256
 """With more rows that are not justified, all rows beyond the bound count as wrong."""
 
@@ -122,21 +124,41 @@ def _justify(out: Scan, wanted: Reader, found: Reader, actual: Side) -> None:
     if codec.form is Floats or not actual.op.keeps_rows([w.shape for w in actual.weights]):
         return
     k = as_matrix(actual.shape)[1]
+    steps = _steps(actual)
     kept: list[int] = []
     step = max(1, _BLOCK // max(1, k))
     for start in range(0, min(len(out.rows), _CHECKED), step):
         index = out.rows[start : start + step]
         x, y = wanted.picked(index), found.picked(index)
-        z = requantized(codec, x)
-        if z is None:
+        if steps is not None:
+            kept += [start + i for i in _beyond_steps(out, x, y, steps[index])]
+        elif (z := requantized(codec, x)) is not None:
+            kept += [start + i for i in _unjustified(out, x, y, z)]
+        else:
             return
-        kept += [start + i for i in _unjustified(out, x, y, z)]
         if len(kept) > _WRONG:
             return
     if not kept:
         out.rows, out.columns, out.requantized = [], [], True
     elif len(out.rows) <= _CHECKED:
         out.rows, out.columns = [out.rows[i] for i in kept], [out.columns[i] for i in kept]
+
+
+def _steps(actual: Side) -> F32 | None:
+    """The largest step of each row of affine codes [rows]; None for other codes."""
+    weight = actual.weights[0]
+    if weight.codec.form is not Affine or len(actual.weights) > 1 or math.prod(weight.shape) > _UNPACKED:
+        return None
+    scale = weight.codec.unpack(weight.read(), weight.shape).scale  # [rows, groups]
+    rows = np.arange(as_matrix(actual.shape)[0])
+    return np.asarray(np.abs(scale).max(1)[actual.op.needs(rows, [weight.shape])[0]], np.float32)
+
+
+def _beyond_steps(out: Scan, x: F32, y: F32, steps: F32) -> list[int]:
+    """Rows with an error that affine codes of these steps cannot have: rounded values are off by 0.29 steps RMS."""
+    sums = unit_errors(x, y, out.unit)
+    bad = ~(np.sqrt(sums[:, :, 3] / out.unit) <= REQUANTIZED * 0.29 * steps[:, None])
+    return [int(i) for i in np.flatnonzero(bad.any(1))]
 
 
 def _unjustified(out: Scan, x: F32, y: F32, z: F32) -> list[int]:

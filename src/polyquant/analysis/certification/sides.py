@@ -30,7 +30,7 @@ __all__ = ["Pair", "Reader", "Side", "architecture_of", "constant", "hyper_of", 
 class Side:
     """One side of a tensor: `op` of some weights of its checkpoint.
 
-    columns [K], rows [R]: factors of the values, None for none (smoothing).
+    columns [K], rows [R]: factors of the values, None for none (smoothing). slack: least bound of the relative error.
     """
 
     weights: tuple[Weight, ...]
@@ -39,6 +39,7 @@ class Side:
     ternarize: bool = False
     columns: F32 | None = None
     rows: F32 | None = None
+    slack: float = 0.0
 
     @property
     def codec(self) -> str:

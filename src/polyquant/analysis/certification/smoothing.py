@@ -2,6 +2,7 @@
 
     norm w, readers A, B           ->   w / s, A diag(s), B diag(s)           SmoothQuant, AWQ
     matrix V, reader O             ->   diag(1 / s) V, O diag(s)              v -> o, up -> down
+    norm w, reader A               ->   w / s, norm bias -z, A diag(s), bias A diag(s) z        shifted inputs
 
 The factors follow from the stored norm or matrix. If all its readers fit with them, the model computes the same.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polyquant.analysis.certification.scan import Scan
-from polyquant.analysis.certification.sides import Reader, Side
+from polyquant.analysis.certification.sides import Reader, Side, constant
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.parts import Feed
 from polyquant.architectures.record import Architecture
@@ -23,68 +24,116 @@ from polyquant.types import F32, as_matrix
 __all__ = ["Smoothed", "smoothed"]
 
 Rescan = Callable[[Side, Side], Scan]
+Sides = Mapping[str, Side]
 _ROWS = 1 << 18
+_SHIFTED = 0.03
+"""Relative error of a bias that a shift was added to: the tool multiplies rounded matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Smoothed:
-    """One recognized product. sides: the expected tensors with their factors; scans: of these."""
+    """One recognized product. scans: of the tensors that it changes, with their factors."""
 
     feeder: str
     readers: tuple[str, ...]
-    sides: Mapping[str, Side]
     scans: Mapping[str, Scan]
 
 
+@dataclass(frozen=True, slots=True)
+class _Product:
+    feed: Feed
+    feeder: str
+    readers: tuple[str, ...]
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """Names of the biases of feeder and readers."""
+        return tuple(f"{name.removesuffix('.weight')}.bias" for name in (self.feeder, *self.readers))
+
+
 def smoothed(
-    wrong: set[str],
-    expected: Mapping[str, Side],
-    actual: Mapping[str, Side],
-    record: Architecture,
-    hyper: Hyper,
-    rescan: Rescan,
+    wrong: set[str], expected: Sides, actual: Sides, record: Architecture, hyper: Hyper, rescan: Rescan
 ) -> Iterator[Smoothed]:
     """Yield the products that explain wrong tensors, layer by layer. Names are those of GGUF."""
-    current = dict(expected)
+    same = {n for n in expected if n in actual and expected[n].shape == actual[n].shape}
     for index in range(hyper.layers):
+        products = []
         for feed in (*record.feeds("norm"), *record.feeds("values", "product")):
             feeder = f"blk.{index}.{feed.source}.weight"
-            readers = [n for r in feed.readers if (n := f"blk.{index}.{r}.weight") in expected and n in actual]
-            if feeder not in wrong or feeder not in actual or not wrong & set(readers):
-                continue
-            found = _product(feed, feeder, readers, current, actual, hyper, rescan)
-            if found is not None:
-                current |= found.sides
-                wrong -= set(found.scans)
-                yield found
+            readers = tuple(n for r in feed.readers if (n := f"blk.{index}.{r}.weight") in same)
+            if feeder in wrong and feeder in same and wrong & set(readers):
+                products.append(_Product(feed, feeder, readers))
+        accepted = _accepted(products, expected, actual, hyper, rescan)
+        if 0 < len(accepted) < len(products):  # without the others, whose factors are not genuine
+            accepted = _accepted([p for p, _ in accepted], expected, actual, hyper, rescan)
+        yield from (found for _, found in accepted)
 
 
-def _product(
-    feed: Feed,
-    feeder: str,
-    readers: list[str],
-    expected: Mapping[str, Side],
-    actual: Mapping[str, Side],
-    hyper: Hyper,
-    rescan: Rescan,
-) -> Smoothed | None:
-    norm = feed.kind == "norm"
-    factors = _row_factors(expected[feeder], actual[feeder], vector=norm)
-    if factors is None:
-        return None
-    sides = {feeder: _times(expected[feeder], factors, norm=norm)}
-    bias = f"{feeder.removesuffix('.weight')}.bias"
-    if bias in expected and bias in actual:
-        sides[bias] = _times(expected[bias], factors, norm=True)
-    for name in readers:
-        k = as_matrix(expected[name].shape)[1]
-        columns = _columns(factors, k, hyper)
-        if columns is None:
-            return None
-        side = expected[name]
-        sides[name] = replace(side, columns=columns if side.columns is None else side.columns * columns)
+def _accepted(
+    products: list[_Product], expected: Sides, actual: Sides, hyper: Hyper, rescan: Rescan
+) -> list[tuple[_Product, Smoothed]]:
+    """The products whose tensors all fit after all of them were applied."""
+    sides: dict[str, Side] = {}
+    changed: dict[str, set[str]] = {}
+    for product in products:
+        before = dict(sides)
+        if _apply(product, sides, expected, actual, hyper):
+            names = {product.feeder, *product.readers}
+            changed[product.feeder] = names | {n for n in product.biases if n in sides}
+        else:
+            sides = before
     scans = {name: rescan(side, actual[name]) for name, side in sides.items()}
-    return Smoothed(feeder, tuple(readers), sides, scans) if all(s.sound for s in scans.values()) else None
+    return [
+        (p, Smoothed(p.feeder, p.readers, {n: scans[n] for n in changed[p.feeder] if n in scans}))
+        for p in products
+        if p.feeder in changed and all(scans[n].sound for n in changed[p.feeder] if n in scans)
+    ]
+
+
+def _apply(product: _Product, sides: dict[str, Side], expected: Sides, actual: Sides, hyper: Hyper) -> bool:
+    """Add the expected tensors with the factors of one product to `sides`. False if there are none."""
+    norm = product.feed.kind == "norm"
+    feeder = sides.get(product.feeder, expected[product.feeder])
+    factors = _row_factors(feeder, actual[product.feeder], vector=norm)
+    if factors is None or (not norm and bool((np.abs(factors - 1) < _SHIFTED).all())):
+        return False
+    bias, *others = product.biases
+    sides[product.feeder] = _times(feeder, factors, norm=norm)
+    if bias in expected and bias in actual:
+        sides[bias] = _times(sides.get(bias, expected[bias]), factors, norm=True)
+    for name in product.readers:
+        side = sides.get(name, expected[name])
+        columns = _columns(factors, as_matrix(side.shape)[1], hyper)
+        if columns is None:
+            return False
+        sides[name] = replace(side, columns=columns if side.columns is None else side.columns * columns)
+    if norm and bias in actual and bias not in expected:
+        return _shift(bias, product.readers, others, sides, expected, actual)
+    return True
+
+
+def _shift(
+    bias: str, readers: tuple[str, ...], biases: list[str], sides: dict[str, Side], expected: Sides, actual: Sides
+) -> bool:
+    """Add the biases that undo the bias of a norm. False if a reader has none."""
+    added = Reader(actual[bias]).rows(slice(0, 1)).reshape(-1)
+    sides[bias] = constant(bias, added)
+    if not added.any():
+        return True
+    for name, own in zip(readers, biases, strict=True):
+        if own not in actual:
+            return False
+        old = Reader(expected[own]).rows(slice(0, 1)).reshape(-1) if own in expected else np.float32(0)
+        moved = np.asarray(old - _product_with(sides[name], added), np.float32)
+        sides[own] = replace(constant(own, moved), slack=_SHIFTED)
+    return True
+
+
+def _product_with(side: Side, x: F32) -> F32:
+    """The matrix times x [rows]."""
+    rows, k = as_matrix(side.shape)
+    reader, step = Reader(side), max(1, _ROWS // max(1, k))
+    return np.concatenate([reader.rows(slice(a, min(rows, a + step))) @ x for a in range(0, rows, step)])
 
 
 def _times(side: Side, factors: F32, *, norm: bool) -> Side:

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.analysis.certification.sides import Reader, Side
 from polyquant.errors import PolyquantError
 from polyquant.types import Activation, Affine, Checkpoint, Weight, as_matrix
 
-__all__ = ["contradictions"]
+__all__ = ["contradictions", "kept_by_tools"]
 
 _MOST = 1 << 26
 """Weights of a layer that is unpacked to sum its codes."""
+_VECTOR = 1 << 20
+
+
+def kept_by_tools(name: str, actual: Mapping[str, Side]) -> str | None:
+    """Why a tensor without a source does not change the model: zeros, a copy, scales of a cache. None if it may."""
+    stem, _, part = name.rpartition(".")
+    if part in ("kv_cache_scale", "kv_cache_offset"):
+        return "of the int8 key/value cache"
+    side = actual[name]
+    if math.prod(side.shape) > _VECTOR:
+        return None
+    values = Reader(side).rows(slice(0, as_matrix(side.shape)[0]))
+    if part == "bias" and not values.any():
+        return "a bias of zeros"
+    if stem.endswith(".module"):
+        plain = f"{stem.removesuffix('.module')}.{part}"
+        twins = [s for s in actual.values() if s.weights[0].name == plain and s.shape == side.shape]
+        if twins and np.array_equal(Reader(twins[0]).rows(slice(0, as_matrix(side.shape)[0])), values):
+            return f"a copy of {plain}"
+    return None
 
 
 def contradictions(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

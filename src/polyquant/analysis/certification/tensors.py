@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from polyquant.analysis.certification.matrices import counterpart, explain_matri
 from polyquant.analysis.certification.scan import Scan, scan
 from polyquant.analysis.certification.sides import Pair, Side, architecture_of, hyper_of, pair_up
 from polyquant.analysis.certification.smoothing import smoothed
+from polyquant.analysis.certification.static import kept_by_tools
 from polyquant.analysis.certification.vectors import explain_vector
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
@@ -58,6 +59,11 @@ class TensorCheck:
         """Add a finding."""
         self.findings.append(Finding(code, severity, message, tensor))
 
+    def accept(self, tensors: Iterable[str]) -> None:
+        """Withdraw the findings about extra tensors that smoothing explains."""
+        names = set(tensors)
+        self.findings = Findings(f for f in self.findings if f.tensor not in names or f.code != "CER002")
+
     @property
     def typical_error(self) -> float:
         """Relative RMS error of the worst matrix that is not wrong."""
@@ -86,6 +92,8 @@ def check_tensors(
         for product in smoothed(wrong, pair.expected, pair.actual, record, hyper, lambda e, a: scan(e, a, bounds)):
             readers = f"{len(product.readers)} matrices" if len(product.readers) > 1 else product.readers[0]
             check.add("CER060", f"smoothed together with {readers}", product.feeder, Severity.NOTE)
+            wrong -= set(product.scans)
+            check.accept(product.scans)
             for name, found in product.scans.items():
                 check.results[name] = _result(name, pair, found, "equivalent")
     _explain({n: scans[n] for n in scans if n in wrong}, pair, check, hyper)
@@ -129,8 +137,10 @@ def _scanned(
 
 
 def _result(name: str, pair: Pair, found: Scan, verdict: str) -> TensorResult:
-    e, a = pair.expected[name], pair.actual[name]
-    return TensorResult(name, e.shape, e.codec, a.codec, verdict, found.error, found.worst, found.bound.unit)
+    e, a = pair.expected.get(name), pair.actual[name]
+    return TensorResult(
+        name, a.shape, "" if e is None else e.codec, a.codec, verdict, found.error, found.worst, found.bound.unit
+    )
 
 
 def _comparable(name: str, pair: Pair, check: TensorCheck) -> bool:
@@ -160,6 +170,9 @@ def _alone(name: str, side: Side, code: str, what: str, pair: Pair, check: Tenso
     if reason is not None:
         check.results[name] = TensorResult(name, side.shape, result.source, result.target, "skipped")
         check.add("CER061", f"{what}: {reason}", name, Severity.NOTE)
+    elif what == "extra" and (kept := kept_by_tools(name, pair.actual)) is not None:
+        check.results[name] = TensorResult(name, side.shape, "", result.target, "skipped")
+        check.add("CER061", kept, name, Severity.NOTE)
     elif not (name == _HEAD and _EMBEDDING in pair.expected and _EMBEDDING in pair.actual):
         here = "in the target" if what == "missing" else "not in the source"
         check.add(code, f"{what} {here}" if what == "missing" else here, name)

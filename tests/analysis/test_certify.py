@@ -13,6 +13,8 @@ from analysis.certify_faults import FAULTS
 from analysis.certify_target import Target, broken, converted, source_of
 from architectures.golden_models import NAMES, Golden
 from golden import VECTORS
+from msmodelslim_vectors import FOLDERS, runnable
+from msmodelslim_vectors import source_of as source_folder
 from polyquant.analysis.certification.bounds import Bounds
 from polyquant.analysis.certification.codes import CODES
 from polyquant.analysis.certification.scan import scan
@@ -157,6 +159,40 @@ def test_our_codecs_are_certified(kind, tmp_path):
 def test_our_formats_are_certified(to, kind, tmp_path):
     polyquant.convert(LLAMA / "hf", tmp_path / "out", to=to, codec=kind)
     assert alarms(certify(LLAMA / "hf", tmp_path / "out")) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_of_msmodelslim_are_certified(folder, tmp_path):
+    """Smoothed or not: what the tool moved between norms and matrices is recognized."""
+    path = runnable(folder, tmp_path)
+    for file in source_folder(folder).iterdir():
+        if not (path / file.name).exists() and "safetensors" not in file.name:
+            shutil.copyfile(file, path / file.name)
+    certificate = certify(source_folder(folder), path)
+    assert alarms(certificate) == []
+    smoothed = any(word in folder for word in ("_m1", "_m2", "_m3", "_m4", "smooth"))
+    assert any(f.code == "CER060" for f in certificate.findings) == smoothed
+
+
+@pytest.mark.parametrize("method", ["m4", "shift"])
+def test_our_smoothing_is_certified(method, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("And it came to pass, that Pharaoh dreamed. " * 200, encoding="utf-8")
+    options = {"codec": "w8a8", "calibration": str(text), "smooth": method}
+    polyquant.convert(LLAMA / "hf", tmp_path / "out", to="msmodelslim", **options)
+    certificate = certify(LLAMA / "hf", tmp_path / "out")
+    assert alarms(certificate) == []
+    assert {f.code for f in certificate.findings} <= {"CER060", "CER061"}
+    for name, part, change, code in (
+        ("model.layers.1.mlp.down_proj.weight", "deq_scale", lambda x: x * 2, "CER027"),
+        ("model.layers.0.self_attn.q_proj.weight", "input_offset", lambda x: x + 5, "CER027"),
+        ("model.layers.1.self_attn.v_proj.weight", "weight", np.negative, "CER021"),
+    ):
+        bad = Target(tmp_path / f"{part}-{method}")
+        shutil.copytree(tmp_path / "out", bad.path)
+        stored = bad.stored(name, part)
+        bad.write(name, part, change(stored.astype(np.float64)).astype(stored.dtype))
+        assert code in {f.code for f in certify(LLAMA / "hf", bad.path, logits=False).failures}, part
 
 
 # ---------------------------------------------------------------- parts

@@ -85,7 +85,7 @@ class Certificate:
 
     @property
     def summary(self) -> str:
-        """What was compared, in one line."""
+        """What was compared, in one line: parts joined by a semicolon."""
         counts: dict[str, int] = {}
         for t in self.tensors:
             counts[t.verdict] = counts.get(t.verdict, 0) + 1
@@ -93,7 +93,7 @@ class Certificate:
         headers = "headers not compared" if self.headers.problem else f"{len(self.headers.entries)} header entries"
         error = self.logits.error
         logits = "logits not compared" if error is None else f"logit error {error:.2g}"
-        return f"{len(self.tensors)} tensors ({tensors}), {headers}, tokenizer: {self.tokenizer}, {logits}"
+        return "; ".join((f"{len(self.tensors)} tensors: {tensors}", headers, f"tokenizer: {self.tokenizer}", logits))
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the certificate as JSON. Raises PlanError if another kind of file exists there."""

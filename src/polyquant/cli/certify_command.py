@@ -8,7 +8,7 @@ import click
 
 from polyquant.analysis.certify import Certificate, refuse_output
 from polyquant.analysis.certify import certify as run
-from polyquant.cli.console import as_json, json_option, progress, watcher
+from polyquant.cli.console import as_json, json_option, paragraph, progress, watcher
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, styled
 from polyquant.errors import printable
@@ -90,7 +90,7 @@ def _print(result: Certificate, output: str | None) -> None:
     for code, n in seen.items():
         if n > _SHOWN:
             say(f"{code}: {n - _SHOWN} more")
-    say(result.summary)
+    paragraph(*result.summary.split("; "))
     if result.certified:
         say(styled("certified", fg="green"), f": {printable(result.target.path)} computes what "
             f"{printable(result.source.path)} does")  # fmt: skip

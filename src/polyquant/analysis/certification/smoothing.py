@@ -29,6 +29,9 @@ _ROWS = 1 << 18
 _SHIFTED = 0.03
 """Relative error of a bias that a shift was added to: the tool multiplies rounded matrices."""
 
+_FITTED = 0.01
+"""Relative error of factors that are fitted to quantized rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Smoothed:
@@ -100,7 +103,8 @@ def _apply(product: _Product, sides: dict[str, Side], expected: Sides, actual: S
     bias, *others = product.biases
     sides[product.feeder] = _times(feeder, factors, norm=norm)
     if bias in expected and bias in actual:
-        sides[bias] = _times(sides.get(bias, expected[bias]), factors, norm=True)
+        slack = 0.0 if norm else _FITTED
+        sides[bias] = replace(_times(sides.get(bias, expected[bias]), factors, norm=True), slack=slack)
     for name in product.readers:
         side = sides.get(name, expected[name])
         columns = _columns(factors, as_matrix(side.shape)[1], hyper)

@@ -73,10 +73,10 @@ def edit(
         tensors = _tensors(header, rename_tensor or {})
         raw = encode_header(tensors, entries, header.alignment, header.order)
         if dst is None and (how := _write_in_place(header, raw)):
-            return Edited(path, source.size, how)
+            return Edited(Path(src), source.size, how)
         target = path if dst is None else Path(dst)
         size = _rewrite(header, raw, target, opened, in_place=dst is None, overwrite=overwrite)
-        return Edited(target, size, "rewritten" if dst is None else "copied")
+        return Edited(Path(src if dst is None else dst), size, "rewritten" if dst is None else "copied")
 
 
 @contextmanager

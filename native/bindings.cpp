@@ -265,7 +265,7 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a.noconvert());
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
-  m.def("unit_errors", &units_py, "a"_a, "b"_a, "out"_a);
+  m.def("unit_errors", &units_py, "a"_a, "b"_a, "out"_a.noconvert());
   m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none(),
         "measure"_a);
   m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a,

@@ -516,9 +516,7 @@ FAULTS = [
         to="hf",
     ),
     # ------------------------------------------------------------ ternary weights
-    Fault(
-        "ternary symbols in another order", "tiny-bitnet", "CER026", lambda t: symbols(t, K, (0, -1, 1)), codec="tq2_0"
-    ),
+    Fault("ternary symbols permuted", "tiny-bitnet", "CER026", lambda t: symbols(t, K, (0, -1, 1)), codec="tq2_0"),
     Fault("ternary signs", "tiny-bitnet", "CER021", lambda t: t.matrix(K, np.negative), codec="tq2_0"),
     Fault("ternary scale lost", "tiny-bitnet", "CER022", lambda t: t.matrix(K, lambda x: np.sign(x)), codec="tq2_0"),
     Fault("layout of I2_S", "tiny-bitnet", "CER026", lambda t: rewrite_i2_s(t, K), codec="i2_s.x86"),

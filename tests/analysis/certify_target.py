@@ -85,7 +85,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Fault:
-    """inject: the change. code: of the finding that names it. says: text that the finding contains.
+    """inject: the change. code: of the finding that names it. text: a part of the finding.
 
     model: the source; to: "gguf", in that codec, or "hf". also: codes of other findings that follow from the fault.
     """
@@ -94,7 +94,7 @@ class Fault:
     model: str
     code: str
     inject: Callable[[Target], object]
-    says: str = ""
+    text: str = ""
     to: str = "gguf"
     codec: str = "bf16"
     also: tuple[str, ...] = ()

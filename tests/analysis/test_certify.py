@@ -52,7 +52,7 @@ def test_fault_is_found_and_named(fault, conversions, tmp_path):
     certificate = certify(source_of(fault.model), path, logits=False, **layout)
     assert not certificate.certified
     named = [f for f in certificate.failures if f.code == fault.code]
-    assert any(fault.says in str(f) for f in named), alarms(certificate)
+    assert any(fault.text in str(f) for f in named), alarms(certificate)
     assert {f.code for f in certificate.failures} <= {fault.code, *fault.also}, alarms(certificate)
 
 
@@ -184,7 +184,7 @@ def test_our_smoothing_is_certified(method, tmp_path):
     assert alarms(certificate) == []
     assert {f.code for f in certificate.findings} <= {"CER060", "CER061"}
     for name, part, change, code in (
-        ("model.layers.1.mlp.down_proj.weight", "deq_scale", lambda x: x * 2, "CER027"),
+        ("model.layers.1.mlp.down_proj.weight", "deq_scale", lambda x: x * 2, "CER022"),
         ("model.layers.0.self_attn.q_proj.weight", "input_offset", lambda x: x + 5, "CER027"),
         ("model.layers.1.self_attn.v_proj.weight", "weight", np.negative, "CER021"),
     ):
@@ -192,7 +192,9 @@ def test_our_smoothing_is_certified(method, tmp_path):
         shutil.copytree(tmp_path / "out", bad.path)
         stored = bad.stored(name, part)
         bad.write(name, part, change(stored.astype(np.float64)).astype(stored.dtype))
-        assert code in {f.code for f in certify(LLAMA / "hf", bad.path, logits=False).failures}, part
+        failures = certify(LLAMA / "hf", bad.path, logits=False).failures
+        codes = {f.code for f in failures}
+        assert code in codes if part == "weight" else codes == {code}, (part, failures)
 
 
 # ---------------------------------------------------------------- parts
@@ -259,7 +261,7 @@ def test_the_certificate_is_written_and_complete(tmp_path):
 def test_models_that_are_not_related_are_not_certified():
     certificate = certify(LLAMA / "hf", MODELS / "tiny-llama-tied" / "tiny-llama-tied-Q4_0.gguf")
     assert not certificate.certified
-    assert {"CER001", "CER003", "CER031", "CER050"} <= {f.code for f in certificate.failures}
+    assert {"CER001", "CER003", "CER031"} <= {f.code for f in certificate.failures}
     assert all(f.severity is Severity.ERROR for f in certificate.failures)
 
 

@@ -31,14 +31,17 @@ _SHIFTED = 0.03
 
 _FITTED = 0.01
 """Relative error of factors that are fitted to quantized rows."""
+_BETTER = 0.7
+"""Factors that lower the error of a wrong reader to this share explain a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Smoothed:
-    """One recognized product. scans: of the tensors that it changes, with their factors."""
+    """One recognized product. sides: the expected tensors that it changes, with their factors; scans: of these."""
 
     feeder: str
     readers: tuple[str, ...]
+    sides: Sides
     scans: Mapping[str, Scan]
 
 
@@ -55,7 +58,7 @@ class _Product:
 
 
 def smoothed(
-    wrong: set[str], expected: Sides, actual: Sides, record: Architecture, hyper: Hyper, rescan: Rescan
+    wrong: Mapping[str, Scan], expected: Sides, actual: Sides, record: Architecture, hyper: Hyper, rescan: Rescan
 ) -> Iterator[Smoothed]:
     """Yield the products that explain wrong tensors, layer by layer. Names are those of GGUF."""
     same = {n for n in expected if n in actual and expected[n].shape == actual[n].shape}
@@ -64,18 +67,26 @@ def smoothed(
         for feed in (*record.feeds("norm"), *record.feeds("values", "product")):
             feeder = f"blk.{index}.{feed.source}.weight"
             readers = tuple(n for r in feed.readers if (n := f"blk.{index}.{r}.weight") in same)
-            if feeder in wrong and feeder in same and wrong & set(readers):
+            if feeder in wrong and feeder in same and wrong.keys() & set(readers):
                 products.append(_Product(feed, feeder, readers))
-        accepted = _accepted(products, expected, actual, hyper, rescan)
+        accepted = _accepted(products, wrong, expected, actual, hyper, rescan)
         if 0 < len(accepted) < len(products):  # without the others, whose factors are not genuine
-            accepted = _accepted([p for p, _ in accepted], expected, actual, hyper, rescan)
+            accepted = _accepted([p for p, _ in accepted], wrong, expected, actual, hyper, rescan)
         yield from (found for _, found in accepted)
 
 
 def _accepted(
-    products: list[_Product], expected: Sides, actual: Sides, hyper: Hyper, rescan: Rescan
+    products: list[_Product],
+    wrong: Mapping[str, Scan],
+    expected: Sides,
+    actual: Sides,
+    hyper: Hyper,
+    rescan: Rescan,
 ) -> list[tuple[_Product, Smoothed]]:
-    """The products whose tensors all fit after all of them were applied."""
+    """The products that fit after all of them were applied: the feeder, and a reader, or at least better than before.
+
+    A reader that does not fit has another fault, which shows in the values with the factors.
+    """
     sides: dict[str, Side] = {}
     changed: dict[str, set[str]] = {}
     for product in products:
@@ -86,11 +97,16 @@ def _accepted(
         else:
             sides = before
     scans = {name: rescan(side, actual[name]) for name, side in sides.items()}
-    return [
-        (p, Smoothed(p.feeder, p.readers, {n: scans[n] for n in changed[p.feeder] if n in scans}))
-        for p in products
-        if p.feeder in changed and all(scans[n].sound for n in changed[p.feeder] if n in scans)
-    ]
+
+    def fits(name: str) -> bool:
+        return scans[name].sound or (name in wrong and scans[name].error < _BETTER * wrong[name].error)
+
+    out = []
+    for p in products:
+        own = {n: scans[n] for n in changed.get(p.feeder, ()) if n in scans}
+        if own and scans[p.feeder].sound and any(fits(n) for n in p.readers if n in scans):
+            out.append((p, Smoothed(p.feeder, p.readers, {n: sides[n] for n in own}, own)))
+    return out
 
 
 def _apply(product: _Product, sides: dict[str, Side], expected: Sides, actual: Sides, hyper: Hyper) -> bool:
@@ -110,7 +126,8 @@ def _apply(product: _Product, sides: dict[str, Side], expected: Sides, actual: S
         columns = _columns(factors, as_matrix(side.shape)[1], hyper)
         if columns is None:
             return False
-        sides[name] = replace(side, columns=columns if side.columns is None else side.columns * columns)
+        slack = side.slack if norm else max(side.slack, _FITTED)
+        sides[name] = replace(side, columns=columns if side.columns is None else side.columns * columns, slack=slack)
     if norm and bias in actual and bias not in expected:
         return _shift(bias, product.readers, others, sides, expected, actual)
     return True

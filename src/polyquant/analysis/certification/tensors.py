@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyquant.analysis.certification import static
 from polyquant.analysis.certification.bounds import Bounds
@@ -89,17 +89,35 @@ def check_tensors(
             wrong = {n for n, s in scans.items() if not s.sound}
     _heads(pair, check, bounds)
     if wrong and record is not None and hyper is not None:
-        for product in smoothed(wrong, pair.expected, pair.actual, record, hyper, lambda e, a: scan(e, a, bounds)):
-            readers = f"{len(product.readers)} matrices" if len(product.readers) > 1 else product.readers[0]
-            check.add("CER060", f"smoothed together with {readers}", product.feeder, Severity.NOTE)
-            wrong -= set(product.scans)
-            check.accept(product.scans)
-            for name, found in product.scans.items():
-                check.results[name] = _result(name, pair, found, "equivalent")
-    _explain({n: scans[n] for n in scans if n in wrong}, pair, check, hyper)
+        pair = _smoothed(
+            {n: scans[n] for n in wrong}, pair, check, scans, lambda e, a: scan(e, a, bounds), record, hyper
+        )
+    _explain({n: s for n, s in scans.items() if not s.sound}, pair, check, hyper)
     for name, problem in static.contradictions(target):
         check.add("CER027", problem, name)
     return check
+
+
+def _smoothed(
+    wrong: Mapping[str, Scan],
+    pair: Pair,
+    check: TensorCheck,
+    scans: dict[str, Scan],
+    rescan: Callable[[Side, Side], Scan],
+    record: Architecture,
+    hyper: Hyper,
+) -> Pair:
+    """Recognize smoothing: the pair with the factors. Replaces the scans and results of the tensors it changes."""
+    sides: dict[str, Side] = {}
+    for product in smoothed(wrong, pair.expected, pair.actual, record, hyper, rescan):
+        readers = f"{len(product.readers)} matrices" if len(product.readers) > 1 else product.readers[0]
+        check.add("CER060", f"smoothed together with {readers}", product.feeder, Severity.NOTE)
+        check.accept(product.scans)
+        sides |= product.sides
+        for name, found in product.scans.items():
+            scans[name] = found
+            check.results[name] = _result(name, pair, found, "equivalent" if found.sound else "differs")
+    return replace(pair, expected={**pair.expected, **sides})
 
 
 def _known(source: Checkpoint, target: Checkpoint) -> tuple[Architecture | None, Hyper | None]:

@@ -86,7 +86,8 @@ def error_sums(a: F32, b: F32) -> ErrorSums:
             worst = max(worst, float(np.fmax.reduce(np.abs(x[part] - y[part]), initial=0)))
         sums = _in_order(sums, _products(x[whole:].astype(np.float64), y[whole:].astype(np.float64)))
         worst = max(worst, float(np.fmax.reduce(np.abs(x[whole:] - y[whole:]), initial=0)))
-    return ErrorSums(x.size, *map(float, sums), worst)
+    aa, bb, ab, dd = map(float, sums)
+    return ErrorSums(x.size, aa, bb, ab, dd, worst)
 
 
 def _products(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
@@ -115,6 +116,6 @@ def _stretches(x: F32, y: F32) -> F64:
     aa, bb, _, dd = out.T
     a, b = x.reshape(-1, _STRETCH), y.reshape(-1, _STRETCH)
     precise = (aa > 1e-20) & (aa < 1e30) & (bb < 1e30) & ((dd > 1e-30) | (a == b).all(1))
-    for i in np.flatnonzero(~precise):
+    for i in np.flatnonzero(~precise).tolist():
         out[i] = _in_order(np.zeros(4), _products(a[i].astype(np.float64), b[i].astype(np.float64)))
     return out

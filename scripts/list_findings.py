@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from polyquant.analysis import model_check
 from polyquant.analysis.certification.codes import CODES as CERTIFICATE
 from polyquant.analysis.validate import CODES
 from polyquant.registry import formats
@@ -35,7 +36,7 @@ _GROUPS = {
 
 def page() -> str:
     """Return the page. Raises AssertionError if a code has no group."""
-    codes = CODES | CERTIFICATE
+    codes = CODES | model_check.CODES | CERTIFICATE
     for form in formats():
         codes |= form.findings
     text = _HEAD

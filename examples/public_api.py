@@ -100,7 +100,7 @@ def save(folder: Path) -> None:
 
 
 def lists() -> None:
-    """Print what is installed."""
+    """Print versions and engines."""
     codecs: list[pq.CodecInfo] = pq.codecs()
     recipes: list[pq.RecipeInfo] = pq.recipes()
     formats: list[pq.FormatInfo] = pq.formats()

@@ -193,9 +193,10 @@ def main() -> int:
         if TESTS / "vectors" not in path.parents:  # created once, by scripts
             tree = ast.parse(path.read_text(encoding="utf-8"))
             lines += [f"{path.relative_to(ROOT)}:{line}: {why}" for line, why in shared_randomness(tree)]
-    hits, total = wording.check(wording.DEFAULT)
-    if len(hits) > wording.LIMIT * total:
-        lines += [*map(wording.described, hits), wording.summary(hits, total)]
+    for paths in (wording.DEFAULT, wording.OTHERS):
+        hits, total = wording.check(paths)
+        if len(hits) > wording.LIMIT * total:
+            lines += [*map(wording.described, hits), wording.summary(hits, total)]
     print(*lines, sep="\n", end="\n" if lines else "")
     return bool(lines)
 

@@ -1,6 +1,6 @@
-"""What each format does, by its name: `gguf.open(path)`, `hf.check(path)`.
+"""The functions of each format as attributes of its name: `gguf.open(path)`, `hf.check(path)`.
 
-The packages themselves import nothing until they are asked.
+The packages themselves import nothing until they are used.
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Where the golden vectors lie, and one way to read them. Provenance: the README in each folder of tests/vectors."""
+"""The paths of the golden vectors, and a way to read them. Provenance: the README in each folder of tests/vectors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An architecture as an installed package would bring it: one record, and a kind of layer that polyquant does not have.
+"""An architecture that an installed package provides: one record, and a kind of layer that polyquant does not have.
 
-Attention and feed-forward read the same input: y = x + s (attention(x) + feed_forward(x)), each behind its own norm; q,
-k and v in one matrix; s is a hyper-parameter of its own. The first layer is wider than the others.
+Attention and feed-forward read the same input: y = x + s (attention(x) + feed_forward(x)), each after a separate norm;
+q, k and v in one matrix; s is an additional hyperparameter. The first layer is wider than the others.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ texts = st.integers(0, 200).map(lambda n: np.arange(1000, 1000 + n))
 
 
 @given(texts, st.integers(4, 40), st.sampled_from([None, BOS]))
-def test_halves_are_windows_side_by_side_of_which_the_second_half_is_scored(text, context, bos):
+def test_halves_scores_the_second_half_of_adjacent_windows(text, context, bos):
     stream = text if bos is None else np.concatenate([[bos], text])  # as a tokenizer gives it
     if len(stream) < context:
         with pytest.raises(InputError, match="too short for one window"):
@@ -48,7 +48,7 @@ def test_halves_are_windows_side_by_side_of_which_the_second_half_is_scored(text
 
 
 @given(texts, st.integers(2, 40), st.data(), st.sampled_from([None, BOS]))
-def test_sliding_scores_every_token_once_with_enough_before_it(text, context, data, bos):
+def test_sliding_scores_every_token_once_with_enough_context(text, context, data, bos):
     stride = data.draw(st.integers(1, context - 1))
     if len(text) < (2 if bos is None else 1):
         with pytest.raises(InputError, match="too short"):
@@ -82,7 +82,7 @@ cache), one thread.
 
 
 @pytest.mark.parametrize("recipe", LLAMA_CPP)
-def test_perplexity_is_llama_cpp_s(recipe, tmp_path):
+def test_perplexity_equals_llama_cpp(recipe, tmp_path):
     path = tmp_path / "model.gguf"
     polyquant.quantize(DEMO, path, recipe=recipe)
     found = polyquant.evaluate(path, text=HELD_OUT, tokens=2047)
@@ -91,7 +91,7 @@ def test_perplexity_is_llama_cpp_s(recipe, tmp_path):
     assert found.model.nbytes == sum(w.nbytes for w in polyquant.open(path).values())
 
 
-def test_perplexity_is_transformers_s():
+def test_perplexity_equals_transformers():
     """Reference values of transformers 5.23.0, torch 2.13.0, float32 on demo/llama.
 
     1500 tokens, windows of BOS and 255 tokens with stride 100; the sum of log_softmax in float64.
@@ -118,7 +118,7 @@ def test_kernels_and_numpy_agree(model):
     assert found["native"].model.nll.value == pytest.approx(found["numpy"].model.nll.value, abs=1e-5)
 
 
-def test_bytes_are_those_of_the_text(tmp_path):
+def test_bytes_are_counted_in_utf8(tmp_path):
     text = tmp_path / "text"
     text.write_text("naïve — 中文字 and 🙂 more of it, " * 20, encoding="utf-8")
     found = polyquant.evaluate(UNTIED / "hf", text=text, context=32, stride=31, activations="float")
@@ -171,7 +171,7 @@ def by_hand(path, other, text, context):
 @pytest.mark.parametrize(
     ("fed", "logits"), [(512, 1 << 23), (7, 3 * 512), (19, 1)], ids=["whole", "pieces", "one by one"]
 )
-def test_divergence_is_the_formula_however_it_is_cut(fed, logits, monkeypatch):
+def test_divergence_equals_the_formula_for_any_chunk_size(fed, logits, monkeypatch):
     monkeypatch.setattr(scoring, "_FED", fed)
     monkeypatch.setattr(scoring, "_LOGITS", logits)
     path, other = UNTIED / "tiny-llama-untied-Q2_K.gguf", UNTIED / "tiny-llama-untied-f16.gguf"
@@ -189,7 +189,7 @@ def test_divergence_is_the_formula_however_it_is_cut(fed, logits, monkeypatch):
     assert got.log_ratio.value == pytest.approx(truth["nll"] - truth["reference"], abs=1e-5)
 
 
-def test_a_model_has_no_divergence_from_itself():
+def test_divergence_of_a_model_from_itself_is_zero():
     found = polyquant.evaluate(UNTIED / "hf", text=HELD_OUT, against=UNTIED / "hf", context=64, tokens=200).divergence
     assert (found.top_1.value, found.log_ratio.value, found.probability_rms) == (1.0, 0.0, 0.0)
     assert abs(found.kl_max) < 1e-12
@@ -205,7 +205,7 @@ def test_a_model_has_no_divergence_from_itself():
         ("token_embd.weight=q4_0", "embedding"),
     ],
 )
-def test_the_layer_that_is_to_blame_is_named(rule, blamed, tmp_path):
+def test_the_modified_layer_is_named(rule, blamed, tmp_path):
     path = tmp_path / "model.gguf"
     polyquant.quantize(DEMO, path, codec="f32", rules=[rule])
     found = polyquant.evaluate(path, text=HELD_OUT, against=DEMO, tokens=300, context=100, activations="float")
@@ -216,10 +216,10 @@ def test_the_layer_that_is_to_blame_is_named(rule, blamed, tmp_path):
     assert all(error < 1e-5 for error in alone.values()), alone
     names = [layer.name for layer in found.divergence.layers]
     for layer in found.divergence.layers[names.index(blamed) :]:
-        assert layer.output > 1e-3, layer  # what went wrong is carried on
+        assert layer.output > 1e-3, layer  # later layers inherit the error
 
 
-def test_what_a_file_cannot_tell_is_said_to_both_sides(tmp_path):
+def test_ternary_layout_applies_to_both_models(tmp_path):
     bitnet = demo_model("bitnet")
     paths = {layout: tmp_path / f"{layout}.gguf" for layout in ("i2_s.x86", "i2_s.arm")}
     for layout, path in paths.items():
@@ -260,7 +260,7 @@ def test_long_windows_are_fed_in_parts_with_the_same_result(monkeypatch):
         assert a.output == pytest.approx(b.output, rel=1e-3) and a.alone == pytest.approx(b.alone, rel=1e-3)
 
 
-def test_the_json_form_holds_every_figure():
+def test_json_contains_every_figure():
     found = polyquant.evaluate(
         UNTIED / "tiny-llama-untied-Q8_0.gguf", text=HELD_OUT, against=UNTIED / "hf", tokens=100, context=64
     )
@@ -288,7 +288,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_unusable_text_is_refused_in_one_line(case, tmp_path):
+def test_unusable_text_is_a_one_line_error(case, tmp_path):
     make, options, said = BAD[case]
     make(tmp_path / "text")
     with pytest.raises(PolyquantError) as refused:
@@ -296,7 +296,7 @@ def test_unusable_text_is_refused_in_one_line(case, tmp_path):
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_an_overlong_text_is_refused_unread(monkeypatch):
+def test_oversized_text_is_refused_without_reading(monkeypatch):
     monkeypatch.setattr(text_module, "MAX_TEXT_BYTES", 1000)
     with pytest.raises(InputError, match="too large"):
         polyquant.evaluate(UNTIED / "hf", text=HELD_OUT)
@@ -307,7 +307,7 @@ def test_different_vocabularies_are_not_compared():
         polyquant.evaluate(UNTIED / "hf", text=HELD_OUT, against=DEMO)
 
 
-def test_equally_many_but_other_tokens_are_not_compared(tmp_path):
+def test_vocabularies_of_equal_size_but_different_tokens_are_not_compared(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     for file in (UNTIED / "hf").iterdir():
@@ -321,7 +321,7 @@ def test_equally_many_but_other_tokens_are_not_compared(tmp_path):
         polyquant.evaluate(UNTIED / "hf", text=HELD_OUT, against=other)
 
 
-def test_models_of_other_depth_are_compared_without_layers():
+def test_models_of_different_depth_are_compared_without_layers():
     """Two models that share only the vocabulary."""
     tied = VECTORS / "models/tiny-llama-tied"
     found = polyquant.evaluate(tied / "hf", text=HELD_OUT, against=UNTIED / "hf", tokens=100, context=64)

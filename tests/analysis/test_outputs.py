@@ -16,13 +16,13 @@ from polyquant.errors import InputError
 IDS = ROOT / "models/qwen2_fp16/calib_ids.json"
 
 
-def test_a_model_errs_nowhere_against_itself():
+def test_a_model_has_no_error_against_itself():
     for layer in compare_outputs(source_of("v0/fp16/w8a16"), source_of("v0/fp16/w8a16"), IDS):
         assert layer.layer == 0
         assert all(e.error == 0 and not e.scaled for e in layer.linears.values())
 
 
-def test_inputs_cost_more_than_weights(tmp_path):
+def test_quantized_inputs_add_more_error_than_weights(tmp_path):
     weights = compare_outputs(source_of("v0/fp16/w8a16"), runnable("v0/fp16/w8a16", tmp_path / "a"), IDS)
     inputs = compare_outputs(source_of("v0/fp16/w8a8"), runnable("v0/fp16/w8a8", tmp_path / "b"), IDS)
     assert len(weights) == 2
@@ -44,12 +44,12 @@ def test_smoothed_channels_are_detected(tmp_path):
         assert layer.layer < 0.15
 
 
-def test_another_model_is_refused(tmp_path):
+def test_a_different_model_is_refused(tmp_path):
     with pytest.raises(InputError, match="not the same model"):
         compare_outputs(source_of("v0/fp16/w8a16"), demo_model("llama"), IDS)
 
 
-def test_on_the_command_line(tmp_path):
+def test_command_line(tmp_path):
     out, text = tmp_path / "out", tmp_path / "text.txt"
     text.write_text((demo_model("llama").parent / "held-out.txt").read_text()[:6000])
     polyquant.quantize(demo_model("llama"), out, to="msmodelslim", codec="w8a8.dynamic")

@@ -46,24 +46,24 @@ def test_undefined_symbols_are_counted(tmp_path):
     assert found[0].message.startswith("32 symbols")
 
 
-def test_a_nan_scale_is_found(tmp_path):
+def test_a_nan_scale_is_reported(tmp_path):
     path = edited(tmp_path, 256 * 256 // 4, np.float32("nan").tobytes())
     assert [f.tensor for f in pq.validate(path) if f.code == "TEN001"] == ["blk.0.attn_q.weight"]
 
 
-def test_another_symbol_order_shows(tmp_path):
+def test_a_different_symbol_order_is_reported(tmp_path):
     pq.convert(VECTORS / "bitnet_gguf" / "hf_packed_autobitlinear", tmp_path / "t.gguf", codec="trinity.i2_s")
     assert not [f for f in pq.validate(tmp_path / "t.gguf", ternary_layout="trinity.i2_s") if f.code == "TEN003"]
 
 
-def test_a_wrong_layout_shows_against_the_source(tmp_path):
+def test_a_wrong_layout_is_reported_with_against(tmp_path):
     arm = VECTORS / "bitnet_gguf" / "tiny-bitnet-b158-i2_s-arm_64.gguf"
     source = VECTORS / "bitnet_gguf" / "hf_packed_autobitlinear"
     assert any("CMP002" in line for line in serious(arm, against=source))
     assert serious(arm, against=source, ternary_layout="i2_s.arm") == []
 
 
-def test_missing_layers_are_found(tmp_path):
+def test_missing_layers_are_reported(tmp_path):
     folder = shutil.copytree(VECTORS / "models" / "tiny-llama-tied" / "hf", tmp_path / "hf")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))

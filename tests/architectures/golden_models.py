@@ -1,4 +1,4 @@
-"""The golden models of tests/vectors/architectures: what the real converter made of each, and what is compared with it.
+"""The golden models of tests/vectors/architectures, and comparisons with the output of the real converter.
 
 A folder holds a Hugging Face model with random weights, golden.json (digests of the real GGUF's tensors, its metadata)
 and logits.npz (of transformers).
@@ -42,7 +42,7 @@ class Golden:
 
     @property
     def codec(self) -> str:
-        """Of the matrices of the real converter's file; the type of the experts is their own."""
+        """The codec of the matrices in the real converter's file, experts excluded."""
         kinds = {codec for _, codec, _ in self.said["tensors"].values()} - {"f32", "mxfp4"}
         assert len(kinds) <= 1
         return kinds.pop() if kinds else "f32"

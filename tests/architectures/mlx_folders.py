@@ -93,7 +93,7 @@ def _llama4(tensors: Tensors) -> Tensors:
 
 
 def _gpt_oss(tensors: Tensors) -> Tensors:
-    """Columns of gate and up in turn -> two stacks. (Its `sanitize` takes rows, of MXFP4 blocks, which lie turned.)"""
+    """Columns of gate and up in turn -> two stacks. (Its `sanitize` takes rows, as MXFP4 blocks are transposed.)"""
     out: Tensors = {}
     for name, value in tensors.items():
         stem = name.rpartition(".")[0]

@@ -42,7 +42,7 @@ def gguf_of(folder):
         ({"pooling_mode": "lasttoken"}, 3, "lasttoken"),
     ],
 )
-def test_the_pooling_goes_both_ways(bert, said, number, mode):
+def test_pooling_round_trips(bert, said, number, mode):
     assert gguf_of(pooled(bert, said)).metadata["bert.pooling_type"] == number
     back = bert.parent / "back"
     polyquant.convert(bert.parent / "model.gguf", back, to="hf")
@@ -65,7 +65,7 @@ def test_the_pooling_goes_both_ways(bert, said, number, mode):
         [],
     ],
 )
-def test_another_pooling_is_refused(bert, said):
+def test_unsupported_pooling_is_refused(bert, said):
     with pytest.raises(PolyquantError, match="pooling"):
         gguf_of(pooled(bert, said))
 
@@ -78,7 +78,7 @@ def test_without_the_files_there_is_no_pooling(bert):
     assert not (bert.parent / "back/modules.json").exists()
 
 
-def test_the_files_come_along_into_another_folder_and_go_when_it_is_replaced(bert):
+def test_pooling_files_are_copied_and_removed_when_the_folder_is_replaced(bert):
     made = bert.parent / "made"
     polyquant.convert(bert, made, to="hf", codec="bf16")
     assert (made / "1_Pooling/config.json").read_bytes() == (bert / "1_Pooling/config.json").read_bytes()
@@ -88,7 +88,7 @@ def test_the_files_come_along_into_another_folder_and_go_when_it_is_replaced(ber
     assert not (made / "1_Pooling").exists()
 
 
-def test_names_with_the_models_name_in_front_and_of_the_first_years(bert):
+def test_prefixed_and_legacy_tensor_names(bert):
     wanted = gguf_of(bert)
     tensors = load_file(bert / "model.safetensors")
     old = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
@@ -106,7 +106,7 @@ def test_names_with_the_models_name_in_front_and_of_the_first_years(bert):
         np.testing.assert_array_equal(found[name].dequantize(), wanted[name].dequantize(), err_msg=name)
 
 
-def test_the_pooler_is_dropped_with_a_reason_both_ways(bert):
+def test_the_pooler_is_dropped_with_a_reason_in_both_directions(bert):
     there = polyquant.plan(bert, to="gguf", codec="f32")
     assert any("pooler" in line for line in str(there).splitlines())
     gguf_of(bert)

@@ -20,7 +20,7 @@ TARGETS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_quantized_model_stays_close(name, to, tmp_path):
+def test_logits_of_quantized_models_stay_close(name, to, tmp_path):
     golden, (options, least) = Golden(name), TARGETS[to]
     record, wanted = of_config(golden.config), golden.logits()
     target = tmp_path / ("model.gguf" if to == "gguf" else "model")

@@ -28,9 +28,9 @@ def both(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_say_the_same(name):
+def test_folder_and_gguf_give_equal_hyperparameters(name):
     of_folder, of_gguf = both(name)
-    if of_folder.rope.get("rope_type") == "llama3":  # said by a tensor
+    if of_folder.rope.get("rope_type") == "llama3":  # GGUF stores it as a tensor
         of_folder = replace(of_folder, rope={})
     assert of_gguf == of_folder
 
@@ -38,7 +38,7 @@ def test_both_say_the_same(name):
 @pytest.mark.parametrize(
     ("name", "windows"), [("gpt_oss", (8, 0, 8)), ("cohere2", (8, 8, 8, 0)), ("mixtral", ()), ("llama4", ())]
 )
-def test_windows(name, windows):
+def test_attention_windows(name, windows):
     assert [hyper.windows for hyper in both(name)] == [windows, windows]
 
 

@@ -22,13 +22,13 @@ from polyquant.runtime.load import load
 
 KNOWN = [n for n in NAMES if of_config(Golden(n).config) is not None]
 NOT_RECORDED = {"olmo"}
-"""numpy clips q, k and v. Nor are recurrent parts, which numpy computes."""
+"""No recorded step: numpy clips q, k and v. (Recurrent parts, also computed by numpy, are not recorded either.)"""
 ENCODERS = [n for n in KNOWN if of_config(Golden(n).config).encoder]
 RUN = [n for n in KNOWN if of_config(Golden(n).config).runs and n not in ENCODERS]
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_gguf_is_the_real_converters_and_comes_back(name, tmp_path):
+def test_gguf_equals_the_real_converter_and_round_trips(name, tmp_path):
     golden = Golden(name)
     gguf = golden.to_gguf(tmp_path / "model.gguf")
     assert differences(golden, gguf) == []
@@ -37,7 +37,7 @@ def test_gguf_is_the_real_converters_and_comes_back(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_logits_are_those_of_transformers(name, tmp_path):
+def test_logits_equal_transformers(name, tmp_path):
     golden = Golden(name)
     wanted = golden.logits()
     gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)
@@ -48,7 +48,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_hidden_states_and_pooled_vectors_are_those_of_transformers(name, tmp_path, engine):
+def test_hidden_states_and_pooled_vectors_equal_transformers(name, tmp_path, engine):
     golden = Golden(name)
     wanted = golden.logits()
     gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)

@@ -34,14 +34,14 @@ def transformers():
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_transformers_loads_what_came_back(name, tmp_path, torch, transformers):
+def test_transformers_loads_round_tripped_folders(name, tmp_path, torch, transformers):
     golden, gguf, back = Golden(name), tmp_path / "model.gguf", tmp_path / "back"
     polyquant.convert(golden.folder, gguf, to="gguf", codec="f32")
     polyquant.convert(gguf, back, to="hf", codec="f32")
     wanted = golden.logits()
     encoder = "hf_hidden" in wanted
     kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
-    # GGUF has no pooler, and BertModel makes one unless it is told not to.
+    # GGUF has no pooler, and BertModel creates one by default.
     more = {"add_pooling_layer": False} if golden.config["model_type"] == "bert" else {}
     model, info = kind.from_pretrained(
         back, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, local_files_only=True, **more
@@ -79,7 +79,7 @@ OTHERS = {
             "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
         },
     ),
-    "nemotron_h, experts behind a narrow matrix": (
+    "nemotron_h, experts after a narrow matrix": (
         "NemotronHForCausalLM",
         {
             "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "intermediate_size": 96,
@@ -124,7 +124,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_models_of_transformers_come_back(kind, tmp_path, torch, transformers):
+def test_models_of_transformers_round_trip(kind, tmp_path, torch, transformers):
     """Variants without a golden folder: random transformers models keep their logits in a round trip."""
     name, said = OTHERS[kind]
     torch.manual_seed(7)
@@ -133,7 +133,7 @@ def test_models_of_transformers_come_back(kind, tmp_path, torch, transformers):
     for weights in model.parameters():
         weights.data.copy_(torch.randn(weights.shape) * 0.2 + (1.0 if weights.ndim == 1 else 0.0))
     model.save_pretrained(tmp_path / "hf")
-    if kind == "nemotron_h":  # as checkpoints of models without experts are: transformers adds what it has defaults for
+    if kind == "nemotron_h":  # like checkpoints of models without experts: transformers adds its defaults
         config = json.loads((tmp_path / "hf/config.json").read_text())
         (tmp_path / "hf/config.json").write_text(json.dumps({k: v for k, v in config.items() if "expert" not in k}))
     polyquant.convert(tmp_path / "hf", tmp_path / "model.gguf", to="gguf", codec="f32")

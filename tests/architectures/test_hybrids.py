@@ -35,7 +35,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_two_ways_to_say_the_same(case):
+def test_equivalent_configurations(case):
     name, other = CONFIGS[case]
     config = Golden(name).config
     record = of_config(config)
@@ -44,7 +44,7 @@ def test_two_ways_to_say_the_same(case):
     assert record.hyper.read_config(changed, vocab=384) == record.hyper.read_config(config, vocab=384)
 
 
-def test_the_context_of_nomic_is_what_it_was_trained_on():
+def test_the_context_of_nomic_is_the_trained_length():
     table = by_name("nomic-bert").hyper
     said = {
         "n_layer": 12,
@@ -92,7 +92,7 @@ def test_settings_missing_in_gguf_are_a_warning(name, said, word):
         ("bert", {"position_embedding_type": "relative_key"}),
     ],
 )
-def test_variants_that_are_not_converted_are_refused(name, said):
+def test_unsupported_variants_are_refused(name, said):
     config = Golden(name).config
     with pytest.raises(UnsupportedError):
         of_config(config).hyper.read_config({**config, **said})
@@ -110,13 +110,13 @@ def test_variants_that_are_not_converted_are_refused(name, said):
         ("modernbert", {"local_attention": 0}),
     ],
 )
-def test_configurations_that_cannot_be_right(name, said):
+def test_invalid_configurations(name, said):
     config = Golden(name).config
     with pytest.raises(InputError):
         of_config(config).hyper.read_config({**config, **said})
 
 
-def test_heads_that_do_not_divide_are_refused():
+def test_indivisible_heads_are_refused():
     config = Golden("qwen3_next").config
     record = of_config(config)
     hyper = record.hyper.read_config({**config, "linear_num_value_heads": 3})
@@ -135,7 +135,7 @@ def test_files_with_and_without_experts_are_distinguished():
     assert of_config({"model_type": "nemotron_h"}).name == "nemotron_h"
 
 
-def test_fused_experts_become_the_same_file(tmp_path):
+def test_fused_and_separate_experts_give_the_same_file(tmp_path):
     golden = Golden("qwen3_5_moe")
     fused = tmp_path / golden.name.replace("_", "-")
     shutil.copytree(golden.folder, fused)
@@ -155,7 +155,7 @@ def test_fused_experts_become_the_same_file(tmp_path):
     assert differences(golden, target) == []
 
 
-def test_each_layer_of_a_hybrid_is_smoothed_by_its_own_parts(tmp_path):
+def test_each_layer_of_a_hybrid_is_smoothed_by_its_parts(tmp_path):
     """8-bit weights with floats between them stay close to the model, also after smoothing its norms."""
     for name, norms in (("lfm2", 8), ("mamba2", 3), ("granitemoehybrid", 4)):
         golden = Golden(name)
@@ -172,7 +172,7 @@ def test_each_layer_of_a_hybrid_is_smoothed_by_its_own_parts(tmp_path):
         assert not np.array_equal(open_checkpoint(out)[norm].dequantize(), source[norm].dequantize())
 
 
-def test_a_cache_with_levels_has_them_where_there_is_attention(tmp_path):
+def test_c8_scales_exist_only_for_attention_layers(tmp_path):
     golden, samples = Golden("lfm2"), tmp_path / "samples.json"
     samples.write_text(json.dumps(np.random.default_rng(0).integers(0, 384, (8, 32)).tolist()))
     polyquant.quantize(golden.folder, tmp_path / "c8", to="msmodelslim", codec="w8a16", kv="c8", calibration=samples)
@@ -195,7 +195,7 @@ def test_limits_of_time_steps_are_refused(tmp_path):
             load(folder)
 
 
-def test_heads_of_a_mixer_that_do_not_divide_are_refused(tmp_path):
+def test_indivisible_heads_of_a_mixer_are_refused(tmp_path):
     folder = tmp_path / "mamba2"
     shutil.copytree(Golden("mamba2").folder, folder)
     said = json.loads((folder / "config.json").read_text())

@@ -54,7 +54,7 @@ def nested(golden, out, spelled, *, drop=(), **entries):
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("name", ["gemma3_text", "llama4", "qwen3_5_moe", "gemma4"])
-def test_the_language_model_is_that_of_its_own_folder(name, spelling, tmp_path):
+def test_nested_language_model_equals_its_separate_folder(name, spelling, tmp_path):
     golden = Golden(name)
     folder = nested(golden, tmp_path / "model", SPELLINGS[spelling])
     plan = pq.plan(folder, "gguf", codec="bf16")
@@ -98,7 +98,7 @@ def test_unknown_nested_models_are_rejected_by_name(tmp_path):
             refused()
 
 
-def test_a_folder_of_the_language_model_alone_is_taken_as_it_is(tmp_path):
+def test_a_folder_of_only_the_language_model_is_accepted(tmp_path):
     golden = Golden("gemma3_text")
     gguf = golden.to_gguf(tmp_path / "model.gguf")
     assert differences(golden, gguf) == []

@@ -70,7 +70,7 @@ def qwen3_5_moe(t):
     ("make", "tokenizer"),
     [(gemma3, "gemma3_text"), (llama4, "llama4"), (mistral3, "llama3"), (qwen3_5_moe, "qwen3_5_moe")],
 )
-def test_its_logits_are_those_of_transformers(make, tokenizer, tmp_path):
+def test_logits_of_nested_language_models_equal_transformers(make, tokenizer, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = make(transformers).eval().float()

@@ -32,7 +32,7 @@ def _same(found, wanted):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_the_same_gguf_and_the_same_folder(name, tmp_path):
+def test_mlx_folders_give_the_same_gguf_and_folder(name, tmp_path):
     golden = Golden(name)
     mlx = mlx_folder(golden, tmp_path / "mlx")
     assert set(open_checkpoint(mlx)) != set(open_checkpoint(golden.folder))
@@ -49,14 +49,14 @@ def test_the_same_gguf_and_the_same_folder(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in MIXTURES if of_config(Golden(n).config).runs])
-def test_the_same_logits(name, tmp_path):
+def test_mlx_folders_give_the_same_logits(name, tmp_path):
     golden = Golden(name)
     tokens = golden.logits()["tokens"].tolist()
     found = load(mlx_folder(golden, tmp_path / "mlx"), activations="float").logits(tokens)
     np.testing.assert_allclose(found, load(golden.folder, activations="float").logits(tokens), rtol=0, atol=2e-5)
 
 
-def test_stacks_stay_as_they_lie(tmp_path):
+def test_stacks_keep_their_layout(tmp_path):
     plan = polyquant.plan(mlx_folder(Golden("qwen3_moe"), tmp_path / "mlx"), to="gguf")
     stacks = [s for s in plan.steps if s.map.target.endswith("_exps.weight")]
     assert stacks and {s.action.name for s in stacks} == {"COPY"}
@@ -72,7 +72,7 @@ def test_experts_are_counted(tmp_path):
             use()
 
 
-def test_both_spellings_of_one_tensor_are_refused(tmp_path):
+def test_two_names_of_one_tensor_are_refused(tmp_path):
     folder = mlx_folder(Golden("qwen3_moe"), tmp_path / "mlx")
     tensors = load_file(folder / "model.safetensors")
     name = next(n for n in tensors if n.endswith("switch_mlp.up_proj.weight"))
@@ -92,7 +92,7 @@ def test_half_of_a_joined_stack_is_refused(tmp_path):
         polyquant.plan(folder, to="gguf")
 
 
-def test_quantized_stacks_stay_refused(tmp_path):
+def test_quantized_stacks_are_refused(tmp_path):
     folder = mlx_folder(Golden("qwen3_moe"), tmp_path / "mlx")
     tensors = load_file(folder / "model.safetensors")
     for name in [n for n in tensors if "switch_mlp" in n]:

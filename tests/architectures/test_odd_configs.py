@@ -32,7 +32,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_config(name):
+def test_mutated_config_gives_a_model_or_an_error(name):
     config = Golden(name).config
     record = of_config(config)
     inside = [(k, j) for k, v in config.items() if isinstance(v, dict) for j in v]
@@ -55,7 +55,7 @@ def test_config(name):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_metadata(name):
+def test_mutated_metadata_gives_a_model_or_an_error(name):
     golden = Golden(name)
     record = of_config(golden.config)
     metadata = {key: value for key, (_, value) in golden.said["metadata"].items()}

@@ -1,4 +1,4 @@
-"""Every registered architecture keeps its contract, and one that another package brings does all that ours do."""
+"""Every registered architecture fulfils the contract; one from another package works like a built-in one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RUN = [name for name in OURS if record_of(name).runs]
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """A stand-in for importlib.metadata's entry points."""
+    """Imitates importlib.metadata's entry points."""
 
     name: str
     found: Any
@@ -63,21 +63,21 @@ def outside(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_records(name):
+def test_every_record_fulfils_the_contract(name):
     check_record(record_of(name))
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_tiny_models(name, tmp_path):
+def test_tiny_models_fulfil_the_contract(name, tmp_path):
     check_model(record_of(name), tmp_path)
 
 
-def test_an_outside_architecture(outside, tmp_path):
+def test_an_external_architecture(outside, tmp_path):
     check_record(outside)
     check_model(outside, tmp_path)
 
 
-def test_an_outside_architecture_is_quantized_and_smoothed(outside, tmp_path):
+def test_an_external_architecture_is_quantized_and_smoothed(outside, tmp_path):
     source = tiny_model(outside, tmp_path / "hf")
     samples = tmp_path / "samples.json"
     samples.write_text(json.dumps(np.random.default_rng(0).integers(0, 40, (4, 32)).tolist()))
@@ -101,14 +101,14 @@ def test_without_its_package_it_is_unknown(tmp_path):
         pq.plan(source, to="gguf", architecture="outside")
 
 
-def test_our_own_records_come_first(outside, monkeypatch):
+def test_built_in_records_take_precedence(outside, monkeypatch):
     impostor = replace(OUTSIDE, name="llama", reads=("llama",))
     monkeypatch.setattr(registry, "_entry_points", lambda group: {"llama": EntryPoint("llama", impostor)})
     registry.installed_architectures.cache_clear()
     assert by_name("llama") is LLAMA and of_config({"model_type": "llama"}) is LLAMA
 
 
-def test_who_is_found():
+def test_records_are_selected_by_config_and_metadata():
     assert set(known()) == {record.name for record in registry.architectures()}
     assert of_config({"model_type": "mistral"}) is MISTRAL
     assert of_config({"model_type": "llama", "architectures": ["BitnetForCausalLM"]}) is known()["bitnet"]
@@ -140,13 +140,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_record_fails(name):
+def test_a_broken_record_is_an_error(name):
     check, record = BROKEN[name]
     with pytest.raises(AssertionError):
         check(record)
 
 
-def test_a_variant_that_config_json_tells_is_refused():
+def test_a_variant_set_in_config_json_is_refused():
     table = known()["chatglm"].hyper
     said = table.to_config(tiny_hyper(known()["chatglm"]))
     assert said["apply_residual_connection_post_layernorm"] is False and said["rope_ratio"] == 2
@@ -158,14 +158,14 @@ def test_a_variant_that_config_json_tells_is_refused():
             table.read_config({**said, **wrong})
 
 
-def test_an_activation_has_a_name():
+def test_activations_are_known_by_name():
     said = USUAL.to_config(tiny_hyper(LLAMA))
     assert USUAL.read_config({**said, "hidden_act": "gelu"}).activation == "gelu"
     with pytest.raises(InputError, match="hidden_act"):
         USUAL.read_config({**said, "hidden_act": 5})
 
 
-def test_feeds_of_the_records():
+def test_feed_forward_kinds_of_the_records():
     assert LLAMA.feeds("values", "product") == (
         Feed("attn_v", ("attn_output",), "values"),
         Feed("ffn_up", ("ffn_down",), "product"),

@@ -119,7 +119,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("model", "file", "options"), GOLDEN)
-def test_metadata_has_the_converters_keys_values_types_and_order(model, file, options):
+def test_metadata_equals_the_converter(model, file, options):
     found = translate.to_gguf(folder(MODELS / model / "hf"), **options)
     truth = GGUFReader(MODELS / model / file)
     fields = {k: f for k, f in truth.fields.items() if not k.startswith("GGUF.")}
@@ -137,7 +137,7 @@ def test_metadata_has_the_converters_keys_values_types_and_order(model, file, op
 
 
 @pytest.mark.parametrize(("model", "file", "options"), GOLDEN)
-def test_tensors_have_the_converters_names_and_shapes(model, file, options):
+def test_tensor_names_and_shapes_equal_the_converter(model, file, options):
     found = translate.to_gguf(folder(MODELS / model / "hf"), **options)
     truth = {t.name: t for t in GGUFReader(MODELS / model / file).tensors}
     assert {t.target: t.shape for t in found.tensors} == {
@@ -148,13 +148,13 @@ def test_tensors_have_the_converters_names_and_shapes(model, file, options):
     }
 
 
-def test_tensor_order_is_the_converters():
+def test_tensor_order_equals_the_converter():
     found = translate.to_gguf(folder(MODELS / "tiny-llama-untied/hf"))
     truth = GGUFReader(MODELS / "tiny-llama-untied/tiny-llama-untied-f16.gguf").tensors
     assert [t.target for t in found.tensors] == [t.name for t in truth]
 
 
-def test_rows_land_where_the_converter_puts_them():
+def test_rows_are_ordered_like_the_converter():
     source = folder(MODELS / "tiny-llama-untied/hf")
     truth = {t.name: t.data for t in GGUFReader(MODELS / "tiny-llama-untied/tiny-llama-untied-f16.gguf").tensors}
     moved = 0
@@ -167,7 +167,7 @@ def test_rows_land_where_the_converter_puts_them():
     assert moved == 4  # q and k of two layers
 
 
-def test_ternarized_tensors_are_the_converters():
+def test_ternarized_tensors_equal_the_converter():
     source = folder(MODELS / "tiny-bitnet/hf")
     truth = {t.name: t for t in GGUFReader(MODELS / "tiny-bitnet/tiny-bitnet-TQ1_0.gguf").tensors}
     found = [t for t in translate.to_gguf(source, architecture="bitnet").tensors if t.ternarize]
@@ -179,7 +179,7 @@ def test_ternarized_tensors_are_the_converters():
         np.testing.assert_array_equal(np.sign(stored), codes)
 
 
-def test_packed_bitnet_becomes_what_bitnet_cpp_writes():
+def test_packed_bitnet_equals_bitnet_cpp():
     found = translate.to_gguf(folder(VECTORS / "bitnet_gguf/hf_packed_autobitlinear"))
     assert found.architecture == "bitnet-b1.58"
     assert not any(t.ternarize or isinstance(t.op, Rows) for t in found.tensors)
@@ -232,7 +232,7 @@ def test_golden_gguf_to_hf():
 
 
 @pytest.mark.parametrize("spelling", ["old", "new"])
-def test_both_spellings_of_transformers(spelling):
+def test_old_and_new_tensor_names_of_transformers(spelling):
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0}
     if spelling == "new":
         config = {"rope_parameters": {**rope, "rope_theta": 1e6}, "dtype": "bfloat16"}
@@ -298,7 +298,7 @@ def test_llama_biases_are_permuted_like_their_rows():
         )
 
 
-def test_a_head_that_repeats_the_embedding_is_dropped():
+def test_a_head_equal_to_the_embedding_is_dropped():
     found = translate.to_gguf(decoder({"model_type": "llama"}, weight("lm_head.weight", 40, 64)), with_tokenizer=False)
     assert "output.weight" not in {t.target for t in found.tensors}
     assert "tie_word_embeddings" in found.dropped["lm_head.weight"]
@@ -310,7 +310,7 @@ def test_computed_tensors_are_dropped():
     assert list(found.dropped) == [name]
 
 
-def test_llama3_rope_becomes_a_tensor_and_comes_back():
+def test_llama3_rope_becomes_a_tensor_and_round_trips():
     rope = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192}  # fmt: skip
     source = decoder({"model_type": "llama", "head_dim": 64, "rope_scaling": rope, "rope_theta": 500000.0})
@@ -378,7 +378,7 @@ def test_unknown_and_missing_tensors_are_reported():
     assert "blk.1." in found.unknown[1]
 
 
-def test_aliases_of_other_writers():
+def test_aliases_of_other_converters():
     weights = {w.name: w for w in (weight("token_embd.weight", 10, 64), weight("output_norm.weight", 64))}
     metadata = {
         "general.architecture": "bitnet-b1.58", "n_layers": 30, "num_attention_heads": 20, "n_kv_heads": 5,
@@ -414,7 +414,7 @@ def test_aliases_of_other_writers():
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": "8k"}},
     ],
 )
-def test_configurations_that_cannot_be_right(wrong):
+def test_invalid_configurations(wrong):
     source = decoder({"model_type": "llama"})
     bad = Checkpoint("hf", source.path, source.weights, config={**source.config, **wrong})
     with pytest.raises(InputError) as e:
@@ -432,7 +432,7 @@ def test_unknown_target_architecture_suggests_similar_ones():
         translate.to_gguf(decoder({"model_type": "bitnet"}), architecture="bitnet-b158")
 
 
-def test_a_family_cannot_become_another():
+def test_converting_between_families_is_refused():
     with pytest.raises(PlanError, match="qwen2"):
         translate.to_gguf(decoder({"model_type": "llama"}), architecture="qwen2")
 
@@ -452,7 +452,7 @@ def test_dtype_of_the_configuration(codec, dtype):
     assert (config["dtype"], config["torch_dtype"], config["quantization_config"]) == (dtype, dtype, {"a": 1})
 
 
-def test_gguf_names_that_meet():
+def test_gguf_names_that_collide():
     source = decoder({"model_type": "llama"})
     there = back(translate.to_gguf(source, with_tokenizer=False), source)
     there.weights["blk.00.attn_norm.weight"] = weight("blk.00.attn_norm.weight", 64)
@@ -479,7 +479,7 @@ KEYS = [
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
 @settings(max_examples=150, deadline=None)
-def test_any_configuration_gives_a_translation_or_one_line(wrong):
+def test_any_configuration_gives_a_translation_or_one_error(wrong):
     source = decoder({"model_type": "llama"})
     try:
         there = translate.to_gguf(Checkpoint("hf", source.path, source.weights, config={**source.config, **wrong}))
@@ -507,7 +507,7 @@ META = [
 
 @given(st.dictionaries(st.sampled_from(META), JSON, max_size=4))
 @settings(max_examples=150, deadline=None)
-def test_any_metadata_gives_a_translation_or_one_line(wrong):
+def test_any_metadata_gives_a_translation_or_one_error(wrong):
     there = tied_gguf()
     try:
         translate.to_hf(Checkpoint("gguf", there.path, there.weights, metadata={**there.metadata, **wrong}))

@@ -30,7 +30,7 @@ encodes = pytest.mark.skipif(native.lib() is None, reason="the numpy encoder wou
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(
-        "In the beginning there was a text, and the text was read by a model of two layers.\n" * 12, encoding="utf-8"
+        "In the beginning there was a book, and the book was read by a model of two layers.\n" * 12, encoding="utf-8"
     )
     return path
 
@@ -45,14 +45,14 @@ def files(path):
     return {f.name: f.read_bytes() for f in path.iterdir()}
 
 
-def test_every_linear_of_a_layer_is_seen(stages):
+def test_every_linear_of_a_layer_is_recorded(stages):
     names = [set(s) for s in stages.names]
     assert len(names) == 3
     assert len(names[0]) == len(names[1]) == 7
     assert names[2] == {"lm_head.weight"}
 
 
-def test_hessians_are_those_of_the_inputs(stages):
+def test_hessians_equal_those_of_the_inputs(stages):
     """The first layer's by hand, the head's against the states that the whole decoder gives."""
     decoder = stages.model.decoder
     hessians = Hessians(stages, ["lm_head.weight", Q])
@@ -65,7 +65,7 @@ def test_hessians_are_those_of_the_inputs(stages):
         np.testing.assert_allclose(found, x.T @ x / len(x), rtol=1e-3, atol=1e-4 * np.abs(found).max())
 
 
-def test_windows_cover_the_text_behind_bos():
+def test_windows_cover_the_text_after_bos():
     ids = np.arange(100, 300)
     windows = cut(ids, 1, 128, 41, None)
     assert [len(w) for w in windows] == [41] * 5
@@ -77,7 +77,7 @@ def test_windows_cover_the_text_behind_bos():
         cut(ids[:10], 1, 128, 512, None)
 
 
-def test_a_model_writes_its_own_text():
+def test_a_model_generates_calibration_text():
     model = load(LLAMA, activations="float")
     a, b = (calibration_windows(model, "self", windows=8, tokens=12) for _ in range(2))
     assert sum(map(len, a)) >= 24
@@ -86,7 +86,7 @@ def test_a_model_writes_its_own_text():
 
 
 @encodes
-def test_calibration_makes_the_outputs_better(text, stages, tmp_path):
+def test_calibration_lowers_the_output_error(text, stages, tmp_path):
     hessians = Hessians(stages, stages.names[0])
     h = {name: hessians.of(name)[0] for name in stages.names[0]}
     source = open_checkpoint(LLAMA)
@@ -104,7 +104,7 @@ def test_calibration_makes_the_outputs_better(text, stages, tmp_path):
 
 
 @encodes
-def test_killed_and_resumed_is_the_same_to_the_byte(text, tmp_path):
+def test_a_killed_run_resumes_to_equal_bytes(text, tmp_path):
     options = {"codec": "trellis.3.mul1.8", "to": "trellis-v3", "calibration": text}
     told = []
 
@@ -123,7 +123,7 @@ def test_killed_and_resumed_is_the_same_to_the_byte(text, tmp_path):
 
 
 @encodes
-def test_progress_counts_calibration_and_never_falls(text, tmp_path):
+def test_progress_counts_calibration_and_never_decreases(text, tmp_path):
     seen = []
     pq.quantize(
         LLAMA, tmp_path / "out", codec="trellis.2.mul1.4", to="trellis-v3", calibration=text, on_progress=seen.append
@@ -133,7 +133,7 @@ def test_progress_counts_calibration_and_never_falls(text, tmp_path):
     assert seen[-1].done == seen[-1].total
 
 
-def test_another_text_is_another_job(text, tmp_path):
+def test_different_calibration_text_is_a_different_job(text, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(text.read_text() + "More.\n")
     prints = {plan(LLAMA, "trellis-v3", bits=3, calibration=t).fingerprint for t in (None, text, other, "self")}
@@ -145,7 +145,7 @@ def test_another_text_is_another_job(text, tmp_path):
 
 @encodes
 @pytest.mark.parametrize("calibrated", [False, True])
-def test_target_is_met_and_written(calibrated, text, tmp_path):
+def test_target_bpw_is_reached_and_written(calibrated, text, tmp_path):
     made = plan(LLAMA, "trellis-v3", target_bpw=3.6, effort="fast", calibration=text if calibrated else None)
     assert 3.5 <= made.quantized_bpw <= 3.6  # 14 weights: steps of 0.07
     assert ("KL" if calibrated else "error of the weights") in made.recipe.name
@@ -165,7 +165,7 @@ def test_the_demonstration_model_meets_its_target():
         assert target - 0.02 <= plan(demo_model("llama"), "trellis-v3", target_bpw=target).quantized_bpw <= target
 
 
-def test_rules_keep_their_bits_and_count():
+def test_rules_keep_their_bits_and_count_towards_the_target():
     made = plan(LLAMA, "trellis-v3", target_bpw=3.5, rules=["*down_proj*=trellis.6"], effort="fast")
     bits = {s.map.target: s.target.bits for s in made.steps if s.searches}
     assert {b for n, b in bits.items() if "down_proj" in n} == {6}
@@ -201,12 +201,12 @@ def test_sensitivities_are_measured(text):
         ),
     ],
 )
-def test_options_that_do_not_go_together(options, message):
+def test_conflicting_options(options, message):
     with pytest.raises(PlanError, match=message):
         plan(LLAMA, "trellis-v3", **options)
 
 
-def test_a_text_that_is_missing_or_too_short(tmp_path):
+def test_missing_or_too_short_text(tmp_path):
     short = tmp_path / "short.txt"
     short.write_text("Hello.")
     for path in (tmp_path / "none.txt", short):
@@ -215,7 +215,7 @@ def test_a_text_that_is_missing_or_too_short(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_calibration_that_reaches_nothing(text, tmp_path):
+def test_calibration_that_reaches_no_layer(text, tmp_path):
     with pytest.raises(UnsupportedError, match="reaches none"):
         pq.convert(
             LLAMA,
@@ -228,7 +228,7 @@ def test_a_calibration_that_reaches_nothing(text, tmp_path):
 
 
 @encodes
-def test_a_hessian_that_is_of_no_use_reaches_the_report(text, tmp_path):
+def test_an_unusable_hessian_is_reported(text, tmp_path):
     """The tensor is named; it is quantized without calibration."""
     folder = tmp_path / "in"
     shutil.copytree(LLAMA, folder)

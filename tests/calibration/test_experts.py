@@ -80,7 +80,7 @@ def _matrix(stack, e):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_each_experts_hessian_is_that_of_its_own_tokens(name):
+def test_each_experts_hessian_uses_its_tokens_only(name):
     model = load(Golden(name).folder, activations="float")
     texts = windows(model)
     stages = DecoderStages(model, texts)
@@ -107,7 +107,7 @@ def test_each_experts_hessian_is_that_of_its_own_tokens(name):
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
-def test_what_latent_attention_reads_reaches_its_whole_matrix(name):
+def test_hessian_of_kv_b_covers_the_whole_matrix(name):
     """kv_b_proj, which the decoder multiplies in two other forms."""
     model = load(Golden(name).folder, activations="float")
     texts = windows(model, 2)
@@ -140,7 +140,7 @@ def test_importance_is_the_same_from_a_folder_and_from_gguf(name, tmp_path):
     assert all(a[n].counts.sum() == 4 * 32 * used for n in stacks)
 
 
-def test_a_file_that_was_measured_is_read_and_makes_the_outputs_better(tmp_path):
+def test_a_measured_importance_file_lowers_the_output_error(tmp_path):
     """Unreached experts are listed."""
     golden = Golden("qwen3_moe")
     model = load(golden.folder, activations="float")
@@ -168,7 +168,7 @@ def test_a_file_that_was_measured_is_read_and_makes_the_outputs_better(tmp_path)
     )
 
 
-def test_inputs_are_kept_where_they_are_smaller_than_hessians():
+def test_inputs_are_kept_if_smaller_than_hessians():
     rng = np.random.default_rng(3)
     f32, shape = pq.codec("f32"), (4, 8, 16)
     parts = f32.pack(f32.quantize(rng.standard_normal(shape).astype(np.float32)))
@@ -193,7 +193,7 @@ def test_inputs_are_kept_where_they_are_smaller_than_hessians():
 
 @encodes
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "deepseek_v3"])
-def test_trellis_codes_of_experts_are_searched_on_their_own_tokens(name, tmp_path):
+def test_trellis_codes_of_experts_are_searched_with_their_tokens(name, tmp_path):
     """From a folder and from stacked GGUF: the output error falls, and the report lists unreached experts."""
     golden = Golden(name)
     model = load(golden.folder, activations="float")
@@ -203,7 +203,7 @@ def test_trellis_codes_of_experts_are_searched_on_their_own_tokens(name, tmp_pat
     gguf = golden.to_gguf(tmp_path / "model.gguf", exact=True)
     tokens = windows(model, 1, 200, seed=9)[0]
     exact = model.logits(tokens)
-    latent = name.startswith("deepseek")  # its kv_b is made of turned matrices of GGUF, which no calibration reaches
+    latent = name.startswith("deepseek")  # calibration does not reach its kv_b (transposed in GGUF)
     for source in (golden.folder,) if latent else (golden.folder, gguf):
         errors = {}
         for how in ("plain", "read", "rare"):
@@ -217,7 +217,7 @@ def test_trellis_codes_of_experts_are_searched_on_their_own_tokens(name, tmp_pat
         assert errors["read"] < 0.95 * errors["plain"], errors
 
 
-def test_the_plan_counts_what_is_held_of_experts(tmp_path):
+def test_the_plan_counts_memory_for_experts(tmp_path):
     """A layer like Qwen3-30B-A3B's: 0.5 GiB of inputs for gate and up, Hessians of 768 x 768 for 128 down matrices."""
     f32, experts, hidden, wide = pq.codec("f32"), 128, 2048, 768
     shapes = {"gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide)}

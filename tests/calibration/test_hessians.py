@@ -60,7 +60,7 @@ def test_unseen_inputs_are_reported():
     assert hessians.order("a") < hessians.order("d") < hessians.order("e")
 
 
-def test_threads_may_ask_at_once():
+def test_concurrent_threads_share_one_run():
     names = [f"{i:02}" for i in range(40)]
 
     class Wide(Model):

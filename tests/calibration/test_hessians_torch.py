@@ -18,10 +18,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 LLAMA = VECTORS / "models/tiny-llama-untied/hf"
-TEXT = "In the beginning there was a text, and the text was read by a model of two layers.\n" * 6
+TEXT = "In the beginning there was a book, and the book was read by a model of two layers.\n" * 6
 
 
-def test_the_same_as_our_decoder():
+def test_hessians_equal_those_of_our_decoder():
     from polyquant.calibration.hessians_torch import TorchStages
 
     theirs = TorchStages(LLAMA, TEXT, windows=3, tokens=32)
@@ -52,7 +52,7 @@ def gemma(tmp_path_factory):
     return path
 
 
-def test_an_architecture_that_we_do_not_run(gemma, tmp_path):
+def test_hessians_of_an_architecture_that_we_do_not_run(gemma, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     with pytest.raises(UnsupportedError):
@@ -63,7 +63,7 @@ def test_an_architecture_that_we_do_not_run(gemma, tmp_path):
         calibration_stages(gemma, "self")
 
 
-def test_layers_get_their_own_masks(gemma):
+def test_each_layer_gets_its_attention_mask(gemma):
     """Stage by stage the states are those of the whole model."""
     from polyquant.calibration.hessians_torch import TorchStages
 
@@ -87,7 +87,7 @@ def gathered(stages, before):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_ranges_and_caches_are_those_of_our_decoder(before):
+def test_ranges_and_caches_equal_those_of_our_decoder(before):
     from polyquant.calibration.hessians_torch import TorchStages
 
     ids = np.random.default_rng(0).integers(3, 100, (3, 30)).tolist()

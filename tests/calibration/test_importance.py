@@ -25,7 +25,7 @@ def written(folder, tensors):
     return folder / "imatrix.gguf"
 
 
-def test_the_mean_square_of_each_column(tmp_path):
+def test_importance_is_the_mean_square_of_each_column(tmp_path):
     total = np.random.default_rng(0).random((1, 64)).astype(np.float32)
     path = written(tmp_path, {"a.in_sum2": total, "a.counts": np.full((1, 1), 4, np.float32)})
     found = load_importance(path)["a"]
@@ -33,7 +33,7 @@ def test_the_mean_square_of_each_column(tmp_path):
     np.testing.assert_array_equal(found, total[0] / np.float32(4))
 
 
-def test_each_expert_has_its_own_and_one_that_no_token_reached_weighs_all_alike(tmp_path):
+def test_importance_per_expert_is_uniform_without_tokens(tmp_path):
     total = np.random.default_rng(0).random((3, 64)).astype(np.float32)
     total[1] = 0
     counts = np.array([[4], [0], [8]], np.float32)
@@ -42,7 +42,7 @@ def test_each_expert_has_its_own_and_one_that_no_token_reached_weighs_all_alike(
     np.testing.assert_array_equal(found[1], np.ones(64, np.float32))
 
 
-def test_counts_that_do_not_divide_the_sums_are_refused(tmp_path):
+def test_mismatched_counts_are_refused(tmp_path):
     path = written(tmp_path, {"a.in_sum2": np.ones((1, 64), np.float32), "a.counts": np.ones((3, 1), np.float32)})
     with pytest.raises(InputError, match="do not match the number of experts"):
         load_importance(path)

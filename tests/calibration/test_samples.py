@@ -22,14 +22,14 @@ QWEN2 = VECTORS / "msmodelslim/models/qwen2_fp16"
             [(1, 2), (3,), "word", "two words"]),
     ],
 )  # fmt: skip
-def test_forms(tmp_path, name, content, expected):
+def test_accepted_forms(tmp_path, name, content, expected):
     path = tmp_path / name
     path.write_text(content)
     assert read_samples(path) == expected
 
 
 @pytest.mark.parametrize("content", ['{"ids": [[1]]}', "[1, 2]", "[[-1]]", "[[1.5]]", "[[true]]", "3", "[{}]", "[[1"])
-def test_wrong_samples(tmp_path, content):
+def test_invalid_samples(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"a\.json"):

@@ -89,7 +89,8 @@ def _call(args: list[str], file_limit: int | None, columns: int, out: int, err: 
         os._exit(code)
 
 
-def _serve() -> None:
+def warm() -> None:
+    """Import everything that a command may need, so that a forked child starts at once."""
     import polyquant.cli
     from polyquant import registry
 
@@ -103,6 +104,12 @@ def _serve() -> None:
         module = ".".join(("polyquant", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
         if not module.startswith(LEFT_OUT):
             importlib.import_module(module)
+    for module in ("console", "progress", "spinner", "table", "text"):
+        importlib.import_module(f"rich.{module}")
+
+
+def _serve() -> None:
+    warm()
     if (pid := os.fork()) == 0:
         os._exit(0)
     base = os.wait4(pid, 0)[2].ru_maxrss

@@ -28,7 +28,7 @@ def verbs(polyquant, path, folder, name):
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_unusable_input_is_one_line(name, polyquant, tmp_path):
+def test_unusable_input_is_a_one_line_error(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
     path = UNUSABLE[name](tmp_path / "in")
     for verb, outcome in verbs(polyquant, path, tmp_path, name):
@@ -42,7 +42,7 @@ def test_unusable_input_is_one_line(name, polyquant, tmp_path):
 
 
 @pytest.mark.parametrize("name", UNTRANSLATABLE)
-def test_a_folder_whose_meaning_is_broken_does_not_convert(name, polyquant, tmp_path):
+def test_a_folder_with_invalid_content_does_not_convert(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
     path = UNTRANSLATABLE[name](tmp_path / "in")
     outcome = polyquant("convert", path, tmp_path / "out.gguf")
@@ -70,7 +70,7 @@ def test_missing_tensors_are_refused_before_any_work(polyquant, tmp_path):
 
 
 @pytest.mark.parametrize("name", UNLIKELY)
-def test_unlikely_input_costs_little(name, polyquant, tmp_path):
+def test_hostile_input_costs_little(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
     path = UNLIKELY[name](tmp_path / "in")
     for _, outcome in verbs(polyquant, path, tmp_path, name):
@@ -80,7 +80,7 @@ def test_unlikely_input_costs_little(name, polyquant, tmp_path):
 
 
 @pytest.mark.parametrize("file, key", SETTINGS)
-def test_any_value_anywhere_gives_a_plan_or_one_line(file, key, tmp_path):
+def test_any_config_value_gives_a_plan_or_one_error(file, key, tmp_path):
     folder = model(file, lambda body: body)(tmp_path)
     body = json.loads((folder / file).read_text())
     for value in ODD:
@@ -98,6 +98,6 @@ def test_any_value_anywhere_gives_a_plan_or_one_line(file, key, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\udcff", "x" * 5000])
-def test_names_that_no_file_can_have(name):
+def test_invalid_file_names(name):
     with pytest.raises(PolyquantError):
         pq.open(name)

@@ -15,7 +15,7 @@ from polyquant.errors import PolyquantError
 
 
 @pytest.mark.parametrize("name", UNRUNNABLE)
-def test_a_model_that_cannot_run_is_one_line(name, polyquant, tmp_path):
+def test_a_model_that_cannot_run_is_a_one_line_error(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
     path = UNRUNNABLE[name](tmp_path / "in")
     outcome = polyquant("run", path, "-p", "x", "-n", "1")
@@ -25,7 +25,7 @@ def test_a_model_that_cannot_run_is_one_line(name, polyquant, tmp_path):
 
 
 @pytest.mark.parametrize("key", json.loads((SOUND / "config.json").read_text()))
-def test_any_value_anywhere_runs_or_gives_one_line(key, tmp_path):
+def test_any_config_value_runs_or_gives_one_error(key, tmp_path):
     folder = model("config.json", lambda body: body)(tmp_path)
     body = json.loads((folder / "config.json").read_text())
     for value in ODD:
@@ -38,7 +38,7 @@ def test_any_value_anywhere_runs_or_gives_one_line(key, tmp_path):
             assert found.shape == (2, 512)
 
 
-def test_an_architecture_that_is_not_run_still_converts(polyquant, tmp_path):
+def test_a_convert_only_architecture_converts(polyquant, tmp_path):
     folder = UNRUNNABLE["architecture unknown"](tmp_path)
     line = polyquant("run", folder, "-p", "x").line
     assert "mpt" in line and "polyquant convert" in line
@@ -49,7 +49,7 @@ def test_an_architecture_that_is_not_run_still_converts(polyquant, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tiny-llama-tied/tiny-llama-tied-Q4_0.gguf", "tiny-llama-untied/hf"])
-def test_options_that_cannot_be(name):
+def test_invalid_options(name):
     path = VECTORS / "models" / name
     for wrong in ({"activations": "int4"}, {"cache": "q4_0"}, {"context": 0}, {"context": 10**9}):
         with pytest.raises(PolyquantError):

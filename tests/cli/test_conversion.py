@@ -21,7 +21,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab\
 # ---------------------------------------------------------------- dry runs
 
 
-def test_a_dry_run_is_not_stopped_by_what_exists(polyquant, tmp_path):
+def test_a_dry_run_accepts_an_existing_target(polyquant, tmp_path):
     target = tmp_path / "out.gguf"
     target.write_bytes(b"here already")
     dry = polyquant("convert", LLAMA, target, "--dry-run")
@@ -66,7 +66,7 @@ def test_a_codec_that_cannot_be_written_is_refused_by_the_plan(name, to, polyqua
     assert not list(tmp_path.iterdir())
 
 
-def test_types_of_activations_are_still_read_and_not_copied(tmp_path):
+def test_activation_types_are_read_but_not_copied(tmp_path):
     """A file with q8_k, as an older polyquant wrote."""
     from formats.gguf_files import file, saved, tensor, text
 
@@ -80,7 +80,7 @@ def test_types_of_activations_are_still_read_and_not_copied(tmp_path):
     assert pq.plan(path, "gguf", codec="q8_0", requantize=True).steps[0].target.name == "q8_0"
 
 
-def test_ternary_weights_still_pass(tmp_path):
+def test_ternary_weights_are_accepted(tmp_path):
     folder = VECTORS / "bitnet_gguf/hf_packed_autobitlinear"
     assert {s.target.name for s in pq.plan(folder, "gguf", codec="i2_s.x86").steps} >= {"i2_s.x86"}
 
@@ -99,12 +99,12 @@ NAMES = {
 
 
 @pytest.mark.parametrize("options", NAMES)
-def test_names_that_are_nearly_right(options, polyquant, tmp_path):
+def test_misspelt_names_get_suggestions(options, polyquant, tmp_path):
     outcome = polyquant("convert", LLAMA, tmp_path / "out.gguf", *options)
     assert outcome.code == 2 and NAMES[options] in outcome.line
 
 
-def test_names_that_are_nearly_right_in_python():
+def test_misspelt_names_get_suggestions_in_python():
     with pytest.raises(PlanError, match="q4_k_m is a recipe"):
         pq.plan(LLAMA, "gguf", codec="q4_k_m")
     with pytest.raises(UnknownNameError, match="q4_k is a codec"):
@@ -190,7 +190,7 @@ def test_a_pointer_next_to_the_weights_is_not_copied(tmp_path):
         pq.plan(folder, "hf", codec="bf16")
 
 
-def test_a_text_about_git_lfs_is_a_text(tmp_path):
+def test_a_text_file_about_git_lfs_is_copied(tmp_path):
     folder = lfs("chat_template.jinja")(tmp_path)
     (folder / "chat_template.jinja").write_bytes(POINTER + b" " * 2000)
     pq.plan(folder, "hf", codec="bf16")
@@ -199,7 +199,7 @@ def test_a_text_about_git_lfs_is_a_text(tmp_path):
 # ---------------------------------------------------------------- repair
 
 
-def test_repair_of_a_sound_folder_does_not_look_like_success(polyquant, tmp_path):
+def test_repair_of_a_sound_folder_exits_with_an_error(polyquant, tmp_path):
     outcome = polyquant("repair", SLIM, tmp_path / "out")
     assert outcome.code == 1 and "nothing to repair" in outcome.line and "was not written" in outcome.line
     told = polyquant("repair", SLIM, tmp_path / "out", "--format", "json")

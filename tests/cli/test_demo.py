@@ -17,7 +17,7 @@ from polyquant.cli.demo_command import _program
         ("src/polyquant/__main__.py", None, "polyquant"),
     ],
 )
-def test_commands_name_a_program_that_the_shell_finds(argv, found, shown, monkeypatch):
+def test_printed_commands_work_in_the_shell(argv, found, shown, monkeypatch):
     monkeypatch.setattr(sys, "argv", [argv])
     monkeypatch.setattr("polyquant.cli.demo_command.which", lambda name: found)
     assert _program() == shown

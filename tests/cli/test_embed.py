@@ -27,14 +27,14 @@ def wanted(gguf):
     return pq.load(gguf).embed(TEXTS)
 
 
-def test_a_line_for_each_text(gguf, wanted, polyquant):
+def test_one_line_per_input(gguf, wanted, polyquant):
     outcome = polyquant("embed", gguf, *TEXTS)
     assert outcome.code == 0 and outcome.err == ""
     found = np.array([line.split(" ") for line in outcome.out.splitlines()], np.float32)
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_json_has_the_settings(gguf, wanted, polyquant, tmp_path):
+def test_json_contains_the_settings(gguf, wanted, polyquant, tmp_path):
     said = json.loads(polyquant("embed", gguf, *TEXTS, "--format", "json").out)
     assert (said["pooling"], said["normalized"], said["dimensions"]) == ("mean", True, 64)
     assert [e["text"] for e in said["embeddings"]] == TEXTS
@@ -44,7 +44,7 @@ def test_json_has_the_settings(gguf, wanted, polyquant, tmp_path):
     assert json.loads((tmp_path / "x.json").read_text()) == said
 
 
-def test_a_file_of_texts_and_an_array(gguf, wanted, polyquant, tmp_path):
+def test_inputs_from_a_file_and_output_as_an_array(gguf, wanted, polyquant, tmp_path):
     (tmp_path / "lines.txt").write_bytes("\r\n".join(TEXTS).encode() + b"\n")
     out = tmp_path / "out.npy"
     outcome = polyquant("embed", gguf, "--file", tmp_path / "lines.txt", "--format", "npy", "--output", out)
@@ -59,7 +59,7 @@ def test_a_file_of_texts_and_an_array(gguf, wanted, polyquant, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lines.txt", "out.npy"]
 
 
-def test_pooling_and_length_by_request(gguf, polyquant):
+def test_pooling_and_normalize_options(gguf, polyquant):
     model = pq.load(gguf)
     outcome = polyquant("embed", gguf, "the word", "--pooling", "cls", "--no-normalize")
     wanted = model.embed("the word", pooling="cls", normalize=False)
@@ -79,14 +79,14 @@ SLIPS = [
 
 
 @pytest.mark.parametrize(("args", "said"), SLIPS)
-def test_a_slip_is_one_line(args, said, gguf, polyquant, tmp_path):
+def test_bad_input_is_a_one_line_error(args, said, gguf, polyquant, tmp_path):
     lines = tmp_path / "lines.txt"
     lines.write_text("a\n\nb\n")
     outcome = polyquant("embed", gguf, *(lines if a == "LINES" else a for a in args))
     assert outcome.code == 2 and outcome.out == "" and said in outcome.err and "Traceback" not in outcome.err
 
 
-def test_a_model_without_a_pooling_and_one_without_text(gguf, polyquant, tmp_path):
+def test_a_model_without_pooling_and_empty_input(gguf, polyquant, tmp_path):
     assert "choose a pooling: mean, cls, last" in polyquant("embed", demo_model("llama"), "a").line
     assert polyquant("embed", demo_model("llama"), "a", "--pooling", "last").out.count("\n") == 1
     shutil.copytree(Golden("bert").folder, tmp_path / "bert")

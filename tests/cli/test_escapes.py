@@ -41,7 +41,7 @@ def calm(outcome):
 
 
 @pytest.mark.parametrize("name", EVIL_INPUTS)
-def test_a_file_cannot_steer_the_terminal(name, polyquant, tmp_path):
+def test_names_from_files_cannot_control_the_terminal(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
     path = EVIL_INPUTS[name](tmp_path / "in")
     out = tmp_path / "out.gguf"
@@ -68,7 +68,7 @@ ALL_VERBS = (
 
 
 @pytest.mark.parametrize("name", ALL_VERBS)
-def test_no_verb_lets_it_through(name, polyquant, tmp_path):
+def test_every_command_escapes_names(name, polyquant, tmp_path):
     (tmp_path / "in").mkdir()
     path = EVIL_INPUTS[name](tmp_path / "in")
     prose = tmp_path / "prose.txt"
@@ -121,14 +121,14 @@ def test_no_verb_lets_it_through(name, polyquant, tmp_path):
         ["demo", "--out", f"/dev/null/{EVIL}"],
     ],
 )
-def test_nor_can_an_argument(words, polyquant):
+def test_arguments_cannot_control_the_terminal(words, polyquant):
     """A shell puts names of files there: `polyquant inspect *`."""
     outcome = polyquant(*words)
     assert outcome.code in (1, 2) and len(outcome.err) < 3000
     assert not steering(outcome.out + outcome.err)
 
 
-def test_a_hint_names_few_and_escapes_them(polyquant, tmp_path):
+def test_hints_are_short_and_escaped(polyquant, tmp_path):
     keys = [ARCH, *(text(f"key{i}.{EVIL}", "x") for i in range(2000)), text(LONG[:60_000], "x")]
     (tmp_path / "x.gguf").write_bytes(file(keys))
     for asked in ("nosuch", f"key7.{EVIL}x", LONG[:-5]):
@@ -139,7 +139,7 @@ def test_a_hint_names_few_and_escapes_them(polyquant, tmp_path):
     assert "did you mean" in polyquant("edit", tmp_path / "x.gguf", "--remove", f"key7.{EVIL}x").line
 
 
-def test_notes_are_few(polyquant, tmp_path):
+def test_long_lists_of_notes_are_shortened(polyquant, tmp_path):
     path = EVIL_INPUTS["hf description"](tmp_path)
     kinds = {f"layer{i}.weight": f"W{i}{EVIL}" for i in range(1000)}
     (path / "quant_model_description.json").write_text(json.dumps({"model_quant_type": "W8A8", **kinds}))
@@ -158,12 +158,12 @@ def test_every_part_of_an_error_is_escaped():
     assert str(UnknownNameError("key", "fist", ["first", "zero"])) == "no key is named 'fist'; did you mean first?"
 
 
-def test_plain_text_stays_as_it_is():
+def test_plain_text_is_unchanged():
     for plain in ("model.layers.0.mlp.up_proj.weight", "Ünïcödé 中文 😀", "a\\nb", "C:\\x"):
         assert printable(plain) == plain == printable(printable(plain))
 
 
-def test_json_escapes_what_a_terminal_would_take(polyquant, tmp_path):
+def test_json_escapes_control_characters(polyquant, tmp_path):
     path = running_gguf(tmp_path)
     outcome = polyquant("inspect", path, "--format", "json")
     assert not steering(outcome.out) and outcome.out.isascii()
@@ -178,7 +178,7 @@ PAYLOAD = ("\x1b]0;", "\x1b[2J", "\x9b", "\x07", "\x08", "\x7f", "\u202e", "\u20
 
 
 def on_terminal(*args) -> tuple[int, str]:
-    """The command with a terminal as stdin, stdout and stderr: exit code, and what was written on it."""
+    """Run the command with a terminal as stdin, stdout and stderr. Return its exit code and output."""
     leader, follower = pty.openpty()
     code = "import sys; from polyquant.cli import main; main(sys.argv[1:])"
     env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")} | {"TERM": "xterm-256color"}
@@ -209,7 +209,7 @@ def steered(folder):
     return path
 
 
-def test_an_answer_is_raw_in_a_pipe_and_tame_on_a_terminal(polyquant, tmp_path):
+def test_answers_are_raw_in_a_pipe_and_escaped_on_a_terminal(polyquant, tmp_path):
     path = steered(tmp_path)
     words = ("run", path, "-p", PROMPT, "-n", 6)
     assert EVIL in polyquant(*words).out

@@ -17,7 +17,7 @@ COMMON = ("eval", UNTIED / "tiny-llama-untied-Q2_K.gguf", "--text", TEXT, "--tok
 
 
 @pytest.mark.parametrize("more", [(), ("--stride", "32"), ("--against", UNTIED / "hf"), ("--activations", "float")])
-def test_the_table_fits_80_columns_and_a_pipe(more, polyquant):
+def test_tables_fit_80_columns(more, polyquant):
     outcome = polyquant(*COMMON, *more)
     assert outcome.code == 0 and not outcome.err
     assert all(len(line) <= 80 and line.isprintable() for line in outcome.out.splitlines()), outcome.out
@@ -25,7 +25,7 @@ def test_the_table_fits_80_columns_and_a_pipe(more, polyquant):
     assert ("KL divergence" in outcome.out) == ("--against" in more) == ("█" in outcome.out)
 
 
-def test_json_and_table_tell_the_same(polyquant):
+def test_json_and_table_agree(polyquant):
     found = json.loads(polyquant(*COMMON, "--against", UNTIED / "hf", "--format", "json").out)
     shown = polyquant(*COMMON, "--against", UNTIED / "hf").out
     assert f"{found['model']['nll']['value']:.4f}" in shown
@@ -47,7 +47,7 @@ SLIPS = {
 
 
 @pytest.mark.parametrize("args", SLIPS, ids=lambda args: " ".join(str(a).rpartition("/")[2] for a in args))
-def test_a_slip_is_answered_in_one_line(args, polyquant):
+def test_bad_input_is_a_one_line_error(args, polyquant):
     outcome = polyquant("eval", UNTIED / "hf", *args)
     assert outcome.code == 2 and not outcome.out and "Traceback" not in outcome.err
     assert SLIPS[args] in outcome.err
@@ -55,7 +55,7 @@ def test_a_slip_is_answered_in_one_line(args, polyquant):
 
 
 @pytest.mark.parametrize(("share", "length"), [(0, 0), (1e-9, 0), (0.5, 12), (1, 24)])
-def test_bars_are_as_long_as_their_share(share, length):
+def test_bars_are_proportional(share, length):
     assert len(_bar(share)) == length
 
 

@@ -1,4 +1,4 @@
-"""`polyquant importance`, and what a conversion says of experts that a text did not reach."""
+"""`polyquant importance`, and notes of a conversion about experts that no token reached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOE = VECTORS / "architectures/qwen3_moe"
 
 @pytest.fixture
 def few(tmp_path):
-    """A text of one repeated word, which reaches few experts."""
+    """Calibration text of one repeated word, which reaches few experts."""
     path = tmp_path / "few.json"
     path.write_text(json.dumps([[7] * 70]))
     return path
@@ -52,7 +52,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_unmeasurable_models_are_refused(case, polyquant, tmp_path, few):
+def test_models_that_cannot_be_measured_are_refused(case, polyquant, tmp_path, few):
     args, message = BAD[case]
     short, foreign = tmp_path / "short.json", tmp_path / "foreign.json"
     short.write_text("[[1, 2, 3]]")
@@ -64,7 +64,7 @@ def test_unmeasurable_models_are_refused(case, polyquant, tmp_path, few):
 
 
 @pytest.mark.skipif(native.lib() is None, reason="the numpy encoder would take hours")
-def test_notes_that_are_alike_are_one_line(polyquant, tmp_path, few):
+def test_similar_notes_are_merged(polyquant, tmp_path, few):
     asked = ("--to", "trellis-v3", "--bits", "2", "--effort", "fast", "--calibration", few)
     said = polyquant("quantize", MOE, tmp_path / "out", *asked, "--overwrite")
     assert said.code == 0

@@ -13,7 +13,7 @@ IDS = MODEL / "calib_ids.json"
 SLIM = ("--to", "msmodelslim")
 
 
-def test_without_a_codec_it_is_w8a16(polyquant, tmp_path):
+def test_default_codec_is_w8a16(polyquant, tmp_path):
     dry = polyquant("quantize", MODEL, tmp_path / "out", *SLIM, "--dry-run", "--format", "json")
     plan = json.loads(dry.out)
     assert {s["to"] for s in plan["steps"]} == {"bf16", "w8a16"} and not (tmp_path / "out").exists()
@@ -55,12 +55,12 @@ def test_sensitive_layers_are_selected_and_listed(polyquant, tmp_path):
     assert said[f"{layer}.weight"] == "FLOAT" and f"{layer}.weight_scale" not in said
 
 
-def test_keep_auto_looks_at_weights_alone_too(polyquant, tmp_path):
+def test_keep_auto_works_for_weight_only_codecs(polyquant, tmp_path):
     words = ("--codec", "w4a16", "--calibration", IDS, "--keep", "auto", "--keep-error", "0.1", "--dry-run")
     assert "--keep auto: 0 layers float" in polyquant("quantize", MODEL, tmp_path / "out", *words).out
 
 
-def test_from_dialect_to_dialect_without_asking_for_more(polyquant, tmp_path):
+def test_converting_between_dialects_needs_no_other_option(polyquant, tmp_path):
     polyquant("quantize", MODEL, tmp_path / "new", "--codec", "w8a16")
     made = polyquant("convert", tmp_path / "new", tmp_path / "old", "--dialect", "v0")
     assert made.code == 0 and "transcode w8a16 > w8a16.bf16" in made.out, made

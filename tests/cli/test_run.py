@@ -52,14 +52,14 @@ def with_template(folder, template=TEMPLATE):
     return folder / "model"
 
 
-def test_stdout_holds_the_text_and_nothing_else(polyquant):
+def test_stdout_contains_only_the_text(polyquant):
     outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 6)
     assert (outcome.code, outcome.out, outcome.err) == (0, SIX + "\n", "")
     outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 6, "--stats")
     assert outcome.out == SIX + "\n" and "prompt 6 tokens at" in outcome.line and "end: length" in outcome.line
 
 
-def test_every_option_does_something(polyquant):
+def test_every_option_has_an_effect(polyquant):
     def text(*options):
         outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 12, *options)
         assert outcome.code == 0, outcome
@@ -71,12 +71,12 @@ def test_every_option_does_something(polyquant):
     assert plain != text("--repetition-penalty", 3) != text("--repetition-penalty", 3, "--repetition-window", 1)
     assert text(*warm, "--top-k", 1) == text(*warm, "--top-p", 0) == text(*warm, "--min-p", 1) == plain
     assert text("--stop", " man", "--stop", "never") == ", when the\n"
-    assert text("--context", 8) == ", when the\n"  # six tokens of the prompt, and two more to go on from
+    assert text("--context", 8) == ", when the\n"  # six tokens of the prompt and two generated ones
     assert text("--cache", "int8", "--threads", 1).startswith(", when the")  # keys and values are rounded: near
     assert text("--activations", "float") == plain  # the weights are bfloat16: nothing is rounded
 
 
-def test_the_json_form(polyquant):
+def test_json_output(polyquant):
     outcome = polyquant("run", LLAMA, "-p", PROMPT, "-n", 6, "--format", "json")
     told = json.loads(outcome.out)
     assert told["text"] == SIX and told["finish"] == "length" and (told["prompt_tokens"], told["generated"]) == (6, 6)
@@ -95,7 +95,7 @@ def test_a_prompt_from_stdin_or_a_file(end, polyquant, tmp_path):
     assert polyquant("run", LLAMA, "-f", tmp_path / "prompt.txt", "-n", 6).out == SIX + "\n"
 
 
-def test_chat_goes_through_the_template(polyquant, tmp_path):
+def test_chat_uses_the_template(polyquant, tmp_path):
     model = with_template(tmp_path)
     assert polyquant("run", model, "--chat", "-p", PROMPT, "-n", 6).out == SIX + "\n"
     assert polyquant("run", model, "--system", "And it came", "-p", "to pass", "-n", 6).code == 0
@@ -128,7 +128,7 @@ def test_options_without_effect_are_named(options, polyquant):
     assert outcome.code == 0 and outcome.line.startswith(IDLE[options])
 
 
-def test_sampling_of_the_models_own_files(polyquant, tmp_path):
+def test_sampling_of_generation_config(polyquant, tmp_path):
     model = broken(tmp_path, "generation_config.json", do_sample=True, temperature=5.0, top_p=0.5, top_k=-3)
     seeded = polyquant("run", model, "-p", PROMPT, "-n", 12, "--seed", 3)
     same = polyquant("run", LLAMA, "-p", PROMPT, "-n", 12, "--seed", 3, "--temperature", 5, "--top-p", 0.5)
@@ -185,7 +185,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, polyquant, tmp_path):
+def test_bad_input_is_a_one_line_error(case, polyquant, tmp_path):
     make, options, said = BAD[case]
     prompt = () if {"-p", "-f"} & set(options) else ("-p", PROMPT)
     outcome = polyquant("run", make(tmp_path), *prompt, *options)
@@ -193,7 +193,7 @@ def test_bad_input_is_one_line(case, polyquant, tmp_path):
     assert outcome.cpu < 10
 
 
-def test_clumsy_options(polyquant):
+def test_invalid_options(polyquant):
     for options, said in {
         ("--threads", 0): "1<=x<=256",
         ("--cache", "f64"): "'f64' is not one of",
@@ -211,7 +211,7 @@ def test_notes_of_the_model_go_to_stderr(polyquant):
     assert [f"note: {n}" for n in told["notes"]] == [outcome.line]
 
 
-def test_a_prompt_that_is_not_text(polyquant, tmp_path):
+def test_a_prompt_that_is_not_utf8(polyquant, tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in polyquant("run", LLAMA, "-f", tmp_path / "bytes").line
     assert "too long" in polyquant("run", LLAMA, "-f", "/dev/zero").line
@@ -232,7 +232,7 @@ def test_an_interrupt_ends_cleanly(number):
     assert (first + rest).startswith(b", when the") and rest.endswith(b"\n") and rest.count(b"\n") == 1
 
 
-def test_text_streams_and_a_reader_that_goes_away_ends_the_program_quietly():
+def test_text_streams_and_a_closed_pipe_ends_the_program_quietly():
     child = start(LLAMA, "-p", PROMPT, "-n", 400)
     assert child.stdout.read(10) == b", when the"  # long before the end
     child.stdout.close()
@@ -276,7 +276,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
     assert f"model> {SIX}\n" in terminal.until("you> ")
     terminal.type(", that\n\n")  # the second turn continues the first; an empty line is ignored
     assert len(terminal.until("you> ").strip()) > len(", that")
-    for _ in range(30):  # an end of input that comes while the terminal changes its mode is lost: people press again
+    for _ in range(30):  # an end of input that comes while the terminal changes its mode is lost: users press again
         terminal.type("\x04")
         with suppress(subprocess.TimeoutExpired):
             terminal.child.wait(1)
@@ -300,7 +300,7 @@ def test_commands_of_a_conversation(tmp_path):
     first = ask(PROMPT)
     assert first.startswith("model> ") and "--max-tokens is 6" in first
     assert ask("/regenerate") != first  # another seed
-    assert ask("/no command: a text") != first  # a line that only begins like one
+    assert ask("/no command: a message") != first  # a line that only begins like one
     assert "forgotten" in ask("/clear")
     assert ask(PROMPT) == first  # the previous conversation is gone
     terminal.type("/exit\n")
@@ -340,7 +340,7 @@ def test_an_interrupt_ends_an_answer_then_the_conversation(tmp_path):
     terminal.until(", when the")
     terminal.child.send_signal(signal.SIGINT)
     terminal.until("\nyou> ")
-    for _ in range(30):  # Python does not see a signal that comes just before it waits for a line: people press again
+    for _ in range(30):  # Python does not see a signal that comes just before it waits for a line: users press again
         terminal.child.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             terminal.child.wait(1)

@@ -117,7 +117,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize("args", TABLES, ids=lambda args: f"{args[0]} {str(args[1:2])[-30:]}")
-def test_everything_fits_80_columns_and_a_pipe(args, polyquant, tmp_path):
+def test_tables_fit_80_columns(args, polyquant, tmp_path):
     outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args))
     assert outcome.code == 0 or args == ("doctor",)  # which warns where only numpy runs
     assert not outcome.err
@@ -127,7 +127,7 @@ def test_everything_fits_80_columns_and_a_pipe(args, polyquant, tmp_path):
         assert len(line) <= 80 or line.startswith(told), line
 
 
-def test_numbers_stay_in_sight_whatever_the_names(polyquant):
+def test_numbers_stay_visible_next_to_long_names(polyquant):
     t = table("tensor", "from", "to", "action", ">size")
     t.add_row("z" * 300, "hf_bitnet.autobitlinear", "trinity.i2_s", "transcode", "1234.5 GiB")
     head, row, *more = t.lines(80)
@@ -151,7 +151,7 @@ def test_a_pipe_gets_each_row_on_one_line():
         ("convert", SOUND, "OUT")],
     ids=lambda args: args[0],
 )  # fmt: skip
-def test_the_json_form_is_json(args, polyquant, tmp_path):
+def test_json_output_is_valid(args, polyquant, tmp_path):
     outcome = polyquant(*(tmp_path / "out.gguf" if a == "OUT" else a for a in args), "--format", "json")
     assert outcome.code == 0 and not outcome.err
 
@@ -164,7 +164,7 @@ def test_the_json_form_is_json(args, polyquant, tmp_path):
 NASTY = "[/] \x1b[2J\r\n[red]x\u202e"
 
 
-def test_names_from_files_reach_no_terminal_as_they_are(polyquant, tmp_path):
+def test_names_from_files_are_escaped(polyquant, tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(
         file([ARCH, text(f"k{NASTY}", f"v{NASTY}")], [tensor(f"t{NASTY}", (4, 2), 0, 0)], struct.pack("<8f", *range(8)))
@@ -187,7 +187,7 @@ def test_a_path_is_not_markup(polyquant, tmp_path):
         assert outcome.code == 0 and "/[/]/x[red].gguf" in outcome.out
 
 
-def test_a_reader_that_goes_away_ends_the_program_quietly():
+def test_a_closed_pipe_ends_the_program_quietly():
     script = "from polyquant.cli import main; main()"
     command = [sys.executable, "-c", script, "inspect", str(UNTIED / "hf"), "--format", "json"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -200,7 +200,7 @@ def test_sizes_are_in_powers_of_1024():
     assert [size(n) for n in (0, 1023, 1024, 1 << 30, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.0 GiB", "5.00 TiB"]
 
 
-def test_the_module_is_the_command():
+def test_python_m_polyquant_works():
     done = subprocess.run(
         [sys.executable, "-m", "polyquant", "explain", "MOD001"], capture_output=True, text=True, check=False
     )

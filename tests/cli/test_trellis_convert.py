@@ -12,7 +12,7 @@ LLAMA = VECTORS / "models/tiny-llama-untied/hf"
 QUANTIZED = VECTORS / "models/tiny-llama-untied/tiny-llama-untied-Q4_0.gguf"
 
 
-def test_the_plan_says_bits_and_exact_bytes(polyquant, tmp_path):
+def test_the_plan_shows_bits_and_exact_bytes(polyquant, tmp_path):
     command = ("quantize", LLAMA, tmp_path / "out", "--bits", 3, "--effort", "fast", "--shard-size", "300KB")
     dry = polyquant(*command, "--dry-run", "--rule", "*down*=trellis.5")
     assert dry.code == 0 and not (tmp_path / "out").exists()
@@ -30,7 +30,7 @@ def test_the_plan_says_bits_and_exact_bytes(polyquant, tmp_path):
     assert polyquant("validate", tmp_path / "out").code == 0
 
 
-def test_quantize_without_bits_takes_four(polyquant, tmp_path):
+def test_quantize_defaults_to_four_bits(polyquant, tmp_path):
     plan = json.loads(
         polyquant("quantize", LLAMA, tmp_path / "x", "--to", "trellis-v3", "--dry-run", "--format", "json").out
     )

@@ -30,7 +30,7 @@ def folder(tmp_path):
     ["convert", "m", "m.gguf", "--codec", "q8_0", "--requantize"], ["run", "m", "-p", "x"],
     ["eval", "m", "--text", "m/text.txt"], ["compare", "m", "m"],
 ])  # fmt: skip
-def test_verbs_that_use_weights(polyquant, folder, words):
+def test_commands_that_read_weights_refuse(polyquant, folder, words):
     places = {w: folder.parent / w for w in ("m", "m.gguf", "copy", "m/text.txt")}
     outcome = polyquant(*(places.get(w, w) for w in words))
     assert outcome.code == 2
@@ -40,7 +40,7 @@ def test_verbs_that_use_weights(polyquant, folder, words):
     assert [p.name for p in folder.parent.iterdir()] == ["m"]
 
 
-def test_verbs_that_look(polyquant, folder):
+def test_commands_that_inspect_work(polyquant, folder):
     shown = polyquant("inspect", folder)
     assert shown.code == 0
     assert "modelopt FP8" in shown.out + shown.err and "undecoded.f8_e4m3" in shown.out

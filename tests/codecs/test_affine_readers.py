@@ -47,7 +47,7 @@ def test_gptq(bits, v2):
 
 
 @pytest.mark.parametrize(("bits", "ones"), [(2, 0x55555555), (4, 0x11111111), (8, 0x01010101)])
-def test_gptq_v1_lowers_the_zeros_of_a_word_at_once(bits, ones):
+def test_gptq_v1_decrements_the_zeros_of_a_whole_word(bits, ones):
     """A zero of 0 borrows from the next, which a sum of each code alone would read as one too many (GPTQModel 7.7)."""
     count = 32 // bits
     zeros = np.array([0, 1, *[2**bits - 1, 0] * 7][:count])
@@ -57,14 +57,14 @@ def test_gptq_v1_lowers_the_zeros_of_a_word_at_once(bits, ones):
     assert (offsets[:, 0] + 2 ** (bits - 1)).tolist() == zeros.tolist()
 
 
-def test_gptq_one_group_and_other_scales():
+def test_gptq_one_group_and_scale_dtypes():
     codes, zeros, scales = packers.some_codes(1, 32, 64, 1, 4)
     parts = packers.gptq(codes, zeros, scales, 4)
     check("gptq.4", parts, expected(codes, zeros, scales))
     check("gptq.4.f32", {**parts, "scales": parts["scales"].astype(np.float32)}, expected(codes, zeros, scales))
 
 
-def test_gptq_in_the_order_of_activations():
+def test_gptq_with_act_order():
     codes, zeros, scales = packers.some_codes(2, 32, 96, 3, 4)
     order = np.random.default_rng(0).permutation(96)
     g_idx = np.empty(96, np.int32)
@@ -107,7 +107,7 @@ def test_compressed_tensors_int8():
     check("compressed.i8.tensor.f16", {"weight": weight, "weight_scale": one}, weight.astype(np.float32) / 2)
 
 
-def test_compressed_tensors_in_the_order_of_activations():
+def test_compressed_tensors_with_act_order():
     codes, _, scales = packers.some_codes(6, 8, 64, 2, 4)
     g_idx = np.random.default_rng(1).permutation(np.arange(64) // 32).astype(np.int32)
     parts = {**packers.compressed(codes - 8, scales, 4), "weight_g_idx": g_idx}
@@ -144,7 +144,7 @@ def test_three_bits_cross_words():
         ("chatglm.4", (2, 8, 8)),
     ],
 )
-def test_shapes_that_do_not_fit(name, shape):
+def test_invalid_shapes(name, shape):
     with pytest.raises(CodecError):
         polyquant.codec(name).specs(shape)
 
@@ -154,13 +154,13 @@ def test_shapes_that_do_not_fit(name, shape):
     ["gptq", "gptq.5", "gptq.4.g", "gptq.4.v3", "gptq.4.act.g32", "awq", "awq.8", "awq.4.f16", "compressed",
         "compressed.i4", "compressed.p4.bf16", "chatglm.2", "chatglm"],
 )  # fmt: skip
-def test_names_that_say_nothing(name):
+def test_unknown_names(name):
     with pytest.raises(UnknownNameError):
         polyquant.codec(name)
 
 
 @pytest.mark.parametrize("name", ["gptq.4.g32", "awq.4", "compressed.i8", "chatglm.8"])
-def test_nothing_is_written(name):
+def test_quantizing_is_refused(name):
     codec = polyquant.codec(name)
     with pytest.raises(UnsupportedError, match="is read-only"):
         codec.quantize(np.zeros((32, 32), np.float32))
@@ -168,7 +168,7 @@ def test_nothing_is_written(name):
         codec.pack(Affine(8, np.zeros((1, 1), np.int8), np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)))
 
 
-def test_parts_that_do_not_fit():
+def test_mismatched_parts():
     codes, zeros, scales = packers.some_codes(9, 32, 32, 1, 4)
     parts = packers.gptq(codes, zeros, scales, 4)
     with pytest.raises(CodecError, match="qzeros"):

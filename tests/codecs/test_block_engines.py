@@ -26,14 +26,14 @@ def packed(name: str, w: np.ndarray, engine: str) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 @given(arrays(np.float32, (1, 256), elements=FINITE))
 @settings(deadline=None, max_examples=40)
-def test_same_bytes(name, w):
+def test_engines_give_equal_bytes(name, w):
     np.testing.assert_array_equal(packed(name, w, "native"), packed(name, w, "numpy"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(arrays(np.float32, (1, 256), elements=ANY))
 @settings(deadline=None, max_examples=20)
-def test_any_float_gives_bytes_that_decode_or_is_refused(name, w):
+def test_any_float_round_trips_or_is_refused(name, w):
     for engine in ("native", "numpy"):
         codec = polyquant.codec(name)
         with native.engine(engine):

@@ -74,7 +74,7 @@ def gaussians(rows, k):
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-def test_what_the_registry_lists(name, engine):
+def test_registered_codecs_fulfil_the_contract(name, engine):
     exact = name in TERNARY | INTEGERS | {"f32", "f64"}
     weighted = name not in TERNARY | INTEGERS and not name.startswith(("f", "bf"))
     check_codec(codec_of(name), source(name), error=0 if exact else COARSE.get(name, 0.05), weighted=weighted)
@@ -82,7 +82,7 @@ def test_what_the_registry_lists(name, engine):
 
 
 @pytest.mark.parametrize("name", sorted(READ_ONLY))
-def test_block_types_that_are_only_read(name, engine):
+def test_read_only_block_types(name, engine):
     codec = polyquant.codec(name)
     check_codec(codec, parts=any_parts(codec, (8, 512)), shape=(8, 512))
     check_registered(codec)
@@ -136,7 +136,7 @@ def test_checkpoints_of_other_tools(name, engine):
     ],
     ids=str,
 )
-def test_bytes_that_are_carried(codec):
+def test_opaque_bytes(codec):
     check_opaque(codec, (8, 8))
 
 
@@ -147,7 +147,7 @@ def test_a_codec_without_a_granule_of_rows_takes_vectors(name):
         assert codec.specs((K,)) == codec.specs((1, K)) or name.startswith("trellis")
 
 
-def test_types_that_are_only_read_take_any_bytes(engine):
+def test_read_only_types_accept_any_bytes(engine):
     for name in READ_ONLY:
         codec = polyquant.codec(name)
         parts = any_parts(codec, (8, 512), seed=1)
@@ -155,7 +155,7 @@ def test_types_that_are_only_read_take_any_bytes(engine):
         same_floats(codec.dequantize(parts, (8, 512), rows=slice(2, 5)), whole[2:5])
 
 
-def test_a_name_that_no_codec_has():
+def test_an_unknown_name():
     with pytest.raises(polyquant.PolyquantError, match="did you mean q4_k"):
         polyquant.codec("q4k")
 
@@ -179,17 +179,17 @@ def test_a_name_that_no_codec_has():
         ("i2s", "i2_s.x4 or i2_s.arm or i2_s.x86"),
     ],
 )
-def test_misspelt_names_lead_to_codecs_of_every_family(name, near):
+def test_misspelt_names_suggest_codecs_of_every_family(name, near):
     with pytest.raises(UnknownNameError, match=f"did you mean {re.escape(near)}\\?$"):
         polyquant.codec(name)
 
 
-def test_a_familys_own_name_lists_its_members():
+def test_a_family_name_lists_its_members():
     with pytest.raises(UnknownNameError, match=r"known: w4a16, w4a16\.g128, w4a8\.dynamic"):
         polyquant.codec("msmodelslim")
 
 
-def test_names_that_errors_tell_of_exist():
+def test_names_suggested_by_errors_exist():
     names = registry.known_codecs()
     assert len(names) == len(set(names)) > 120
     for name in names:

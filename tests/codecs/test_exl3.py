@@ -32,14 +32,14 @@ def test_inner_weights_are_bit_exact(module, engine):
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if f"{m}.weight_f32" in EXPECTED.files])
-def test_weights_are_those_of_exllama(module, engine):
+def test_weights_equal_exllama(module, engine):
     found, parts, shape = golden(module)
     expected = EXPECTED[f"{module}.weight_f32"].T
     np.testing.assert_allclose(found.dequantize(parts, shape), expected, atol=4e-7 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_becomes_trellis_and_comes_back(module):
+def test_becomes_trellis_and_round_trips(module):
     found, parts, shape = golden(module)
     target = found.trellis(shape)
     assert codec(target.name).name == target.name
@@ -54,7 +54,7 @@ def test_becomes_trellis_and_comes_back(module):
     assert {k: (v.shape, v.dtype) for k, v in back.items()} == {k: (s.shape, s.dtype) for k, s in specs.items()}
 
 
-def test_scales_go_into_svh():
+def test_scales_are_folded_into_svh():
     found, parts, shape = golden("mul1_k3")
     target = found.trellis(shape)
     moved = target.pack(found.unpack(parts, shape))

@@ -12,7 +12,7 @@ from polyquant.errors import CodecError, UnknownNameError, UnsupportedError
 @pytest.mark.parametrize(
     ("words", "table"), [("", (5, 1)), (".tensor", (1,)), (".b4", (2, 2)), (".b4.inv.f32", (2, 2))]
 )
-def test_numbers(kind, words, table):
+def test_values(kind, words, table):
     codec = polyquant.codec(f"fp8.{kind}{words}")
     rng = np.random.default_rng(0)
     specs = codec.specs((5, 7))
@@ -35,12 +35,12 @@ def test_numbers(kind, words, table):
 @pytest.mark.parametrize(
     "name", ["fp8", "fp8.e3m4", "fp8.e4m3.bf16", "fp8.e4m3.b0", "fp8.e4m3.b128.tensor", "fp8.e4m3.f32.inv"]
 )
-def test_names_that_say_nothing(name):
+def test_unknown_names(name):
     with pytest.raises(UnknownNameError):
         polyquant.codec(name)
 
 
-def test_nothing_is_written():
+def test_quantizing_is_refused():
     codec = polyquant.codec("fp8.e4m3")
     with pytest.raises(UnsupportedError, match="is read-only"):
         codec.quantize(np.zeros((2, 2), np.float32))

@@ -35,7 +35,7 @@ def test_engines_agree_on_finite_floats(name):
 
 
 def test_every_code_survives(engine):
-    """The sixteen values times a power of two come back as they were, but for -0."""
+    """The sixteen values times a power of two survive, except -0."""
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     w = np.concatenate([values, -values, values[::-1], -values])[None] * np.float32(0.25)
     codec = polyquant.codec("mxfp4")
@@ -63,7 +63,7 @@ def test_scale_at_the_ends(amax, e, engine):
     assert np.isfinite(codec.dequantize(packed, w.shape)).all()
 
 
-def test_nvfp4_beyond_its_largest_scale_saturates(engine):
+def test_nvfp4_saturates_above_its_largest_scale(engine):
     w = np.full((1, 64), 1e9, np.float32)
     codec = polyquant.codec("nvfp4")
     packed = codec.pack(codec.quantize(w))["blocks"][0]

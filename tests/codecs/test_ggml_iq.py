@@ -28,7 +28,7 @@ def test_dequantize_equals_ggml(name, engine):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_random_bytes_decode_alike(name):
+def test_engines_decode_random_bytes_to_equal_floats(name):
     """Any byte is legal: indices cannot leave their tables, infinite and NaN scales pass in silence."""
     codec = polyquant.codec(name)
     blocks = np.random.default_rng(3).integers(0, 256, (5, 400 * codec.type_size), np.uint8)
@@ -42,7 +42,7 @@ def test_random_bytes_decode_alike(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fields_lie_inside_the_block(name):
+def test_fields_are_inside_the_block(name):
     codec = polyquant.codec(name)
     ends = [offset + size * count for offset, size, count in codec.fields]
     assert all(end <= codec.type_size for end in ends)
@@ -68,7 +68,7 @@ def relative(w, again, importance=None):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_quantize_errs_no_more_than_ggml(name, engine):
+def test_quantize_error_is_at_most_that_of_ggml(name, engine):
     z = arrays(f"ggml/{name}.npz")
     assert error(name, z["source"]) <= relative(z["source"], z["dequant"])
     assert error(name, z["source_edge"]) <= relative(z["source_edge"], z["dequant_edge"])
@@ -78,7 +78,7 @@ def test_quantize_errs_no_more_than_ggml(name, engine):
 
 
 @pytest.mark.parametrize(("name", "gauss", "student"), [("iq4_nl", 0.0759, 0.0936), ("iq4_xs", 0.0765, 0.0945)])
-def test_quantize_meets_ggml_s_figures(name, gauss, student):
+def test_quantize_error_is_below_the_limits(name, gauss, student):
     rng = np.random.default_rng(0)
     assert error(name, rng.standard_normal((64, 4096)).astype(np.float32)) < gauss
     assert error(name, rng.standard_t(4, (64, 4096)).astype(np.float32)) < student
@@ -100,7 +100,7 @@ def test_quantize_native_equals_numpy(name):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_quantize_survives_floats_of_every_size(name, engine):
+def test_quantize_accepts_floats_of_every_magnitude(name, engine):
     w = np.random.default_rng(7).integers(0, 1 << 32, (16, 512), np.uint32).view(np.float32)
     w = np.where(np.isfinite(w), w, np.float32(0))  # of every size; NaN and infinity are refused
     with warnings.catch_warnings():
@@ -114,7 +114,7 @@ def test_sizes(name, engine):
 
 
 @pytest.mark.parametrize("name", CODEBOOKS)
-def test_codebook_ascends_without_repetition(name):
+def test_codebook_is_strictly_ascending(name):
     book = CODEBOOKS[name]
     digits = np.searchsorted(book.levels, codebook(name))
     packed = (digits << (book.bits * np.arange(book.width))).sum(axis=1)
@@ -124,11 +124,11 @@ def test_codebook_ascends_without_repetition(name):
         assert (digits.sum(axis=1) % 2 == 0).all()
 
 
-def test_codebook_file_holds_the_tables_and_nothing_else():
+def test_codebook_file_contains_exactly_the_tables():
     assert FILE.stat().st_size == 2 * sum(book.entries for book in CODEBOOKS.values())
 
 
-def test_codebooks_equal_the_peer():
+def test_codebooks_equal_gguf_py():
     quants = pytest.importorskip("gguf.quants")
     for name in CODEBOOKS:
         peer = getattr(quants, "IQ1_S" if name == "iq1" else name.upper())

@@ -45,7 +45,7 @@ def test_dequantize_equals_ggml(name, engine):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_bytes_decode_alike_in_both_engines(name):
+def test_engines_decode_any_bytes_to_equal_floats(name):
     codec = polyquant.codec(name)
     packed = np.random.default_rng(3).integers(0, 256, (64, 2 * codec.type_size), np.uint8)
     same_floats(*both_engines(lambda: codec.dequantize({"blocks": packed}, (64, 512))))
@@ -115,7 +115,7 @@ def test_engines_quantize_to_equal_bytes(name, weighted):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_floats_of_every_size_quantize_without_harm(name):
+def test_quantize_accepts_floats_of_every_magnitude(name):
     rng = np.random.default_rng(5)
     w = rng.integers(0, 2**32, (16, 512), np.uint32).view(np.float32)
     w = np.where(np.isfinite(w), w, np.float32(0))  # of every size; NaN and infinity are refused
@@ -131,15 +131,15 @@ def test_floats_of_every_size_quantize_without_harm(name):
 
 
 @pytest.mark.parametrize("name", ["q2_k", "q4_k", "q5_k"])
-def test_one_sided_rows_cost_no_more_than_their_mirror(name, engine):
-    """ggml's minima only reach below zero: a row far above zero would waste its codes on the way down to it."""
+def test_one_sided_rows_have_the_error_of_their_negation(name, engine):
+    """ggml's minima only reach below zero: a row far above zero would waste its codes on the range down to zero."""
     w = np.random.default_rng(2).uniform(5, 6, (4, 1024)).astype(np.float32)
     above, below = error(w, decoded(name, w)), error(-w, decoded(name, -w))
     np.testing.assert_array_equal(above, below)
     assert above.sum() / w.size < 0.01 * w.var() * 4 ** (4 - int(name[1]))
 
 
-def test_importance_moves_the_error_where_it_costs_less(engine):
+def test_importance_moves_the_error_to_unimportant_columns(engine):
     rng = np.random.default_rng(4)
     w = rng.standard_normal((16, 512)).astype(np.float32)
     importance = np.where(np.arange(512) % 4 == 0, np.float32(100), np.float32(1))

@@ -73,7 +73,7 @@ def test_engines_agree_in_the_search(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_random_bytes_decode_alike(name):
+def test_engines_decode_random_bytes_to_equal_floats(name):
     codec = polyquant.codec(name)
     shape = (3, 256)
     packed = np.random.default_rng(1).integers(0, 256, codec.specs(shape)["blocks"].shape, np.uint8)
@@ -101,7 +101,7 @@ def test_rows_of_odd_length_are_refused(engine):
         polyquant.codec("q4_0").quantize(np.zeros((2, 48), np.float32))
 
 
-def test_importance_of_another_length_is_refused(engine):
+def test_importance_of_the_wrong_length_is_refused(engine):
     with pytest.raises(CodecError, match="importance"):
         polyquant.codec("q4_0").quantize(np.zeros((2, 64), np.float32), importance=np.ones(32, np.float32))
 

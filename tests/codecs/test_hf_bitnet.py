@@ -22,7 +22,7 @@ def shape_of(parts):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_ways_with_transformers(name, engine):
+def test_encode_and_decode_equal_transformers(name, engine):
     """transformers' bytes; the formula of its README row by row."""
     codec = polyquant.codec(name)
     found = hf_parts(FOLDERS[name])

@@ -16,7 +16,7 @@ def parts_of(rows, k, seed):
     return {"blocks": blocks.astype(np.uint8), "scales": scales.astype(np.uint8)}
 
 
-def test_two_neighbours_share_a_byte(engine):
+def test_adjacent_codes_share_a_byte(engine):
     """Decode as transformers' convert_moe_packed_tensors: out[2j] is the low nibble, out[2j + 1] the high one.
 
     Values are multiplied with 2^(scale - 127).
@@ -30,7 +30,7 @@ def test_two_neighbours_share_a_byte(engine):
     np.testing.assert_array_equal(codec.dequantize(parts, (2, 3, 96)), wanted.reshape(2, 3, 96))
 
 
-def test_every_bit_survives_ggml_and_back(engine):
+def test_bits_survive_a_round_trip_through_ggml(engine):
     """Codes of -0 and scales of 255 too, which no floats would keep."""
     codec, ggml, parts = polyquant.codec("hf_mxfp4"), polyquant.codec("mxfp4"), parts_of(5, 160, 1)
     parts["blocks"][0], parts["scales"][1] = 0x88, 255
@@ -44,7 +44,7 @@ def test_every_bit_survives_ggml_and_back(engine):
     np.testing.assert_array_equal(codec.dequantize(parts, (5, 160)), ggml.dequantize(packed, (5, 160)))
 
 
-def test_quantizing_is_that_of_ggml(engine):
+def test_quantizing_equals_ggml(engine):
     codec, ggml = polyquant.codec("hf_mxfp4"), polyquant.codec("mxfp4")
     w = np.random.default_rng(2).standard_normal((4, 64)).astype(np.float32)
     np.testing.assert_array_equal(codec.quantize(w).blocks, ggml.quantize(w).blocks)

@@ -20,12 +20,12 @@ def load(file):
     return polyquant.codec(LAYOUTS[str(z["layout"])]), tuple(int(d) for d in z["shape"]), z
 
 
-def test_vectors_are_there():
+def test_vectors_exist():
     assert len(TERNARY) == 18
 
 
 @pytest.mark.parametrize("file", TERNARY)
-def test_both_ways_with_bitnet_cpp(file, engine):
+def test_encode_and_decode_equal_bitnet_cpp(file, engine):
     codec, shape, z = load(file)
     codes = codec.quantize(z["source"])
     parts = codec.pack(codes)
@@ -67,7 +67,7 @@ def test_every_byte_value(engine):
 
 @pytest.mark.parametrize("name", ["i2_s.x86", "i2_s.arm", "i2_s.x4", "trinity.i2_s"])
 @pytest.mark.parametrize("shape", [(8, 128), (12, 96), (4, 320), (3, 4, 32)])
-def test_rows_and_out(name, shape, engine):
+def test_row_ranges_and_out(name, shape, engine):
     codec = polyquant.codec(name)
     rng = np.random.default_rng(1)
     parts = {"blocks": rng.integers(0, 256, codec.specs(shape)["blocks"].shape, np.uint8)}
@@ -113,7 +113,7 @@ def test_native_equals_numpy_on_random_bytes(name, data):
     assert symbol_histogram(parts, (rows, k)).tolist() == results[0][2]
 
 
-def test_trinity_reads_as_its_own_kernel(engine):
+def test_trinity_decodes_like_its_kernel(engine):
     """Its matrix-vector product, computed from our codes."""
     z = arrays("trinity/trinity_trit_lut_matvec_16x100.npz")
     codec, shape = polyquant.codec("trinity.i2_s"), tuple(int(d) for d in z["shape"])
@@ -152,7 +152,7 @@ def test_trinity_has_no_scale():
         ("i2_s.x4", (6, 128), "multiple of 4 rows"),
     ],
 )
-def test_shapes_that_do_not_fill_blocks(name, shape, message):
+def test_shapes_with_partial_blocks_are_refused(name, shape, message):
     codec = polyquant.codec(name)
     for call in (codec.specs, lambda s: codec.pack(codec.quantize(np.zeros(s, np.float32)))):
         with pytest.raises(CodecError, match=message):
@@ -161,14 +161,14 @@ def test_shapes_that_do_not_fill_blocks(name, shape, message):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("lossy", [False, True])
-def test_no_nan_no_infinity(bad, lossy, engine):
+def test_nan_and_infinity_are_refused(bad, lossy, engine):
     w = np.zeros((1, 128), np.float32)
     w[0, 5] = bad
     with pytest.raises(CodecError, match="NaN or infinity"):
         polyquant.codec("i2_s.x86", lossy=lossy).quantize(w)
 
 
-def test_arrays_that_do_not_fit(engine):
+def test_mismatched_arrays(engine):
     codec = polyquant.codec("i2_s.x86")
     for blocks in (np.zeros(64, np.int8), np.zeros(63, np.uint8), np.zeros(65, np.uint8)):
         with pytest.raises(CodecError, match="do not fit"):
@@ -179,7 +179,7 @@ def test_arrays_that_do_not_fit(engine):
         codec.pack(Ternary(np.full((1, 128), 2, np.int8), np.ones(1, np.float32)))
 
 
-def test_scales_of_groups_merge_only_if_equal(engine):
+def test_group_scales_merge_only_if_equal(engine):
     codec = polyquant.codec("i2_s.x86")
     codes = np.ones((2, 256), np.int8)
     codes[0, 128:] = 0

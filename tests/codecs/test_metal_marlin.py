@@ -44,7 +44,7 @@ def test_decodes_as_metal_marlin_does(bits, parts, shape, expected, engine):
 
 
 @pytest.mark.parametrize(("bits", "parts", "shape", "expected"), [*golden()])
-def test_becomes_trellis_without_a_change_of_value(bits, parts, shape, expected):
+def test_becomes_trellis_with_equal_values(bits, parts, shape, expected):
     found = codec(f"metal_marlin.{bits}")
     target = found.trellis(shape)
     assert codec(target.name).name == target.name
@@ -59,7 +59,7 @@ def test_becomes_trellis_without_a_change_of_value(bits, parts, shape, expected)
 @pytest.mark.parametrize(
     "name", ["metal_marlin.2", "metal_marlin.8", "metal_marlin.4.h128", "metal_marlin.5.g7", "metal_marlin.3.h128.g1"]
 )
-def test_names_say_everything(name):
+def test_names_contain_every_option(name):
     assert codec(name).name == name == str(codec(name))
 
 
@@ -89,7 +89,7 @@ def test_quantizes_like_the_grid_of_trellis(shape):
 
 
 @pytest.mark.parametrize("shape", [(16, 256), (128, 128)])
-def test_rotated_flavour_rotates_inputs_and_swaps_nothing(shape):
+def test_rotated_flavour_rotates_inputs_only(shape):
     rng = np.random.default_rng(2)
     n, k = shape
     parts = {
@@ -121,8 +121,8 @@ def test_mismatched_parts_are_refused():
         codec("metal_marlin.3").pack(found.unpack(parts, (16, 32)))
 
 
-def test_packing_is_the_documented_one():
-    """packing_vectors: every width, and what a padding packer appends."""
+def test_packing_follows_the_document():
+    """packing_vectors: every width, and the padding that a packer appends."""
     vectors = load_file(TRELLIS / "packing_vectors.safetensors")
     names = [n.removesuffix("_indices") for n in vectors if n.endswith("_indices")]
     assert len(names) == 28

@@ -1,4 +1,4 @@
-"""msModelSlim's codecs on every linear layer of every golden folder: bytes both ways, and what a layer computes."""
+"""msModelSlim's codecs on every linear layer of every golden folder: bytes both ways, and the layer's output."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_weights_are_near_their_source(folder):
         assert relative(w.dequantize(), source[w.name].dequantize()) < bound, w
 
 
-def test_rows_are_those_of_the_whole(engine):
+def test_row_ranges_equal_the_whole(engine):
     for name in ("w8a16.g32.asym", "w8a8.dynamic", "w4a16.pack_k", "w4a16.g32.pack_n", "w8a16.tensor"):
         codec = polyquant.codec(name)
         w = np.random.default_rng(1).standard_normal((12, 96)).astype(np.float32)
@@ -106,7 +106,7 @@ def test_both_engines_give_the_same_codes():
 
 @pytest.mark.parametrize("folder", RUN)
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_computes_what_the_tool_does(engine, folder, name):
+def test_layer_outputs_equal_the_tool(engine, folder, name):
     """Static types from the tool's integer inputs; dynamic types within the input rounding error.
 
     The tool's preview rounds dynamic inputs to 255 asymmetric levels.
@@ -206,7 +206,7 @@ def test_layers_with_separate_scales_share_an_input():
         np.testing.assert_allclose(got, int8.multiply(x, w, kind), atol=1e-5)
 
 
-def test_sums_of_too_many_inputs_are_left_to_the_reference():
+def test_sums_of_too_many_inputs_use_the_reference():
     wide = Affine(
         8, np.ones((1, int8.MOST_COLUMNS), np.int8), np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
     )
@@ -244,7 +244,7 @@ def test_names():
         ("w4a16.g32.pack_n", (3, 64), "do not divide"),
     ],
 )
-def test_shapes_that_do_not_fit(name, shape, says):
+def test_invalid_shapes(name, shape, says):
     with pytest.raises(CodecError, match=says):
         polyquant.codec(name).specs(shape)
 

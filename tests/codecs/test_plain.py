@@ -48,7 +48,7 @@ def test_gguf_type_numbers():
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_bytes_are_the_numbers(name, engine):
+def test_bytes_are_the_values(name, engine):
     """Equal to numpy (ml_dtypes) on the same random bytes, also by rows and into a given array."""
     codec, dtype = polyquant.codec(name), np.dtype(DTYPES[name])
     assert codec.dtype == dtype
@@ -73,7 +73,7 @@ def test_engines_agree_on_finite_floats(name):
 
 @pytest.mark.parametrize("source", FLOATS)
 @pytest.mark.parametrize("target", FLOATS)
-def test_from_any_float_to_any_other(source, target, engine):
+def test_conversions_between_floats(source, target, engine):
     values = np.array([[0, -0.0, 1, -1.5, 0.0625, 448, 3.0517578e-05, 2.5]], np.float32).astype(DTYPES[source])
     packed = polyquant.codec(target).pack(Floats(values))["blocks"]
     np.testing.assert_array_equal(packed, values.astype(np.float32).astype(DTYPES[target]).view(np.uint8))
@@ -81,7 +81,7 @@ def test_from_any_float_to_any_other(source, target, engine):
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
 @settings(deadline=None)
-def test_rounding_to_16_bits_is_numpys(bits):
+def test_rounding_to_16_bits_equals_numpy(bits):
     """Every float32 but NaN, which differs in its payload."""
     w = np.array([bits], np.uint32).view(np.float32)
     w = np.where(np.isnan(w), np.float32(np.inf), w)
@@ -122,12 +122,12 @@ def test_bf16_to_f32_and_back_is_exact(engine):
         ("i8", np.array([[0.5]], ml_dtypes.bfloat16)),
     ],
 )
-def test_whole_numbers_are_never_changed(name, values, engine):
+def test_integers_are_never_changed(name, values, engine):
     with pytest.raises(CodecError, match="exactly"):
         polyquant.codec(name).pack(Floats(values))
 
 
-def test_whole_numbers_that_fit(engine):
+def test_integers_that_are_exact_floats(engine):
     packed = polyquant.codec("i16").pack(Floats(np.array([[-32768, 7, 32767]], np.float32)))["blocks"]
     np.testing.assert_array_equal(packed.view(np.int16), [[-32768, 7, 32767]])
 
@@ -141,12 +141,12 @@ def test_any_shape(shape, engine):
     same_floats(codec.dequantize(parts, shape), w)
 
 
-def test_bytes_that_do_not_fit_are_refused(engine):
+def test_wrong_sizes_are_refused(engine):
     with pytest.raises(CodecError, match="expected 24 bytes, found 23"):
         polyquant.codec("f32").unpack({"blocks": np.zeros((1, 23), np.uint8)}, (2, 3))
 
 
-def test_f16_beyond_the_cache_is_written_around_it(engine):
+def test_large_f16_results_bypass_the_cache(engine):
     """8.4 million floats: the native kernel streams them past the cache from the first aligned address on."""
     shape = (4097, 2051)
     bits = np.random.default_rng(0).integers(0, 1 << 16, shape, np.uint16)

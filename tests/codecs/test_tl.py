@@ -22,7 +22,7 @@ def load(file):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_both_ways_with_bitnet_cpp(file, engine):
+def test_encode_and_decode_equal_bitnet_cpp(file, engine):
     codec, z = load(file)
     shape = z["ternary"].shape
     np.testing.assert_array_equal(codec.pack(Ternary(z["ternary"], z["scale"].reshape(1)))["blocks"], z["file_bytes"])
@@ -43,7 +43,7 @@ def test_both_ways_with_bitnet_cpp(file, engine):
 
 @pytest.mark.parametrize(("name", "kind", "tile"), [("tl1", 38, (128, 64, 32)), ("tl2", 39, (128, 96, 32))])
 def test_files_of_the_official_converter(name, kind, tile, engine):
-    """Tensor by tensor the codes of the I2_S file of the same model, whose scales went through bf16."""
+    """Tensor by tensor the codes of the I2_S file of the same model, whose scales were rounded to bf16."""
     codec, i2_s = polyquant.codec(name, tile=tile), polyquant.codec("i2_s.x86")
     twins = gguf_tensors("tiny-bitnet-b158-i2_s-x86_128.gguf")
     seen = 0
@@ -77,7 +77,7 @@ def tiled(draw):
 
 @settings(max_examples=40, deadline=None)
 @given(case=tiled(), seed=st.integers(0, 2**32 - 1))
-def test_native_equals_numpy_and_both_invert(case, seed):
+def test_native_equals_numpy_and_round_trips(case, seed):
     if native.lib() is None:
         pytest.skip("native kernels are not built or switched off")
     codec, shape = case
@@ -140,7 +140,7 @@ def test_mismatched_parts_are_reported(name, shape, options, message, engine):
         codec.pack(Ternary(np.zeros(shape, np.int8), np.ones(1, np.float32)))
 
 
-def test_wrong_arrays(engine):
+def test_mismatched_arrays(engine):
     codec = polyquant.codec("tl1", tile=(32, 8, 32))
     with pytest.raises(CodecError, match="do not fit"):
         codec.unpack({"blocks": np.zeros(5, np.uint8)}, (32, 8))

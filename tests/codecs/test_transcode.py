@@ -65,7 +65,7 @@ def test_every_pair_keeps_the_codes(a, b, rows, k, seed):
 
 
 @pytest.mark.parametrize("layout", ["4x128", "8x256", "12x384", "8x640", "16x2560"])
-def test_layouts_are_those_of_bitnet_cpp(layout, engine):
+def test_layouts_equal_bitnet_cpp(layout, engine):
     """The same weight packed by three builds."""
     z = {
         n: arrays(f"i2_s/i2_s_{f}_{layout}.npz") for n, f in zip(NAMES, ("x86_128", "arm_64", "x86_1x4"), strict=False)
@@ -134,7 +134,7 @@ def test_reported_changes_of_the_scale(engine):
 
 
 @pytest.mark.skipif("tq2_0" not in NAMES, reason="needs ggml's TQ2_0")
-def test_blocks_of_32_become_blocks_of_256_if_their_scales_allow(engine):
+def test_blocks_of_32_become_blocks_of_256_if_scales_are_equal(engine):
     scale = np.repeat(np.float32([[0.5, 2, 0.25]]), 8, axis=1) * np.ones((64, 1), np.float32)
     src, dst, shape = codec("trinity.tq2_0"), codec("tq2_0"), (64, 768)
     parts = packed("trinity.tq2_0", scale, shape)
@@ -147,7 +147,7 @@ def test_blocks_of_32_become_blocks_of_256_if_their_scales_allow(engine):
 
 
 @pytest.mark.parametrize("name", ONE)
-def test_scales_that_differ_cannot_be_merged(name, engine):
+def test_different_scales_cannot_be_merged(name, engine):
     parts = packed("trinity.tq2_0", np.linspace(1, 2, 64 * 8).reshape(64, 8))
     with pytest.raises(CodecError, match=r"one scale per tensor.*requantize"):
         transcode(parts, (64, 256), codec("trinity.tq2_0"), codec(name))

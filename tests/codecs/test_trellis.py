@@ -78,7 +78,7 @@ def test_options(base: str, options: dict[str, object], name: str) -> None:
 @pytest.mark.parametrize(
     "options", [{"window_bits": 17}, {"window_bits": 2}, {"groups": 0}, {"hadamard": (3, 1)}, {"hadamard": (256, 1)}]
 )
-def test_no_such_trellis(options: dict[str, object]) -> None:
+def test_invalid_options(options: dict[str, object]) -> None:
     with pytest.raises(CodecError):
         pq.codec("trellis.3", **options)
 
@@ -86,14 +86,14 @@ def test_no_such_trellis(options: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "name", ["trellis.9", "trellis.x", "trellis.3.mul2", "trellis.3.mul1", "trellis.3.mul1.40", "trellis.3.nothing"]
 )
-def test_no_such_name(name: str) -> None:
+def test_unknown_names(name: str) -> None:
     with pytest.raises(UnknownNameError):
         pq.codec(name)
 
 
 @needs_native
 @pytest.mark.parametrize("name", NAMES)
-def test_engines_decode_alike(name: str, kernels: str) -> None:
+def test_engines_decode_equal_floats(name: str, kernels: str) -> None:
     codec = trellis_named(name)
     for shape in fitting(name):
         parts = random_parts(codec, shape)
@@ -105,7 +105,7 @@ def test_engines_decode_alike(name: str, kernels: str) -> None:
 
 @needs_native
 @pytest.mark.parametrize("name", NAMES)
-def test_engines_multiply_alike(name: str, kernels: str) -> None:
+def test_engines_give_equal_products(name: str, kernels: str) -> None:
     codec = trellis_named(name)
     for shape in fitting(name):
         parts = random_parts(codec, shape)
@@ -167,7 +167,7 @@ def test_distortion(bits: int, bar: float) -> None:
 
 
 @pytest.mark.skipif(native.lib() is None, reason="slow in numpy")
-def test_rotation_takes_the_sting_out_of_outliers() -> None:
+def test_rotation_reduces_the_error_of_outliers() -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((64, 256)).astype(np.float32)
     w[:, 5] *= 30
@@ -200,7 +200,7 @@ def test_refused(w: np.ndarray, said: str) -> None:
         trellis_named("trellis.3.grid").quantize(w)
 
 
-def test_parts_that_do_not_fit() -> None:
+def test_mismatched_parts() -> None:
     codec, shape = trellis_named("trellis.3"), (32, 48)
     parts = dict(random_parts(codec, shape))
     for key, wrong in [

@@ -10,7 +10,7 @@ from polyquant.types import Ternary
 CODEC = polyquant.codec("trinity.tq2_0")
 
 
-def test_reads_as_its_own_dequantizer(engine):
+def test_equals_its_dequantizer(engine):
     z = arrays("trinity/trinity_tq2_0_32x10.npz")
     check_dequantize("trinity.tq2_0", z["packed"], z["dequant"])
 

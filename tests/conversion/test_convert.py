@@ -35,8 +35,8 @@ def made(tmp_path, model, **options):
         ("tiny-bitnet", {"recipe": "tq2_0", "architecture": "bitnet"}, "TQ2_0"),
     ],
 )
-def test_gives_the_tensors_of_llama_cpp(tmp_path, model, options, twin, engine):
-    """Equal names, shapes, types and bytes; for searched types an error that is no larger."""
+def test_tensors_equal_llama_cpp(tmp_path, model, options, twin, engine):
+    """Equal names, shapes, types and bytes; for searched types, at most the same error."""
     ours, theirs = made(tmp_path, model, **options), pq.open(MODELS / model / f"{model}-{twin}.gguf")
     source = {t.name: t for t in pq.open(made_float(tmp_path, model, options)).values()}
     assert set(ours) == set(theirs)
@@ -58,7 +58,7 @@ def made_float(tmp_path, model, options):
 
 @pytest.mark.parametrize("folder", ["hf_packed_autobitlinear", "hf_packed_bitlinear"])
 @pytest.mark.parametrize("layout", ["i2_s.x86", "i2_s.arm"])
-def test_packed_bitnet_becomes_the_i2_s_of_bitnet_cpp(tmp_path, folder, layout):
+def test_packed_bitnet_becomes_bitnet_cpps_i2_s(tmp_path, folder, layout):
     pq.convert(VECTORS / "bitnet_gguf" / folder, tmp_path / "out.gguf", codec=layout)
     twin = VECTORS / "bitnet_gguf" / f"tiny-bitnet-b158-i2_s-{'x86_128' if layout == 'i2_s.x86' else 'arm_64'}.gguf"
     ours, theirs = pq.open(tmp_path / "out.gguf", ternary_layout=layout), pq.open(twin, ternary_layout=layout)
@@ -84,7 +84,7 @@ def test_ternaries_keep_every_code(tmp_path, codec):
 
 
 @pytest.mark.parametrize("model", ["tiny-llama-untied", "tiny-llama-tied"])
-def test_to_gguf_and_back_loses_nothing(tmp_path, model):
+def test_gguf_round_trip_is_lossless(tmp_path, model):
     source = MODELS / model / "hf"
     pq.convert(source, tmp_path / "m.gguf")
     pq.convert(tmp_path / "m.gguf", tmp_path / "back", to="hf")
@@ -105,7 +105,7 @@ def test_to_gguf_and_back_loses_nothing(tmp_path, model):
         assert config[key] == a.config[key], key
 
 
-def test_bytes_are_deterministic_whatever_the_threads(tmp_path):
+def test_bytes_do_not_depend_on_threads(tmp_path):
     for n in (1, 3):
         pq.convert(MODELS / "tiny-llama-untied" / "hf", tmp_path / f"{n}.gguf", recipe="q4_k_m", threads=n)
     assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "3.gguf").read_bytes()
@@ -143,7 +143,7 @@ def test_quantized_sources_are_refused_by_default(tmp_path):
     assert {s.action for s in report.steps} >= {"requantize", "copy"}
 
 
-def test_q4_0_becomes_floats_without_leave(tmp_path):
+def test_q4_0_becomes_floats_without_requantize(tmp_path):
     source = MODELS / "tiny-llama-untied" / "tiny-llama-untied-Q4_0.gguf"
     pq.convert(source, tmp_path / "hf", to="hf", codec="f32")
     error = pq.compare(source, tmp_path / "hf").error

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 import polyquant as pq
 from architectures.golden_models import Golden
+from polyquant.errors import PlanError
+from polyquant.types import Action
 
 FOLDER = Golden("qwen3_moe").folder
 ONE = "model.layers.0.mlp.experts.3.gate_proj.weight"
@@ -32,7 +37,7 @@ def test_a_rule_for_one_expert_applies_to_its_stack_with_a_notice():
     assert not said("--rule", FOLDER, "gguf", codec="q4_0", rules=["*experts.*=q8_0"])
 
 
-def test_rules_by_expert_hold_where_experts_lie_apart(tmp_path):
+def test_rules_by_expert_apply_to_separate_experts(tmp_path):
     rules = ["*experts.3.gate_proj*=w4a8.dynamic"]
     assert not said("--rule", FOLDER, "msmodelslim", codec="w8a8.dynamic", rules=rules)
     pq.convert(FOLDER, tmp_path / "mixed", to="msmodelslim", codec="w8a8.dynamic", rules=rules)
@@ -41,3 +46,29 @@ def test_rules_by_expert_hold_where_experts_lie_apart(tmp_path):
     (warning,) = said("join experts of several codecs", tmp_path / "mixed", "gguf")
     assert warning.startswith("3 stacks") and "w8a8.dynamic become q8_0" in warning
     assert not said("join experts", FOLDER, "gguf", codec="q4_0")
+
+
+def test_a_codec_whose_blocks_do_not_fit_the_rows_is_reported(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"a.weight": rng.standard_normal((8, 96)), "b.weight": rng.standard_normal((8, 256))}
+    arrays = {name: w.astype(np.float32) for name, w in arrays.items()}
+    report = pq.save(arrays, tmp_path / "a.gguf", codec="q4_k")
+    assert report.warnings == ("a.weight becomes q5_0: rows of 96 values do not divide into blocks of q4_k",)
+    report = pq.save({**arrays, "c.weight": arrays["a.weight"]}, tmp_path / "b.gguf", codec="q4_k")
+    assert report.warnings[0].startswith("a.weight becomes q5_0, and 1 more tensor: ")
+    assert not pq.save(arrays, tmp_path / "c.gguf", codec="q8_0").warnings
+
+
+@pytest.mark.parametrize("name", ["i2_s.x86", "tl1"])
+def test_block_scales_that_one_scale_cannot_replace_are_refused_by_the_plan(tmp_path, name):
+    w = np.tile(np.array([0, 1, -1, 1], np.float32), (256, 64))
+    pq.save({"blk.0.ffn_up.weight": w}, tmp_path / "equal.gguf", codec="tq2_0")
+    pq.save(
+        {"blk.0.ffn_up.weight": w * np.linspace(1, 2, 256, dtype=np.float32)[:, None]},
+        tmp_path / "rows.gguf",
+        codec="tq2_0",
+    )
+    options = {"codec": name, "tile": (128, 64, 32)} if name == "tl1" else {"codec": name}
+    assert pq.plan(tmp_path / "equal.gguf", "gguf", **options).steps[0].action is Action.TRANSCODE
+    with pytest.raises(PlanError, match=r"has one scale per tensor.*scales from 1 to 2"):
+        pq.plan(tmp_path / "rows.gguf", "gguf", **options)

@@ -64,7 +64,7 @@ def values():
 
 
 def source(folder, codec, other=None):
-    """A GGUF whose matrices have that codec; `other`: names with codecs of their own."""
+    """A GGUF whose matrices have that codec; `other`: exceptions, name -> codec."""
     found = {}
     for name, w in values().items():
         kind = pq.codec((other or {}).get(name, codec if w.ndim > 1 else "f32"))
@@ -111,7 +111,7 @@ def expected(path, name, made=MADE):
 
 @pytest.mark.parametrize("block", [None, 1, 5000])
 @pytest.mark.parametrize("codec", ["f32", "bf16", "q8_0", "q4_k"])
-def test_rows_that_survive_are_copied(tmp_path, remade, codec, block):
+def test_unchanged_rows_are_copied(tmp_path, remade, codec, block):
     path = source(tmp_path, codec)
     plan, _, made = remade(path, block=block)
     actions = {s.map.target: s.action.value for s in plan.steps}
@@ -129,7 +129,7 @@ def test_rows_that_survive_are_copied(tmp_path, remade, codec, block):
 
 @pytest.mark.parametrize("target", ["f32", "bf16", "q8_0", "q4_k"])
 @pytest.mark.parametrize("codec", ["f32", "bf16"])
-def test_floats_become_any_codec_as_the_made_tensor_would(tmp_path, remade, codec, target):
+def test_floats_are_encoded_like_the_computed_tensor(tmp_path, remade, codec, target):
     path = source(tmp_path, codec)
     _, report, made = remade(path, codec=target, block=5000)
     _, _, again = remade(path, codec=target, block=1)
@@ -146,7 +146,7 @@ def test_floats_become_any_codec_as_the_made_tensor_would(tmp_path, remade, code
 
 
 @pytest.mark.parametrize("block", [1, 3000])
-def test_quantized_sources_of_other_codecs_need_leave(tmp_path, remade, block):
+def test_quantized_sources_of_other_codecs_need_requantize(tmp_path, remade, block):
     path = source(tmp_path, "q8_0")
     with pytest.raises(PlanError, match="--requantize"):
         remade(path, codec="q4_k")
@@ -190,7 +190,7 @@ def test_ternary_stacks(tmp_path, remade):
         remade(path, only, ternary_layout="i2_s.x86")
 
 
-def test_another_operation_is_another_job(tmp_path, remade):
+def test_a_different_operation_is_a_different_job(tmp_path, remade):
     path = source(tmp_path, "f32")
     a = remade(path, {"q": (("qkv",), Slice(0, 64))})[0]
     b = remade(path, {"q": (("qkv",), Slice(64, 128))})[0]
@@ -206,7 +206,7 @@ def test_errors_name_the_first_source_and_how_many_more(tmp_path, remade):
         remade(path, {"gate_up": MADE["gate_up"]}, codec="q8_0")
 
 
-def test_a_translation_that_promises_another_shape_is_refused(tmp_path, monkeypatch):
+def test_a_translation_with_the_wrong_shape_is_refused(tmp_path, monkeypatch):
     path = source(tmp_path, "f32")
     wrong = Translation("x", (TensorMap("q", ("qkv",), (64, 255), Slice(0, 64)),))
     monkeypatch.setattr(planning, "_translate", lambda *_: wrong)
@@ -216,14 +216,14 @@ def test_a_translation_that_promises_another_shape_is_refused(tmp_path, monkeypa
         pq.plan(path, "gguf")
 
 
-def test_operations_on_one_source_refuse_several():
+def test_single_source_operations_refuse_several():
     made = TensorMap("experts", ("e0", "e1"), (2, 64, 256), Stack())
     with pytest.raises(UnsupportedError, match=r"experts: is made of several tensors.*e0 and 1 more"):
         made.source  # noqa: B018
 
 
 @pytest.mark.parametrize("codec", ["q4_k", "q8_0", "iq4_xs", "q4_0"])
-def test_each_expert_is_quantized_by_its_own_importance(tmp_path, remade, codec):
+def test_each_expert_is_quantized_with_its_importance(tmp_path, remade, codec):
     path = source(tmp_path, "f32")
     importance = np.random.default_rng(1).gamma(0.3, 1.0, (3, 256)).astype(np.float32) + np.float32(1e-3)
     kind, truth = pq.codec(codec), expected(path, "experts")
@@ -247,14 +247,14 @@ def test_experts_that_no_token_reached_are_counted(tmp_path, remade):
     assert sum("1 experts of 1 stacks were reached by no token" in w for w in plan.warnings) == 1
 
 
-def test_importance_of_another_number_of_experts_is_refused(tmp_path, remade):
+def test_importance_of_the_wrong_number_of_experts_is_refused(tmp_path, remade):
     path = source(tmp_path, "f32")
     for shape in ((2, 256), (3, 128), (255,)):
         with pytest.raises(PlanError, match=r"experts: importance does not match the length .*\[256\] or \[3, 256\]"):
             remade(path, {"experts": MADE["experts"]}, codec="q4_k", importance={"experts": np.ones(shape, np.float32)})
 
 
-def test_blocks_of_a_turned_stack_are_whole_matrices(monkeypatch):
+def test_blocks_of_a_transposed_stack_are_whole_matrices(monkeypatch):
     monkeypatch.setattr(steps, "BLOCK_WEIGHTS", 1)
     f32 = pq.codec("f32")
     made = TensorMap("x", ("x",), (8, 32, 16), Transpose())
@@ -262,7 +262,7 @@ def test_blocks_of_a_turned_stack_are_whole_matrices(monkeypatch):
     assert step.streams and step.block_rows == 32
 
 
-def test_compare_makes_the_tensors_of_several(tmp_path, remade, monkeypatch):
+def test_compare_computes_tensors_with_several_sources(tmp_path, remade, monkeypatch):
     """Compare the float source, translated to the target's names, with the output."""
     path = source(tmp_path, "f32")
     _, report, made = remade(path, codec="q8_0")
@@ -299,7 +299,7 @@ def test_calibration_needs_the_inputs_of_one_source(tmp_path, monkeypatch, made,
         pq.plan(path, "trellis-v3", bits=2, calibration="self")
 
 
-def test_trellis_codes_of_a_made_tensor(tmp_path, monkeypatch):
+def test_trellis_codes_of_a_computed_tensor(tmp_path, monkeypatch):
     """Searched as those of the whole; the size of the original is that of its part."""
     made = {
         "model.layers.0.self_attn.q_proj.weight": MADE["q"],
@@ -325,7 +325,7 @@ def gptq_weight(name, seed, zero):
 
 @pytest.mark.parametrize(("zeros", "wanted"), [((8, 8, 8), "q4_0"), ((8, 3, 8), "q4_1")])
 @pytest.mark.parametrize("op", [Stack(), Concat(), chain(Stack(), Slice(4, 20, axis=1))])
-def test_codes_of_other_tools_move_into_one_stack(op, zeros, wanted):
+def test_codes_of_other_tools_are_copied_into_one_stack(op, zeros, wanted):
     """The smallest block type that holds the codes of all; each source keeps its scales."""
     weights = [gptq_weight(f"e{i}", i, zero) for i, zero in enumerate(zeros)]
     held = Checkpoint("hf", Path("x"), {w.name: w for w in weights})
@@ -345,7 +345,7 @@ def test_codes_of_other_tools_move_into_one_stack(op, zeros, wanted):
     assert piece.error.count == found.size and piece.error.rrmse < 1e-3
 
 
-def test_ternaries_of_several_layouts_join_by_code(tmp_path, remade):
+def test_ternaries_of_several_layouts_are_joined_by_code(tmp_path, remade):
     w = {n: np.sign(a) for n, a in values().items() if n in ("e0", "e1", "e2")}
     found = {}
     for name, codec in (("e0", "tq1_0"), ("e1", "tq2_0"), ("e2", "tq1_0")):

@@ -1,4 +1,4 @@
-"""Shards hold the layers in their order, each with its norms, whatever the order in the source."""
+"""Shards hold the layers in their order, each with its norms, for any order in the source."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_folders_hold_layers_in_order(writer, model, tmp_path):
     assert all(before[1] <= after[0] for before, after in pairwise(spans)), spans
 
 
-def test_norms_lie_with_their_layer(model, tmp_path):
+def test_norms_are_stored_with_their_layer(model, tmp_path):
     pq.convert(model, tmp_path / "out", shard_bytes=24_000, to="hf")
     homes = {name: i for i, names in enumerate(shards(tmp_path / "out")) for name in names}
     for i in range(LAYERS):
@@ -85,7 +85,7 @@ def test_norms_lie_with_their_layer(model, tmp_path):
         assert {homes[f"model.layers.{i}.{x}_layernorm.weight"] for x in ("input", "post_attention")} <= own
 
 
-def test_gguf_has_the_same_order_and_keeps_another(model, tmp_path):
+def test_gguf_layers_are_in_order_and_stay_in_order(model, tmp_path):
     pq.convert(model, tmp_path / "a.gguf")
     numbers = [int(n.split(".")[1]) for n in pq.open(tmp_path / "a.gguf") if n.startswith("blk.")]
     assert numbers == sorted(numbers)

@@ -12,7 +12,7 @@ import polyquant
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_findings_page_is_in_step():
+def test_findings_page_is_up_to_date():
     source = str(Path(polyquant.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "list_findings.py", "--check"],

@@ -16,12 +16,12 @@ def row(name):
     return [cell.strip() for cell in found.split(" | ")]
 
 
-def test_every_type_has_its_line():
+def test_every_type_is_listed():
     assert set(re.findall(r"^\| `(W\w+)` \|", PAGE, re.M)) == set(KINDS)
 
 
 @pytest.mark.parametrize(("column", "target"), [(0, "vllm-ascend"), (1, "sglang")])
-def test_types_that_a_target_has(column, target):
+def test_types_of_each_target(column, target):
     layers = set(re.findall(r"W\w+", row("layers")[column]))
     experts = set(re.findall(r"W\w+", row("experts")[0]))
     assert layers == TARGETS[target].layers & set(KINDS)

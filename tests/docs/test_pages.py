@@ -19,7 +19,7 @@ GGUF = (DOCS / "formats" / "gguf.md").read_text(encoding="utf-8")
 TERNARY = (DOCS / "formats" / "ternary.md").read_text(encoding="utf-8")
 
 
-def test_table_of_types_is_the_code_s():
+def test_table_of_types_equals_the_code():
     rows = re.findall(
         r"^\| (\d+) \| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \| [^|]+ \| (yes|no) \| ([^|]+) \|$", GGUF, re.M
     )
@@ -63,12 +63,12 @@ def test_tiles_of_known_models():
     assert {n[:2]: (n[2:5], n[5:]) for n in numbers} == TILES
 
 
-def test_every_verb_has_its_section():
+def test_every_command_has_a_section():
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^## (\w+)$", page, re.M)) == set(COMMANDS)
 
 
-def test_links_lead_somewhere():
+def test_links_resolve():
     dead = [
         f"{page.name}: {target}"
         for page in (*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"))

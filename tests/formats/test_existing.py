@@ -64,7 +64,7 @@ def test_a_folder_that_holds_more_than_a_model_is_refused(extra, tmp_path):
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
 
 
-def test_links_in_a_folder_are_refused(tmp_path):
+def test_a_folder_with_links_is_refused(tmp_path):
     folder = shutil.copytree(SOUND, tmp_path / "m")
     (folder / "tokenizer.json").unlink(missing_ok=True)
     (folder / "tokenizer.json").symlink_to(SOUND / "tokenizer.json")
@@ -81,7 +81,7 @@ def test_an_index_cannot_claim_foreign_files(tmp_path):
         replaceable(folder)
 
 
-def test_non_models_are_refused_and_empty_folders_are_not(tmp_path):
+def test_only_empty_folders_and_models_may_be_replaced(tmp_path):
     (tmp_path / "text.gguf").write_text("precious")
     (tmp_path / "home").mkdir()
     (tmp_path / "home/file").write_text("precious")
@@ -119,7 +119,7 @@ def test_refused_targets(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".out.partial", ".out.replaced"])
-def test_a_source_of_any_name_survives(name, tmp_path):
+def test_a_source_is_never_replaced(name, tmp_path):
     source = shutil.copytree(SOUND, tmp_path / name)
     before = {p.name: p.read_bytes() for p in source.iterdir()}
     for _ in range(2):
@@ -170,5 +170,5 @@ def test_a_member_of_a_split_source_that_changes_meanwhile(tmp_path):
         pq.convert(made, tmp_path / "hf")
 
 
-def test_numbers_of_a_checkpoint_do_not_need_the_files_it_was_opened_from():
+def test_weights_outlive_their_checkpoint():
     assert np.isfinite(pq.open(GGUF)["output_norm.weight"].dequantize()).all()

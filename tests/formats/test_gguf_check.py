@@ -99,7 +99,7 @@ LESSER = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_what_llama_cpp_rejects_is_an_error(tmp_path, case, engine):
+def test_files_rejected_by_llama_cpp_are_errors(tmp_path, case, engine):
     code, raw = ERRORS[case]
     path = saved(tmp_path, raw)
     found = list(gguf.check(path))
@@ -134,14 +134,14 @@ def test_sound_files_have_no_findings(tmp_path):
 
 
 @pytest.mark.parametrize("items", [[b"\xc3", b"\xa9"], [b"ok", b"\xff"], [b"a" * 17_000, b"\xed\xa0\x80"]])
-def test_halves_of_a_character_are_not_text(tmp_path, items, engine):
+def test_partial_characters_are_not_text(tmp_path, items, engine):
     assert "GGUF029" in {f.code for f in gguf.check(saved(tmp_path, file([ARCH, array("k", 8, items)])))}
     many = ["é" * (i % 90) for i in range(100_000)]
     assert gguf.open(saved(tmp_path, file([ARCH, array("k", 8, many)]))).metadata["k"].is_text()
     assert not gguf.open(saved(tmp_path, file([ARCH, array("k", 8, [*many, b"\xc3"])]))).metadata["k"].is_text()
 
 
-def test_text_that_is_not_utf8_is_an_error_when_asked_for(tmp_path):
+def test_text_that_is_not_utf8_is_an_error_when_decoded(tmp_path):
     metadata = gguf.open(saved(tmp_path, file([ARCH, text("k", b"\xff"), array("a", 8, ["x", b"\xff"])]))).metadata
     with pytest.raises(InputError, match="'k' is not UTF-8"):
         metadata["k"]
@@ -152,7 +152,7 @@ def test_text_that_is_not_utf8_is_an_error_when_asked_for(tmp_path):
         metadata["a"].tolist()
 
 
-def test_a_million_breaches_are_summed_up(tmp_path):
+def test_a_million_findings_are_summarized(tmp_path):
     path = saved(tmp_path, file([ARCH] * 5000))
     found = [f for f in gguf.check(path) if f.code == "GGUF006"]
     assert len(found) == 21 and "4979 more" in found[-1].message
@@ -165,7 +165,7 @@ def test_names_are_printed_escaped(tmp_path):
     assert "\x1b" not in str(e.value)
 
 
-def test_non_files_are_refused_without_blocking(tmp_path):
+def test_non_regular_files_are_refused_without_blocking(tmp_path):
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     link = tmp_path / "link.gguf"

@@ -11,7 +11,7 @@ MEANINGS = sorted({(t.codec, t.block, t.nbytes, i) for d in ("mainline",) for i,
 
 
 @pytest.mark.parametrize(("name", "block", "nbytes", "type_id"), MEANINGS)
-def test_table_equals_the_codecs_own_numbers(name, block, nbytes, type_id):
+def test_table_equals_the_codecs(name, block, nbytes, type_id):
     codec = registry.codec(name)
     assert codec.granule == (1, block)
     assert codec.specs((3, 2 * block))["blocks"].nbytes == 3 * 2 * nbytes
@@ -19,7 +19,7 @@ def test_table_equals_the_codecs_own_numbers(name, block, nbytes, type_id):
 
 
 @pytest.mark.parametrize(("name", "tail"), [("i2_s.x86", 32), ("i2_s.arm", 32), ("i2_s.x4", 32), ("trinity.i2_s", 0)])
-def test_ternary_sizes_equal_the_codecs_own(name, tail):
+def test_ternary_sizes_equal_the_codecs(name, tail):
     (spec,) = registry.codec(name).specs((8, 256)).values()
     assert spec.nbytes == 8 * 256 // 4 + tail
     assert WRITTEN_AS[name] == 36
@@ -58,7 +58,7 @@ N = 256 * 128
         (137, 4096, "llama", "ik_llama"),
     ],
 )
-def test_which_dialect(tmp_path, type_id, nbytes, arch, expected):
+def test_dialect_is_detected(tmp_path, type_id, nbytes, arch, expected):
     opened = gguf.open(one_type(tmp_path, type_id, nbytes, text("general.architecture", arch)))
     assert opened.dialect.name == expected
     assert opened.dialect.why
@@ -90,7 +90,7 @@ def test_mixture_of_i2_s_and_mxfp4_is_ik_llama(tmp_path):
     assert [w.codec.name for w in opened.values()] == ["i2_s.x86", "mxfp4"]
 
 
-def test_unknown_types_are_carried(tmp_path):
+def test_unknown_types_are_copied(tmp_path):
     data = np.random.default_rng(0).integers(0, 256, 96 + 64 + 32, np.uint8)
     tensors = [tensor("a", (7, 5), 137, 0), tensor("b", (8,), 0, 96), tensor("c", (3,), 999, 128)]
     opened = gguf.open(saved(tmp_path, file([ARCH], tensors, data.tobytes())))

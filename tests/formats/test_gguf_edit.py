@@ -68,7 +68,7 @@ def test_same_length_is_one_write_in_place(tmp_path):
     assert gguf.edit(path, set={"general.architecture": "bloom"}).how == "unchanged"
 
 
-def test_another_length_goes_through_a_new_file(tmp_path):
+def test_a_different_length_rewrites_the_file(tmp_path):
     path = saved(tmp_path, sound())
     path.chmod(0o640)
     inode, before = path.stat().st_ino, data(path)
@@ -89,7 +89,7 @@ def test_a_link_stays_a_link(tmp_path):
     path = saved(tmp_path, sound())
     link = tmp_path / "link.gguf"
     link.symlink_to(path)
-    gguf.edit(link, set={"general.architecture": "x" * 500})
+    assert gguf.edit(link, set={"general.architecture": "x" * 500}).path == link
     assert link.is_symlink() and gguf.open(path).metadata["general.architecture"] == "x" * 500
 
 
@@ -122,7 +122,7 @@ def test_removing_a_key_in_the_same_edit_changes_its_type(tmp_path):
     assert gguf.open(path).metadata.typed("a") == Meta(Kind.STRING, "one")
 
 
-def test_unknown_types_are_carried(tmp_path):
+def test_unknown_types_are_copied(tmp_path):
     path = saved(tmp_path, file([ARCH], [tensor("a", (7,), 137, 0), tensor("b", (3,), 999, 32)], bytes(range(64))))
     before = data(path)
     gguf.edit(path, set={"general.architecture": "y" * 300})
@@ -170,7 +170,7 @@ def test_targets_that_exist_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("length", [1, 6000], ids=["in place", "rewritten"])
-def test_edits_at_the_same_time_lose_nothing(tmp_path, length):
+def test_concurrent_edits_are_all_kept(tmp_path, length):
     keys = [f"key{i}" for i in range(8)]
     path = saved(tmp_path, file([ARCH, *(text(key, "-" * length) for key in keys)], [], b""))
     script = (
@@ -252,11 +252,11 @@ def test_settings(text, expected):
         "a:[u8",
     ],
 )
-def test_settings_that_are_none(text):
+def test_invalid_settings(text):
     with pytest.raises(PlanError):
         gguf.parse_setting(text)
 
 
-def test_an_unknown_type_has_neighbours():
+def test_an_unknown_type_suggests_similar_ones():
     with pytest.raises(UnknownNameError, match="u32"):
         gguf.parse_setting("a:uint32=7")

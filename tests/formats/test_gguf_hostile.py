@@ -47,7 +47,7 @@ def survives(path):
     assert time.process_time() - start < 1
 
 
-def test_cut_at_every_byte(tmp_path):
+def test_truncated_at_every_byte(tmp_path):
     raw = SMALL.read_bytes()
     path = tmp_path / "x.gguf"
     for n in range(len(raw)):
@@ -69,7 +69,7 @@ def test_mutations(tmp_path, which, seed):
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=400))
-def test_noise_behind_a_sound_start(tmp_path, raw):
+def test_noise_after_a_valid_header(tmp_path, raw):
     survives(saved(tmp_path, sound()[:24] + raw))
 
 

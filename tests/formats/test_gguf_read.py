@@ -24,7 +24,7 @@ PLAIN = {
 @pytest.mark.parametrize("path", GGUF_VECTORS, ids=lambda p: p.stem)
 def test_metadata_equals_the_reference_json(path, engine):
     expected = json.loads(path.with_suffix(".json").read_text())["kv"]
-    if "gguf-py-0" in path.stem:  # these writers left empty strings out: the JSON says what they were given
+    if "gguf-py-0" in path.stem:  # these writers omitted empty strings; the JSON lists their input
         assert expected.pop("t.empty")["value"] == "" and b"t.empty" not in path.read_bytes()
     metadata = gguf.open(path).metadata
     assert set(metadata) - {"general.architecture", "general.alignment"} <= set(expected) <= set(metadata)
@@ -37,7 +37,7 @@ def test_metadata_equals_the_reference_json(path, engine):
 
 
 @pytest.mark.parametrize("path", [p for p in GGUF_VECTORS if "no_tensors" not in p.stem], ids=lambda p: p.stem)
-def test_tensors_equal_what_was_written(path):
+def test_tensors_equal_the_written_ones(path):
     weights, expected = gguf.open(path), arrays(f"gguf/{path.stem}.tensors.npz")
     assert set(weights) == set(expected)
     types = json.loads(path.with_suffix(".json").read_text())["tensors"]
@@ -53,7 +53,7 @@ def test_tensors_equal_what_was_written(path):
             np.testing.assert_array_equal(w.dequantize(), want.astype(np.float32))
 
 
-def test_big_endian_blocks_decode_as_their_little_endian_twins():
+def test_big_endian_blocks_decode_like_little_endian_ones():
     """The fp16 scales inside the blocks are swapped too: gguf-py decodes these to NaN."""
     weights = gguf.open(VECTORS / "models/tiny-llama-tied/tiny-llama-tied-Q4_K_M-bigendian.gguf")
     source = gguf.open(VECTORS / "models/tiny-llama-tied/tiny-llama-tied-Q4_0.gguf")
@@ -84,7 +84,7 @@ def test_dialect_and_codecs_of_real_files(file, dialect, codecs):
     assert all(w.dequantize().shape == w.shape for w in opened.values() if w.codec.name in ("f32", "q8_0"))
 
 
-def test_whole_tensor_types_give_all_their_bytes():
+def test_whole_tensor_types_return_all_bytes():
     i2_s = gguf.open(VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf")["blk.0.ffn_down.weight"]
     assert i2_s.parts["blocks"].shape == (256 * 512 // 4 + 32,)
     tl2 = gguf.open(VECTORS / "bitnet_gguf/tiny-bitnet-b158-tl2.gguf")["blk.0.ffn_down.weight"]
@@ -137,7 +137,7 @@ def test_strings_decode_lazily(engine):
         metadata["no.such.key"]
 
 
-def test_sniff_goes_by_bytes_not_by_name(tmp_path):
+def test_sniff_uses_content_not_name(tmp_path):
     assert "version 3" in gguf.sniff(GGUF_VECTORS[0]).why
     assert "big-endian" in gguf.sniff(VECTORS / "gguf/meta_all_types_v3_be.gguf").why
     other = tmp_path / "x.gguf"

@@ -61,13 +61,13 @@ def test_write_and_read_round_trip(tmp_path, path, engine):
 
 
 @pytest.mark.parametrize("path", MODELS[:2], ids=lambda p: p.stem)
-def test_rewriting_what_llama_cpp_wrote_gives_its_bytes(tmp_path, path):
+def test_rewriting_a_file_of_llama_cpp_gives_equal_bytes(tmp_path, path):
     _, _, written = rewrite(tmp_path, path)
     assert written.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("alignment", [32, 64, 4096])
-def test_gguf_py_reads_what_we_write(tmp_path, alignment):
+def test_gguf_py_reads_our_files(tmp_path, alignment):
     source, _, written = rewrite(tmp_path, GGUF_VECTORS[1], alignment=alignment)
     reader = gguf_py.GGUFReader(written)
     assert reader.alignment == alignment
@@ -95,7 +95,7 @@ def test_split_files_open_as_one_from_any_member(tmp_path, alignment):
     assert [f.code for f in gguf.check(tmp_path / layout.files[0].name)] == ["GGUF032"]
 
 
-def test_members_that_do_not_fit_together(tmp_path):
+def test_mismatched_members(tmp_path):
     _, layout, first = rewrite(tmp_path, MODELS[0], split_bytes=200_000)
     second = tmp_path / layout.files[1].name
     renamed = tmp_path / "other.gguf"
@@ -108,7 +108,7 @@ def test_members_that_do_not_fit_together(tmp_path):
     assert "GGUF032" in {f.code for f in gguf.check(first)}
 
 
-def test_a_split_that_fits_one_file_is_one_file():
+def test_a_split_below_the_limit_is_one_file():
     layout = gguf.lay_out([TensorSpec("a", (2, 32), Q8_0)], {}, split_bytes=1 << 30)
     assert [f.name for f in layout.files] == ["model.gguf"] and not layout.folder
 
@@ -150,7 +150,7 @@ def test_unsupported_gguf_content_is_refused(case):
         (["i2_s.x86", "mxfp4"], "no program reads"),
     ],
 )
-def test_mixtures_that_no_program_reads_are_refused(codecs, message):
+def test_mixtures_unreadable_by_any_program_are_refused(codecs, message):
     tensors = [TensorSpec(f"t{i}", (8, 256), registry.codec(c)) for i, c in enumerate(codecs)]
     with pytest.raises(PlanError, match=message):
         gguf.lay_out(tensors, {})

@@ -87,7 +87,7 @@ def test_linear_class_absent_means_bitlinear_and_no_bitnet_means_undecoded(tmp_p
     assert any("gptq" in n for n in checkpoint.notes)
 
 
-def test_pytorch_model_bin_equals_its_twin(tmp_path):
+def test_pytorch_model_bin_equals_safetensors(tmp_path):
     source = VECTORS / "hf_bin"
     shutil.copy(source / "pytorch_model.bin", tmp_path)
     a, b = hf.open(tmp_path), hf.open(source / "model.safetensors")
@@ -126,7 +126,7 @@ def test_sniff_rejects(name):
     assert hf.sniff(VECTORS / name) is None
 
 
-def test_unknown_dtypes_are_carried(tmp_path):
+def test_unknown_dtypes_are_kept(tmp_path):
     data = {"a": ("F8_E8M0", [2, 4], bytes(range(8))), "b": ("F4", [4, 4], bytes(8)), "new": ("Q7_X", [3], b"abc")}
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(data))
     checkpoint = hf.open(tmp_path)
@@ -152,7 +152,7 @@ def test_scalars_and_empty_tensors(tmp_path):
 
 
 @pytest.mark.parametrize("folder", [*FLOATS, *PACKED.values()])
-def test_laid_out_again_the_bytes_are_the_same(folder, tmp_path):
+def test_writing_an_opened_folder_gives_equal_bytes(folder, tmp_path):
     path = VECTORS / folder
     checkpoint = hf.open(path)
     side = {n: p.read_bytes() for n, p in checkpoint.files.items()} | {
@@ -194,7 +194,7 @@ def test_shards_open_in_the_safetensors_package(folder, tmp_path):
     assert not [f for f in hf.check(out) if f.code != "HF030"]
 
 
-def test_unknown_dtypes_are_written_as_they_came(tmp_path):
+def test_unknown_dtypes_are_written_unchanged(tmp_path):
     data = {"a": ("F8_E8M0", [2, 4], bytes(range(8))), "b": ("F4", [4, 4], b"12345678")}
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(data, {"format": "pt"}))
     checkpoint = hf.open(tmp_path)
@@ -202,7 +202,7 @@ def test_unknown_dtypes_are_written_as_they_came(tmp_path):
     assert by_name(out / "model.safetensors") == data
 
 
-def test_config_says_what_packed_weights_mean():
+def test_config_determines_packed_weights():
     plain = TensorSpec("model.embed_tokens.weight", (8, 4), codec("bf16"))
     float_linear = TensorSpec("model.layers.0.mlp.gate.weight", (4, 4), codec("bf16"))
 
@@ -255,7 +255,7 @@ PLAIN = st.sampled_from(["f32", "bf16", "f16", "i8", "u8", "i64", "bool", "f8_e4
     tensors=st.lists(st.tuples(PLAIN, st.lists(st.integers(0, 4), max_size=3)), max_size=8), limit=st.integers(1, 200)
 )
 @settings(max_examples=60, deadline=None)
-def test_layouts_are_sound(tensors, limit):
+def test_layouts_have_no_findings(tensors, limit):
     wanted = [TensorSpec(f"t{i}", tuple(shape), codec(name)) for i, (name, shape) in enumerate(tensors)]
     layout = hf.lay_out(wanted, {}, shard_bytes=limit)
     sizes = {f.name: f.size for f in layout.files}
@@ -291,7 +291,7 @@ def index(folder, **weight_map):
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
-def test_shards_without_an_index_open_if_all_are_there(sharded):
+def test_shards_without_an_index_open_if_complete(sharded):
     (sharded / "model.safetensors.index.json").unlink()
     checkpoint = hf.open(sharded)
     assert set(checkpoint) == {"a", "b"}
@@ -301,7 +301,7 @@ def test_shards_without_an_index_open_if_all_are_there(sharded):
         hf.open(sharded)
 
 
-def test_missing_shard_tensor_and_forgotten_tensor(sharded):
+def test_missing_and_unlisted_tensors_and_shards(sharded):
     (sharded / "model-00002-of-00002.safetensors").rename(sharded / "x")
     with pytest.raises(InputError, match="shard is missing"):
         hf.open(sharded)
@@ -368,7 +368,7 @@ def test_links_inside_and_outside(sharded, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
-def test_links_of_small_files_may_not_leave_either(name, sharded, tmp_path):
+def test_links_of_small_files_may_not_leave_the_folder(name, sharded, tmp_path):
     (tmp_path / "secret.json").write_text('{"weight_map": {}}')
     (sharded / name).unlink(missing_ok=True)
     (sharded / name).symlink_to("../secret.json")
@@ -403,7 +403,7 @@ def test_hub_cache_layout_works(tmp_path):
         hf.open(snapshot)
 
 
-def test_fifos_and_folders_in_the_way(sharded):
+def test_fifos_and_folders_in_place_of_files(sharded):
     shard = sharded / "model-00002-of-00002.safetensors"
     shard.unlink()
     os.mkfifo(shard)
@@ -419,7 +419,7 @@ def test_fifos_and_folders_in_the_way(sharded):
         hf.open(sharded)
 
 
-def test_nothing_there(tmp_path):
+def test_missing_files(tmp_path):
     with pytest.raises(UnsupportedError, match="no weights"):
         hf.open(tmp_path)
     with pytest.raises(InputError, match="cannot be opened"):

@@ -202,7 +202,7 @@ def test_pickle_findings(tmp_path):
     assert codes(VECTORS / "hf_bin" / "old.bin") == ["HF051", "HF052"]
 
 
-def test_every_code_is_explained_and_every_explanation_is_used():
+def test_every_code_is_explained_and_used():
     source = Path(inspect.getfile(hf.check)).read_text()
     assert set(re.findall(r'"(HF\d{3})"', source)) == set(hf.CODES)
     assert all(len(text) > 60 and text.endswith(".") for text in hf.CODES.values())

@@ -1,4 +1,4 @@
-"""Mutated folders: opening gives weights or one line, checking always gives findings, nothing else ever comes out."""
+"""Mutated folders: opening gives weights or a one-line error; checking always gives findings."""
 
 import json
 import random

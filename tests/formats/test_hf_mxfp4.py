@@ -1,4 +1,4 @@
-"""gpt-oss folders with MXFP4 experts: opened, checked, refused; their codes stay where nothing else is asked for."""
+"""gpt-oss folders with MXFP4 experts: opened, checked, refused; their codes are kept unless a codec is requested."""
 
 import json
 import shutil

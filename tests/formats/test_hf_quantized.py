@@ -85,7 +85,7 @@ def test_exports_of_the_tool_decode_correctly(tmp_path, export, mode, quantizati
     assert not codes_of(path)
 
 
-def test_the_export_with_cut_zeros_is_refused_and_found(tmp_path):
+def test_the_export_with_truncated_zeros_is_refused_and_reported(tmp_path):
     path = folder(tmp_path / "m", load_file(MSMODELSLIM / "export/w4a16_g32_to_gptq.safetensors"), GPTQ)
     with pytest.raises(InputError, match=r"qzeros does not fit.*expected I32 \[3, 6\].*found I32 \[3, 4\]"):
         hf.open(path)
@@ -107,7 +107,7 @@ def test_chatglm(tmp_path, bits, file):
         assert w.shape == floats[w.name].shape
         scale = w.parts["weight_scale"].astype(np.float32)[:, None]
         miss = np.abs(w.dequantize() - floats[w.name].dequantize())
-        assert (miss <= 0.65 * scale).all()  # half a step, and what the half-precision division of its quantizer adds
+        assert (miss <= 0.65 * scale).all()  # half a step, plus the error of its quantizer's half-precision division
 
 
 # ---------------------------------------------------------------- made by reference packers
@@ -122,7 +122,7 @@ UP = "model.layers.0.mlp.up_proj"
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_g_idx_decides_and_not_desc_act(tmp_path, ordered):
+def test_g_idx_decides_instead_of_desc_act(tmp_path, ordered):
     codes, zeros, scales = packers.some_codes(0, 32, 64, 2, 4)
     g_idx = np.arange(64) // 32
     g_idx = g_idx[::-1] if ordered else g_idx
@@ -133,7 +133,7 @@ def test_g_idx_decides_and_not_desc_act(tmp_path, ordered):
     np.testing.assert_array_equal(w.dequantize(), (codes - zeros[:, g_idx]).astype(np.float32) * scales[:, g_idx])
 
 
-def test_a_module_may_have_other_bits_than_the_config(tmp_path):
+def test_a_module_may_override_the_bits_of_the_config(tmp_path):
     codes, zeros, scales = packers.some_codes(0, 32, 64, 2, 8)
     tensors = module(codes, zeros, scales, "gptq", bits=8, g_idx=np.arange(64) // 32, v2=True)
     w = hf.open(folder(tmp_path / "m", tensors, {**GPTQ, "checkpoint_format": "gptq_v2"}))[f"{UP}.weight"]
@@ -211,7 +211,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("said", ODD)
-def test_odd_configs_end_in_weights_or_one_error(tmp_path, said):
+def test_odd_configs_give_weights_or_one_error(tmp_path, said):
     codes, zeros, scales = packers.some_codes(3, 32, 64, 2, 4)
     tensors = module(codes, zeros, scales, "gptq", bits=4)
     tensors |= {f"{UP}x.{p}": a for p, a in packers.compressed(codes - 8, scales, 4).items()}
@@ -310,13 +310,13 @@ def test_broken_chatglm(tmp_path, change, said):
         hf.open(path)
 
 
-def test_non_finite_scales_are_found(tmp_path):
+def test_non_finite_scales_are_reported(tmp_path):
     codes, zeros, scales = packers.some_codes(5, 32, 64, 2, 4)
     scales[3, 1] = np.nan
     assert "HF064" in codes_of(folder(tmp_path / "m", module(codes, zeros, scales, "gptq", bits=4), GPTQ))
 
 
-def test_a_method_that_no_weight_has(tmp_path):
+def test_a_method_without_any_weight(tmp_path):
     path = folder(tmp_path / "m", {"model.norm.weight": np.ones(4, np.float32)}, AWQ)
     assert any("but no weight uses it" in note for note in hf.open(path).notes)
     assert "HF061" in codes_of(path)
@@ -345,7 +345,7 @@ FP8 = {
 
 
 @pytest.mark.parametrize("case", FP8)
-def test_floats_of_8_bits(tmp_path, case):
+def test_8_bit_floats(tmp_path, case):
     said, part, shape, dtype, name = FP8[case]
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((200, 300)).astype(ml_dtypes.float8_e4m3fn)
@@ -377,7 +377,7 @@ def test_floats_of_8_bits(tmp_path, case):
             "unsupported dtype"),
     ],
 )  # fmt: skip
-def test_broken_floats_of_8_bits(tmp_path, said, change, error):
+def test_broken_8_bit_floats(tmp_path, said, change, error):
     parts = {
         "weight": np.ones((200, 300), ml_dtypes.float8_e4m3fn),
         "weight_scale_inv": np.ones((2, 3), np.float32),
@@ -422,7 +422,7 @@ KEYS = ["bits", "checkpoint_format", "version", "format", "config_groups", "weig
     st.lists(st.integers(-2, 1 << 40), min_size=2, max_size=64),
 )
 @settings(max_examples=300, deadline=None)
-def test_headers_end_in_a_weight_or_one_error(method, said, tensors, numbers):
+def test_headers_give_a_weight_or_one_error(method, said, tensors, numbers):
     found = method_of({"quantization_config": {"quant_method": method, **said}})
     for name in list(found[0].modules(tensors)):
         try:

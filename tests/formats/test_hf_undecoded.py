@@ -1,4 +1,4 @@
-"""Folders of quantization schemes that are not decoded: to be looked at, refused by name by everything else."""
+"""Folders of quantization schemes that are not decoded: inspect shows them, all other commands refuse them by name."""
 
 import json
 
@@ -84,7 +84,7 @@ SCHEMES = {  # name: (config, tensors, scheme, what the tensors alone betray)
     "fp8, powers of two": (said("fp8", weight_block_size=[128, 128]), POWERS, "fp8 with power-of-two scales",
         "8-bit floats with weight_scale_inv"),
 }  # fmt: skip
-DECODED = {"gpt-oss"}  # where the top of config.json says it
+DECODED = {"gpt-oss"}  # with quantization_config at the top level of config.json
 
 
 def folder(path, tensors, config):
@@ -130,7 +130,7 @@ def test_schemes_missing_in_config_are_rejected_too(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_what_an_inner_config_names(tmp_path, name):
+def test_inner_configs_name_the_scheme(tmp_path, name):
     config, tensors, scheme, _ = SCHEMES[name]
     inner = {"text_config": {"model_type": config.get("model_type", "qwen2"), **config}}
     said_so = "fp8" if name.startswith("fp8") else scheme.replace(" 3-bit", "")
@@ -138,7 +138,7 @@ def test_what_an_inner_config_names(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_one_file_alone(tmp_path, name):
+def test_a_single_file_is_rejected(tmp_path, name):
     config, tensors, _, betrayed = SCHEMES[name]
     path = folder(tmp_path / "m", tensors, config) / "model.safetensors"
     with pytest.raises(UnsupportedError, match=f"scheme: {betrayed}.*open its folder"):
@@ -148,7 +148,7 @@ def test_one_file_alone(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", sorted(set(SCHEMES) - DECODED))
-def test_looking_gives_the_stored_arrays_and_no_numbers(tmp_path, name):
+def test_opening_gives_stored_arrays_but_no_values(tmp_path, name):
     config, tensors, scheme, _ = SCHEMES[name]
     checkpoint = polyquant.open(folder(tmp_path / "m", tensors, config))
     assert set(checkpoint) == {*tensors, "model.norm.weight"}
@@ -171,13 +171,13 @@ def test_modelopt_has_a_separate_file(tmp_path):
     refused(path, "modelopt FP8", "HF061")
 
 
-def test_a_scheme_that_is_named_is_refused_whatever_the_tensors(tmp_path):
+def test_a_named_scheme_is_refused_for_any_tensors(tmp_path):
     path = folder(tmp_path / "m", parts(weight=floats(32, 64)), said("vptq"))
     with pytest.raises(UnsupportedError, match="scheme: vptq"):
         open_checkpoint(path)
 
 
-def test_weights_that_lie_rotated(tmp_path):
+def test_rotated_weights_are_refused(tmp_path):
     scaled = parts(weight=np.ones((32, 64), np.int8), weight_scale=floats(32, 1))
     turned = compressed("int-quantized", 8, transform_config={"config_groups": {"R1": {"type": "hadamard"}}})
     with pytest.raises(UnsupportedError, match="compressed-tensors with transforms"):
@@ -185,7 +185,7 @@ def test_weights_that_lie_rotated(tmp_path):
     assert open_checkpoint(folder(tmp_path / "b", scaled, compressed("int-quantized", 8, transform_config={})))
 
 
-def test_some_weights_of_a_decoded_scheme_and_some_of_another(tmp_path):
+def test_mixtures_with_an_undecoded_scheme_are_refused(tmp_path):
     tensors = {**parts(weight=FP8, weight_scale=floats(32, 1)), **parts("x", weight=np.ones((32, 8), np.uint32))}
     tensors |= parts("y", weight=FP8) | {"model.layers.0.mlp.experts.up": np.ones((2, 8, 8), E4M3)}
     path = folder(tmp_path / "m", {n: a for n, a in tensors.items() if not n.startswith("y")}, said("fbgemm_fp8"))
@@ -216,7 +216,7 @@ def test_mixed_formats_of_compressed_tensors(tmp_path):
         open_checkpoint(path)
 
 
-def test_scales_beside_float_weights(tmp_path):
+def test_scales_next_to_float_weights(tmp_path):
     """Perhaps they are applied, perhaps not."""
     path = folder(tmp_path / "m", parts(weight=floats(32, 64), weight_scale_inv=floats(1, 1)), {})
     refused(path, "floats with weight_scale_inv", "HF065")
@@ -242,7 +242,7 @@ def test_float_models_open(tmp_path, config):
     assert set(checkpoint) == {*tensors, "model.norm.weight"} and checkpoint.undecoded is None
 
 
-def test_8_bit_floats_without_any_scale_are_numbers(tmp_path):
+def test_8_bit_floats_without_scales_are_values(tmp_path):
     path = folder(tmp_path / "m", parts(weight=(np.arange(2048) % 7).reshape(32, 64).astype(E4M3)), {})
     assert open_checkpoint(path)[f"{UP}.weight"].dequantize().max() == 6
 

@@ -31,7 +31,7 @@ CODECS = {
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_genuine_folders_open_and_no_byte_is_left_out(name):
+def test_genuine_folders_open_and_every_byte_is_used(name):
     folder = MSMODELSLIM / name
     found, tensors = polyquant.open(folder), load(folder)
     types = json.loads(description(folder).read_text())
@@ -95,7 +95,7 @@ def test_notes_list_float_layers_cache_and_smoothing():
     assert "5 with a copy norm.module" in "; ".join(polyquant.open(MSMODELSLIM / "v0/fp16/w8a8_m1").notes)
 
 
-def test_unknown_types_are_kept_and_named(tmp_path):
+def test_unknown_types_are_kept_and_reported(tmp_path):
     folder = copy("v0/fp16/w8a16", tmp_path)
     ours = [f"{DOWN}{end}" for end in ("", "_scale", "_offset")]
     edit_json(description(folder), lambda d: d.update(dict.fromkeys(ours, "W3A5_NEXT")))
@@ -139,7 +139,7 @@ def document_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_as_the_document_has_it(tmp_path):
+def test_a_folder_of_the_document(tmp_path):
     folder = document_folder(tmp_path)
     found = polyquant.open(folder)
     assert {w.codec.name for w in found.values() if isinstance(w.codec, MsModelSlim)} == {"w8a16.flat"}
@@ -147,7 +147,7 @@ def test_a_folder_as_the_document_has_it(tmp_path):
     assert [str(f) for f in polyquant.validate(folder) if f.severity is not Severity.NOTE] == []
 
 
-def test_weights_under_another_name(tmp_path):
+def test_weights_under_a_different_name(tmp_path):
     folder = copy("v1/bf16/w8a16", tmp_path)
     shards(folder)[0].rename(folder / "model.safetensors")
     assert "the weights are named model.safetensors" in polyquant.open(folder).notes
@@ -168,7 +168,7 @@ def test_group_size_of_packed_codes():
     assert codec_for("w4a16", {**parts, "weight": shape(4, 16)})[1] == (8, 16)
 
 
-def test_a_folder_is_recognised_before_it_is_anything_else():
+def test_a_folder_is_recognised_before_other_formats():
     evidence = msmodelslim.sniff(MSMODELSLIM / "v1/bf16/w8a16")
     assert evidence.why == "folder with quant_model_description.json"
     assert msmodelslim.sniff(MSMODELSLIM / "models/qwen2_fp16") is None

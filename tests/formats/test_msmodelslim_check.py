@@ -114,8 +114,8 @@ def narrow(folder):
     edit_tensors(folder, change)
 
 
-STOPS = {  # name: (folder, what is done to it, code, what the line says): open refuses it too
-    "description names a tensor that is not there": (W8A16, said(lambda d: d.update({"model.x.weight": "W8A16"})),
+STOPS = {  # name: (folder, change, code, text of the finding): open refuses it too
+    "description names a missing tensor": (W8A16, said(lambda d: d.update({"model.x.weight": "W8A16"})),
         "ASC013", "but in no file"),
     "no type for codes": (W8A16, said(lambda d: d.pop(f"{K}.weight")), "ASC012", "no type in the description"),
     "no type for a scale": (W8A16, said(lambda d: d.pop(f"{K}.weight_scale")), "ASC012", "no type in the description"),
@@ -123,7 +123,7 @@ STOPS = {  # name: (folder, what is done to it, code, what the line says): open 
         "weight_scale and weight have different types"),
     "a float matrix called W8A16": (W8A16, said(lambda d: d.update({"lm_head.weight": "W8A16"})), "ASC014",
         "but is a float matrix"),
-    "a type that is no text": (W8A16, said(lambda d: d.update({f"{K}.weight": 8})), "ASC011",
+    "a type that is not a string": (W8A16, said(lambda d: d.update({f"{K}.weight": 8})), "ASC011",
         "no valid type for a tensor"),
     "description a list": (W8A16, write("quant_model_description_w8a16.json", b"[]"), "ASC011",
         "expected object, found array"),
@@ -137,7 +137,7 @@ STOPS = {  # name: (folder, what is done to it, code, what the line says): open 
     "codes of the wrong dtype": (W8A16, tensor("weight", lambda t: t.astype(np.int32)), "ASC021",
         "expected I8 [N, K], found I32 [48, 96]"),
     "scales of the wrong dtype": (W8A16, tensor("weight_scale", lambda t: t.astype(np.int32)), "ASC021", "found I32"),
-    "offsets of another dtype": (W8A16, tensor("weight_offset", lambda t: t.astype(np.float32)), "ASC021",
+    "offsets of the wrong dtype": (W8A16, tensor("weight_offset", lambda t: t.astype(np.float32)), "ASC021",
         "expected F16 [48, 1], found F32 [48, 1]"),
     "scales of the wrong shape": (W8A16, tensor("weight_scale", lambda t: t[:-1]), "ASC021",
         "expected F16 [48, 1], found F16 [47, 1]"),
@@ -167,10 +167,10 @@ STOPS = {  # name: (folder, what is done to it, code, what the line says): open 
         SHARDS, index(lambda i: i["weight_map"].update({"x": next(iter(i["weight_map"].values()))})), "ASC009",
         "not in the shard named by the index"),
     "a link that leaves the folder": (W8A16, leave, "ASC006", "a link that leaves the folder"),
-    "a config that is no JSON": (V1, write("config.json", b"{"), "ASC002", "not valid JSON"),
+    "a config that is not JSON": (V1, write("config.json", b"{"), "ASC002", "not valid JSON"),
 }  # fmt: skip
 
-FOUND = {  # name: (folder, what is done to it, code, severity, what the line says): numbers that do not stop open
+FOUND = {  # name: (folder, change, code, severity, text of the finding): open accepts it
     "float without type": (W8A16, extra, "ASC012", "error", "no type in the description"),
     "float that is absent": (W8A16, said(lambda d: d.update({"model.x.weight": "FLOAT"})), "ASC013", "error",
         "but in no file"),
@@ -232,8 +232,8 @@ FOUND = {  # name: (folder, what is done to it, code, severity, what the line sa
         "kv_cache_type is missing"),
     "cache declared and absent": (STATIC, said(lambda d: d.update(kv_cache_type="C8")), "ASC043", "error",
         "there are no cache scales"),
-    "twin norm without its bias": (SMOOTH, gone(f"{NORM}.module.bias"), "ASC050", "warning", "is missing, unlike"),
-    "twin norm of another size": (SMOOTH, tensor("module.weight", lambda t: t[:-1], NORM), "ASC050", "error",
+    "copy of a norm without its bias": (SMOOTH, gone(f"{NORM}.module.bias"), "ASC050", "warning", "is missing, unlike"),
+    "copy of a norm of the wrong size": (SMOOTH, tensor("module.weight", lambda t: t[:-1], NORM), "ASC050", "error",
         "of the norm's shape [96]"),
     "norm before smoothing": (SMOOTH, tensor("weight", lambda t: t * 2, NORM), "ASC051", "note", "before smoothing"),
     "tensor in no weight_map": (SHARDS, index(lambda i: i["weight_map"].pop(f"{NORM}.weight")), "ASC009", "warning",
@@ -266,7 +266,7 @@ def test_refused_in_one_line(source, change, code, line, tmp_path):
 
 
 @pytest.mark.parametrize(("source", "change", "code", "severity", "line"), FOUND.values(), ids=FOUND)
-def test_found_by_its_code(source, change, code, severity, line, tmp_path):
+def test_found_with_its_code(source, change, code, severity, line, tmp_path):
     folder = copy(source, tmp_path)
     (change or without_bias)(folder)
     polyquant.open(folder)
@@ -285,7 +285,7 @@ def test_contradicting_tensors_are_refused(tmp_path):
         polyquant.open(folder)[f"{K}.weight"].dequantize()
 
 
-def test_every_code_is_explained_and_met():
+def test_every_code_is_explained_and_tested():
     cases = {c[2] for c in (*STOPS.values(), *FOUND.values())}
     assert {c for c in CODES if c < "ASC070"} == cases | {"ASC001", "ASC015", "ASC017"}
     assert {c for c in CODES if c >= "ASC070"} == {c for _, _, _, c in TARGETS.values()}
@@ -306,7 +306,7 @@ def experts(folder):
 
 
 def other_type(folder):
-    """v_proj left float beside quantized q and k."""
+    """Leave v_proj in floats, with quantized q and k."""
     v = K.replace("k_proj", "v_proj")
 
     def change(tensors):
@@ -332,11 +332,11 @@ TARGETS = {
     "W8A16 in SGLang": (W8A16, nothing, "sglang", "ASC071"),
     "static experts": (STATIC, experts, "vllm-ascend", "ASC071"),
     "groups": (GROUPS, nothing, "vllm-ascend", "ASC072"),
-    "one scale a matrix": ("v0/fp16/w8a8_per_tensor", nothing, "vllm-ascend", "ASC072"),
+    "one scale per matrix": ("v0/fp16/w8a8_per_tensor", nothing, "vllm-ascend", "ASC072"),
     "groups in MindIE": (GROUPS, nothing, "mindie", "ASC072"),
     "asymmetric": ("v0/fp16/w8a16_asym", nothing, "vllm-ascend", "ASC073"),
     "float32 model": ("v1/fp32/w8a8_smoothasym_c8", nothing, "vllm-ascend", "ASC074"),
-    "v float beside q and k": (STATIC, other_type, "vllm-ascend", "ASC076"),
+    "float v, quantized q and k": (STATIC, other_type, "vllm-ascend", "ASC076"),
     "quantization_config": (V1, config(lambda c: c.update(quantization_config={})), "vllm-ascend", "ASC078"),
     "cache with offsets": (CACHE, nothing, "vllm-ascend", "ASC079"),
     "cache undeclared": (SHARDS, said(lambda d: d.pop("kv_cache_type")), "vllm-ascend", "ASC080"),
@@ -351,7 +351,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize(("source", "change", "target", "code"), TARGETS.values(), ids=TARGETS)
-def test_what_a_target_rejects(source, change, target, code, tmp_path):
+def test_folders_that_a_target_rejects(source, change, target, code, tmp_path):
     folder = copy(source, tmp_path)
     change(folder)
     without = {f.code for f in polyquant.validate(folder)}
@@ -360,13 +360,13 @@ def test_what_a_target_rejects(source, change, target, code, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["v1/bf16/w8a16", "v1/bf16/w8a8_static", "v1/bf16/w8a8_dynamic", "v1/bf16/w8a8_mix"])
-def test_what_a_target_takes(name):
+def test_folders_that_a_target_accepts(name):
     assert [
         f for f in polyquant.validate(MSMODELSLIM / name, target="vllm-ascend") if f.severity is not Severity.NOTE
     ] == []
 
 
-def test_targets_have_names_and_a_format():
+def test_targets_need_known_names_and_the_format():
     with pytest.raises(UnknownNameError, match="did you mean vllm-ascend"):
         polyquant.validate(MSMODELSLIM / W8A16, target="vllm")
     with pytest.raises(UnsupportedError, match="--target applies to msModelSlim folders only"):

@@ -53,7 +53,7 @@ def far(found, wanted):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_chatglm_becomes_what_the_tools_own_example_makes_of_it(tmp_path, bits, file):
+def test_chatglm_equals_the_example_of_the_tool(tmp_path, bits, file):
     source = tmp_path / "source"
     source.mkdir()
     for name in ("config.json", file):
@@ -125,12 +125,12 @@ def test_codes_of_other_tools_are_kept(tmp_path, method):
     for name, array in expected.items():
         want = array
         if name.endswith("weight_scale") and method != "compressed":
-            want = array.astype(np.float16).astype(np.float32)  # what GPTQ and AWQ keep of it
+            want = array.astype(np.float16).astype(np.float32)  # GPTQ and AWQ store half precision
         np.testing.assert_array_equal(found[name].astype(np.float32), want.astype(np.float32), err_msg=name)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_such_folders_run(tmp_path, method):
+def test_folders_of_other_tools_run_and_become_floats(tmp_path, method):
     source, linears = quantized_folder(tmp_path / "source", method)
     report = polyquant.convert(source, tmp_path / "floats", to="hf")
     assert {s.target for s in report.steps} == {"f16"}
@@ -165,7 +165,7 @@ def test_int8_of_compressed_tensors_becomes_w8a8_dynamic_unchanged(tmp_path):
     assert "W8A8_DYNAMIC" in json.loads(description.read_text()).values()
 
 
-def test_floats_of_8_bits_leave_as_floats_and_run(tmp_path):
+def test_8_bit_floats_become_floats_and_run(tmp_path):
     floats = load_file(MSMODELSLIM / "models/qwen2_fp16/model.safetensors")
     tensors = dict(floats)
     for name in [n for n in floats if "_proj.weight" in n]:
@@ -186,7 +186,7 @@ def test_floats_of_8_bits_leave_as_floats_and_run(tmp_path):
     assert far(logits(tmp_path / "c"), here) < 0.03
 
 
-def test_columns_in_another_order_cannot_be_kept(tmp_path):
+def test_act_order_cannot_be_kept(tmp_path):
     codes, zeros, scales = packers.some_codes(0, 96, 64, 2, 4)
     g_idx = np.random.default_rng(0).permutation(np.arange(64) // 32)
     name = "model.layers.0.mlp.up_proj"
@@ -219,7 +219,7 @@ def test_a_codec_that_cannot_hold_the_codes_is_a_new_quantization(tmp_path):
 @pytest.mark.parametrize(
     ("block", "codec"), [("q8_0", "w8a16.g32"), ("q5_0", "w8a16.g32"), ("q4_0", "w4a16.g32.pack_n")]
 )
-def test_ggml_blocks_there_and_back(tmp_path, block, codec):
+def test_ggml_blocks_round_trip(tmp_path, block, codec):
     source = VECTORS / "models/tiny-llama-untied/hf"  # llama.cpp permutes its q and k
     polyquant.convert(source, tmp_path / "a.gguf", to="gguf", codec=block)
     report = polyquant.convert(tmp_path / "a.gguf", tmp_path / "b", to="msmodelslim")
@@ -307,7 +307,7 @@ OUT = [
 
 @pytest.mark.parametrize(("mode", "model", "bar", "block"), OUT)
 @pytest.mark.parametrize("to", ["hf", "gguf"])
-def test_models_say_the_same_after_leaving(tmp_path, mode, model, bar, block, to):
+def test_converted_models_give_equal_logits(tmp_path, mode, model, bar, block, to):
     source = model_folder(tmp_path / "a", mode, model)
     out = tmp_path / ("out.gguf" if to == "gguf" else "out")
     report = polyquant.convert(source, out, to=to)
@@ -327,19 +327,19 @@ MODES = sorted(str(p.relative_to(MSMODELSLIM)) for p in MSMODELSLIM.glob("v?/*/*
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_genuine_folder_leaves_as_the_model_that_it_is(tmp_path, mode):
+def test_every_genuine_folder_converts_to_its_model(tmp_path, mode):
     version, dtype, _ = mode.split("/")
     source = model_folder(tmp_path / "a", mode, "qwen3_bf16" if version == "v1" else f"qwen2_{dtype}")
     here = logits(source)
     bar = (
         0.05 if mode.endswith("smooth") else 0.01
-    )  # there what is left of a shift that the architecture has no bias for
+    )  # smoothed: the rest of a shift for which the architecture has no bias
     for to, out in (("hf", tmp_path / "b"), ("gguf", tmp_path / "b.gguf")):
         polyquant.convert(source, out, to=to)
         assert far(logits(out), here) < bar
 
 
-def test_without_the_shift_the_model_would_be_another(tmp_path):
+def test_dropping_the_shift_changes_the_model(tmp_path):
     """The bar above notices a shift that is lost."""
     source = model_folder(tmp_path / "a", "v0/fp16/w8a8s_lowbit_smooth", "qwen2_fp16")
     polyquant.convert(source, tmp_path / "out", to="hf")
@@ -351,7 +351,7 @@ def test_without_the_shift_the_model_would_be_another(tmp_path):
     assert np.abs(tensors[bias] - floats).max() < 0.2
 
 
-def test_a_shifted_norm_of_another_place_is_refused(tmp_path):
+def test_a_shifted_norm_elsewhere_is_refused(tmp_path):
     source = model_folder(tmp_path / "a", "v1/fp32/w8a8_smoothasym_c8", "qwen3_bf16")
     (file,) = source.glob("*.safetensors")
     tensors = load_file(file)
@@ -426,7 +426,7 @@ def test_shifts_of_an_unknown_architecture_are_kept_with_a_note(tmp_path):
     assert f"{NORM}.bias" in load_file(tmp_path / "b/model.safetensors")
 
 
-def test_into_trellis_by_way_of_floats(tmp_path):
+def test_into_trellis_via_floats(tmp_path):
     source = model_folder(tmp_path / "a", "v0/fp16/w8a16", "qwen2_fp16")
     with pytest.raises(PlanError, match="already quantized"):
         polyquant.plan(source, "trellis-v3", bits=4)

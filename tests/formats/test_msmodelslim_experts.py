@@ -25,7 +25,7 @@ APART = [n for n in MIXTURES if n not in STACKED]
 FROM_ONE = {"qwen3_5_moe", "qwen3_next"}
 """Their norms are stored as the distance from one, which no scale divides."""
 UNGATED = {"nemotron_h"}
-"""No scale goes through the square between the matrices of its experts."""
+"""The square between the matrices of its experts does not commute with a scale."""
 
 
 def calibrated(folder, ids, codec="w8a8", **options):
@@ -45,7 +45,7 @@ def vocab(folder):
 
 
 @pytest.mark.parametrize("name", sorted(FROM_ONE))
-def test_a_model_without_a_norm_that_can_be_divided_is_refused(name):
+def test_a_model_without_smoothable_norms_is_refused(name):
     with pytest.raises(UnsupportedError, match="found no norms"):
         links(open_checkpoint(Golden(name).folder), "m1")
 
@@ -53,7 +53,7 @@ def test_a_model_without_a_norm_that_can_be_divided_is_refused(name):
 @pytest.mark.parametrize(
     ("name", "method"), [(n, m) for n in MIXTURES for m in ("m1", "m4") if n not in FROM_ONE or m == "m4"]
 )
-def test_a_smoothed_mixture_computes_what_it_did(name, method, tmp_path):
+def test_smoothing_keeps_the_outputs_of_a_mixture(name, method, tmp_path):
     """Its router too: its weights grow by powers of two, which bfloat16 does not round."""
     plain = float32(Golden(name).folder, tmp_path / "plain")
     source, found = calibrated(plain, texts(tmp_path / "ids.json", vocab(plain)), smooth=method)
@@ -111,7 +111,7 @@ CASES = [("w8a8", "m1", 0.6), ("w8a8", "m4", 0.1), ("w8a8.dynamic", "m1", 0.9), 
 
 @pytest.mark.parametrize(("codec", "method", "most"), CASES)
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "qwen2_moe", "olmoe"])
-def test_smoothing_makes_the_outputs_better_where_channels_stand_out(name, codec, method, most, tmp_path):
+def test_smoothing_lowers_the_output_error_with_outlier_channels(name, codec, method, most, tmp_path):
     folder = with_outliers(Golden(name).folder, tmp_path / "model")
     ids = texts(tmp_path / "ids.json", vocab(folder), 32)
     tokens = np.random.default_rng(7).integers(0, vocab(folder), 200)
@@ -126,7 +126,7 @@ def test_smoothing_makes_the_outputs_better_where_channels_stand_out(name, codec
 
 
 @pytest.mark.parametrize("name", APART)
-def test_each_expert_has_a_range_and_a_rare_one_that_of_the_others_too(name, tmp_path):
+def test_each_expert_has_a_range_and_rare_ones_share_it(name, tmp_path):
     folder = Golden(name).folder
     ids = texts(tmp_path / "ids.json", vocab(folder), 2, 40)
     source, found = calibrated(folder, ids)
@@ -148,7 +148,7 @@ def test_each_expert_has_a_range_and_a_rare_one_that_of_the_others_too(name, tmp
     assert np.isfinite(pq.load(out).logits([1, 2, 3])).all()
 
 
-def test_effort_max_searches_each_expert_on_its_own_tokens(tmp_path):
+def test_effort_max_searches_each_expert_with_its_tokens(tmp_path):
     """The output error on an expert's own inputs falls for every expert with enough tokens, smoothed or not."""
     folder = Golden("qwen3_moe").folder
     ids = texts(tmp_path / "ids.json", vocab(folder), 48)

@@ -1,4 +1,4 @@
-"""What a calibration text tells of a float model, against what the tool saw on the same tokens."""
+"""Statistics of a float model on calibration text, compared with the tool's on the same tokens."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def run(**options):
     return source, found, told
 
 
-def test_ranges_are_those_that_the_tool_saw():
+def test_ranges_equal_the_tools():
     """Only the first layer's q, k, v: the tool quantizes earlier layers first, and attention amplifies that."""
     seen = json.loads((ROOT / "v0/fp16/w8a8/calib_stats.json").read_text())
     source, mean, told = run(dialect="v0")
@@ -60,7 +60,7 @@ def test_ranges_are_those_that_the_tool_saw():
 
 
 @pytest.mark.parametrize(("vector", "kv"), [("w8a8_c8_sharded", "c8"), ("w8a16_c8_asym", "c8.asym")])
-def test_grid_of_the_cache_is_the_tools(vector, kv):
+def test_grid_of_the_cache_equals_the_tools(vector, kv):
     _, found, _ = run(dialect="v0", kv=kv, dtype="f16")
     theirs = open_checkpoint(ROOT / "v0/fp16" / vector)
     names = [n for n in theirs if "kv_cache" in n]
@@ -107,7 +107,7 @@ def test_names_and_types_of_extra_tensors():
 
 
 @pytest.mark.parametrize("smooth", [None, "m4", "shift"])
-def test_hessians_are_those_of_the_smoothed_inputs(smooth):
+def test_hessians_use_the_smoothed_inputs(smooth):
     source, found, _ = run(smooth=smooth, effort="max")
     stages = calibration_stages(QWEN2, IDS)
     inputs = {}
@@ -167,7 +167,7 @@ def test_a_layer_without_inputs_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["w4a16", "w8a8", "w8a8.dynamic"])
-def test_keep_proposes_the_worst_layers_until_the_rest_is_below_the_limit(codec):
+def test_keep_selects_the_worst_layers_until_the_rest_is_below_the_limit(codec):
     source = open_checkpoint(QWEN2)
     asked, codecs = MsModelSlimOptions(calibration=IDS), targets(source, codec)
     free = propose_keep(source, codecs, asked, limit=100)

@@ -36,7 +36,7 @@ ALONE = [
     ("v1/bf16/w8a8_dynamic", "w8a8.dynamic", FALLBACK),
     ("v1/bf16/w4a8_dynamic", "w4a8.dynamic", FALLBACK),
 ]
-"""Modes that need nothing but the weights: golden folder, codec, options."""
+"""Modes that need only the weights: golden folder, codec, options."""
 RANGED = [
     ("v0/fp16/w8a8", "w8a8"),
     ("v0/bf16/w8a8", "w8a8"),
@@ -95,18 +95,18 @@ def error(folder: Path, source: Path) -> float:
 
 
 @pytest.mark.parametrize("mode, codec, options", ALONE)
-def test_exact_tool_writes_the_tools_own_bytes(tmp_path, mode, codec, options):
+def test_exact_tool_writes_equal_bytes(tmp_path, mode, codec, options):
     assert weights(made(mode, codec, tmp_path / "out", exact_tool=True, **options)) == weights(MSMODELSLIM / mode)
 
 
 @pytest.mark.parametrize("mode, codec", RANGED)
-def test_with_the_tools_ranges_static_types_are_its_own_bytes_too(tmp_path, mode, codec):
+def test_static_types_with_the_tools_ranges_are_equal_bytes(tmp_path, mode, codec):
     out = made(mode, codec, tmp_path / "out", exact_tool=True, ranges=MSMODELSLIM / mode / "calib_stats.json")
     assert weights(out) == weights(MSMODELSLIM / mode)
 
 
 @pytest.mark.parametrize("mode, codec, options", ALONE)
-def test_float32_arithmetic_never_errs_more_than_the_tool(tmp_path, mode, codec, options):
+def test_float32_arithmetic_has_at_most_the_tools_error(tmp_path, mode, codec, options):
     out = made(mode, codec, tmp_path / "out", **options)
     assert headers(out) == headers(MSMODELSLIM / mode)
     assert error(out, model_of(mode)) <= error(MSMODELSLIM / mode, model_of(mode)) * (1 + 1e-6)
@@ -137,7 +137,7 @@ def test_v0_stores_a_smoothed_norm_twice_and_v1_once(tmp_path):
     assert not [n for n in new if ".module." in n]
 
 
-def test_a_float_layer_behind_a_smoothed_norm_is_smoothed_too(tmp_path):
+def test_a_float_layer_after_a_smoothed_norm_is_smoothed_too(tmp_path):
     text = MODELS / "qwen2_fp16/calib_ids.json"
     pq.quantize(MODELS / "qwen2_fp16", tmp_path / "out", codec="w8a8", smooth="m1", calibration=text, keep=["*q_proj"])
     name, norm = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.input_layernorm.weight"
@@ -159,7 +159,7 @@ def static(out: Path, **options: object) -> Path:
 
 
 @pytest.mark.parametrize("codec", ["w8a8", "w8a8.mix", "w4a8.dynamic", "w8a16.g32", "w8a8s"])
-def test_row_blocks_make_the_same_bytes_as_whole_tensors(tmp_path, monkeypatch, codec):
+def test_row_blocks_give_the_bytes_of_whole_tensors(tmp_path, monkeypatch, codec):
     ranges = MSMODELSLIM / "v0/fp16/w8a8/calib_stats.json"
     options = {
         "codec": codec,
@@ -203,7 +203,7 @@ def test_a_killed_run_resumes_to_equal_bytes(tmp_path, options):
     assert weights(tmp_path / "out") == weights(tmp_path / "whole")
 
 
-def test_other_options_are_another_job(tmp_path):
+def test_different_options_are_a_different_job(tmp_path):
     def fingerprint(**options: object) -> str:
         return pq.plan(MODELS / "qwen2_fp16", "msmodelslim", codec="w8a8", **options).fingerprint
 
@@ -248,7 +248,7 @@ def test_the_bias_is_in_quant_bias_once(tmp_path):
     assert (found[layer + "quant_bias"] == wanted).all()
 
 
-def test_an_importance_matrix_is_not_passed_over_in_silence():
+def test_an_unused_importance_matrix_is_an_error():
     weights_of_columns = {"model.layers.0.mlp.up_proj.weight": np.ones(96, np.float32)}
     with pytest.raises(PlanError, match="--effort max"):
         pq.plan(MODELS / "qwen2_fp16", "msmodelslim", codec="w8a16", importance=weights_of_columns)
@@ -272,7 +272,7 @@ def changed(out: Path, name: str, spoil: Callable[[np.ndarray], None]) -> Path:
         ("self_attn.q_proj.bias", np.nan, "w8a8", "NaN"),
     ],
 )
-def test_numbers_that_are_none_are_refused_by_name(tmp_path, tensor, value, codec, what):
+def test_nan_and_infinity_are_refused_by_name(tmp_path, tensor, value, codec, what):
     def spoil(a: np.ndarray) -> None:
         a.flat[3] = value
 
@@ -285,7 +285,7 @@ def test_numbers_that_are_none_are_refused_by_name(tmp_path, tensor, value, code
     assert not (tmp_path / "out").exists()
 
 
-def test_a_quant_bias_beyond_32_bits_is_refused_with_what_to_do(tmp_path):
+def test_a_quant_bias_beyond_32_bits_is_refused_with_a_hint(tmp_path):
     name = "model.layers.0.self_attn.q_proj"
 
     def shrink(a: np.ndarray) -> None:
@@ -299,7 +299,7 @@ def test_a_quant_bias_beyond_32_bits_is_refused_with_what_to_do(tmp_path):
     pq.quantize(source, tmp_path / "out", codec="w8a8", ranges=ranges, keep=[name])
 
 
-def test_without_a_config_the_floats_say_how_the_model_computes(tmp_path):
+def test_without_a_config_the_floats_determine_the_models_dtype(tmp_path):
     for model, dtype in (("qwen2_fp16", np.int64), ("qwen2_bf16", np.float32)):
         shutil.copytree(MODELS / model, tmp_path / model, copy_function=shutil.copyfile)
         (tmp_path / model / "config.json").unlink()
@@ -312,7 +312,7 @@ def test_without_a_config_the_floats_say_how_the_model_computes(tmp_path):
 # ---------------------------------------------------------------- ranges
 
 
-def test_ranges_by_hand_and_as_the_tool_leaves_them(tmp_path):
+def test_ranges_given_by_hand_and_by_the_tool(tmp_path):
     path = tmp_path / "ranges.json"
     path.write_text(
         '{"a.weight": [1, 2.5], "b": {"per_sample_min_max": [[-3, 1], [-1, 3]], "observed_min": -2, "observed_max": 2}}'
@@ -361,7 +361,7 @@ ROUND = (
 
 @pytest.mark.parametrize("mode", ROUND)
 @pytest.mark.parametrize("other", ["v1", "ascendv1", "v0"])
-def test_to_another_dialect_and_back(tmp_path, mode, other):
+def test_dialects_round_trip(tmp_path, mode, other):
     start = with_config(mode, tmp_path / "start")
     pq.convert(start, tmp_path / "there", to="msmodelslim", dialect=other)
     report = pq.convert(tmp_path / "there", tmp_path / "back", to="msmodelslim", dialect=dialect_of(mode))
@@ -370,7 +370,7 @@ def test_to_another_dialect_and_back(tmp_path, mode, other):
 
 
 @pytest.mark.parametrize("mode", ["v0/fp16/w8a8_m4", "v0/bf16/w8a8_c8_asym", "v0/fp16/w8a8_per_tensor"])
-def test_by_way_of_v1_only_weight_scale_is_rounded(tmp_path, mode):
+def test_via_v1_only_weight_scale_is_rounded(tmp_path, mode):
     """v1 has none: it comes back as deq_scale / input_scale, one rounding away. Integer arithmetic reads neither."""
     if not (MSMODELSLIM / mode).exists():
         mode = mode.replace("fp16/w8a8_m4", "fp16/w8a8_m1")
@@ -386,7 +386,7 @@ def test_by_way_of_v1_only_weight_scale_is_rounded(tmp_path, mode):
         np.testing.assert_allclose(new[name].astype(np.float32), old[name].astype(np.float32), rtol=2**-7)
 
 
-def test_of_a_duplicated_norm_the_quantized_layers_copy_is_kept(tmp_path):
+def test_quantized_layers_copy_of_a_norm_is_kept(tmp_path):
     """As the document has it: norm.weight is the unscaled one, for layers that stay float."""
     start = with_config("v0/fp16/w8a8_m1", tmp_path / "start")
     (path,) = start.glob("*.safetensors")
@@ -414,13 +414,13 @@ def test_chatglm_with_its_fused_layers(tmp_path, options):
     assert not [f for f in pq.validate(tmp_path / "out") if f.severity.value == "error"]
 
 
-def test_v0_has_no_place_for_w4a8(tmp_path):
+def test_v0_cannot_store_w4a8(tmp_path):
     start = with_config("v1/bf16/w4a8_dynamic", tmp_path / "start")
     with pytest.raises(PlanError, match="--dialect ascendv1"):
         pq.plan(start, "msmodelslim", dialect="v0")
 
 
-def test_an_unknown_type_goes_along(tmp_path):
+def test_an_unknown_type_is_copied(tmp_path):
     start = with_config("v1/bf16/w8a16", tmp_path / "start")
     path = start / "quant_model_description.json"
     said = json.loads(path.read_text())

@@ -81,7 +81,7 @@ def test_biases_of_a_bfloat16_model_are_rounded_twice(tmp_path):
     assert polyquant.repair(folder, tmp_path / "new").path is None
 
 
-def test_a_wrong_quant_bias_of_a_bfloat16_model_is_still_found(tmp_path):
+def test_a_wrong_quant_bias_of_a_bfloat16_model_is_reported(tmp_path):
     folder = copy("v1/bf16/w8a8_static", tmp_path)
     with_biases(folder, ml_dtypes.bfloat16, slip=100)
     found = [f for f in serious(folder) if "ASC028" in f]
@@ -93,7 +93,7 @@ def test_a_wrong_quant_bias_of_a_bfloat16_model_is_still_found(tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in FOLDERS if n != "v1/bf16/w8a16" and "w4a8_dynamic" not in n])
-def test_a_lost_description_comes_back(name, tmp_path):
+def test_a_lost_description_is_restored(name, tmp_path):
     folder = copy(name, tmp_path)
     codec = next(w.codec for w in polyquant.open(folder).values() if isinstance(w.codec, MsModelSlim))
     genuine = json.loads(description(folder).read_text())
@@ -108,7 +108,7 @@ def test_a_lost_description_comes_back(name, tmp_path):
     }
 
 
-def test_an_undetermined_type_must_be_given(tmp_path):
+def test_an_ambiguous_type_must_be_given(tmp_path):
     folder = copy("v1/bf16/w8a16", tmp_path)
     description(folder).unlink()
     with pytest.raises(
@@ -162,7 +162,7 @@ def config(folder):
     (folder / "config.json").write_text('{"torch_dtype": "float16", "quantization_config": {"quant_method": "fp8"}}')
 
 
-MENDED = {  # name: (folder, what is done to it, what repair says)
+REPAIRED = {  # name: (folder, damage, message of repair)
     "deq_scale wrong": (STATIC, wrong("deq_scale", 5), f"deq_scale recomputed: {K}"),
     "deq_scale outside 32 bits": (STATIC, wrong("deq_scale", 1 << 40), f"deq_scale recomputed: {K}"),
     "deq_scale wrong in v1": (MIX, wrong("deq_scale", 0.5), f"deq_scale recomputed: {K}"),
@@ -190,7 +190,7 @@ MENDED = {  # name: (folder, what is done to it, what repair says)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "change", "line"), MENDED.values(), ids=MENDED)
+@pytest.mark.parametrize(("source", "change", "line"), REPAIRED.values(), ids=REPAIRED)
 def test_recomputed_tensors_match_the_tool(source, change, line, tmp_path):
     folder = copy(source, tmp_path)
     change(folder)
@@ -212,7 +212,7 @@ def test_a_lost_deq_scale_is_the_product_in_float32(tmp_path):
     assert np.array_equal(new[f"{K}.deq_scale"].astype(np.uint32).view(np.float32), want)
 
 
-def test_quantization_config_goes_and_the_rest_of_the_config_stays(tmp_path):
+def test_only_quantization_config_is_removed_from_the_config(tmp_path):
     folder = copy(STATIC, tmp_path)
     config(folder)
     done = polyquant.repair(folder, tmp_path / "new")
@@ -221,7 +221,7 @@ def test_quantization_config_goes_and_the_rest_of_the_config_stays(tmp_path):
     same(MSMODELSLIM / STATIC, tmp_path / "new")
 
 
-def test_names_of_another_dialect(tmp_path):
+def test_names_of_a_different_dialect(tmp_path):
     done = polyquant.repair(MSMODELSLIM / STATIC, tmp_path / "new", dialect="v1")
     assert "description: quant_model_description_w8a8.json now quant_model_description.json" in done.changes
     assert "not part of the model, not copied: tool_forward.safetensors" in done.changes
@@ -229,7 +229,7 @@ def test_names_of_another_dialect(tmp_path):
     assert {f.code for f in polyquant.validate(tmp_path / "new", target="vllm-ascend")} == {"ASC001", "ASC017"}
 
 
-def test_tensors_of_unknown_types_are_carried(tmp_path):
+def test_tensors_of_unknown_types_are_copied(tmp_path):
     folder = copy(STATIC, tmp_path)
     edit_json(
         description(folder), lambda d: d.update(dict.fromkeys([n for n in d if n.startswith(f"{K}.")], "W3A5_NEXT"))
@@ -252,7 +252,7 @@ def nan(part):
     return change
 
 
-REFUSED = {  # name: (folder, what is done to it, what the line says)
+REFUSED = {  # name: (folder, damage, error)
     "NaN scale": (W8A16, nan("weight_scale"), "cannot be repaired: 3 scales are not positive and finite"),
     "offset of 0.5": (W8A16, wrong("weight_offset", 0.5), "cannot be repaired: 3 offsets are not integers"),
     "NaN scale without a description": (
@@ -289,7 +289,7 @@ def test_a_truncated_file_is_refused(tmp_path):
         polyquant.repair(folder, tmp_path / "new")
 
 
-def test_targets_and_words(tmp_path):
+def test_invalid_sources_targets_and_types(tmp_path):
     with pytest.raises(UnsupportedError, match="only msModelSlim folders can be repaired"):
         polyquant.repair(MSMODELSLIM / "models/qwen2_fp16", tmp_path / "new")
     with pytest.raises(PlanError, match="target exists"):

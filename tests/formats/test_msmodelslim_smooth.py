@@ -1,4 +1,4 @@
-"""Smoothing: what the vectors' norms and biases say it was, and a model that computes what it did before."""
+"""Smoothing: scales and shifts equal those in the golden folders; the model's output is unchanged."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def random_ids(path, vocab):
 
 
 @pytest.mark.parametrize(("run", "method"), [("w8a8_m1", "m1"), ("ascendv1_w8a8_m4", "m4")])
-def test_scales_are_the_tools(run, method):
+def test_scales_equal_the_tools(run, method):
     source, found = prepared(QWEN2, method, QWEN2 / "calib_ids.json")
     theirs = open_checkpoint(ROOT / "v0/fp16" / run)
     checked = 0
@@ -57,7 +57,7 @@ def test_scales_are_the_tools(run, method):
         assert np.linalg.norm(theirs[name].dequantize() - w) < 0.02 * np.linalg.norm(w)
 
 
-def test_shifts_are_the_tools(tmp_path):
+def test_shifts_equal_the_tools(tmp_path):
     """The v1 run of the vectors; of its first layer, whose inputs no rounding has touched."""
     vocab = json.loads((QWEN3 / "vocab.json").read_text())
     spelled = {" ": "Ġ", "\n": "Ċ"}  # bytes as the vocabulary writes them
@@ -84,7 +84,7 @@ def test_shifts_are_the_tools(tmp_path):
 
 
 def float32(folder, out, change=lambda name, w: w, extra=()):
-    """A copy of a checkpoint in float32, its tensors changed on the way."""
+    """A copy of a checkpoint in float32, its tensors passed through `change`."""
     out.mkdir()
     tensors = {
         n: np.ascontiguousarray(change(n, w.dequantize()), "<f4") for n, w in open_checkpoint(folder).items()
@@ -111,7 +111,7 @@ def test_the_model_is_unchanged(folder, method, tmp_path):
     before, after = (pq.load(path, activations="float").logits(tokens) for path in (plain, smoothed))
     np.testing.assert_allclose(after, before, atol=2e-4 * np.abs(before).max())
     changed = [n for n, w in open_checkpoint(plain).items() if found.changes(n) or n in found.values]
-    assert len(changed) >= 8  # in each of two layers two norms and what reads them, one matrix or more
+    assert len(changed) >= 8  # in each of two layers two norms and the matrices that read them
 
 
 EMBEDDING = {
@@ -138,13 +138,13 @@ def test_norm_and_linears_compute_the_same(folder, tmp_path):
             np.testing.assert_array_equal(found.weight(name, w[3:5], slice(3, 5)), found.weight(name, w)[3:5])
 
 
-def test_structure_that_is_not_known_is_refused():
+def test_unknown_structure_is_refused():
     with pytest.raises(UnsupportedError, match="--smooth"):
         links(open_checkpoint(VECTORS / "models/tiny-bitnet/hf"), "m1")
     assert last_norm(open_checkpoint(CHATGLM)) == "transformer.encoder.final_layernorm.weight"
 
 
-def test_a_dead_channel_stays_what_it_is():
+def test_a_dead_channel_is_unchanged():
     source = open_checkpoint(QWEN2)
     link = links(source, "m1")[0]
     ranges = InputRanges(96)
@@ -158,7 +158,7 @@ def test_a_dead_channel_stays_what_it_is():
 
 @pytest.mark.parametrize("name", ["gemma2", "cohere2", "starcoder2", "gpt2", "falcon", "nemotron"])
 def test_only_smoothable_layers_are_calibrated(name, tmp_path):
-    """Norms with a bias or stored as their distance from one, rows in another order and Conv1D keep what they are."""
+    """Norms with a bias or stored as their distance from one, permuted rows and Conv1D are left unchanged."""
     record = known()[name]
     source = open_checkpoint(tiny_model(record, tmp_path / "hf"))
     names = identity.names(source, record)

@@ -32,7 +32,7 @@ MADE = {
     f"{HALF}.weight": ("stack", chain(Matrix(1), Slice(0, N // 2))),
 }  # fmt: skip
 INPUTS = {"stack[0]": 1.0, "stack[1]": 3.0, "stack[2]": 9.0, "fused": 27.0}
-"""What a linear reads -> how large that is.
+"""Input of a linear layer -> its magnitude.
 
 Matrices of the stack are called as `rows.expert` calls them, which is what a decoder multiplies with.
 """
@@ -85,7 +85,7 @@ def source(tmp_path, monkeypatch):
         maps.append(TensorMap(target, (name,), shape, op, keep_float=len(shape) < 2))
     monkeypatch.setattr(planning, "_translate", lambda *_: Translation("synthetic", tuple(maps)))
     monkeypatch.setattr(prepare, "calibration_stages", Stages)
-    (tmp_path / "text").write_text("what the model reads")
+    (tmp_path / "text").write_text("calibration text")
     return tmp_path / "source.gguf"
 
 
@@ -95,11 +95,11 @@ def converted(source, tmp_path, **options):
 
 
 def read_by():
-    """Layer -> what it reads."""
+    """Layer -> its input."""
     return {EXPERT.format(i): f"stack[{i}]" for i in range(3)} | {Q: "fused", KV: "fused", HALF: "stack[1]"}
 
 
-def test_each_expert_has_the_ranges_of_its_own_inputs(source, tmp_path):
+def test_each_expert_has_the_ranges_of_its_inputs(source, tmp_path):
     found = converted(source, tmp_path, codec="w8a8", calibration=str(tmp_path / "text"))
     spans = {}
     for layer, name in read_by().items():
@@ -115,7 +115,7 @@ def test_each_expert_has_the_ranges_of_its_own_inputs(source, tmp_path):
         np.testing.assert_allclose(grid.quant_bias, expected, atol=1)
 
 
-def test_each_expert_is_searched_on_its_own_inputs(source, tmp_path):
+def test_each_expert_is_searched_with_its_inputs(source, tmp_path):
     """And parts of one fused matrix, or rows of one expert, each on the inputs that they share."""
     found = converted(source, tmp_path, codec="w4a16", calibration=str(tmp_path / "text"), effort="max")
     floats = values()
@@ -129,7 +129,7 @@ def test_each_expert_is_searched_on_its_own_inputs(source, tmp_path):
         np.testing.assert_array_equal(best["weight"], weight.parts["weight"])
 
 
-def test_ranges_name_experts_as_the_folder_or_the_source_calls_them(source, tmp_path):
+def test_ranges_name_experts_like_the_folder_or_the_source(source, tmp_path):
     given = {EXPERT.format(0): (-1, 1), "stack[1]": (-2, 2), EXPERT.format(2): (-4, 4), "fused": (-8, 8)}
     found = converted(source, tmp_path, codec="w8a8", ranges=given)
     scales = [float(found[f"{EXPERT.format(i)}.weight"].parts["input_scale"][0]) for i in range(3)]
@@ -141,14 +141,14 @@ def test_ranges_name_experts_as_the_folder_or_the_source_calls_them(source, tmp_
         pq.plan(source, "msmodelslim", codec="w8a8", ranges=given)
 
 
-def test_keep_auto_keeps_the_expert_that_was_found(source, tmp_path, monkeypatch):
+def test_keep_auto_keeps_the_worst_expert(source, tmp_path, monkeypatch):
     monkeypatch.setattr(keep, "propose_keep", lambda *_: Proposal(("stack[1]", "fused"), {}, 1.0, 0.0))
     found = converted(source, tmp_path, codec="w8a16", calibration=str(tmp_path / "text"), keep=("auto",))
     floats = {layer for layer in read_by() if found[f"{layer}.weight"].codec.name == "f32"}
     assert floats == {EXPERT.format(1), HALF, Q, KV}
 
 
-def test_rows_of_several_experts_have_no_inputs(source, monkeypatch):
+def test_rows_of_several_experts_have_no_common_inputs(source, monkeypatch):
     mixed = Translation(
         "synthetic",
         (
@@ -186,7 +186,7 @@ def test_a_whole_stack_stays_float_with_a_reason(source, monkeypatch):
     assert any("more than two dimensions stay float" in w for w in plan.warnings)
 
 
-def test_smoothing_leaves_the_bias_of_what_it_does_not_touch():
+def test_smoothing_keeps_the_bias_of_other_layers():
     found = smooth.Smoothing(SimpleNamespace(), "m1")
     bias = np.ones((3, N), np.float32)
     assert found.bias("stack", bias) is bias and found.bias("stack", None) is None

@@ -26,7 +26,7 @@ def specs(checkpoint: Checkpoint) -> list[TensorSpec]:
 
 
 def first_bytes(layout: Layout) -> dict[str, bytes]:
-    """Of each file what is known before any payload."""
+    """The first bytes of each file, which are known before any payload."""
     return {f.name: f.pieces[0][1] for f in layout.files}
 
 
@@ -35,7 +35,7 @@ def said(layout: Layout, name: str = "quant_model_description.json") -> dict[str
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_headers_description_and_index_are_the_genuine_ones(name):
+def test_headers_description_and_index_equal_genuine_ones(name):
     folder = MSMODELSLIM / name
     dialect = "v1" if name.startswith("v1") else "ascendv1" if "ascendv1" in name else "v0"
     sharded = 96 << 10 if "sharded" in name else 4_000_000_000
@@ -62,7 +62,7 @@ def test_names_of_files(dialect, weights, description):
     assert [f.name for f in layout.files] == [weights, "config.json", description]
 
 
-def test_the_type_that_weights_most_names_the_model():
+def test_model_quant_type_is_the_highest_ranked_type():
     kinds = ("w8a16", "w8a8.dynamic", "w8a8", "f16")
     mixed = [TensorSpec(f"layers.{i}.q_proj.weight", (4, 8), codec(k)) for i, k in enumerate(kinds)]
     assert said(lay_out(mixed, {}))["model_quant_type"] == "W8A8"
@@ -77,7 +77,7 @@ def test_the_group_size_is_written_by_dialect():
     assert "group_size" not in said(v0, "quant_model_description_w8a16.json")
 
 
-def test_layers_come_in_the_order_of_their_numbers():
+def test_layers_are_in_numerical_order():
     layout = lay_out(
         [TensorSpec(f"model.layers.{i}.mlp.up_proj.weight", (4, 8), codec("bf16")) for i in (10, 9, 2)], {}
     )
@@ -112,7 +112,7 @@ def test_config_has_no_quantization():
     assert said(layout, "config.json") == {"hidden_size": 8, "text_config": {"vocab_size": 3}}
 
 
-def test_a_config_without_one_stays_as_it_is():
+def test_a_config_without_quantization_is_unchanged():
     layout = lay_out([TensorSpec("a.weight", (4, 8), codec("w8a16"))], CONFIG)
     assert first_bytes(layout)["config.json"] == CONFIG["config.json"]
 

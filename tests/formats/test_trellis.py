@@ -28,7 +28,7 @@ def golden(kind, folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_decodes_what_its_writer_decodes(folder, engine):
+def test_decodes_like_its_writer(folder, engine):
     opened = polyquant.open(TRELLIS / folder)
     assert opened.format == ("trellis-v2" if folder.startswith("v2") else "trellis-v3")
     expected = golden("expected", folder)
@@ -59,7 +59,7 @@ def test_repair_decodes_as_the_quantizer_intended(folder):
     assert len(names) > 1
     for name in names:
         found, meant = repaired[name].dequantize(), expected[name].astype(np.float32)
-        if folder == "v2_exl3":  # sums of 128 numbers, in another order than theirs
+        if folder == "v2_exl3":  # sums of 128 values, added in a different order
             np.testing.assert_allclose(found, meant, rtol=2**-10, atol=2e-5)
         else:
             same_floats(found, meant)
@@ -68,7 +68,7 @@ def test_repair_decodes_as_the_quantizer_intended(folder):
         same_floats(weight.arrays["scales"].read(1, 2), weight.parts["scales"][1:2])
 
 
-def test_repair_without_need():
+def test_unnecessary_repair():
     plain, repaired = polyquant.open(TRELLIS / "v2_odd"), polyquant.open(TRELLIS / "v2_odd", repair=True)
     name = "model.layers.0.mlp.up.weight"  # one full tile of outputs, three of inputs
     assert not np.array_equal(plain[name].dequantize(), repaired[name].dequantize())
@@ -76,7 +76,7 @@ def test_repair_without_need():
         polyquant.open(TRELLIS / "exl3_tensors.safetensors", repair=True)
 
 
-def test_repaired_weights_become_trellis_as_they_are():
+def test_repaired_weights_become_trellis_with_equal_values():
     for weight in polyquant.open(TRELLIS / "v2_exl3", repair=True).values():
         target = weight.codec.trellis(weight.shape)
         parts = target.pack(weight.codec.unpack(weight.parts, weight.shape))
@@ -84,7 +84,7 @@ def test_repaired_weights_become_trellis_as_they_are():
 
 
 @pytest.mark.parametrize("folder", [f for f, (_, floats) in FOLDERS.items() if floats])
-def test_float_weights_are_found_wherever_they_lie(folder):
+def test_float_weights_are_found_in_any_file(folder):
     opened = polyquant.open(TRELLIS / folder)
     peer = polyquant.open(TRELLIS / "v2_cuda")
     for name in ("lm_head.weight", "model.norm.weight", "model.layers.1.input_layernorm.weight"):
@@ -95,7 +95,7 @@ def test_float_weights_are_found_wherever_they_lie(folder):
 # ---------------------------------------------------------------- axes
 
 
-def test_square_weights_follow_the_others_of_their_folder():
+def test_axes_of_square_weights_follow_the_rest_of_the_folder():
     """A folder in the document's schema whose tiles are [N, K]: its square weights are too."""
     opened = polyquant.open(TRELLIS / "v3_seed_mm_headers")
     assert opened[Q_PROJ].codec.name == "metal_marlin.4"
@@ -132,7 +132,7 @@ def test_axes_of_a_folder_of_squares_come_from_the_schema(axes, tmp_path):
 # ---------------------------------------------------------------- other forms of the same
 
 
-def test_a_layer_may_lack_and_its_index_may_lie(tmp_path):
+def test_missing_layers_and_wrong_indexes(tmp_path):
     folder = copy("v2_cuda", tmp_path)
     (folder / "layer_0000/batch_0001.safetensors").unlink()
     (folder / "layer_0001/index.json").unlink()
@@ -141,7 +141,7 @@ def test_a_layer_may_lack_and_its_index_may_lie(tmp_path):
     assert len([n for n in opened if "layers.1" in n and "proj" in n]) == 7
 
 
-def test_shards_that_are_links_into_the_hub_cache(tmp_path):
+def test_shards_may_be_links_into_the_hub_cache(tmp_path):
     cache = tmp_path / "models--a--b"
     copy("v3_seed_kn", tmp_path)
     (cache / "blobs").mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_one_shard_opens_with_its_metadata():
         polyquant.open(TRELLIS / "v3_seed_kn/model-00001-of-00002.safetensors")
 
 
-def test_a_codebook_in_the_metadata_is_obeyed(tmp_path):
+def test_a_codebook_in_the_metadata_is_used(tmp_path):
     folder = copy("v3_seed_kn", tmp_path)
     entry = {"type": "mul1", "window_bits": 12, "tile_order": "row_major"}
 
@@ -178,11 +178,11 @@ def test_a_codebook_in_the_metadata_is_obeyed(tmp_path):
     assert names[Q_PROJ] == "trellis.4.grid"
     assert names[K_PROJ] == "trellis.5.mul1.12.h64x1.g2"
     assert names["model.layers.0.mlp.gate_proj.weight"] == "trellis.2.mul1.12.g2"
-    # Nothing of ours is ever mended.
+    # Folders written by polyquant are never repaired.
     same_floats(polyquant.open(folder, repair=True)[Q_PROJ].dequantize(), opened[Q_PROJ].dequantize())
 
 
-def test_a_table_in_the_file_is_a_codebook(tmp_path):
+def test_a_table_in_the_file_is_used_as_codebook(tmp_path):
     folder = copy("v3_seed_kn", tmp_path)
     grid = (np.arange(32, dtype=np.float32) - np.float32(15.5)) * np.float32(1.24371088)
 
@@ -210,7 +210,7 @@ def test_tensors_listed_in_quantization_config(tmp_path):
     assert "TRL032" in {f.code for f in trellis.check(folder)}
 
 
-def test_signs_in_the_document_s_form_are_repaired_too(tmp_path):
+def test_signs_in_the_documents_form_are_repaired_too(tmp_path):
     """[K, N], no codebook, signs: only Metal Marlin's Hadamard flavour makes such files."""
     marlin = polyquant.open(TRELLIS / "v2_exl3")
     plan = polyquant.plan(TRELLIS / "v2_exl3", "trellis-v3")
@@ -228,7 +228,7 @@ def test_signs_in_the_document_s_form_are_repaired_too(tmp_path):
     same_floats(mended.dequantize(), polyquant.open(TRELLIS / "v2_exl3", repair=True)[name].dequantize())
 
 
-def test_names_with_underscores_are_those_of_the_metadata(tmp_path):
+def test_names_with_underscores_come_from_the_metadata(tmp_path):
     """A name may hold __ itself."""
     folder = copy("v2_cuda", tmp_path)
     flat, odd = K_PROJ.replace(".", "__"), "model.layers.0.self__attn.k_proj.weight"
@@ -246,7 +246,7 @@ def test_names_with_underscores_are_those_of_the_metadata(tmp_path):
 
 @pytest.mark.parametrize("folder", ["v2_cuda", "v3_seed_mm_headers"])
 def test_opening_reads_no_payload(folder, tmp_path, monkeypatch):
-    """Headers and one byte a weight."""
+    """Opening reads headers and one byte per weight."""
     from polyquant.storage.source import Source
 
     def refuse(self):
@@ -266,7 +266,7 @@ def test_opening_reads_no_payload(folder, tmp_path, monkeypatch):
 
 
 def exl3_folder(path):
-    """The golden EXL3 weights as a folder that says so."""
+    """The golden EXL3 weights as a folder whose config.json declares them."""
     opened = polyquant.open(TRELLIS / "exl3_tensors.safetensors")
     layout = hf.lay_out(
         specs(opened), {"config.json": b'{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'}
@@ -306,7 +306,7 @@ def test_bad_exl3(name, change, message, tmp_path):
     assert [f.code for f in hf.check(folder) if f.code == "HF062"] == ["HF062"]
 
 
-def test_sniffing_leaves_other_folders_alone(tmp_path):
+def test_sniffing_rejects_other_folders(tmp_path):
     folder, _ = exl3_folder(tmp_path / "x")
     assert trellis.sniff(folder) is None
     (tmp_path / "y").mkdir()

@@ -131,7 +131,7 @@ def cyclic_layer(folder):
 
 
 SEED, HEADED, V2, WRITER = "v3_seed_kn", "v3_seed_mm_headers", "v2_cuda", "v3_shard_writer"
-BAD = {  # name: (folder, what is done to it, code, what the line says)
+BAD = {  # name: (folder, change, code, text of the finding)
     "component missing": (SEED, tensor("sv", lambda t: None), "TRL020", "'sv' is missing"),
     "indices missing": (SEED, tensor("indices", lambda t: None), "TRL020", "'indices' is missing"),
     "indices of i8": (SEED, tensor("indices", lambda t: t.view(np.int8)), "TRL021", "expected U8, found I8"),
@@ -278,11 +278,11 @@ def test_defects_of_each_dialect(folder):
     assert {f.code for f in trellis.check(TRELLIS / folder)} - NOTES == DIALECTS[folder]
 
 
-def test_the_document_s_own_form_is_sound():
+def test_the_documents_form_is_sound():
     assert {f.severity for f in polyquant.validate(TRELLIS / SEED)} == {Severity.NOTE}
 
 
-CHANGES = {  # code: what is done to a sound folder
+CHANGES = {  # code: change to a sound folder
     "TRL001": lambda f: (f / "config.json").unlink(),
     "TRL003": lambda f: edit_json(f / "config.json", lambda c: c.pop("architectures")),
     "TRL005": write("tokenizer_config.json", b"{"),
@@ -298,7 +298,7 @@ CHANGES = {  # code: what is done to a sound folder
 
 
 @pytest.mark.parametrize("code", CHANGES)
-def test_smaller_findings(code, tmp_path):
+def test_warnings_and_infos(code, tmp_path):
     folder = copy(SEED, tmp_path)
     clean = {f.code for f in trellis.check(folder)}
     CHANGES[code](folder)
@@ -345,7 +345,7 @@ AGAINST_TENSORS = [
 
 
 @pytest.mark.parametrize(("change", "named", "message"), AGAINST_TENSORS, ids=lambda x: str(x)[:40])
-def test_config_json_is_held_against_the_tensors(change, named, message, tmp_path):
+def test_config_json_is_checked_against_the_tensors(change, named, message, tmp_path):
     folder = copy(SEED, tmp_path)
     assert "TRL006" not in {f.code for f in trellis.check(folder)}
     edit_json(folder / "config.json", lambda c: c.update(change))
@@ -354,7 +354,7 @@ def test_config_json_is_held_against_the_tensors(change, named, message, tmp_pat
     assert named is None or found[0].tensor.startswith(named)
 
 
-def test_an_unknown_architecture_is_not_held_against_anything(tmp_path):
+def test_an_unknown_architecture_is_not_checked(tmp_path):
     folder = copy(SEED, tmp_path)
     edit_json(folder / "config.json", lambda c: c.update(model_type="none", architectures=["None"], vocab_size=1))
     assert "TRL006" not in {f.code for f in trellis.check(folder)}
@@ -366,7 +366,7 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("key", ENTRIES)
-def test_the_entry_of_config_json_is_held_against_the_metadata(key, tmp_path):
+def test_quantization_config_is_checked_against_the_metadata(key, tmp_path):
     assert "TRL007" in {f.code for f in trellis.check(TRELLIS / SEED)}  # other programs write none
     polyquant.convert(TRELLIS / SEED, tmp_path / "out", to="trellis-v3")
     assert not {f.code for f in trellis.check(tmp_path / "out")} & {"TRL006", "TRL007", "TRL008"}

@@ -62,7 +62,7 @@ def same_values(a, b, names=None):
 # ---------------------------------------------------------------- from floats
 
 
-def test_linear_layers_are_quantized_and_nothing_else(folder, tmp_path):
+def test_only_linear_layers_are_quantized(folder, tmp_path):
     pq.quantize(folder, tmp_path / "out", bits=3, effort="fast")
     found = pq.open(tmp_path / "out")
     assert found.format == "trellis-v3"
@@ -73,7 +73,7 @@ def test_linear_layers_are_quantized_and_nothing_else(folder, tmp_path):
     assert not [f for f in pq.validate(tmp_path / "out") if f.severity.value != "note" and f.code != "TRL006"]
 
 
-def test_the_figures_are_true(folder, tmp_path):
+def test_reported_figures_are_correct(folder, tmp_path):
     report = pq.quantize(folder, tmp_path / "out", bits=2, effort="fast", measure=False)
     source, found, told = pq.open(folder), pq.open(tmp_path / "out"), metadata(tmp_path / "out")
     assert set(told["tensor_metadata"]) == set(LINEAR)
@@ -108,7 +108,7 @@ def test_the_figures_are_true(folder, tmp_path):
         ({"effort": "fast", "rules": ["*up_proj*=trellis.6"]}, "trellis.6.mul1.12"),
     ],
 )
-def test_what_the_options_choose(folder, options, codec):
+def test_effects_of_the_options(folder, options, codec):
     plan = pq.plan(folder, "trellis-v3", **options)
     assert [str(s.target) for s in plan.steps if "up_proj" in s.map.target] == [codec]
 
@@ -138,7 +138,7 @@ def test_a_rule_may_name_the_head(folder):
         ("model.layers.0.self_attn.q_proj.bias", False),
     ],
 )
-def test_what_a_linear_layer_is(name, linear):
+def test_linear_layers_are_recognised(name, linear):
     assert is_linear(name, (32, 32)) is linear
 
 
@@ -157,12 +157,12 @@ def test_what_a_linear_layer_is(name, linear):
         ({"bits": 3, "architecture": "llama"}, "architecture"),
     ],
 )
-def test_what_is_refused(folder, options, what):
+def test_refused_inputs(folder, options, what):
     with pytest.raises(PolyquantError, match=what):
         pq.plan(folder, "trellis-v3", **options)
 
 
-def test_options_of_a_trellis_folder_are_for_such_a_folder(folder):
+def test_options_of_trellis_folders_are_refused_for_other_targets(folder):
     with pytest.raises(PlanError, match="--to trellis-v3"):
         pq.plan(folder, "hf", bits=3)
 
@@ -195,7 +195,7 @@ def test_bytes_do_not_depend_on_threads(folder, tmp_path):
         "v3_seed_mm_headers"]
 )  # fmt: skip
 @pytest.mark.parametrize("repair", [False, True])
-def test_every_dialect_becomes_v3_without_a_change_of_value(dialect, repair, tmp_path):
+def test_every_dialect_becomes_v3_with_equal_values(dialect, repair, tmp_path):
     pq.convert(DIALECTS / dialect, tmp_path / "out", repair=repair)
     source = open_checkpoint(DIALECTS / dialect, repair=repair)
     found = pq.open(tmp_path / "out")
@@ -204,7 +204,7 @@ def test_every_dialect_becomes_v3_without_a_change_of_value(dialect, repair, tmp
     assert all(w.codec.name.startswith("trellis.") for w in found.values() if len(w.shape) == 2 and "proj" in w.name)
 
 
-def test_stated_errors_travel(tmp_path):
+def test_recorded_errors_are_kept(tmp_path):
     pq.convert(DIALECTS / "v2_cuda", tmp_path / "out")
     index = json.loads((DIALECTS / "v2_cuda/layer_0000/index.json").read_text())
     entries = metadata(tmp_path / "out")["tensor_metadata"]
@@ -215,7 +215,7 @@ def test_stated_errors_travel(tmp_path):
         assert entries[said["name"]]["shape"] == said["shape"][::-1]
 
 
-def test_exl3_becomes_trellis_and_exl3_again_with_its_bytes(tmp_path):
+def test_exl3_round_trips_through_trellis_with_equal_bytes(tmp_path):
     golden = DIALECTS / "exl3_tensors.safetensors"
     pq.convert(golden, tmp_path / "t", to="trellis-v3")
     report = pq.convert(tmp_path / "t", tmp_path / "x", to="hf")
@@ -234,7 +234,7 @@ def test_exl3_becomes_trellis_and_exl3_again_with_its_bytes(tmp_path):
         np.testing.assert_allclose(trellis[name].dequantize().T, expected[key], atol=2e-6)
 
 
-def test_v3_to_v3_moves_bytes(folder, tmp_path):
+def test_v3_to_v3_copies_bytes(folder, tmp_path):
     pq.convert(folder, tmp_path / "a", bits=3, effort="fast", rules=["*up*=trellis.5.mul1.14"])
     pq.convert(tmp_path / "a", tmp_path / "b", shard_bytes=9000)
     pq.convert(tmp_path / "b", tmp_path / "c")
@@ -246,13 +246,13 @@ def test_v3_to_v3_moves_bytes(folder, tmp_path):
     assert metadata(tmp_path / "a")["tensor_metadata"] == metadata(tmp_path / "c")["tensor_metadata"]
 
 
-def test_the_same_options_again_search_nothing(folder, tmp_path):
+def test_equal_options_copy_without_a_search(folder, tmp_path):
     pq.convert(folder, tmp_path / "a", bits=3, effort="fast")
     plan = pq.plan(tmp_path / "a", "trellis-v3", bits=3, effort="fast")
     assert not [s for s in plan.steps if s.searches]
 
 
-def test_other_options_are_a_requantization(folder, tmp_path):
+def test_different_options_are_a_requantization(folder, tmp_path):
     pq.convert(folder, tmp_path / "a", bits=3, effort="fast")
     with pytest.raises(PlanError, match="--requantize"):
         pq.plan(tmp_path / "a", "trellis-v3", bits=2, effort="fast")
@@ -276,13 +276,13 @@ def test_to_a_folder_of_floats(folder, tmp_path, codec):
         np.testing.assert_allclose(w.dequantize(), b[name].dequantize(), rtol=0 if exact and codec != "bf16" else 2**-8)
 
 
-def test_the_plain_grid_becomes_half_precision_without_loss(tmp_path):
+def test_the_plain_grid_becomes_half_precision_exactly(tmp_path):
     pq.convert(DIALECTS / "v2_cuda", tmp_path / "out", to="hf")
     same_values(pq.open(DIALECTS / "v2_cuda"), pq.open(tmp_path / "out"))
 
 
 @pytest.mark.skipif(native.lib() is None, reason="slow in numpy")
-def test_to_gguf_and_from_it(tmp_path):
+def test_to_gguf_and_from_gguf(tmp_path):
     pq.quantize(LLAMA, tmp_path / "t", to="trellis-v3", bits=4, effort="fast")
     pq.convert(tmp_path / "t", tmp_path / "m.gguf", codec="f32")
     pq.quantize(tmp_path / "t", tmp_path / "q.gguf", requantize=True)

@@ -115,7 +115,7 @@ def test_index_and_config():
         min_size=1, max_size=12),
     st.integers(1, 40_000),
 )  # fmt: skip
-def test_no_shard_is_over_the_target_unless_one_component_is(tmp_path_factory, shapes, limit):
+def test_no_shard_exceeds_the_limit_unless_one_component_does(tmp_path_factory, shapes, limit):
     tensors = [spec(f"model.layers.{i}.up.weight", (n, k), c) for i, (n, k, c) in enumerate(shapes)]
     tensors.append(spec("model.layers.99.up.weight", (16, 16)))
     layout = laid(tensors, shard_bytes=limit)
@@ -135,13 +135,13 @@ def test_no_shard_is_over_the_target_unless_one_component_is(tmp_path_factory, s
 
 
 @pytest.mark.parametrize("mse", [0, 1e-300, 1.23456789e-4, 3.0, 1e38, 9.999999999e-5])
-def test_an_error_is_a_json_number_of_one_width(mse):
+def test_errors_are_json_numbers_of_fixed_width(mse):
     text = mse_text(mse)
     assert len(text) == MSE_BYTES
     assert json.loads(text) == pytest.approx(mse, rel=1e-8, abs=1e-98)
 
 
-def test_stated_errors_are_written_and_others_have_a_place():
+def test_known_errors_are_written_and_others_reserved():
     origins = {t.name: Origin(64, "bf16", 0.25 if "down" in t.name else None) for t in MODEL}
     layout = laid(MODEL, origins=origins)
     assert sorted(t for t, part in layout.slots if part == "mse") == [MODEL[1].name, MODEL[3].name]
@@ -172,7 +172,7 @@ def test_the_same_input_gives_the_same_bytes():
     assert laid(MODEL, shard_bytes=5000) == laid(MODEL, shard_bytes=5000)
 
 
-def test_names_that_look_like_a_place_for_an_error_do_no_harm():
+def test_names_that_look_like_an_error_placeholder_are_safe():
     name = 'model.layers.0."mse": 10000000000001.weight'
     layout = laid([spec(name, (16, 16)), spec("b.weight", (16, 16))])
     entries = read(layout, "quantization_config.json")["tensor_metadata"]

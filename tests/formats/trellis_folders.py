@@ -30,7 +30,7 @@ def edit_json(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
-    """Change tensors of whichever shard they lie in; the index follows, names and sizes."""
+    """Change tensors in any shard; names and sizes in the index are updated."""
     homes, total = {}, 0
     for path in sorted(folder.rglob("*.safetensors")):
         tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""The harness runs our model class on tiny local tasks; its figures are those of its own `hf` class."""
+"""The harness runs our model class on tiny local tasks; its scores equal those of its built-in `hf` class."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def lm():
 
 
 @pytest.mark.slow
-def test_log_likelihoods_are_those_of_transformers(lm):
+def test_log_likelihoods_equal_transformers(lm):
     for _ in range(2):  # the second time on a session that has read everything
         found = lm.loglikelihood(requests(*PAIRS), disable_tqdm=True)
         for (log_p, greedy), (expected, hf_greedy) in zip(found, HF, strict=True):
@@ -65,7 +65,7 @@ def test_log_likelihoods_are_those_of_transformers(lm):
 
 
 @pytest.mark.slow
-def test_rolling_log_likelihoods_are_those_of_transformers(lm):
+def test_rolling_log_likelihoods_equal_transformers(lm):
     texts = [(e["text"],) for e in examples("rolling")]
     assert len(lm.tok_encode(texts[1][0])) > lm.max_length  # more than one window
     found = lm.loglikelihood_rolling(requests(*texts), disable_tqdm=True)
@@ -73,14 +73,14 @@ def test_rolling_log_likelihoods_are_those_of_transformers(lm):
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_transformers(lm):
+def test_answers_equal_transformers(lm):
     asked = {"until": ["\n", "."], "max_gen_toks": 12, "do_sample": False}
     found = lm.generate_until(requests(*((e["prompt"], asked) for e in examples("generate"))), disable_tqdm=True)
     assert found == HF_ANSWERS
 
 
 @pytest.mark.slow
-def test_a_shared_beginning_is_read_once(lm, monkeypatch):
+def test_a_shared_prefix_is_computed_once(lm, monkeypatch):
     fed = []
     decoder = lm.model.decoder
     states = decoder.states
@@ -95,12 +95,12 @@ def test_a_shared_beginning_is_read_once(lm, monkeypatch):
         lm._session = lm.model.session()
         alone += lm.loglikelihood(requests(pair), disable_tqdm=True)
     assert [a for a, _ in together] == pytest.approx([a for a, _ in alone], abs=1e-4)
-    shared = len(lm.tok_encode(context.rstrip())) - 1  # its last token is read each time: what follows it is asked for
+    shared = len(lm.tok_encode(context.rstrip())) - 1  # its last token is read each time, for the logits after it
     assert sum(fed) - read == read + 3 * shared
 
 
 @pytest.mark.slow
-def test_long_prompts_lose_their_beginning(lm):
+def test_long_prompts_are_truncated_on_the_left(lm):
     long = "And it came to pass. " * 299 + "And it came to pass."
     ((log_p, _),) = lm.loglikelihood(requests((long, " And")), disable_tqdm=True)
     ids = lm.tok_encode(long + " And")[-(lm.max_length + 1) :]
@@ -119,7 +119,7 @@ def test_unscorable_requests_are_a_one_line_error(lm):
 
 
 @pytest.mark.slow
-def test_chat_templates_are_applied_and_gone_on_with(lm, monkeypatch):
+def test_chat_templates_are_applied_and_continued(lm, monkeypatch):
     template = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end_of_text|>{% endfor %}"
         "{% if add_generation_prompt %}[a]{% endif %}"
@@ -160,13 +160,13 @@ def run_harness(tmp_path, *command):
 
 @installed
 @pytest.mark.slow
-def test_the_harness_runs_by_our_module(tmp_path):
+def test_the_harness_runs_through_our_module(tmp_path):
     run_harness(tmp_path, sys.executable, "-m", "polyquant.integrations.lm_eval")
 
 
 @installed
 @pytest.mark.slow
-def test_the_harness_runs_by_its_own_command(tmp_path):
+def test_the_harness_runs_through_its_command(tmp_path):
     from lm_eval.api import registry
 
     if not hasattr(registry, "import_plugins"):
@@ -190,7 +190,7 @@ def test_the_entry_point_names_the_registered_class():
     assert entry.load() is get_model("polyquant")
 
 
-def test_without_the_harness_one_line_says_what_to_install(tmp_path):
+def test_without_the_harness_the_error_names_the_package(tmp_path):
     (tmp_path / "lm_eval.py").write_text("raise ImportError('No module named lm_eval')")
     done = subprocess.run(
         [sys.executable, "-m", "polyquant.integrations.lm_eval", "--model", "polyquant"],

@@ -94,7 +94,7 @@ def _connected(url):
 
 
 def raw(url, request: bytes) -> str:
-    """What the server answers to these bytes."""
+    """The server's answer to these bytes."""
     with _connected(url) as sock:
         sock.sendall(request)
         answer = b""
@@ -152,7 +152,7 @@ def test_chat_equals_the_rendered_prompt(client, model):
     assert again.choices[0].finish_reason == "length"
 
 
-def test_streams_say_the_same(client):
+def test_streams_equal_whole_answers(client):
     whole = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=10, temperature=0)
     parts = list(
         client.completions.create(
@@ -228,7 +228,7 @@ def test_unsupported_requests_are_openai_errors(name, client):
     assert words in caught.value.body["message"] and caught.value.type == "invalid_request_error"
 
 
-def test_what_the_template_refuses(client):
+def test_errors_of_the_template_are_returned(client):
     with pytest.raises(openai.BadRequestError, match="no such thing") as caught:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "refuse"}])
     assert str(Path(DEMO).anchor) + "tmp" not in str(caught.value)  # no paths of the server's machine
@@ -327,7 +327,7 @@ def test_recommended_sampling_is_the_default_and_requests_override_it():
     assert completion_request({"model": "m", "prompt": "x"}, "m", defaults).sampling.temperature == 0.6
 
 
-def test_an_engine_knows_the_recommended_sampling(tmp_path):
+def test_an_engine_uses_the_recommended_sampling(tmp_path):
     shutil.copytree(demo_model("llama"), tmp_path / "model")
     assert Engine(pq.load(tmp_path / "model")).defaults == {}
     (tmp_path / "model/generation_config.json").write_text(
@@ -336,7 +336,7 @@ def test_an_engine_knows_the_recommended_sampling(tmp_path):
     assert Engine(pq.load(tmp_path / "model")).defaults == {"temperature": 0.25}
 
 
-def test_paths_stay_here():
+def test_server_paths_are_not_returned():
     assert str(refusal_of(InputError("broken", file="/secret/model", found=3))) == "broken (found 3)"
 
 
@@ -371,8 +371,8 @@ def waited(client, running, waiting):
     raise AssertionError(health)
 
 
-def test_disconnected_clients_and_a_full_line(client):
-    # Answers that would take minutes: whatever comes after them shows that they were given up.
+def test_disconnected_clients_and_a_full_queue(client):
+    # Answers that would take minutes: later requests are only served if these were cancelled.
     ask = {"model": "tiny", "prompt": PROMPT, "max_tokens": 500, "n": 64, "temperature": 0, "stream": True}
     first, heard = client.completions.create(**ask), []
 
@@ -404,7 +404,7 @@ def test_disconnected_clients_and_a_full_line(client):
     waited(client, False, 0)
 
 
-def test_line_in_order_bounded_and_cancelled():
+def test_queue_is_ordered_bounded_and_cancellable():
     async def scene():
         line, go, seen = Line(1), threading.Event(), []
 
@@ -450,7 +450,7 @@ def test_line_in_order_bounded_and_cancelled():
     asyncio.run(scene())
 
 
-def test_what_the_worker_raises_reaches_the_client():
+def test_errors_of_the_worker_reach_the_client():
     async def scene():
         line = Line(0)
 
@@ -481,14 +481,14 @@ def answers(engine, prompt, **fields):
 
 
 @pytest.mark.parametrize("cache", ["f16", "int8"])
-def test_a_common_prefix_is_not_computed_again_and_changes_nothing(cache, folder):
+def test_a_common_prefix_is_reused_with_equal_results(cache, folder):
     model = pq.load(folder, cache=cache)
     lost = 32 if cache == "int8" else 1  # a block that int8 has rounded is not gone back into
     kept, ids = Engine(model), model.tokenizer.encode
     story = (DEMO.parent / "held-out.txt").read_text()[:400]
     first, _, _ = answers(kept, story)
     for prompt, least in (
-        (story + first + " And then", len(ids(story))),  # a chat that goes on
+        (story + first + " And then", len(ids(story))),  # a chat that continues
         (story[:200] + " Then", len(ids(story[:200])) - 2),  # another turn taken
         (story[:200] + " Then", len(ids(story[:200] + " Then")) - 1),  # the same again
         ("Something else", 1),
@@ -500,7 +500,7 @@ def test_a_common_prefix_is_not_computed_again_and_changes_nothing(cache, folder
         assert least - lost < finish.cached_tokens < finish.prompt_tokens == len(ids(prompt))
 
 
-def test_a_stop_in_the_middle_of_a_prompt_or_an_answer_leaves_a_sound_session(model):
+def test_cancelling_leaves_a_usable_session(model):
     engine = Engine(model)
     body = {"model": "m", "prompt": [7] * 400, "temperature": 0, "max_tokens": 50}
     (generation,) = engine.prepare(completion_request(body, "m"))
@@ -513,7 +513,7 @@ def test_a_stop_in_the_middle_of_a_prompt_or_an_answer_leaves_a_sound_session(mo
     assert answers(engine, PROMPT)[0] == answers(Engine(model), PROMPT)[0]
 
 
-def test_a_failed_step_forgets_the_session(model, monkeypatch):
+def test_a_failed_step_resets_the_session(model, monkeypatch):
     engine = Engine(model)
     expected, *_ = answers(engine, PROMPT)
     hidden = type(model.decoder).hidden
@@ -609,7 +609,7 @@ class Wire(asyncio.Transport):
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", True, True),  # does not read
     ],
 )
-def test_connections_that_stand_still_are_cut_off(said, stalls, cut, monkeypatch):
+def test_idle_connections_are_closed(said, stalls, cut, monkeypatch):
     monkeypatch.setattr(serving, "_HEADER_SECONDS", 0.01)
     monkeypatch.setattr(serving, "_STALL_SECONDS", 0.01)
 
@@ -632,7 +632,7 @@ def test_connections_that_stand_still_are_cut_off(said, stalls, cut, monkeypatch
     asyncio.run(scene())
 
 
-def test_a_taken_port_and_a_missing_model_are_one_line(folder, capsys, monkeypatch):
+def test_a_port_in_use_and_a_missing_model_are_one_line_errors(folder, capsys, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's own handlers are not for this process
 
     def refused(*arguments):

@@ -1,4 +1,4 @@
-"""/v1/embeddings: the real openai client against a real server process, and what is refused."""
+"""/v1/embeddings: the real openai client against a real server process, and refused requests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def asked(served, **body):
     return ask(served, ("POST", "/v1/embeddings", {"model": "tiny", "input": "a", **body}))[0]
 
 
-def test_vectors_by_the_openai_client(client, model):
+def test_vectors_with_the_openai_client(client, model):
     wanted = model.embed(TEXTS)
     answer = client.embeddings.create(model="bert", input=TEXTS)  # base64, by itself
     assert [d.index for d in answer.data] == [0, 1, 2] and answer.model == "bert"
@@ -102,7 +102,7 @@ def test_vectors_by_the_openai_client(client, model):
     np.testing.assert_array_equal(np.array([plain.data[0].embedding], np.float32), wanted[:1])
 
 
-def test_token_ids_in_place_of_texts(client, model):
+def test_token_ids_instead_of_text(client, model):
     ids = [model.tokenizer.encode(text) for text in TEXTS]
     wanted = model.embed(TEXTS)
     for given, rows in ((ids, wanted), (ids[1], wanted[1:2])):
@@ -110,13 +110,13 @@ def test_token_ids_in_place_of_texts(client, model):
         np.testing.assert_array_equal(np.array([d.embedding for d in found], np.float32), rows)
 
 
-def test_fewer_dimensions_have_length_1_again(client, model):
+def test_fewer_dimensions_are_normalized_again(client, model):
     found = client.embeddings.create(model="bert", input=TEXTS[0], dimensions=16).data[0].embedding
     cut = model.embed(TEXTS[0])[0, :16]
     np.testing.assert_allclose(found, cut / np.linalg.norm(cut), atol=1e-6)
 
 
-def test_an_embedding_model_writes_no_text(client):
+def test_an_embedding_model_does_not_generate(client):
     for call in (
         lambda: client.completions.create(model="bert", prompt="a"),
         lambda: client.chat.completions.create(model="bert", messages=[{"role": "user", "content": "a"}]),
@@ -126,14 +126,14 @@ def test_an_embedding_model_writes_no_text(client):
         assert (caught.value.code, caught.value.param) == ("unsupported_model", "model")
 
 
-def test_a_model_without_a_pooling_gives_no_vectors():
+def test_a_model_without_pooling_gives_no_vectors():
     answer = asked(pq.load(DEMO))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (400, "unsupported_model", "invalid_request_error")
     assert "produces no embeddings" in error["message"]
 
 
-def test_a_decoder_with_a_pooling_does_both(tmp_path):
+def test_a_decoder_with_pooling_does_both(tmp_path):
     folder = tmp_path / "tiny"
     shutil.copytree(DEMO, folder)
     kinds = ("Transformer", "Pooling", "Normalize")
@@ -181,12 +181,12 @@ def test_refused(body, code, param, model):
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
 
 
-def test_another_model_and_another_method(model):
+def test_wrong_model_and_wrong_method(model):
     assert asked(model, model="other").status_code == 404
     assert ask(model, ("GET", "/v1/embeddings", None))[0].status_code == 405
 
 
-def test_fields_that_change_nothing_pass():
+def test_fields_without_effect_are_accepted():
     found = embedding_request({"model": "m", "input": "a", "user": "me", "encoding_format": None}, "m", 8)
     assert (found.inputs, found.base64, found.dimensions) == (("a",), False, None)
     with pytest.raises(RequestError, match="from 1 to 8"):
@@ -199,8 +199,8 @@ def test_nan_weights_are_a_server_error(model, monkeypatch):
     assert answer.status_code == 500 and "not a number" in answer.json()["error"]["message"]
 
 
-def test_a_client_that_goes_away_takes_its_texts_along(model):
-    """The worker looks between two texts."""
+def test_disconnecting_cancels_the_remaining_inputs(model):
+    """The worker checks for cancellation between two inputs."""
     engine, stop = Engine(model), threading.Event()
     events = engine.vectors([[2, 5, 3]] * 5, None, stop.is_set)
     assert next(events)[0] == 0
@@ -208,7 +208,7 @@ def test_a_client_that_goes_away_takes_its_texts_along(model):
     assert list(events) == []
 
 
-def test_a_pooling_by_request(gguf, tmp_path):
+def test_pooling_can_be_requested(gguf, tmp_path):
     folder = tmp_path / "bert"
     shutil.copytree(Golden("bert").folder, folder)
     (folder / "modules.json").unlink()

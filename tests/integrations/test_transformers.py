@@ -31,7 +31,7 @@ LAYER = "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize("line", ["import polyquant.hf", "from polyquant.hf_adapter import load_trellis_model"])
-def test_without_torch_one_line_says_what_to_install(tmp_path, line):
+def test_without_torch_the_error_names_the_package(tmp_path, line):
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')")
     done = subprocess.run(
         [sys.executable, "-c", line],
@@ -128,7 +128,7 @@ def linear(model):
 @pytest.mark.slow
 @pytest.mark.parametrize(("tied", "dtype"),
     [(False, "float32"), (True, "float32"), (True, "bfloat16"), (False, "float16")])  # fmt: skip
-def test_logits_are_those_of_the_dequantized_folder(tmp_path, tied, dtype):
+def test_logits_equal_the_dequantized_folder(tmp_path, tied, dtype):
     import torch
 
     from polyquant.hf import TrellisLinear
@@ -161,7 +161,7 @@ def test_the_demo_model_at_four_bits(tmp_path):
 
 @needs_torch
 @pytest.mark.slow
-def test_int8_activations_are_near(model):
+def test_int8_activations_are_close(model):
     from polyquant.hf import TrellisConfig
 
     exact, rounded = (logits(auto(model, quantization_config=TrellisConfig(activations=a))) for a in ("float", "int8"))
@@ -227,7 +227,7 @@ def test_saved_and_loaded_again_byte_for_byte(model, tmp_path):
 
 @needs_torch
 @pytest.mark.slow
-def test_memory_is_shared_and_nothing_is_cast(model):
+def test_memory_is_shared_without_casts(model):
     import torch
 
     packed = auto(model)
@@ -242,7 +242,7 @@ def test_memory_is_shared_and_nothing_is_cast(model):
 
 @needs_torch
 @pytest.mark.slow
-def test_gradients_of_activations_are_those_of_the_floats(model):
+def test_gradients_of_activations_equal_the_floats(model):
     import torch
 
     found = []
@@ -258,7 +258,7 @@ def test_gradients_of_activations_are_those_of_the_floats(model):
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["v2_cuda", "v3_cuda_consolidated", "v3_migrated", "v3_seed_kn"])
-def test_dialects_are_turned_in_memory(folder, tmp_path):
+def test_dialects_are_converted_in_memory(folder, tmp_path):
     import torch
 
     from polyquant.hf import TrellisLinear, load_trellis_model
@@ -279,7 +279,7 @@ def test_dialects_are_turned_in_memory(folder, tmp_path):
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
-def test_experts_stay_packed_and_apart(tmp_path, kind):
+def test_experts_stay_packed_and_separate(tmp_path, kind):
     """Two kinds of names: one that transformers only merges, one that it renames too."""
     from polyquant.hf import load_trellis_model
 
@@ -307,7 +307,7 @@ def test_experts_stay_packed_and_apart(tmp_path, kind):
         (["*embed_tokens*=trellis.4.mul1.8"], r"only weights of torch\.nn\.Linear stay packed.*found Embedding"),
     ],
 )
-def test_what_cannot_stay_packed_can_be_dequantized(tmp_path, rules, words):
+def test_unpackable_layers_can_be_dequantized(tmp_path, rules, words):
     from polyquant.hf import TrellisConfig
 
     folder = make(tmp_path, kind="mixtral", rules=rules)
@@ -319,7 +319,7 @@ def test_what_cannot_stay_packed_can_be_dequantized(tmp_path, rules, words):
 
 @needs_torch
 @pytest.mark.slow
-def test_exl3_folders_are_turned_in_memory(tmp_path):
+def test_exl3_folders_are_converted_in_memory(tmp_path):
     import torch
     from safetensors.numpy import load_file, save_file
 
@@ -342,7 +342,7 @@ def test_exl3_folders_are_turned_in_memory(tmp_path):
 
 @needs_torch
 @pytest.mark.slow
-def test_a_hubs_cache(model, tmp_path):
+def test_hub_cache_layout(model, tmp_path):
     """Links to blobs, a name instead of a path, and a file that only the plugin asks for."""
     from polyquant.hf import load_trellis_model
 
@@ -409,7 +409,7 @@ def test_folders_of_other_programs_give_no_random_layers(folder):
         (lambda t: t.update({"model.norm.weight": np.ones(3, np.float32)}), r"expected \[64\], found \[3\]"),
     ],
 )  # fmt: skip
-def test_a_part_that_is_missing_unexpected_or_misshapen_raises(broken, change, words, dequantize):
+def test_missing_unexpected_or_misshapen_parts_raise(broken, change, words, dequantize):
     from polyquant.hf import TrellisConfig, load_trellis_model
 
     folder = broken(change)
@@ -456,7 +456,7 @@ def test_device_maps_with_accelerate(model):
 
 @needs_torch
 @pytest.mark.slow
-def test_a_float_model_is_not_taken_for_a_trellis(model):
+def test_a_float_model_is_not_treated_as_trellis(model):
     from polyquant.hf import TrellisConfig, load_trellis_model
 
     with pytest.raises(UnsupportedError, match="does not declare trellis-coded weights"):

@@ -56,7 +56,7 @@ def pickled(bits):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("read", [chatglm, pickled])
 @pytest.mark.parametrize("num_layers", [None, 2])
-def test_chatglm_equals_the_tools_own_example(tmp_path, bits, read, num_layers):
+def test_chatglm_equals_the_tools_example(tmp_path, bits, read, num_layers):
     processor = MSModelSlimWeightProcessor(read(bits), num_layers=num_layers)
     processor.weight_process()
     weights, description = genuine(f"chatglm2/msmodelslim_from_int{bits}")
@@ -72,7 +72,7 @@ def test_chatglm_equals_the_tools_own_example(tmp_path, bits, read, num_layers):
         processor.save(tmp_path / "out")
 
 
-def test_tensors_of_torch_are_taken():
+def test_torch_tensors_are_accepted():
     torch = pytest.importorskip("torch")
     tensors = {n: torch.from_numpy(a.copy()) for n, a in chatglm(4).items()}
     tensors["extra.weight"] = torch.tensor([1.5, -2.0]).to(torch.bfloat16)
@@ -102,7 +102,7 @@ def test_the_given_dict_is_not_changed():
     same(source, before)
 
 
-def test_unsigned_codes_are_lowered_with_their_offsets():
+def test_unsigned_codes_are_shifted_with_their_offsets():
     """The document's note: subtract 128 from weight and offset."""
     rng = np.random.default_rng(0)
     signed, z, s = rng.integers(-128, 128, (4, 6)), rng.integers(-20, 20, (4, 2)), rng.random((4, 2), np.float32)
@@ -153,7 +153,7 @@ def test_static_layers_equal_the_tools(mode, computed):
     }
 
 
-def test_a_deq_scale_that_is_not_there_is_computed():
+def test_a_missing_deq_scale_is_computed():
     weights, _ = genuine("v0/fp16/w8a8")
     given = {n: a for n, a in weights.items() if not n.endswith("deq_scale")}
     processor = MSModelSlimWeightProcessor(given, quant_type="W8A8")
@@ -185,7 +185,7 @@ def test_norms_equal_the_tools(mode):
             assert processor.modelslim_description_json[f"{norm}.{part}"] == description[f"{norm}.{part}"]
 
 
-def test_norms_of_float_layers_stay_as_they_were():
+def test_norms_of_float_layers_are_unchanged():
     smoothed, before = np.full(4, 2, np.float32), np.full(4, 3, np.float32)
     name = "transformer.encoder.layers.0.input_layernorm"
     given = {f"{name}.weight": smoothed, "transformer.encoder.final_layernorm.weight": before}

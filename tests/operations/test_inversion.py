@@ -1,4 +1,4 @@
-"""Both ways of a translation from one: what split, stacked, turned and shifted comes together again."""
+"""The inverse of a translation: splits, stacks, transposes and shifts are undone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = {
     "a fused projection": [("k", ["f"], Slice(4, 6)), ("q", ["f"], chain(Slice(0, 4), PERMUTED)),
         ("v", ["f"], Slice(6, 8))],
     "q, k, v joined": [("f", ["x", "y", "z"], Concat())],
-    "gate and up of a turned stack": [
+    "gate and up of a transposed stack": [
         ("g", ["s"], chain(Slice(0, 3, axis=2), Transpose())), ("u", ["s"], chain(Slice(3, 6, axis=2), Transpose())),
     ],
     "even and odd columns": [
@@ -53,7 +53,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_there_and_back(case):
+def test_inverse_restores_the_sources(case):
     rng = np.random.default_rng(0)
     source = {n: rng.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
     maps = [TensorMap(t, tuple(n), op.shape([SHAPES[x] for x in n]), op) for t, n, op in CASES[case]]
@@ -81,7 +81,7 @@ def test_there_and_back(case):
         [chain(Rows(np.arange(8)[::-1].copy()), Slice(0, 4)), Slice(4, 8)],
     ],
 )
-def test_a_source_that_is_not_whole_in_its_targets(ops):
+def test_an_incomplete_source_is_refused(ops):
     maps = [TensorMap(f"t{i}", ("f",), op.shape([(8, 6)]), op) for i, op in enumerate(ops)]
     with pytest.raises(UnsupportedError, match=r"f: .*contain"):
         inverted(maps, {"f": (8, 6)})

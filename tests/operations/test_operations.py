@@ -127,7 +127,7 @@ def by_blocks(op, found, shapes, size):
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(simple, chains()), st.integers(1, 4))
-def test_row_blocks_make_the_reference(case, size):
+def test_row_blocks_equal_the_reference(case, size):
     op, shapes = case
     found = arrays(shapes)
     expected = op.reference(found)
@@ -138,7 +138,7 @@ def test_row_blocks_make_the_reference(case, size):
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(simple, chains()), st.integers(1, 4))
-def test_where_rows_survive_packed_rows_move_as_floats_do(case, size):
+def test_packed_rows_move_like_float_rows(case, size):
     op, shapes = case
     if not op.keeps_rows(shapes):
         return
@@ -153,7 +153,7 @@ def test_where_rows_survive_packed_rows_move_as_floats_do(case, size):
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(simple, chains()))
-def test_the_inverse_brings_every_source_back(case):
+def test_the_inverse_restores_every_source(case):
     op, shapes = case
     found = arrays(shapes)
     target = op.reference(found)
@@ -168,7 +168,7 @@ def test_the_inverse_brings_every_source_back(case):
 
 
 @pytest.mark.parametrize("op", [Slice(0, 2), Matrix(1), Rows(np.array([0, 0])), Chain((Slice(0, 2), Transpose()))])
-def test_a_part_brings_no_whole_back(op):
+def test_a_part_cannot_be_inverted(op):
     with pytest.raises(UnsupportedError, match="invert all the operations"):
         op.inverse([(4, 4)])
 
@@ -197,12 +197,12 @@ def test_a_part_brings_no_whole_back(op):
         (MultiplyRows(((1, 2.0), (2, 3.0))), [(4, 2)], "3 rows"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused_by_name(op, shapes, expected):
+def test_mismatched_shapes_are_refused_by_name(op, shapes, expected):
     with pytest.raises(InputError, match=rf"^blk\.0\.x: .*expected.*{expected}.*found"):
         op.shape(shapes, "blk.0.x")
 
 
-def test_each_operation_is_told_from_every_other():
+def test_fingerprints_of_operations_are_unique():
     found = [SAME, Rows(np.arange(4)), Rows(np.arange(4), 1), Rows(np.arange(4)[::-1].copy()), Slice(0, 4),
         Slice(0, 4, 2), Concat(), Concat(1),
              Interleave(), Stack(), Matrix(0), Matrix(1), Transpose(), Reshape((4, 4)), Multiply(1.0), MinusExp(),
@@ -212,7 +212,7 @@ def test_each_operation_is_told_from_every_other():
     assert len({op.identity for op in found}) == len(found)
 
 
-def test_matrices_of_a_stack_are_made_apart():
+def test_matrices_of_a_stack_are_computed_separately():
     """A transpose of a large stack holds one matrix at a time."""
     op, shapes = chain(Slice(0, 3, axis=2), Transpose()), [(8, 4, 6)]
     assert op.together(shapes) == 3

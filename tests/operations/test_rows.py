@@ -60,7 +60,7 @@ def row_sliced():
 
 
 def stack_of(codec, shape=STACK):
-    """A stack in that codec; of ternary values for those that hold no others, of whole numbers for types that do."""
+    """A stack in that codec; of ternary values for those that hold no others, of integers for integer types."""
     rng = np.random.default_rng(0)
     w = rng.standard_normal(shape).astype(np.float32)
     if codec.startswith(("i", "u", "bool")) and not codec.startswith("iq"):
@@ -98,7 +98,7 @@ def test_an_expert_is_a_separate_matrix(codec):
 
 
 @pytest.mark.parametrize("codec", ["w8a16", "w8a16.g32", "w8a8.dynamic", "w4a16.g32"])
-def test_codes_of_linear_layers_refuse_stacks(codec):
+def test_codecs_of_linear_layers_refuse_stacks(codec):
     with pytest.raises(polyquant.errors.CodecError, match=r"needs a matrix.*\[N, K\]"):
         polyquant.codec(codec).specs(STACK)
 
@@ -157,7 +157,7 @@ CUTS = [
 
 @pytest.mark.parametrize("engine", ["native", "numpy"])
 @pytest.mark.parametrize(("codec", "shape", "options"), CUTS)
-def test_an_expert_is_cut_out_of_parts_of_the_whole_stack(codec, shape, options, engine):
+def test_an_expert_is_sliced_from_parts_of_the_stack(codec, shape, options, engine):
     stack = whole_stack(codec, shape, **options)
     with native.engine(engine):
         whole = stack.dequantize().reshape(-1, *shape[-2:])
@@ -172,8 +172,8 @@ def test_an_expert_is_cut_out_of_parts_of_the_whole_stack(codec, shape, options,
                 np.testing.assert_array_equal(array.view()[3:9], array.read(3, min(9, array.spec.shape[0])))
 
 
-def test_what_a_cut_reads():
-    """The matrix and the scale at the end, not the stack; and what the pieces of TL2 leave out is zeros."""
+def test_a_slice_reads_only_its_bytes():
+    """The matrix and the scale at the end, not the stack; bytes that no piece of TL2 covers are zeros."""
     stack = whole_stack("i2_s.x86", (3, 4, 96))
     expert(stack, 1).read()
     assert stack.arrays["blocks"].reads == [(0, 0), (96, 192), (288, 320)]
@@ -183,7 +183,7 @@ def test_what_a_cut_reads():
     assert one[-36:-32].tolist() == [0] * 4 and one[-32:].tolist() == stack.arrays["blocks"].array[-32:].tolist()
 
 
-def test_a_cut_multiplies_in_its_stored_layout():
+def test_a_slice_multiplies_in_its_stored_layout():
     for codec, shape in (("i2_s.x86", (2, 32, 128)), ("trellis.3", (2, 128, 128))):
         stack = whole_stack(codec, shape)
         x = np.random.default_rng(1).standard_normal((3, shape[2])).astype(np.float32)

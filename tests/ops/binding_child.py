@@ -40,11 +40,11 @@ from binding_calls import (
 
 ALLOWED = (TypeError, ValueError)
 SECONDS = 10
-"""A call on a few hundred numbers that takes longer walks through something that is not there."""
+"""A call on a few hundred numbers that takes longer reads out of bounds."""
 
 
 def arguments_of(function: Any) -> list[str]:
-    """ "def f(self, x: ndarray[shape=(*, *)], y: int) -> None" -> what it says of each argument."""
+    """ "def f(self, x: ndarray[shape=(*, *)], y: int) -> None" -> its text for each argument."""
     found, depth = [""], 0
     for c in function.__nb_signature__[0][0].partition("(")[2]:
         depth += (c in "[(") - (c in "])")
@@ -58,7 +58,7 @@ def arguments_of(function: Any) -> list[str]:
 
 
 class Binding:
-    """One of `members`, and what its calls did that they should not."""
+    """One of `members`, and the misbehaviour of its calls."""
 
     def __init__(self, name: str) -> None:
         owner, _, member = name.rpartition(".")
@@ -73,7 +73,7 @@ class Binding:
         self.signature = signature[1:] if member == "__init__" else signature
 
     def call(self, arguments: list[Any], **expected: bool) -> None:
-        """refused: it must raise; works: it must not. The call stands on stderr before it happens."""
+        """refused: it must raise; works: it must not. The call is printed on stderr before it happens."""
         said = f"{self.name}({', '.join(map(shown, arguments))})"
         sys.stderr.write(said + "\n")
         sys.stderr.flush()
@@ -93,7 +93,7 @@ class Binding:
                     arguments[0].__exit__()
 
     def refused(self, i: int, sound: Any, value: Any) -> bool:
-        """True for None where nothing is optional, and for what cannot be written to where the result belongs."""
+        """True for None where the argument is required, and for outputs that are not writable."""
         says = self.signature[i] if i < len(self.signature) else ""
         if value is None:
             return "None" not in says and "*args" not in self.signature
@@ -104,8 +104,7 @@ class Binding:
         return other or not value.flags.writeable or ("order='C'" in says and not value.flags.c_contiguous)
 
 
-# Calls that no single change of a sound one gives: products that wrap around, and what is mutated while something is
-# under way.
+# Calls that no single change of a sound one gives: products that wrap around, and objects mutated during a call.
 HUGE = (1 << 34, 1 << 32, 0, 32, 64, 32)
 ALSO_REFUSED: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "pack_tl": [lambda: (i8(0), u8(0), *HUGE)],
@@ -164,7 +163,7 @@ def every_codec() -> Binding:
             b.call([name, raw, rows, cols])
             for plain_first in (False, True):
                 lib.use_plain_kernels(plain_first)
-                with suppress(ValueError):  # lines of several rows: held to what their codec gives in test_packed
+                with suppress(ValueError):  # lines of several rows: compared with their codec in test_packed
                     group = lib.PackedGroup([lib.packed(name, raw, rows, cols)])
                     b.function = group.multiply
                     for tokens in (1, 3, 9):
@@ -191,7 +190,7 @@ def every_codec() -> Binding:
 
 
 def over_time() -> Binding:
-    """Handles whose arrays nobody else holds, objects made twice, tapes that are shared between threads."""
+    """Handles that hold the last reference to their arrays, objects made twice, tapes shared between threads."""
     b = Binding("lent")
     groups = [lib.PackedGroup([packed()]), lib.AffineGroup([affine()]), lib.TrellisGroup([trellis()])]
     noise = [f32(1000) for _ in range(100)]  # after releasing the first ones

@@ -43,7 +43,7 @@ def test_activations(kind, n, engine):
 
 
 @pytest.mark.parametrize("kind", FORMULAS)
-def test_rows_that_are_cut_out_of_a_wider_matrix(kind, engine):
+def test_strided_rows(kind, engine):
     y = np.random.default_rng(0).standard_normal((5, 96), np.float32)
     a, b = y[:, 8:45], y[:, 45:82]
     np.testing.assert_array_equal(activate(kind, a), activate(kind, a.copy()))

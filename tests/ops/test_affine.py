@@ -11,7 +11,7 @@ from polyquant.types import Floats
 
 @pytest.mark.parametrize("source", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize(("bits", "symmetric", "groups"), [(8, True, 1), (8, False, 4), (4, True, 8), (4, False, 1)])
-def test_one_pass_is_all_steps(source, bits, symmetric, groups):
+def test_one_pass_equals_all_steps(source, bits, symmetric, groups):
     if native.lib() is None:
         assert affine.quantize_stored(source, np.zeros(4, np.uint8), (1, 1), 1, 8, symmetric=True, measure=True) is None
         pytest.skip("native kernels are not built or switched off")
@@ -34,7 +34,7 @@ def test_one_pass_is_all_steps(source, bits, symmetric, groups):
     )
 
 
-def test_rows_that_are_not_finite_are_left_to_others():
+def test_non_finite_rows_return_none():
     w = np.ones((3, 32), np.float32)
     w[1, 5] = np.nan
     assert affine.quantize_stored("f32", w.view(np.uint8), w.shape, 1, 8, symmetric=True, measure=True) is None

@@ -101,7 +101,7 @@ def test_gated_by_relu2(engine):
     assert np.isnan(gated("relu2", np.float32([[math.nan]]), np.float32([[1]])))
 
 
-def test_rows_that_are_cut_out_of_a_wider_matrix(engine):
+def test_strided_rows(engine):
     y, angle = noise(5, 96), noise(5, 4)
     a, b = y[:, 8:40], y[:, 40:72]
     heads = a.reshape(5, 2, 16)
@@ -188,7 +188,7 @@ def test_attend_in_steps(engine, step, window):
 
 
 @pytest.mark.parametrize("window", [0, 700, 1500])
-def test_two_queries_over_a_long_text(engine, window):
+def test_two_queries_over_a_long_context(engine, window):
     span, heads, groups, size = 3000, 8, 2, 32
     k, v = noise(span, groups, size), noise(span, groups, size, seed=1)
     q = noise(2, heads, size, seed=2)
@@ -212,7 +212,7 @@ def int8_blocks(positions, groups, size):
 
 
 def int8_channels(x):
-    """x [32, G, D] on its grids, as the module says it."""
+    """x [32, G, D] rounded as the module's docstring defines it."""
     low, high = x.min(0), x.max(0)
     step = (high - low) / np.float32(255)
     codes = np.minimum(np.rint((x - low) / np.where(step > 0, step, 1)), 255) - 128
@@ -264,10 +264,10 @@ def test_both_engines_keep_the_same_codes(seed, top):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
-def test_no_number_stops_attention(engine, bad):
+def test_attention_accepts_any_float(engine, bad):
     q, k, v = (noise(70, 2, 9, seed=s) for s in range(3))
     q[3], k[10], v[69, 0] = bad, bad, bad
-    q[69] = np.abs(q[69])  # so that 3e38 overflows upwards: what goes to -inf is left out
+    q[69] = np.abs(q[69])  # so that 3e38 overflows upwards: attention omits scores of -inf
     for dtype in (np.float32, np.float16):
         out = attend(q, k, v, *float_blocks(70, 2, 9, dtype), start=0, scale=1.0)
         assert out.shape == q.shape
@@ -315,7 +315,7 @@ def test_threads_change_no_bit():
     ],
     ids=lambda change: ",".join(change),
 )
-def test_native_attention_refuses_what_does_not_fit(change):
+def test_native_attention_refuses_mismatched_shapes(change):
     good = {
         "q": noise(2, 4, 8), "k": noise(2, 2, 8), "v": noise(2, 2, 8),
         "keys": np.zeros((2, 2, 8, 32), np.float32), "values": np.zeros((2, 2, 32, 8), np.float32), "start": 62,

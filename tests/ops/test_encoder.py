@@ -25,7 +25,7 @@ def plainly(q, k, v, scale, window):
 @pytest.mark.parametrize("most", [1 << 24, 7], ids=["at once", "query by query"])
 @pytest.mark.parametrize("window", [0, 1, 4, 5, 100])
 @pytest.mark.parametrize(("tokens", "heads", "groups"), [(1, 4, 4), (13, 4, 2), (9, 3, 1)])
-def test_attention_both_ways(tokens, heads, groups, window, most, monkeypatch):
+def test_bidirectional_attention(tokens, heads, groups, window, most, monkeypatch):
     rng = np.random.default_rng(1)
     monkeypatch.setattr(encoder, "_SCORES", most)
     q = rng.standard_normal((tokens, heads, 8), np.float32)

@@ -114,7 +114,7 @@ RULES = {
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("name", RULES)
-def test_rule_of_an_architecture(name, tokens, engine):
+def test_routing_rules_of_architectures(name, tokens, engine):
     rng = np.random.default_rng(tokens)
     rule, how, biased = RULES[name]
     logits = (2 * rng.standard_normal((tokens, E))).astype(np.float32)
@@ -127,7 +127,7 @@ def test_rule_of_an_architecture(name, tokens, engine):
         np.testing.assert_allclose(weights[t], want, rtol=3e-7)
 
 
-def test_experts_of_other_groups_are_never_taken(engine):
+def test_experts_of_other_groups_are_never_selected(engine):
     """Not even where the experts of the best groups have scores below 0."""
     logits = np.zeros((1, 8), np.float32)
     bias = np.array([1, -1, 0.9, -1, 0, 0, 0, 0], np.float32)
@@ -170,7 +170,7 @@ def test_engines_agree_on_ties_and_nan(how, biased):
     assert ((ids >= 0) & (ids < 16)).all() and all(len(set(row)) == how.used for row in ids.tolist())
 
 
-def test_of_equal_experts_the_first_is_taken(engine):
+def test_of_equal_experts_the_first_is_selected(engine):
     ids, weights = route(np.zeros((2, 8), np.float32), Routing(8, 3, norm=True))
     assert ids.tolist() == [[0, 1, 2]] * 2
     np.testing.assert_allclose(weights, 1 / 3, rtol=1e-6)
@@ -188,12 +188,12 @@ def test_of_equal_experts_the_first_is_taken(engine):
         {"scale": math.nan}, {"eps": math.inf},
     ],
 )  # fmt: skip
-def test_numbers_that_fit_no_router(wrong):
+def test_invalid_router_parameters(wrong):
     with pytest.raises(InputError):
         Routing(**{"experts": 8, "used": 2, **wrong})
 
 
-def test_shapes_that_do_not_fit(engine):
+def test_mismatched_shapes(engine):
     logits, bias = np.zeros((2, 8), np.float32), np.zeros(8, np.float32)
     for a, b in ((logits[:, :7], None), (logits[0], None), (logits, bias[:7])):
         with pytest.raises(InputError):

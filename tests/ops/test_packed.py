@@ -19,7 +19,7 @@ ROUNDINGS: tuple[Rounding, ...] = ("none", "block", "token", "wide")
 WITHOUT = {"f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool", "f8_e4m3", "f8_e5m2", "tl1", "tl2"}
 NAMES = [
     n for n in CODECS if n not in WITHOUT and not n.startswith(("trellis", "exl3", "metal_marlin"))
-]  # tests of their own
+]  # the others have separate tests
 
 
 @pytest.fixture(params=["chosen", "plain"])
@@ -70,7 +70,7 @@ def test_kernel_equals_reference(name: str, kernels: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q6_k", "iq4_xs", "tq2_0", "i2_s.x86", "hf_bitnet.autobitlinear"])
-def test_one_token_or_many_are_the_same(name: str) -> None:
+def test_one_token_and_many_give_equal_results(name: str) -> None:
     rng = np.random.default_rng(3)
     codec, rows, k = pq.codec(name), 24, 1024
     group = Group([codec.packed(packed_weight(name, rows, k, rng), (rows, k))], [rows])
@@ -97,7 +97,7 @@ def test_several_matrices_share_an_input() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_nothing(threads: int) -> None:
+def test_threads_do_not_change_results(threads: int) -> None:
     rng = np.random.default_rng(9)
     codec = pq.codec("q4_k")
     group = Group([codec.packed(packed_weight("q4_k", 600, 512, rng), (600, 512))], [600])
@@ -116,7 +116,7 @@ def test_threads_change_nothing(threads: int) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("rounding", ["block", "wide", "token"])
-def test_a_number_that_is_none_spoils_its_output_only(bad: float, rounding: Rounding, kernels: str) -> None:
+def test_nan_and_infinity_spoil_only_their_token(bad: float, rounding: Rounding, kernels: str) -> None:
     rng = np.random.default_rng(1)
     codec = pq.codec("tq2_0")
     handle = codec.packed(packed_weight("tq2_0", 8, 512, rng), (8, 512))

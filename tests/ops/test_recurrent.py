@@ -86,7 +86,7 @@ def test_delta_rule(tokens, fast, alike):
 
 
 def test_a_delta_rule_that_overwrites():
-    """A key that was written with a rate of 1 and nothing forgotten reads what was written last."""
+    """With a rate of 1 and no decay, a key reads the value that was written last."""
     k = np.array([[[1, 0]], [[0, 1]], [[1, 0]]], np.float32)
     v = np.array([[[5]], [[7]], [[9]]], np.float32)
     zeros, ones = np.zeros((3, 1), np.float32), np.ones((3, 1), np.float32)
@@ -113,7 +113,7 @@ def test_convolve(bias):
     np.testing.assert_array_equal(window, end)
 
 
-def test_functions_of_one_number():
+def test_elementwise_functions():
     x = np.array([-200, -1, 0, 1, 200], np.float32)
     np.testing.assert_allclose(sigmoid(x), [0, 1 / (1 + np.e), 0.5, 1 / (1 + 1 / np.e), 1], rtol=1e-6, atol=1e-30)
     np.testing.assert_allclose(

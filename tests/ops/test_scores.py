@@ -1,4 +1,4 @@
-"""Layer norms, and what is done to scores of attention: caps, slopes, sinks.
+"""Layer norms, and changes to attention scores: caps, slopes, sinks.
 
 Both engines against the formulas in float64.
 """
@@ -87,7 +87,7 @@ def test_scores(name, window, step, engine):
 
 
 @pytest.mark.parametrize("name", HOW)
-def test_scores_of_one_token_far_on(name, engine):
+def test_scores_of_one_token_at_a_late_position(name, engine):
     """Blocks that several threads share."""
     tokens, groups, size, how = 1500, 2, 16, HOW[name]
     q, k, v = noise(tokens, HEADS, size), noise(tokens, groups, size, seed=1), noise(tokens, groups, size, seed=2)

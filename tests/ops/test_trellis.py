@@ -77,7 +77,7 @@ def test_encoder_equals_its_reference(bits: int, window: int) -> None:
 
 @pytest.mark.skipif(native.lib() is None, reason="no native kernels here")
 @pytest.mark.parametrize(("bits", "window"), [(2, 15), (3, 15), (4, 15)])
-def test_rows_that_are_not_all_kept(bits: int, window: int) -> None:
+def test_partially_kept_rows(bits: int, window: int) -> None:
     tiles = np.random.default_rng(window).standard_normal((1, 256)).astype(np.float32)
     book = ops.codebook("mul1", window)
     np.testing.assert_array_equal(
@@ -92,7 +92,7 @@ def test_grid_is_rounding() -> None:
 
 
 @pytest.mark.parametrize(("bits", "window"), [(2, 8), (3, 9)])
-def test_path_is_the_best_of_all(bits: int, window: int) -> None:
+def test_path_is_optimal(bits: int, window: int) -> None:
     """Against an exhaustive search over every state at the seam, in float64: no more than 16-bit metrics cost."""
     tile = np.random.default_rng(3).standard_normal(256).astype(np.float32)
     book = ops.codebook("mul1", window).astype(np.float64)

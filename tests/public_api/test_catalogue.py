@@ -34,7 +34,7 @@ def test_every_codec_is_listed():
 
 
 @pytest.mark.parametrize("info", [i for i in pq.codecs() if i.quantizes and i.block > 1], ids=lambda i: i.name)
-def test_quantizes_is_what_quantize_does(info):
+def test_quantizes_agrees_with_quantize(info):
     codec = pq.codec(info.name)
     if codec.form is not Floats:
         with pytest.raises(pq.CodecError):
@@ -46,7 +46,7 @@ def test_quantizes_is_what_quantize_does(info):
     [i for i in pq.codecs() if "gguf" in i.written_by and i.quantizes and not i.name.startswith("tl")],
     ids=lambda i: i.name,
 )
-def test_what_is_said_to_be_written_to_gguf_is(info, tmp_path):
+def test_codecs_listed_for_gguf_can_be_written(info, tmp_path):
     rng = np.random.default_rng(0)
     ternary = info.form == "ternary" or info.name.startswith("i")
     values = rng.integers(-1, 2, (256, 256)) if ternary else rng.standard_normal((256, 256))
@@ -75,21 +75,21 @@ def test_recipes_have_published_sizes():
     assert pq.recipes()["q4_k_m"].codecs == ("q4_k", "q6_k")
 
 
-def test_formats_say_their_options():
+def test_formats_list_their_options():
     listed = pq.formats()
     assert [info.name for info in listed] == list(FORMATS)
     assert "bits" in listed["trellis-v3"].options and "ternary_layout" in listed["gguf"].open_options
     assert listed["gguf"].files == "one .gguf file, or the members of a split model"
 
 
-def test_an_unknown_name_has_near_ones():
+def test_an_unknown_name_suggests_similar_ones():
     with pytest.raises(pq.UnknownNameError, match="did you mean q4_k_m"):
         pq.recipes()["q4km"]
     assert pq.codecs()[0].name == "f32" and len(pq.codecs()[:2]) == 2
 
 
 @pytest.mark.parametrize("name", ["codecs", "recipes", "formats"])
-def test_the_commands_print_the_same(name):
+def test_commands_print_the_same_lists(name):
     def printed(*words):
         return subprocess.run(
             [sys.executable, "-m", "polyquant", name, *words], capture_output=True, text=True, check=True

@@ -26,7 +26,7 @@ def test_every_name_resolves_and_is_documented(name):
     assert name in dir(pq)
 
 
-def test_page_names_nothing_else():
+def test_page_lists_only_public_names():
     listed = set(re.findall(r"`(\w+)`", PAGE[PAGE.index("## Names") :]))
     assert listed == set(pq.__all__)
 
@@ -49,7 +49,7 @@ def test_import_loads_no_numpy():
 
 @pytest.mark.parametrize("name", ["codecs", "formats", "recipes"])
 def test_packages_that_are_functions(name):
-    """Whatever was imported before, the name is both."""
+    """The name is both a package and a function, in any order of imports."""
     text = f"""
 import polyquant as pq
 before = len(pq.{name}())

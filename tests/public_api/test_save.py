@@ -197,7 +197,7 @@ def test_unknown_options_are_type_errors(tmp_path):
         pq.save(arrays(), tmp_path / "a.gguf", bit=3)
 
 
-def test_nothing_is_overwritten_unasked(tmp_path):
+def test_existing_files_need_overwrite(tmp_path):
     path = tmp_path / "a.gguf"
     pq.save(arrays(0), path)
     before = path.read_bytes()
@@ -210,7 +210,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]
 
 
-def test_nan_is_quantized_nowhere_and_floats_keep_it(tmp_path):
+def test_nan_is_refused_by_quantizers_and_kept_by_floats(tmp_path):
     given = arrays()
     given["layers.0.proj.weight"][3, 7] = np.nan
     for measure in (True, False):

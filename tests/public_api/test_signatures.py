@@ -41,7 +41,7 @@ def test_every_option_is_a_parameter(function):
     assert {p.kind for p in parameters.values()} >= {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_open_takes_what_sources_need():
+def test_open_takes_the_options_of_sources():
     assert inspect.signature(pq.open).parameters.keys() - {"path", "plugin_options"} == OPENING
 
 

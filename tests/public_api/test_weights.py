@@ -62,12 +62,12 @@ def test_missing_names(gguf, name, says):
     assert name not in checkpoint and checkpoint.get(name) is None and checkpoint.get(name, 3) == 3
 
 
-def test_gguf_names_asked_of_a_folder():
+def test_gguf_names_in_a_folder():
     with pytest.raises(KeyError, match=r"this checkpoint calls it 'model\.layers\.1\.self_attn\.v_proj\.weight'"):
         pq.open(demo_model("llama"))["blk.1.attn_v.weight"]
 
 
-def test_asking_whether_a_name_is_there_is_cheap(gguf):
+def test_membership_tests_are_cheap(gguf):
     weight = next(iter(pq.open(gguf).values()))
     many = Checkpoint("gguf", gguf, {f"blk.{i}.attn_q.weight": weight for i in range(20_000)})
     start = time.perf_counter()

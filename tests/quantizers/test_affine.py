@@ -19,7 +19,7 @@ STATIC = ["w8a8", "w8a8.i64", "w8a8.tensor.f16.i64.scales", "w8a8.bf16.scales", 
 
 
 @pytest.mark.parametrize("name", STATIC)
-def test_the_file_is_consistent_with_itself(name):
+def test_tensors_of_a_layer_are_consistent(name):
     codec = msmodelslim_named(name)
     w, bias = layer(1)
     parts = codec.pack(quantize_linear(codec, w, input_range=(-3.3, 7.1), bias=bias))
@@ -71,14 +71,14 @@ def test_grid_of_inputs(low, high, dtype, scale, offset):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_zero_lies_on_the_grid_and_the_ends_inside(dtype):
+def test_zero_is_on_the_grid_and_the_ends_inside(dtype):
     for low, high in np.random.default_rng(3).uniform(-40, 40, (200, 2)):
         low, high = min(low, high), max(low, high)
         scale, offset = input_grid((low, high), np.dtype(dtype))
         least, greatest = (-128 - offset) * scale, (127 - offset) * scale
         assert least <= 0 <= greatest
         assert least <= low + 0.6 * scale
-        assert greatest >= high - 0.8 * scale  # half a step, and what rounding the scale moves the far end
+        assert greatest >= high - 0.8 * scale  # half a step, plus the shift of the far end by rounding the scale
 
 
 def test_ranges_that_a_dtype_cannot_hold():
@@ -110,7 +110,7 @@ def test_static_types_need_a_range():
         quantize_linear(msmodelslim_named("w8a8"), layer(5)[0])
 
 
-def test_sparse_codes_keep_inliers_in_four_bits_and_cut_nothing_off():
+def test_sparse_codes_keep_inliers_in_four_bits_without_clipping():
     w, _ = layer(6, 96, 160)
     w[5, 9] = 40  # far beyond 127 steps of its row's inliers
     found = quantize_linear(msmodelslim_named("w8a8s"), w, input_range=(-1, 1))

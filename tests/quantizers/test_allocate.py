@@ -23,7 +23,7 @@ def taken(found, some):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_as_good_as_trying_all(seed):
+def test_as_good_as_exhaustive_search(seed):
     rng = np.random.default_rng(seed)
     some = choices(rng, 5, widths=(2, 3, 4, 5))
     budget = int(np.mean([[min(c.nbytes.values()), max(c.nbytes.values())] for c in some]) * 5)
@@ -46,7 +46,7 @@ def test_many_tensors_fill_the_budget(target):
     assert budget - 0.02 * weights / 8 <= nbytes <= budget
 
 
-def test_equal_tensors_that_matter_more_get_more_bits():
+def test_more_important_tensors_get_more_bits():
     harm = {"little": 1.0, "much": 1000.0}
     some = [
         Choice(n, {b: b * 100 for b in range(2, 9)}, {b: h * 0.25**b for b in range(2, 9)}) for n, h in harm.items()
@@ -56,7 +56,7 @@ def test_equal_tensors_that_matter_more_get_more_bits():
     assert sum(found.values()) == 8
 
 
-def test_the_ends():
+def test_minimum_and_maximum_budget():
     some = choices(np.random.default_rng(1), 7)
     least, most = (sum(f(c.nbytes.values()) for c in some) for f in (min, max))
     assert set(allocate(some, least).values()) == {2}
@@ -66,6 +66,6 @@ def test_the_ends():
 
 
 @pytest.mark.parametrize("codebook", ["mul1", "grid"])
-def test_distortion_falls_with_each_bit(codebook):
+def test_distortion_decreases_with_each_bit(codebook):
     found = [distortion(b, codebook) for b in range(1, 9)]
     assert all(2.3 < a / b < 5 for a, b in itertools.pairwise(found))

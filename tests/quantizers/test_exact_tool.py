@@ -44,7 +44,7 @@ def layers(run):
     for name, weight in open_checkpoint(folder).items():
         if isinstance(weight.codec, MsModelSlim):
             if run.endswith("asym") and "weight_offset" in weight.parts and weight.parts["weight_offset"].any():
-                weight = replace(weight, codec=weight.codec.configure(asymmetric=True))  # a file does not say it
+                weight = replace(weight, codec=weight.codec.configure(asymmetric=True))  # files do not record it
             module = name.removesuffix(".weight")
             seen = ranges.get(module)
             bias = floats.weights.get(f"{module}.bias")
@@ -63,7 +63,7 @@ def outliers(run):
 
 
 @pytest.mark.parametrize("run", EXACT)
-def test_integers_and_scales_are_the_tools(run):
+def test_integers_and_scales_equal_the_tools(run):
     off = checked = 0
     for weight, w, bias, seen, dtype in layers(run):
         unknown = weight.codec.static and seen is None  # v1 tells no ranges: the weights only
@@ -93,7 +93,7 @@ def test_our_mean_error_is_at_most_the_tools(run):
 
 
 @pytest.mark.parametrize("run", ["v0/fp16/w8a8_c8_sharded", "v0/fp16/w8a16_c8_asym", "v0/bf16/w8a8_c8_asym"])
-def test_cache_codes_are_the_tools(run):
+def test_cache_codes_equal_the_tools(run):
     tensors = open_checkpoint(ROOT / run)
     forward = stored(ROOT / run / "tool_forward.safetensors")
     modules = [key.removesuffix(".kv_in") for key in forward if key.endswith(".kv_in")]

@@ -41,7 +41,7 @@ def test_output_error_is_at_least_a_fifth_lower(name):
     np.testing.assert_array_equal(found.offset, np.rint(found.offset))
 
 
-def test_static_codes_take_the_compensated_weights():
+def test_static_codes_use_the_compensated_weights():
     w, h = case(2)
     codec = msmodelslim_named("w8a8.f16.i64.scales")
     found = quantize_linear(codec, w, input_range=(-4, 5), hessian=h, effort="max")
@@ -50,7 +50,7 @@ def test_static_codes_take_the_compensated_weights():
 
 
 @pytest.mark.parametrize("k", [96, 160, 320])
-def test_widths_that_no_block_divides(k):
+def test_widths_not_divisible_by_a_block(k):
     w, h = case(k, k=k)
     codec = msmodelslim_named("w8a16")
     assert off(quantize_gptq(codec, w, h), w, h) < 0.64 * off(codec.quantize(w), w, h)

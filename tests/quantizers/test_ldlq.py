@@ -22,7 +22,7 @@ def cost(codec, codes, w, h) -> float:
     return float(np.einsum("nk,nk->", e @ h, e))
 
 
-def test_block_ldl_gives_the_matrix_back():
+def test_block_ldl_reproduces_the_matrix():
     h = hessian(np.linspace(0.5, 3, 64)).astype(np.float64)
     lower, middle = block_ldl(h, 16)
     inverse = np.linalg.inv(lower.astype(np.float64))
@@ -59,7 +59,7 @@ def test_gain_is_the_ratio_of_the_means_of_the_eigenvalues(bits):
     "name", ["trellis.2.mul1.8.h16x8", "trellis.3.mul1.8.flat", "trellis.4.grid", "trellis.3.mcg.9.h1x1"]
 )
 @pytest.mark.parametrize("shape", [(8, 48), (40, 16)])
-def test_calibration_pays_for_every_kind_of_codec(name, shape):
+def test_calibration_lowers_the_error_of_every_kind_of_codec(name, shape):
     codec = pq.codec(name)
     h = hessian(np.exp(-np.linspace(0, 4, shape[1])))
     w = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
@@ -80,7 +80,7 @@ def test_any_shape(name, shape):
         assert np.square(restored - w).mean() < 0.5 * np.square(w).mean()
 
 
-def test_a_weight_of_zeros_stays_one():
+def test_a_weight_of_zeros_stays_zero():
     codec = pq.codec("trellis.3.mul1.8")
     w = np.zeros((32, 32), np.float32)
     for h in (None, np.eye(32, dtype=np.float32)):
@@ -99,7 +99,7 @@ def test_importance_is_the_diagonal():
     assert cost(codec, a, w, np.diag(importance)) < cost(codec, codec.quantize(w), w, np.diag(importance))
 
 
-def test_more_damping_for_a_hessian_that_is_not_definite():
+def test_an_indefinite_hessian_gets_more_damping():
     codec = pq.codec("trellis.3.mul1.8")
     w = np.random.default_rng(6).standard_normal((16, 32)).astype(np.float32)
     slightly, never = np.ones(32), np.ones(32)
@@ -111,18 +111,18 @@ def test_more_damping_for_a_hessian_that_is_not_definite():
 
 
 @pytest.mark.parametrize("broken", [np.zeros((32, 32), np.float32), np.full((32, 32), np.nan, np.float32)])
-def test_a_hessian_without_numbers_is_left_aside(broken):
+def test_a_zero_or_nan_hessian_is_ignored(broken):
     codec = pq.codec("trellis.3.mul1.8")
     w = np.random.default_rng(7).standard_normal((16, 32)).astype(np.float32)
     assert "not calibrated" in quantize_trellis(codec, w, broken).note
 
 
-def test_a_hessian_of_another_size_is_refused():
+def test_a_hessian_of_the_wrong_size_is_refused():
     with pytest.raises(CodecError, match="does not fit this weight"):
         pq.codec("trellis.3.mul1.8").quantize(np.ones((4, 8), np.float32), hessian=np.eye(4, dtype=np.float32))
 
 
-def test_result_is_the_same_each_time():
+def test_results_are_deterministic():
     codec = pq.codec("trellis.3.mul1.8")
     rng = np.random.default_rng(8)
     w, x = rng.standard_normal((48, 300)).astype(np.float32), rng.standard_normal((400, 300)).astype(np.float32)

@@ -12,7 +12,7 @@ def test_scale_is_the_ratio_of_powers_and_never_too_small():
     assert smoothing_scale(np.array([1], np.float32), np.array([0], np.float32), 0.5) == LEAST**-0.5
 
 
-def test_heads_that_share_values_share_their_mean():
+def test_heads_that_share_values_use_their_mean():
     scale = np.arange(8, dtype=np.float32)  # four heads of two numbers, two for each head of values
     spread, values = shared_by_heads(scale, 2, 2)
     np.testing.assert_array_equal(values, [1, 2, 5, 6])

@@ -23,7 +23,7 @@ def test_ranges_over_samples_and_their_means():
     assert ranges.range(None, None, mean=True) == (-1.5, 6.5)
 
 
-def test_ranges_of_scaled_and_shifted_inputs_are_those_of_the_inputs_themselves():
+def test_ranges_of_scaled_and_shifted_inputs_equal_recomputed_ones():
     rng = np.random.default_rng(0)
     samples = [rng.standard_normal((9, 5)).astype(np.float32) for _ in range(3)]
     scale, shift = rng.uniform(0.5, 2, 5).astype(np.float32), rng.standard_normal(5).astype(np.float32)
@@ -46,7 +46,7 @@ def test_unseen_or_non_finite_ranges_are_refused():
         CacheRanges(before=True).keys  # noqa: B018
 
 
-def test_cache_channels_lie_in_the_last_axes():
+def test_cache_channels_are_the_last_axes():
     ranges = CacheRanges(before=False)
     ranges.add(np.arange(12).reshape(3, 2, 2), -np.arange(6).reshape(3, 2))
     ranges.add(np.full((1, 2, 2), 99), np.full((1, 2), 99))

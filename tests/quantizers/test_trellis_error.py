@@ -25,7 +25,7 @@ def test_mean_squared_error(bits, weight):
 
 @pytest.mark.skipif(native.lib() is None, reason="the numpy encoder would take minutes")
 @pytest.mark.parametrize("bits", [5, 6, 7, 8])
-def test_more_bits_err_less_also_where_numbers_are_large(bits, weight):
+def test_more_bits_lower_the_error_also_for_large_values(bits, weight):
     """Each bit takes off most of three quarters; a number beyond the codebook would show."""
     w = weight[:32, :512].copy()
     w[3, 7] = 5.5

@@ -27,18 +27,18 @@ def test_recipes_match_llama_quantize(model, name, facts):
             assert chosen == tensor.tensor_type.name.lower(), tensor.name
 
 
-def test_file_types_are_those_of_the_vectors():
+def test_file_types_equal_the_vectors():
     for model, name, _ in LLAMA_QUANTIZE:
         file = GGUFReader(VECTORS / "models" / model / f"{model}-{name}.gguf")
         assert file.fields["general.file_type"].contents() == builtin_recipes()[name.lower()].file_type
 
 
 @pytest.mark.parametrize("layers, expected", [(32, 16), (2, 1), (1, 1), (22, 10)])
-def test_more_bits_names_about_half_of_the_layers(layers, expected):
+def test_more_bits_selects_about_half_of_the_layers(layers, expected):
     assert sum(LAYERS["more_bits"](i, layers) for i in range(layers)) == expected
 
 
-def test_a_rule_goes_before_the_recipe():
+def test_a_rule_overrides_the_recipe():
     recipe = load_recipe("q4_k_m").with_rules([parse_rule("*ffn_down*=q8_0")])
     assert recipe.choose(("blk.0.ffn_down.weight",), Facts(layers=4))[0] == "q8_0"
     assert recipe.choose(("blk.0.ffn_up.weight",), Facts(layers=4))[0] == "q4_k"
@@ -62,7 +62,7 @@ def test_a_recipe_file_extends_a_builtin_one(tmp_path):
         ("base = ", "not a readable recipe"),
     ],
 )
-def test_a_bad_recipe_file_is_one_clear_line(tmp_path, text, hint):
+def test_a_bad_recipe_file_is_a_one_line_error(tmp_path, text, hint):
     file = tmp_path / "bad.toml"
     file.write_text(text)
     with pytest.raises(PolyquantError, match=hint) as caught:

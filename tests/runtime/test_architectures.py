@@ -1,4 +1,4 @@
-"""Every architecture against its judge: tests/vectors/runtime/README.md says how the logits were made."""
+"""Every architecture against its reference logits (tests/vectors/runtime/README.md)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_loading_reads_vectors_only(tmp_path):
         f.write(len(raw).to_bytes(8, "little") + raw)
         f.truncate(8 + len(raw) + at)
     assert at > 1e9
-    pq.load(MODELS / "llama-linear")  # what only the first load of a process costs: imports, up to 0.33 s of them
+    pq.load(MODELS / "llama-linear")  # exclude the cost of the first load of a process: up to 0.33 s of imports
     before, began = resident(), time.process_time()
     model = pq.load(tmp_path)
     assert time.process_time() - began < 0.3

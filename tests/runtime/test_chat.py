@@ -1,4 +1,4 @@
-"""Messages to a prompt, as transformers renders them; and templates that are no good, each with its own line."""
+"""Messages to a prompt, as transformers renders them; and bad templates, each with its own error."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("template", BAD, ids=lambda t: t[:40])
-def test_a_bad_template_is_one_line(template):
+def test_a_bad_template_is_a_one_line_error(template):
     with pytest.raises(InputError) as caught:
         render(template, {"messages": TALK}, file="model.gguf")
     text = str(caught.value)
     assert text.startswith("model.gguf: the chat template ") and BAD[template] in text and text.isprintable()
 
 
-def test_a_process_that_dies_is_one_line(monkeypatch, tmp_path):
+def test_a_dead_process_is_a_one_line_error(monkeypatch, tmp_path):
     for program, said in (
         ("import os; os.kill(os.getpid(), 11)", "signal 11"),
         ("raise SystemExit('out')", "fails on these messages: out"),
@@ -116,7 +116,7 @@ def test_a_process_that_dies_is_one_line(monkeypatch, tmp_path):
             render("x", {})
 
 
-def test_the_process_sees_nothing_of_ours(monkeypatch, tmp_path):
+def test_the_process_does_not_inherit_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("SECRET", "x")
     (tmp_path / "child.py").write_text(
         "import os, sys; sys.stdin.read(); sys.stdout.write('{\"text\": \"%s\"}' % ' '.join(sorted(os.environ)))"
@@ -155,7 +155,7 @@ def test_templates_by_name(tmp_path):
         template_of(tokenizer, "x")
 
 
-def test_the_tokenizers_special_tokens_and_parts_that_are_text(tmp_path):
+def test_special_tokens_and_text_parts(tmp_path):
     tokenizer = tokenizer_with(
         "{{ bos_token }}{{ messages[0].content }}{{ pad_token }}{{ unk_token }}{{ messages[1].content }}", tmp_path
     )
@@ -170,18 +170,18 @@ WRONG = {
     "no role": ([{"content": "x"}], "message 0 must have a role"),
     "a number": ([{"role": "user", "content": 1}], "content of message 0"),
     "a picture": ([{"role": "user", "content": [{"type": "image_url"}]}], "non-text part"),
-    "a list of texts": ([{"role": "user", "content": ["x"]}], "non-text part"),
+    "a list of strings": ([{"role": "user", "content": ["x"]}], "non-text part"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_messages_that_are_none(case, tmp_path):
+def test_invalid_messages(case, tmp_path):
     messages, said = WRONG[case]
     with pytest.raises((InputError, UnsupportedError), match=said):
         render_chat(tokenizer_with("x", tmp_path), messages)
 
 
-def test_a_base_model_does_not_converse(tmp_path):
+def test_a_base_model_does_not_chat(tmp_path):
     with pytest.raises(UnsupportedError, match="no chat template: it is a base model; use a plain prompt"):
         render_chat(tokenizer_with(None, tmp_path), TALK)
 

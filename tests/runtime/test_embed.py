@@ -1,4 +1,4 @@
-"""Texts -> vectors: how they are pooled and brought to length 1, what is refused, and decoders that give embeddings."""
+"""Strings -> vectors: pooling, normalization, refusals, and decoders that give embeddings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bert(tmp_path):
     ],
 )
 @pytest.mark.parametrize("normalize", [False, True])
-def test_pooling_is_the_model_s_own(bert, said, of, normalize):
+def test_pooling_defaults_to_the_models(bert, said, of, normalize):
     model = pq.load(says(bert, said, normalize=normalize))
     wanted = of(model.states(TOKENS))
     wanted = wanted / np.linalg.norm(wanted) if normalize else wanted
@@ -61,7 +61,7 @@ def test_arguments_override_the_model(bert):
     assert np.linalg.norm(model.embed(TOKENS, normalize=True)[0]) == pytest.approx(1, abs=1e-6)
 
 
-def test_texts_lists_and_ids(bert):
+def test_strings_lists_and_ids(bert):
     model = pq.load(bert)
     both = model.embed(["the word", "of the lord"])
     assert both.shape == (2, 64) and both.dtype == np.float32
@@ -81,7 +81,7 @@ def test_texts_lists_and_ids(bert):
         ("a " * 100_000, "found an input of 200000 characters"), ("a b " * 200, "longer"),
     ],
 )  # fmt: skip
-def test_texts_that_cannot_be_embedded(bert, texts, match):
+def test_inputs_that_cannot_be_embedded(bert, texts, match):
     with pytest.raises(InputError, match=match):
         pq.load(bert).embed(texts)
 
@@ -91,7 +91,7 @@ def test_a_smaller_context(bert):
         pq.load(bert, context=4).embed([[5] * 5])
 
 
-def test_a_model_that_does_not_say_its_pooling(bert):
+def test_a_model_without_declared_pooling(bert):
     (bert / "modules.json").unlink()
     model = pq.load(bert)
     with pytest.raises(UnsupportedError, match="choose a pooling: mean, cls, last"):
@@ -101,7 +101,7 @@ def test_a_model_that_does_not_say_its_pooling(bert):
         model.embed(TOKENS, pooling="max")
 
 
-def test_steps_and_poolings_that_are_not_computed(bert):
+def test_unsupported_modules_and_poolings(bert):
     dense = [*MODULES[:2], {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
     with pytest.raises(UnsupportedError, match="Dense"):
         pq.load(says(bert, {"pooling_mode_mean_tokens": True}, modules=dense)).embed(TOKENS)
@@ -116,7 +116,7 @@ def test_steps_and_poolings_that_are_not_computed(bert):
         pq.load(bert.parent / "x.gguf").embed(TOKENS)
 
 
-def test_an_encoder_writes_no_text(bert):
+def test_an_encoder_does_not_generate(bert):
     model = pq.load(bert)
     for asked in (lambda: model.generate("a"), lambda: model.logits(TOKENS), model.session, lambda: model.decoder):
         with pytest.raises(UnsupportedError, match="encoder: it produces embeddings and generates no text"):
@@ -134,7 +134,7 @@ def test_an_encoder_writes_no_text(bert):
 
 
 def test_a_decoder_with_a_pooling(tmp_path):
-    """As Qwen3-Embedding: the last token's state, of length 1; the GGUF file says it too, and the folder made of it."""
+    """As Qwen3-Embedding: the last token's state, of length 1; GGUF and the folder made from it keep the pooling."""
     folder = tmp_path / "model"
     shutil.copytree(demo_model("llama"), folder)
     says(folder, {"pooling_mode_lasttoken": True})
@@ -149,7 +149,7 @@ def test_a_decoder_with_a_pooling(tmp_path):
     assert pq.load(tmp_path / "back").pooling.kind == "last"
 
 
-def test_a_decoder_whose_pooling_gguf_cannot_say_still_converts(tmp_path):
+def test_a_pooling_unknown_to_gguf_still_converts(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(demo_model("llama"), folder)
     says(folder, {"pooling_mode_weightedmean_tokens": True})
@@ -158,7 +158,7 @@ def test_a_decoder_whose_pooling_gguf_cannot_say_still_converts(tmp_path):
         pq.load(demo_model("llama")).embed("a")
 
 
-def test_texts_longer_than_a_run_of_positions(tmp_path):
+def test_inputs_longer_than_the_position_table(tmp_path):
     """A decoder takes them in pieces: the states are those of one pass."""
     model = pq.load(demo_model("llama"))
     tokens = np.random.default_rng(1).integers(3, 200, 512)
@@ -168,7 +168,7 @@ def test_texts_longer_than_a_run_of_positions(tmp_path):
 
 
 @pytest.mark.slow
-def test_nomic_bert_is_that_of_transformers(tmp_path):
+def test_nomic_bert_equals_transformers(tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(7)
     config = transformers.NomicBertConfig(

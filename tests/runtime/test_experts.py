@@ -76,7 +76,7 @@ def one_by_one(stack: Weight, x: F32, ids: Ids, rounding: str) -> tuple[F32, F32
 
 @pytest.mark.parametrize("rounding", ["block", "none"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_rows_meet_the_matrix_that_they_chose(codec, rounding, kernels):
+def test_rows_are_multiplied_by_their_expert(codec, rounding, kernels):
     stacks = [weight(codec, E, N, K, seed=1), weight(codec, E, N // 2, K, seed=2)]
     linear = ExpertLinear(stacks, [None, None], rounding)
     assert linear.kernel == "packed"
@@ -92,7 +92,7 @@ def test_rows_meet_the_matrix_that_they_chose(codec, rounding, kernels):
 
 
 @pytest.mark.parametrize("codec", ["q8_0", "f32", APART[0]])
-def test_rows_take_the_matrices_in_turn(codec, engine):
+def test_rows_use_the_matrices_in_turn(codec, engine):
     """Without ids row i takes matrix i % E: heads of tokens."""
     linear = ExpertLinear([weight(codec, E, N, K)], [floats(E, N)], "block")
     for rows in (1, E, 3 * E + 2):
@@ -115,7 +115,7 @@ def test_engines_agree(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_matrix_for_each_expert_is_a_stack_too(codec, engine):
+def test_separate_matrices_form_a_stack(codec, engine):
     whole = weight(codec, E, N, K)
     one = ExpertLinear([whole], [None], "block")
     parts = {
@@ -158,7 +158,7 @@ def test_unselected_experts_are_not_read(engine):
     assert np.isfinite(y).all()
 
 
-def test_stacks_that_do_not_fit():
+def test_mismatched_stacks():
     with pytest.raises(InputError, match="stacks"):
         ExpertLinear([weight("q8_0", 4, 8, 64), weight("q8_0", 5, 8, 64)], [None, None], "block")
     with pytest.raises(InputError, match="stacks"):
@@ -246,7 +246,7 @@ def test_a_part_token_by_token(which, engine):
     np.testing.assert_allclose(made(x), np.concatenate([made(x[t : t + 1]) for t in range(7)]), rtol=1e-4, atol=1e-5)
 
 
-def test_a_part_by_its_formula(engine):
+def test_a_part_equals_its_formula(engine):
     """Mixtral's sum written out in float64."""
     made, x = part("qwen3", "f32"), floats(5, HIDDEN)
     router, gate, up, down = (
@@ -265,7 +265,7 @@ def test_a_part_by_its_formula(engine):
     np.testing.assert_allclose(made(x), want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_router_of_other_experts():
+def test_a_router_with_the_wrong_number_of_experts():
     down = ExpertLinear([weight("q8_0", 4, 64, 64)], [None], "block")
     up = ExpertLinear([weight("q8_0", 4, 64, 64), weight("q8_0", 4, 64, 64)], [None, None], "block")
     with pytest.raises(InputError, match="router"):
@@ -306,7 +306,7 @@ def test_experts_without_a_kernel_are_not_recorded():
 
 @pytest.mark.skipif(native.lib() is None, reason="recording needs the native kernels")
 def test_invalid_expert_ids():
-    """Python rejects such ids; in a recorded step these rows become NaN and nothing else is written."""
+    """Python rejects such ids; in a recorded step these rows become NaN and no other row is written."""
     stacks = native.module().PackedExperts([pq.codec("q8_0").packed(weight("q8_0", 4, 8, 64).parts, (32, 64))], 4)
     x = floats(2, 64)
     for bad in (-1, 4, 1 << 30):

@@ -69,7 +69,7 @@ def made(request, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_variant_computes_what_transformers_does(made, tmp_path):
+def test_every_variant_equals_transformers(made, tmp_path):
     folder, wanted = made
     gguf, back = tmp_path / "model.gguf", tmp_path / "back"
     polyquant.convert(folder, gguf, to="gguf", codec="f32")
@@ -87,7 +87,7 @@ def test_every_variant_computes_what_transformers_does(made, tmp_path):
 
 
 @pytest.mark.slow
-def test_int8_caches_give_the_same_in_one_go_and_token_by_token(made, engine):
+def test_int8_caches_give_equal_results_token_by_token(made, engine):
     folder, wanted = made
     model = load(folder, activations="float", cache="int8")
     together = model.logits(TOKENS)
@@ -98,7 +98,7 @@ def test_int8_caches_give_the_same_in_one_go_and_token_by_token(made, engine):
 
 
 @pytest.mark.slow
-def test_layers_alone_are_what_the_whole_is(made, tmp_path):
+def test_single_layers_equal_the_whole_model(made, tmp_path):
     """Calibration computes layer after layer, each with an empty cache."""
     model = load(made[0], activations="float")
     (tmp_path / "samples.json").write_text(json.dumps([TOKENS, TOKENS[::-1]]), encoding="utf-8")
@@ -120,7 +120,7 @@ def _native():
     return native.lib() is not None
 
 
-def test_a_layer_of_values_that_are_keys_has_none_of_its_own():
+def test_a_layer_with_shared_keys_and_values_stores_one():
     layers = load(Golden("gemma4").folder, activations="float").decoder.layers
     assert [len(layer.attention.qkv.weights) for layer in layers] == [3, 3, 3, 3, 3, 2]
     assert [layer.state_spec.rows for layer in layers] == [(2, 16)] * 5 + [(1, 32)]

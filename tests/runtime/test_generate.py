@@ -65,7 +65,7 @@ def ids(answer):
     return [t.id for t in answer]
 
 
-def test_greedy_tokens_are_those_of_transformers(llama, engine):
+def test_greedy_tokens_equal_transformers(llama, engine):
     answer = llama.generate(PROMPT, max_tokens=48)
     tokens = list(answer)
     assert answer.prompt == IDS and [t.id for t in tokens] == GREEDY
@@ -76,7 +76,7 @@ def test_greedy_tokens_are_those_of_transformers(llama, engine):
     assert abs(tokens[0].logprob - (exact[5, GREEDY[0]] - np.logaddexp.reduce(exact[5]))) < 1e-4
 
 
-def test_a_penalty_over_all_tokens_is_that_of_transformers(llama):
+def test_a_penalty_over_all_tokens_equals_transformers(llama):
     assert ids(llama.generate(PROMPT, max_tokens=24, repetition_penalty=1.3, repetition_window=1000)) == PENALIZED
 
 
@@ -91,7 +91,7 @@ def test_a_folder_and_its_conversion_give_the_same_tokens(model, demo_files, eng
     assert answers[0] == answers[1] and len(answers[0]) == 24
 
 
-# bitnet with rounded activations is left out: one that lies next to a rounding boundary moves its logits by 0.05
+# bitnet with rounded activations is left out: an activation next to a rounding boundary moves its logits by 0.05
 # (demo/README.md).
 @pytest.mark.parametrize(
     ("model", "codec", "activations"),
@@ -119,6 +119,11 @@ def test_the_vector_models_generate(name, activations, bound):
     logits = model.logits([*model.tokenizer.encode("hello"), *(t.id for t in tokens[:-1])])[-len(tokens) :]
     for row, token in zip(logits, tokens, strict=True):
         assert abs(token.logprob - (row[token.id] - np.logaddexp.reduce(row))) < bound
+
+
+def test_a_seed_without_sampling_warns(llama):
+    with pytest.warns(UserWarning, match="seed has no effect at temperature 0"):
+        llama.generate(PROMPT, max_tokens=1, seed=1)
 
 
 def test_seeds(llama):
@@ -173,7 +178,7 @@ def test_the_context_ends_the_text(llama):
     small = polyquant.load(demo_model("llama"), context=10)
     assert small.context == 10
     answer = small.generate(PROMPT, max_tokens=None)
-    assert ids(answer) == GREEDY[:5] and answer.finish == "length"  # the fifth needs no place of its own
+    assert ids(answer) == GREEDY[:5] and answer.finish == "length"  # the fifth is not added to the cache
     whole = small.generate(list(range(3, 13)), max_tokens=4)
     assert len(ids(whole)) == 1 and whole.finish == "length"
 
@@ -239,7 +244,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_refused_before_any_work(case, llama, monkeypatch):
+def test_invalid_options_are_refused_before_any_work(case, llama, monkeypatch):
     prompt, options, said = WRONG[case]
     monkeypatch.setattr("polyquant.runtime.model.Session.feed", None)
     with pytest.raises(InputError) as caught:
@@ -248,12 +253,12 @@ def test_refused_before_any_work(case, llama, monkeypatch):
 
 
 @pytest.mark.parametrize("context", [0, -1, 513])
-def test_a_context_that_the_model_has_not(context):
+def test_a_context_longer_than_the_models(context):
     with pytest.raises(InputError, match="context is out of range"):
         polyquant.load(demo_model("llama"), context=context)
 
 
-def test_threads_are_those_of_the_process_and_change_no_token(engine):
+def test_thread_count_is_global_and_does_not_change_tokens(engine):
     before = native.threads()
     try:
         for threads in (1, 3):

@@ -37,7 +37,7 @@ def empty(kind: str) -> KVCache:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [0, 45])
 @pytest.mark.parametrize("steps", [[1] * 100, [32, 32, 36], [31, 1, 1, 67], [64, 1, 35]], ids=len)
-def test_how_the_text_is_fed_does_not_matter(engine, kind, window, steps):
+def test_chunk_sizes_do_not_matter(engine, kind, window, steps):
     qkv = text(100)
     at_once = feed(empty(kind), qkv, window=window)
     cache, ends = empty(kind), np.cumsum(steps)
@@ -47,7 +47,7 @@ def test_how_the_text_is_fed_does_not_matter(engine, kind, window, steps):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("back", [0, 32, 64, 65, 70, 99])
-def test_going_back_forgets(engine, kind, back):
+def test_rewinding_discards_later_tokens(engine, kind, back):
     qkv, other = text(100), text(60, seed=9)
     cache = empty(kind)
     feed(cache, qkv)
@@ -61,7 +61,7 @@ def test_going_back_forgets(engine, kind, back):
     assert cache.length == back + 60
 
 
-def test_going_back_into_a_full_int8_block_reads_what_int8_left(engine):
+def test_rewinding_into_a_full_int8_block_keeps_its_rounding(engine):
     qkv, other = text(40), text(5, seed=9)
     cache = empty("int8")
     feed(cache, qkv)
@@ -72,7 +72,7 @@ def test_going_back_into_a_full_int8_block_reads_what_int8_left(engine):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_feed_that_stopped_between_layers_leaves_no_trace(engine, kind):
+def test_an_aborted_feed_leaves_no_trace(engine, kind):
     qkv = text(40)
     cache, fresh = empty(kind), empty(kind)
     for c in (cache, fresh):
@@ -83,7 +83,7 @@ def test_a_feed_that_stopped_between_layers_leaves_no_trace(engine, kind):
 
 
 @pytest.mark.parametrize(("kind", "bytes_a_number"), [("f32", 4), ("f16", 2), ("int8", 1.5)])
-def test_room_follows_the_text(kind, bytes_a_number):
+def test_capacity_grows_with_the_text(kind, bytes_a_number):
     cache = empty(kind)
     start = cache.nbytes
     assert start <= LAYERS * GROUPS * 2 * 32 * SIZE * 4  # at most one block in float
@@ -119,13 +119,13 @@ def test_a_model_continued_equals_a_model_run_again(engine, name, kind):
     [(QUANTIZED, "float", "f32"), (QUANTIZED, "int8", "f16"), (MODELS / "llama", "int8", "f32")],
     ids=["float activations", "int8 activations", "float weights"],
 )
-def test_the_default_is_as_exact_as_the_rest(path, activations, kind):
+def test_the_default_cache_type_follows_the_activations(path, activations, kind):
     assert polyquant.load(path, activations=activations).decoder.cache_type == kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [[1] * 70, [31, 1, 1, 37], [20, 30, 50]], ids=len)
-def test_a_later_layer_on_the_same_keys_sees_what_one_with_its_own_would(engine, kind, steps):
+def test_layers_with_shared_keys_equal_layers_with_copies(engine, kind, steps):
     """Other queries on existing keys leave the cache unchanged, also when a block fills up in between."""
     qkv, others = text(100), noise(100, HEADS, SIZE, seed=7)
     shared, apart = KVCache([StateSpec((GROUPS, SIZE)), StateSpec()], kind), empty(kind)

@@ -22,7 +22,7 @@ MODELS = VECTORS / "architectures"
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
-def test_heads_apart(name, engine):
+def test_heads_computed_separately(name, engine):
     """The first layer with keys [heads, nope + rope] and values [heads, value] of kv_b_proj, in float64."""
     model = load(MODELS / name, activations="float")
     config, decoder = model.checkpoint.config, model.decoder
@@ -117,7 +117,7 @@ def test_files_from_before_the_split(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("codec", ["w8a16", "w8a8.dynamic"])
 def test_a_folder_of_quantized_matrices(codec, tmp_path):
-    """What codecs of matrices cannot hold as a stack, heads of kv_b_proj, is computed in floats; experts lie apart."""
+    """Stacks that codecs of matrices cannot hold (heads of kv_b_proj) stay floats; experts are stored separately."""
     pq.quantize(MODELS / "deepseek_v3", tmp_path / "q", to="msmodelslim", codec=codec)
     wanted = load(MODELS / "deepseek_v3").logits([1, 2, 3, 4])
     for activations in ("int8", "float"):

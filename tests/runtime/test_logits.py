@@ -99,7 +99,7 @@ def test_bitnet_of_every_container(path, engine):
     assert distance(rounded, target[f"hf_torch__packed_{judge}__w1.58a8"]) < 0.04
 
 
-def test_the_layout_that_a_file_cannot_tell_matters():
+def test_the_ternary_layout_matters():
     path = VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-arm_64.gguf"
     assert (
         distance(logits(path, "float", ternary_layout="i2_s.x86"), logits(path, "float", ternary_layout="i2_s.arm"))
@@ -107,7 +107,7 @@ def test_the_layout_that_a_file_cannot_tell_matters():
     )
 
 
-def test_master_weights_are_made_ternary_and_the_notes_say_so():
+def test_master_weights_are_ternarized_with_a_note():
     model = pq.load(MODELS / "tiny-bitnet/hf")
     assert any("14 BitNet master weights" in note for note in model.checkpoint.notes)
     assert not any("ternary" in note for note in pq.load(MODELS / "tiny-llama-tied/hf").checkpoint.notes)
@@ -131,8 +131,8 @@ def test_one_token_at_a_time_in_pieces_and_after_a_rewind(path):
 
 
 @pytest.mark.parametrize(("method", "part"), [("fp8", "weight_scale_inv"), ("fbgemm_fp8", "weight_scale")])
-def test_8_bit_floats_with_scales_run(tmp_path, method, part):
-    """As the same numbers in float32 do; config.json says the method, which alone does not stop them."""
+def test_8_bit_floats_with_scales(tmp_path, method, part):
+    """Logits equal those of the values in float32. The method in config.json alone is not an error."""
     model = MODELS / "tiny-llama-untied/hf"
     tensors, floats = load_file(model / "model.safetensors"), {}
     for name, w in list(tensors.items()):

@@ -49,7 +49,7 @@ def test_both_engines_give_the_same_text(folder, tmp_path):
 
 
 @pytest.mark.parametrize("folder", V1)
-def test_v1_folders_run_as_they_are(engine, folder):
+def test_v1_folders_run_directly(engine, folder):
     ids = np.arange(7, 40)
     exact = logits(source_of(folder), ids, activations="float")
     bounds = {"w8a16": 0.02, "w8a8_dynamic": 0.05, "w8a8_mix": 0.06, "w4a8_dynamic": 0.35}
@@ -58,7 +58,7 @@ def test_v1_folders_run_as_they_are(engine, folder):
 
 
 def test_a_bias_is_counted_once(tmp_path):
-    """quant_bias holds it; the float tensor beside it is for runs without whole numbers."""
+    """quant_bias holds it; the float bias next to it is for float runs."""
     path, ids = runnable("v0/fp16/w8a8", tmp_path), np.arange(3, 30)
     model = load(path)
     assert any(b is not None and b.any() for b in model.decoder.layers[0].attention.qkv.bias)
@@ -75,7 +75,7 @@ def test_a_bias_is_counted_once(tmp_path):
     assert relative(whole + model.decoder.layers[0].attention.qkv.bias[1], floats) > 2 * relative(whole, floats)
 
 
-def test_the_norm_of_quantized_layers_is_the_one_in_module(tmp_path):
+def test_quantized_layers_use_the_norm_in_module(tmp_path):
     """As in the specification: `.weight` of the float model for float layers, `.module.weight` for the others."""
     path, ids = runnable("v0/fp16/w8a8_m1", tmp_path), np.arange(3, 30)
     expected = logits(path, ids)
@@ -96,7 +96,7 @@ def test_the_norm_of_quantized_layers_is_the_one_in_module(tmp_path):
 
 
 @pytest.mark.parametrize("folder", [f for f in C8 if f.startswith("v0")])
-def test_the_cache_rounds_as_the_tool_does(engine, folder):
+def test_the_cache_rounds_like_the_tool(engine, folder):
     checkpoint, seen = polyquant.open(ROOT / folder), forward(folder)
     names = [n.removesuffix(".kv_in") for n in seen if n.endswith(".kv_in")]
     assert names
@@ -106,7 +106,7 @@ def test_the_cache_rounds_as_the_tool_does(engine, folder):
         got = on_grid(x, scale, offset)
         codes = np.rint(got / scale + offset)
         away = np.abs(codes - seen[f"{name}.kv_int"].reshape(codes.shape))
-        assert away.max() <= 1  # the tool divides in half precision (quantizers/exact_tool.py does so too, on request)
+        assert away.max() <= 1  # the tool divides in half precision (like quantizers/exact_tool.py)
         assert (away > 0).mean() < (0.03 if "fp16" in folder else 0.15)
         levels = (seen[f"{name}.kv_int"].reshape(codes.shape) - offset) * scale
         atol = (0.06 if "fp16" in folder else 0.4) * scale.max()  # half a unit in the last place of the tool's dtype
@@ -114,7 +114,7 @@ def test_the_cache_rounds_as_the_tool_does(engine, folder):
 
 
 @pytest.mark.parametrize("folder", C8)
-def test_c8_is_used_where_the_folder_has_it(folder, tmp_path):
+def test_c8_is_used_if_the_folder_has_it(folder, tmp_path):
     path, ids = runnable(folder, tmp_path), np.arange(3, 80)
     model = load(path)
     turned = folder.startswith("v1")
@@ -130,7 +130,7 @@ def test_c8_needs_its_scales(tmp_path):
         load(runnable("v0/fp16/w8a16", tmp_path), cache="c8")
 
 
-def test_steps_of_the_cache_are_positive(tmp_path):
+def test_cache_scales_are_positive(tmp_path):
     path = runnable("v0/fp16/w8a16_c8_asym", tmp_path)
     file = next(path.glob("*.safetensors"))
     data = bytearray(file.read_bytes())

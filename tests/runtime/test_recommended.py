@@ -57,7 +57,7 @@ def test_values_that_cannot_be_used_are_ignored_with_a_note(name, tmp_path):
     assert name not in found.values and len(found.notes) == 1 and name in found.notes[0]
 
 
-def test_no_file_recommends_nothing_and_a_broken_one_is_an_error(tmp_path):
+def test_no_file_means_no_recommendation_and_a_broken_one_is_an_error(tmp_path):
     assert recommended(Checkpoint("hf", tmp_path, {})).values == {}
     checkpoint = folder(tmp_path, {})
     (tmp_path / "generation_config.json").write_bytes(b"[]")
@@ -105,12 +105,12 @@ def test_conversion_keeps_the_recommended_sampling(content, tmp_path):
     assert written.get("temperature") == first.get("temperature") and ("_from_model_config" in written) == (not first)
 
 
-def test_values_that_are_not_numbers_are_not_carried(tmp_path):
+def test_values_that_are_not_numbers_are_not_copied(tmp_path):
     content = {"temperature": "hot", "top_p": True, "top_k": 1 << 40, "min_p": None}
     assert to_gguf(folder(tmp_path, content).files) == {}
 
 
-def test_words():
+def test_sampling_is_described():
     assert shown(Sampling()) == "greedy (temperature 0)"
     assert shown(Sampling(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05)) == (
         "temperature 0.6, top-k 20, top-p 0.95, min-p 0.1, repetition penalty 1.05"

@@ -1,4 +1,4 @@
-"""Sessions of recurrent models: split, rewound, aborted and restarted texts give the same logits."""
+"""Sessions of recurrent models: split, rewound, aborted and restarted input gives the same logits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lfm2():
 
 
 def test_pieces_of_any_size(model):
-    """64 tokens are a chunk of the scans of small models: pieces end before, at and behind it."""
+    """64 tokens are a chunk of the scans of small models: pieces end before, at and after its boundary."""
     tokens = text(model, 150)
     whole = model.logits(tokens)
     for sizes in ([1] * 150, [63, 1, 65, 21], [64, 86], [2] * 75, [7] * 21 + [3]):
@@ -68,7 +68,7 @@ def test_after_a_rewind(model, cache):
         np.testing.assert_allclose(session.feed(other), wanted, rtol=0, atol=2e-4 if cache == "f32" else 0.3)
 
 
-def test_a_prompt_that_was_seen_is_not_computed_again(lfm2):
+def test_a_known_prompt_is_not_recomputed(lfm2):
     session, prompt = lfm2.session(), text(lfm2, 60)
     first = lfm2.generate(prompt, max_tokens=9, session=session)
     answer = [token.id for token in first]
@@ -95,7 +95,7 @@ def test_a_server_goes_back_to_a_mark(lfm2):
     np.testing.assert_allclose(engine._session.feed([8]), plain.feed([8]), **CLOSE)
 
 
-def test_a_step_that_was_broken_off_can_be_taken_again(model, monkeypatch):
+def test_an_aborted_step_can_be_repeated(model, monkeypatch):
     tokens = text(model, 30)
     whole = model.logits(tokens)
     session = model.session()
@@ -120,7 +120,7 @@ def test_a_step_that_was_broken_off_can_be_taken_again(model, monkeypatch):
         np.testing.assert_allclose(found, whole[session.position - 1], **CLOSE)
 
 
-def test_a_layer_alone_leaves_the_text_as_it_was(model):
+def test_a_single_layer_leaves_the_session_unchanged(model):
     tokens = text(model, 30)
     whole = model.logits(tokens)
     session = model.session()
@@ -144,7 +144,7 @@ def test_a_state_belongs_to_one_position():
         state.read(5)
 
 
-def test_where_a_cache_can_go_back_to():
+def test_positions_that_a_cache_can_rewind_to():
     for kind, places in (("f32", {39: 33, 33: 33, 32: 32, 20: 0}), ("int8", {39: 32, 33: 32, 32: 32, 20: 0})):
         cache = KVCache([StateSpec((1, 4)), StateSpec(states=((2,),))], kind)
         for at in (10, 32, 33, 40):
@@ -162,13 +162,13 @@ def test_where_a_cache_can_go_back_to():
         assert cache.length == 0 and cache.recall(1)[0].tolist() == [0, 0]
 
 
-def test_a_state_larger_than_any_is_refused(monkeypatch):
+def test_an_oversized_state_is_refused(monkeypatch):
     monkeypatch.setattr("polyquant.runtime.site._MOST", 100)
     with pytest.raises(InputError, match="cannot be right"):
         load(Golden("lfm2").folder)
 
 
-def test_two_parts_of_one_layer_keep_different_things():
+def test_two_parts_of_one_layer_keep_separate_states():
     both = StateSpec((2, 4)) | StateSpec(states=((3,),))
     assert both == StateSpec((2, 4), ((3,),))
     with pytest.raises(ValueError, match="the same"):

@@ -38,7 +38,7 @@ def scaled(**rope):
     return turns(rope_parameters={"rope_theta": 100.0, **rope})
 
 
-def test_an_amplitude_that_grows():
+def test_growing_amplitude():
     """Llama 4's queries of layers without positions: transformers' floor((p + 1) / floor_scale)."""
     found = Rotary(np.zeros(3), 1.0, True, growth=0.5, floor=4)
     cos, sin = found.angles(2, 7)
@@ -90,7 +90,7 @@ def test_gguf_agrees(kind):
     assert found.amplitude == expected.amplitude
 
 
-def test_old_gguf_files_say_linear_in_one_key():
+def test_old_gguf_files_store_linear_scaling_in_one_key():
     hyper = USUAL.read_metadata(
         {**METADATA, "a.rope.scale_linear": 4.0, "a.rope.freq_base": 100.0}, "a", vocab=4, tied=True
     )
@@ -101,7 +101,7 @@ def test_old_gguf_files_say_linear_in_one_key():
 @pytest.mark.parametrize(
     "name, old", [("llama-linear", "linear"), ("llama-llama3-tied", "llama3"), ("llama-yarn", "yarn")]
 )
-def test_the_spelling_before_transformers_5(name, old, tmp_path):
+def test_config_keys_before_transformers_5(name, old, tmp_path):
     shutil.copytree(MODELS / name, tmp_path / "m")
     config = json.loads((tmp_path / "m/config.json").read_text())
     rope = config.pop("rope_parameters")
@@ -138,13 +138,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_parameters_that_cannot_be_right(name):
+def test_invalid_parameters(name):
     with pytest.raises(PolyquantError) as e:
         turns(**BAD[name])
     assert "\n" not in str(e.value)
 
 
-def test_divisors_that_cannot_be_right():
+def test_invalid_divisors():
     hyper = USUAL.read_config(CONFIG, vocab=4)
     for bad in (0.0, math.nan, -1.0):
         with pytest.raises(InputError):
@@ -170,7 +170,7 @@ LONG = {
 }
 
 
-def test_longrope_by_its_definition():
+def test_longrope_equals_its_definition():
     found = turns(max_position_embeddings=64, rope_scaling=LONG)
     plain = 10000.0 ** (-np.arange(0, 16, 2) / 16)
     np.testing.assert_allclose(found.of(16).frequencies, plain / ([1.0, 1.5] * 4))
@@ -190,7 +190,7 @@ def test_windows_may_have_a_separate_rope_base():
     np.testing.assert_allclose(local.frequencies, 500.0 ** (-np.arange(0, 16, 2) / 16))
 
 
-def test_a_text_that_grows_past_the_original_context(tmp_path):
+def test_a_prompt_that_grows_past_the_original_context(tmp_path):
     """As if it had come at once, and again after it was cut."""
     folder = shutil.copytree(VECTORS / "architectures/phi3", tmp_path / "phi3")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

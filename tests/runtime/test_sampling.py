@@ -42,7 +42,7 @@ def drawn(logits: np.ndarray, times: int, **options: float) -> list[int]:
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
 )
 @settings(max_examples=150, deadline=None)
-def test_only_tokens_within_the_cuts_are_drawn(seed, size, spread, top_k, top_p, min_p):
+def test_only_tokens_within_the_limits_are_sampled(seed, size, spread, top_k, top_p, min_p):
     logits = logits_of(seed, size, spread)
     _, may = kept_by_definition(logits, top_k, top_p, min_p)
     assert set(drawn(logits, 20, temperature=2.0, top_k=top_k, top_p=top_p, min_p=min_p)) <= may
@@ -51,7 +51,7 @@ def test_only_tokens_within_the_cuts_are_drawn(seed, size, spread, top_k, top_p,
 @pytest.mark.parametrize(
     "options", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.8, "min_p": 0.02}, {}], ids=str
 )
-def test_all_that_the_cuts_leave_is_drawn_sometimes(options):
+def test_every_remaining_token_is_sampled_sometimes(options):
     logits = logits_of(3, 60, 1.0)
     must, may = kept_by_definition(logits, **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **options})
     assert must <= set(drawn(logits, 4000, temperature=5.0, **options)) <= may
@@ -69,7 +69,7 @@ def test_token_frequencies_match_probabilities(size):
     assert abs(found.count(size - 1) / found.count(0) - 2) < 0.3
 
 
-def test_the_temperature_comes_after_the_cuts():
+def test_temperature_is_applied_after_the_limits():
     logits = np.log(np.array([0.6, 0.3, 0.1], np.float32))
     assert set(drawn(logits, 500, temperature=100.0, top_p=0.8)) == {0, 1}
     assert set(drawn(logits, 500, temperature=100.0, min_p=0.4)) == {0, 1}
@@ -77,14 +77,14 @@ def test_the_temperature_comes_after_the_cuts():
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_p": 0.0}], ids=str)
-def test_of_equal_ones_the_lowest_id(options):
+def test_ties_give_the_lowest_id(options):
     logits = np.zeros(1000, np.float32)
     logits[[200, 7, 900]] = 5
     assert drawn(logits, 3, **options) == [7] * 3
     assert set(drawn(logits, 200, temperature=1.0, top_k=2)) == {7, 200}
 
 
-def test_the_same_seed_the_same_tokens():
+def test_equal_seeds_give_equal_tokens():
     logits = logits_of(0, 500)
     first, second = (Sampler(Sampling(temperature=1.0, seed=7)) for _ in range(2))
     assert [first.pick(logits, []) for _ in range(50)] == [second.pick(logits, []) for _ in range(50)]
@@ -118,7 +118,7 @@ def test_nan_logits_are_an_error(bad, options):
         Sampler(Sampling(**options)).pick(np.full(10, -np.inf, np.float32), [])
 
 
-def test_tokens_that_are_ruled_out_are_never_drawn():
+def test_excluded_tokens_are_never_sampled():
     logits = np.full(3000, -np.inf, np.float32)
     logits[[5, 2999]] = [0.0, 1.0]
     for options in ({}, {"top_k": 40}, {"top_p": 0.99}, {"min_p": 0.01}):
@@ -138,7 +138,7 @@ def test_values_out_of_range(name, value):
         Sampling(**{name: value})
 
 
-def test_log_probability_is_the_models_own():
+def test_log_probability_ignores_sampling():
     logits = logits_of(1, 200)
     exact = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
     assert all(abs(log_probability(logits, i) - exact[i]) < 1e-5 for i in (0, 100, int(logits.argmax())))

@@ -1,4 +1,4 @@
-"""Inputs that are rounded twice: nearly exact, the same in both engines, and what latent attention gains from it."""
+"""Inputs that are rounded twice: nearly exact, the same in both engines, more accurate latent attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def made(codec: str, rows: int, cols: int, rounding: str = "block") -> Linear:
 @pytest.mark.parametrize("codec", ["q8_0", "q4_k", "q4_0"])
 @pytest.mark.parametrize("tokens", [1, 3, 70])
 @pytest.mark.parametrize("cols", [512, 768])
-def test_most_of_the_rounding_is_gone(engine, codec, tokens, cols):
+def test_splitting_removes_most_of_the_rounding(engine, codec, tokens, cols):
     linear, exact = made(codec, 48, cols), made(codec, 48, cols, "none")
     x = np.random.default_rng(tokens).standard_normal((tokens, cols), np.float32)
     wanted = exact(x)[0]
@@ -48,7 +48,7 @@ def test_only_block_rounding_is_split():
         np.testing.assert_array_equal(SplitInput(linear)(linear, x)[0], linear(x)[0])
 
 
-def test_a_tape_records_it():
+def test_split_inputs_are_recorded_on_a_tape():
     if native.lib() is None:
         pytest.skip("native kernels are not built or switched off")
     linear = made("q8_0", 16, 256)
@@ -67,7 +67,7 @@ def test_a_tape_records_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
 def test_latent_attention_is_closer_to_exact(name, tmp_path):
-    """The mean over many texts: of one alone a rounding that changes an expert decides."""
+    """Mean over many prompts: for a single prompt, one rounding that changes an expert dominates."""
     pq.convert(VECTORS / "architectures" / name, tmp_path / "q8.gguf", to="gguf", codec="q8_0", requantize=True)
     exact, model, plain = (
         load(tmp_path / "q8.gguf", activations="float"),

@@ -1,4 +1,4 @@
-"""A recorded step gives, bit for bit, what Python gives without one, whatever happens in between."""
+"""A recorded step gives, bit for bit, the output of Python without one, regardless of other calls in between."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_two_sessions_take_turns():
             np.testing.assert_array_equal(session.feed([tokens[i]]), logits[i])
 
 
-def test_two_threads_and_another_number_of_them():
+def test_two_threads_and_a_different_thread_count():
     model = polyquant.load(LLAMA)
     texts = [text(model, seed=i) for i in range(2)]
     expected = [walked(LLAMA, t) for t in texts]
@@ -164,7 +164,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_step_can_be_taken_again(kind):
+def test_an_interrupted_step_can_be_repeated(kind):
     model = polyquant.load(LLAMA, cache=kind)
     tokens = text(model)
     expected = walked(LLAMA, tokens, cache=kind)
@@ -193,7 +193,7 @@ def test_a_recording_that_fails_leaves_nothing_behind(monkeypatch):
     np.testing.assert_array_equal(session.feed([3]), walked(LLAMA, [1, 2, 3])[2])
 
 
-def test_a_layer_that_computes_by_itself_is_not_replayed(walks):
+def test_a_step_with_unrecorded_operations_is_not_replayed(walks):
     """Its result comes from memory that no recorded operation wrote."""
     model = polyquant.load(LLAMA)
     layer = model.decoder.layers[0]
@@ -206,7 +206,7 @@ def test_a_layer_that_computes_by_itself_is_not_replayed(walks):
     assert walks == [1, 1, 1]
 
 
-def test_a_tape_runs_only_where_it_may():
+def test_a_tape_refuses_invalid_use():
     model = polyquant.load(LLAMA)
     session = model.session()
     session.feed([1])

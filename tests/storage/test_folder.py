@@ -9,12 +9,12 @@ from polyquant.storage.folder import LeavesFolderError, inner_name, pooling_file
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "1_Pooling/config.json"])
-def test_names_that_may_be_written(name):
+def test_valid_names(name):
     assert inner_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "/", "/etc", "a/", "../a", "a/..", "a/b/c", "a\\b", "C:a", "a\nb", None, 3])
-def test_names_that_may_not(name):
+def test_invalid_names(name):
     assert not inner_name(name)
 
 
@@ -46,7 +46,7 @@ def test_a_pooling_outside_the_folder_is_refused(tmp_path, path):
 @pytest.mark.parametrize(
     "content", ["{}", '[{"type": "Pooling", "path": 3}]', '[{"type": "Pooling", "path": "none"}]', "["]
 )
-def test_a_list_of_steps_that_is_none_is_refused(tmp_path, content):
+def test_an_invalid_modules_json_is_refused(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(InputError):
         pooling_files(tmp_path)

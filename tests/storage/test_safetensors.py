@@ -34,7 +34,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.parent.name}-{p.parent.name}")
-def test_reads_and_writes_what_the_safetensors_package_does(path):
+def test_reads_and_writes_like_the_safetensors_package(path):
     header = header_of(path)
     with safetensors.safe_open(path, "numpy") as peer:
         assert set(peer.keys()) == set(header.entries)
@@ -49,7 +49,7 @@ def test_reads_and_writes_what_the_safetensors_package_does(path):
     assert {e.name: e for e in entries} == header.entries
 
 
-def test_all_dtypes_lie_where_the_package_puts_them(file):
+def test_all_dtypes_have_the_offsets_of_the_package(file):
     arrays = {
         f"t{i}": np.arange(6).reshape(2, 3).astype(d)
         for i, d in enumerate(

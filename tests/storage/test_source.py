@@ -33,7 +33,7 @@ def test_an_empty_file_has_an_empty_map(tmp_path):
     assert Source(tmp_path / "x").map().shape == (0,)
 
 
-def test_the_descriptor_is_given_back(tmp_path):
+def test_the_descriptor_is_closed(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
     source = Source(tmp_path / "x")
     fd, mapped = source.fileno(), source.map()
@@ -52,7 +52,7 @@ def test_a_file_that_shrinks_is_an_error(source):
 
 
 @pytest.mark.parametrize(("offset", "n"), [(-1, 1), (200, 1), (0, 201), (1 << 70, 1), (0, 1 << 70)])
-def test_arrays_lie_inside_the_file(source, offset, n):
+def test_arrays_are_inside_the_file(source, offset, n):
     with pytest.raises(InputError, match="outside the file"):
         FileArray(source, offset, ArraySpec((n,), U8))
 
@@ -82,7 +82,7 @@ def test_fields_inside_blocks_are_swapped(source):
     assert source.map()[:2].tolist() == [0, 1]
 
 
-def test_one_order_is_foreign():
+def test_exactly_one_byte_order_is_foreign():
     assert foreign("<") != foreign(">")
 
 

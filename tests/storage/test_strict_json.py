@@ -37,7 +37,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_one_line(name):
+def test_invalid_json_is_a_one_line_error(name):
     data, why = REFUSED[name]
     start = time.process_time()
     with pytest.raises(InputError, match=why) as e:
@@ -54,7 +54,7 @@ def test_refused_in_one_line(name):
         '["\\ud83d\\ude00"]', "[18446744073709551615, -9223372036854775808]", '["' + "\\" * 10 + '"]',
     ],
 )  # fmt: skip
-def test_taken_as_json_does(text):
+def test_valid_json_equals_the_json_module(text):
     assert parse(text.encode(), HEADER) == json.loads(text)
 
 
@@ -73,7 +73,7 @@ def test_size_and_values_are_capped_before_parsing():
     assert parse(b'["1,2,3,4,5,6,7,8,9,10,11,[[[[[["]', Limit(100, 10))
 
 
-def test_chunks_do_not_change_what_is_seen(monkeypatch):
+def test_chunk_sizes_do_not_change_the_result(monkeypatch):
     text = b'{"a\\\\": ["\\"[[[", {"b": "x\\\\\\"]"}], "c": [[1], [2, [3]]]}'
     for chunk in range(1, 9):
         monkeypatch.setattr(strict_json, "_CHUNK", chunk)

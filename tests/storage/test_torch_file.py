@@ -32,7 +32,7 @@ def spec(tensor):
 # ---------------------------------------------------------------- genuine files
 
 
-def test_equals_the_safetensors_twin():
+def test_equals_safetensors():
     source, twin = Source(BIN / "pytorch_model.bin"), Source(BIN / "model.safetensors")
     tensors, entries = read_torch(source), safetensors.read_header(twin).entries
     assert set(tensors) == set(entries)
@@ -58,7 +58,7 @@ def test_views_are_gathered():
     assert kinds == {FileArray, StridedArray}
 
 
-def test_a_view_asked_for_in_another_shape():
+def test_a_view_in_a_different_shape():
     source = Source(BIN / "views.bin")
     t = read_torch(source)["transposed"]
     flat = t.array(source, ArraySpec((t.nbytes,), np.dtype(np.uint8)))
@@ -223,7 +223,7 @@ def test_hostile_pickles_are_refused_and_nothing_runs(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in FLAG_NAMES if "huge" in n or "LONG" in n or n == "billion laughs as key"])
-def test_claims_cost_no_memory(name, tmp_path):
+def test_claimed_sizes_cost_no_memory(name, tmp_path):
     data = hostile(tmp_path)[name]
     tracemalloc.start()
     try:
@@ -234,7 +234,7 @@ def test_claims_cost_no_memory(name, tmp_path):
         tracemalloc.stop()
 
 
-def test_the_attacks_are_real(tmp_path):
+def test_the_attacks_work_on_the_plain_unpickler(tmp_path):
     flag = tmp_path / "flag"
     pickle.loads(hostile(flag)["os.system protocol 2"])
     assert flag.exists()
@@ -290,7 +290,7 @@ def opened(tmp_path, data):
     return read_torch(Source(path))
 
 
-def test_a_sound_archive(tmp_path):
+def test_a_valid_archive(tmp_path):
     t = opened(tmp_path, archive())["a"]
     assert (t.dtype, t.shape) == ("F32", (2, 3))
     assert Source(tmp_path / "x.bin").pread(t.offset, 24).tobytes() == bytes(range(24))
@@ -341,7 +341,7 @@ def test_hostile_archives_are_refused(name, tmp_path):
     assert "\n" not in str(e.value)
 
 
-def test_two_entries_of_one_name(tmp_path):
+def test_duplicate_entries(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as z:

@@ -42,13 +42,13 @@ def test_claims_of_each_family(name):
     assert [n for n in NAMES if isinstance(codec, getattr(capabilities, n))] == CLAIMS[name].split()
 
 
-def test_opaque_bytes_claim_nothing_else():
+def test_opaque_bytes_claim_no_other_ability():
     codec = OpaqueCodec(99, 64)
     assert [n for n in NAMES if isinstance(codec, getattr(capabilities, n))] == ["Opaque"]
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_only_what_takes_options_is_configured(name):
+def test_only_codecs_with_options_are_configured(name):
     codec = polyquant.codec(name)
     if not isinstance(codec, capabilities.Configurable):
         with pytest.raises(TypeError, match="takes no options"):
@@ -95,7 +95,7 @@ class WrongBits(Wrapped):
 
 
 @pytest.mark.parametrize("wrong", [WrongProduct, WrongBias, WrongFields, WrongCounts, WrongBits])
-def test_a_false_claim_is_found(wrong):
+def test_a_false_claim_is_reported(wrong):
     codec = wrong(polyquant.codec("q8_0"))
     parts = any_parts(polyquant.codec("f32"), (4, 64))
     parts = codec.pack(codec.quantize(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)))
@@ -104,7 +104,7 @@ def test_a_false_claim_is_found(wrong):
         check_capabilities(codec, parts, (4, 64))
 
 
-def test_a_broken_promise_is_found():
+def test_a_broken_contract_is_reported():
     @dataclass(frozen=True, slots=True)
     class Forgetful(Wrapped):
         def pack(self, codes):

@@ -38,7 +38,7 @@ def tiny(tmp_path_factory):
     return tiny_model(RECORD, tmp_path_factory.mktemp("model") / "hf")
 
 
-def test_options_that_are_not_the_targets_are_found(tmp_path):
+def test_foreign_options_are_reported(tmp_path):
     class Wrong(type(registry.format_named("hf"))):
         target_options = NoOptions
 
@@ -47,7 +47,7 @@ def test_options_that_are_not_the_targets_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("name", registry.FORMATS)
-def test_formats(name):
+def test_formats_fulfil_the_contract(name):
     check_format(registry.format_named(name), SAMPLES[name], [SAMPLES[other] for other in FOREIGN[name]])
 
 
@@ -62,7 +62,7 @@ def test_formats(name):
         ("msmodelslim", {"codec": "w8a16"}),
     ],
 )
-def test_targets(name, options, tiny):
+def test_targets_fulfil_the_contract(name, options, tiny):
     check_target(registry.format_named(name), tiny, **options)
 
 
@@ -99,7 +99,7 @@ def test_the_contract_finds_violations(changed, says):
         check_format(Wrong(registry.format_named("gguf"), changed), SAMPLES["gguf"])
 
 
-def test_a_target_that_rounds_silently_is_found(tiny, monkeypatch):
+def test_a_target_that_rounds_silently_is_reported(tiny, monkeypatch):
     from polyquant.testing import formats
 
     monkeypatch.setattr(formats, "convert", lambda *args, **kwargs: convert(*args, **{**kwargs, "measure": False}))

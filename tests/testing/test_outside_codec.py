@@ -1,4 +1,4 @@
-"""A codec of another package, found by its entry point, does what a built-in one does, with a search of its own."""
+"""A codec of another package, found by its entry point, works like a built-in one, with a separate search."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def weight():
 
 
 @pytest.mark.parametrize("name", ["outside.rounded", "outside.searched"])
-def test_contract(outside, name, weight, engine):
+def test_fulfils_the_contract(outside, name, weight, engine):
     codec = polyquant.codec(name)
     check_codec(codec, weight, error=1e-4, weighted=True)
     check_registered(codec)
@@ -61,7 +61,7 @@ def test_a_search_is_imported_when_it_is_called(outside):
         registry.Search("no_such_module:function")(np.zeros((1, 16), np.float32), None)
 
 
-def test_a_built_in_layout_with_another_search(outside, weight):
+def test_a_built_in_layout_with_a_different_search(outside, weight):
     codec = outside.TRELLIS
     assert codec.name == "trellis.3"
     assert not codec.dequantize(codec.pack(codec.quantize(weight)), weight.shape).any()
@@ -69,7 +69,7 @@ def test_a_built_in_layout_with_another_search(outside, weight):
     assert not again.dequantize(again.pack(again.quantize(weight)), weight.shape).any()
 
 
-def test_the_runtime_multiplies_it(outside, weight):
+def test_the_runtime_supports_it(outside, weight):
     codec = polyquant.codec("outside.searched")
     parts = codec.pack(codec.quantize(weight))
     held = Weight("w", weight.shape, codec, in_memory(parts))
@@ -79,7 +79,7 @@ def test_the_runtime_multiplies_it(outside, weight):
     assert linear.kernel == "dequantized"
 
 
-def test_a_family_whose_names_say_their_options(outside, weight):
+def test_a_family_with_options_in_its_names(outside, weight):
     codec = polyquant.codec("family.3")
     assert codec.name == "family.3"
     check_codec(codec, weight, error=0.05, weighted=True)

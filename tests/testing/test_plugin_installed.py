@@ -1,4 +1,4 @@
-"""examples/plugin as people would use it: built and installed by pip, then the real command line in child processes."""
+"""examples/plugin as users install it: built and installed by pip, then the real command line in child processes."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def child(arguments, *places, cwd):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder that pip installed the package into. Building writes beside the source, so a copy of it is built."""
+    """The folder that pip installed the package into. Building writes next to the source, so a copy is built."""
     folder = tmp_path_factory.mktemp("plugin")
     source, site = folder / "source", folder / "site"
     shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
@@ -84,7 +84,7 @@ def test_other_formats(run):
     assert "wrote hf" in run("convert", "x.pqx", "hf", "--to", "hf")
 
 
-def test_quantize_takes_the_format_s_own_default(run):
+def test_quantize_uses_the_formats_default(run):
     assert "example.q6" in run("quantize", LLAMA, "small.pqx", "--to", "example")
 
 
@@ -94,12 +94,12 @@ def test_overwrite(run):
     run("convert", LLAMA, "twice.pqx", "--to", "example", "--overwrite")
 
 
-def test_help_lists_its_options_under_its_title(run):
+def test_help_groups_its_options_under_its_title(run):
     said = run("convert", "--help")
     assert "example folders:\n  --alignment" in said and "|example|" in said.replace("[", "|").replace("]", "|")
 
 
-def test_misspelt_names_lead_to_it(run):
+def test_misspelt_names_suggest_it(run):
     assert "Did you mean 'example'?" in run("convert", LLAMA, "y", "--to", "exampel", code=2)
     assert "did you mean example.q6?" in run("convert", LLAMA, "y", "--codec", "example.q7", code=2)
 
@@ -109,7 +109,7 @@ def test_unknown_files_list_it_too(run):
     assert "installed package: example folders" in run("inspect", Path(__file__).parent, code=2)
 
 
-def test_its_options_are_refused_elsewhere(run):
+def test_its_options_are_refused_for_other_targets(run):
     assert "--alignment is for example folders" in run("convert", LLAMA, "n.gguf", "--alignment", "64", code=2)
 
 
@@ -120,7 +120,7 @@ def test_from_python(installed, tmp_path):
     assert "no format is named 'exampel'; did you mean example?" in done.stderr
 
 
-def test_lists_and_own_arrays(run, installed, tmp_path):
+def test_lists_and_saved_arrays(run, installed, tmp_path):
     assert re.search(r"^example.q6 +6.5 +\w+ +example\b", run("codecs"), re.M)
     assert "example reads and writes: " in run("formats")
     text = """
@@ -143,7 +143,7 @@ def test_its_own_tests_pass(installed, tmp_path):
 
 @pytest.fixture
 def broken(tmp_path):
-    """A package whose module needs something that is not there, and one that calls its format as ours is called."""
+    """A package whose module imports a missing one, and one whose format has a built-in name."""
     site = tmp_path / "site"
     info = site / "broken_plugin-1.0.dist-info"
     info.mkdir(parents=True)
@@ -229,7 +229,7 @@ def failing(tmp_path):
     return site
 
 
-def test_a_format_that_fails_to_look_is_passed_over(failing, tmp_path):
+def test_a_format_with_a_failing_sniff_is_skipped(failing, tmp_path):
     done = child(["-m", "polyquant", "inspect", LLAMA], failing, cwd=tmp_path)
     assert done.returncode == 0 and "3,672,320 in 38 tensors" in done.stdout
     assert done.stderr.splitlines() == [
@@ -241,7 +241,7 @@ def test_a_format_that_fails_to_look_is_passed_over(failing, tmp_path):
     ]
 
 
-def test_where_no_format_knows_a_path_the_error_names_those_that_failed(failing, tmp_path):
+def test_errors_for_unknown_paths_name_failed_formats(failing, tmp_path):
     for path in (Path(__file__), Path(__file__).parent):
         done = child(["-m", "polyquant", "inspect", path], failing, cwd=tmp_path)
         assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -251,7 +251,7 @@ def test_where_no_format_knows_a_path_the_error_names_those_that_failed(failing,
         )
 
 
-def test_a_format_that_fails_to_look_hides_no_help(failing, tmp_path):
+def test_a_format_with_a_failing_sniff_does_not_break_help(failing, tmp_path):
     done = child(["-m", "polyquant", "convert", "--help"], failing, cwd=tmp_path)
     assert done.returncode == 0 and "--tile" in done.stdout
 

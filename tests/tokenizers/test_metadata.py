@@ -65,8 +65,7 @@ NAMES = [
     "stablelm",
     "starcoder2",
 ]
-# The folders of these say that no space stands in front; the converter leaves add_space_prefix out, so llama.cpp puts
-# one there.
+# These folders disable the leading space; the converter omits add_space_prefix, so llama.cpp adds one.
 SPACE_LEFT_OUT = {"ernie4_5_moe", "mixtral", "nemotron", "phi3"}
 TEXTS = [
     "", " ", "Hello world", "  two  spaces ", "don't DON'T we'll", "1 12 123 1234567",
@@ -90,12 +89,12 @@ def read(name: str, path: Path) -> vocabulary.Vocabulary:
     return tokenizer.from_files({file: path / file for file in data}, case["config"], rows=case["rows"])
 
 
-def test_every_architecture_is_here():
+def test_every_architecture_is_covered():
     assert sorted(golden()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_metadata_as_the_converter_writes_it(name, tmp_path):
+def test_metadata_equals_the_converter(name, tmp_path):
     case = golden()[name]
     found = read(name, tmp_path).metadata()
     assert ("tokenizer.ggml.pre" in found) == case["pre_written"]
@@ -108,7 +107,7 @@ def test_metadata_as_the_converter_writes_it(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_of_the_gguf_tokenizer_are_those_of_the_folder(name, tmp_path):
+def test_gguf_tokenizer_gives_the_ids_of_the_folder(name, tmp_path):
     found = read(name, tmp_path)
     words = vocabulary.from_metadata({k: m.value for k, m in found.metadata().items()})
     again = Tokenizer.from_str(tokenizer_files.files(words)[0]["tokenizer.json"].decode())

@@ -68,7 +68,7 @@ def run(tmp_path_factory):
 
 @settings(deadline=None, max_examples=150)
 @given(st.text(alphabet="theing  京T\n1'", max_size=25))
-def test_the_lowest_rank_is_joined_first_as_tiktoken_does(run, text):
+def test_the_lowest_rank_is_merged_first_like_tiktoken(run, text):
     ranks = {bytes([b]): b for b in range(256)} | {w: 256 + i for i, w in enumerate(WORDS)}
     expected = [1]
     for piece, _ in engine.stage("pre_tokenizer", to_json(kind_of("tekken"))["pretokenizers"][0]).pre_tokenize_str(

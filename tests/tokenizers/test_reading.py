@@ -59,7 +59,7 @@ def pre_of(kind: pretokenizers.PreTokenizer) -> Any:
 
 
 @pytest.mark.parametrize("kind", [k for k in pretokenizers.KINDS if not k.raw], ids=lambda k: k.names[0])
-def test_every_pre_tokenizer_comes_back(kind, tmp_path):
+def test_every_pre_tokenizer_round_trips(kind, tmp_path):
     made = byte_level(pre_of(kind), ignore_merges=kind.ignore_merges)
     if kind.nfc:
         made.normalizer = normalizers.NFC()
@@ -101,7 +101,7 @@ def test_a_name_that_implies_bos_gets_add_bos_false(tmp_path):
     same(made, there_and_back(found)[0])
 
 
-def test_added_tokens_holes_and_rows(tmp_path):
+def test_added_tokens_gaps_and_extra_rows(tmp_path):
     body = json.loads(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)).to_str())
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     n = len(body["model"]["vocab"])
@@ -120,7 +120,7 @@ def test_added_tokens_holes_and_rows(tmp_path):
     assert (len(short.tokens), "2 tokens" in short.warnings[0]) == (n, True)
 
 
-def test_merges_in_both_spellings(tmp_path):
+def test_merges_as_strings_and_pairs(tmp_path):
     body = json.loads(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)).to_str())
     pairs = [m.split(" ") if isinstance(m, str) else m for m in body["model"]["merges"]]
     spellings = []
@@ -159,7 +159,7 @@ def pieces(prefix: bool) -> Tokenizer:
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_pieces_come_back(prefix, tmp_path):
+def test_pieces_round_trip(prefix, tmp_path):
     made = pieces(prefix)
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     found = tokenizer.from_files(write(tmp_path, made, settings), {})
@@ -332,7 +332,7 @@ def test_metadata_that_contradicts_itself():
     assert "bos" not in found.special
 
 
-def test_chatglm_numbers_its_own_tokens_after_the_pieces(tmp_path):
+def test_chatglm_appends_its_special_tokens_to_the_pieces(tmp_path):
     made = pieces(True)
     entries = entries_of(made)
     files = {"tokenizer.model": tmp_path / "tokenizer.model"}

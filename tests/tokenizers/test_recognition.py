@@ -95,7 +95,7 @@ MODELS = [
 @pytest.mark.parametrize(
     ("model_type", "node", "ignore_merges", "name"), MODELS, ids=[f"{m[0]} {m[3]}" for m in MODELS]
 )
-def test_the_name_that_llama_cpp_gives(model_type, node, ignore_merges, name):
+def test_names_equal_llama_cpp(model_type, node, ignore_merges, name):
     family = families.of({"model_type": model_type})
     found = recognition.recognise(node, ignore_merges=ignore_merges, whole=True, prefer=family.pre)
     assert found is not None and found[0] == name and name in found[1].names
@@ -124,19 +124,19 @@ def test_the_name_that_llama_cpp_gives(model_type, node, ignore_merges, name):
         (None, False, None),
     ],
 )  # fmt: skip
-def test_recognise(node, ignore_merges, name):
+def test_recognised_pre_tokenizers(node, ignore_merges, name):
     found = recognition.recognise(node, ignore_merges=ignore_merges)
     assert (found and found[0]) == name
 
 
-def test_a_stage_that_cannot_be_run():
+def test_an_invalid_stage_is_a_one_line_error():
     for node in (then(cut("(")), {"type": "Sequence", "pretokenizers": 3}, {"type": 1}):
         with pytest.raises(InputError, match="pre-tokenizer") as caught:
             recognition.recognise(node, ignore_merges=False)
         assert "\n" not in str(caught.value)
 
 
-def test_the_probe_tells_every_two_kinds_apart_that_differ():
+def test_the_probe_distinguishes_all_kinds_that_differ():
     alike = {frozenset(("qwen2", "bailingmoe"))}  # possessive spellings of the same cut
     for a, b in itertools.combinations([k for k in KINDS if not k.raw], 2):
         same = recognition.same(to_json(a), to_json(b))
@@ -151,7 +151,7 @@ def test_the_names_are_unambiguous():
 
 @settings(deadline=None, max_examples=150)
 @given(st.text(alphabet=st.sampled_from(sorted(set("".join(recognition.PROBE)))), max_size=40))
-def test_kinds_found_alike_cut_every_text_alike(text):
+def test_kinds_with_equal_probes_split_every_text_equally(text):
     for spelt in (
         QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),
         QWEN2.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTIONS),
@@ -192,7 +192,7 @@ def test_without_the_package_known_spellings_are_recognised(tmp_path, monkeypatc
         tokenizer.from_files(folder(tmp_path, json.dumps(body)), {})
 
 
-def test_ignored_merges_matter_only_where_merging_does_not_find_the_word(tmp_path):
+def test_ignore_merges_matters_only_for_unreachable_words(tmp_path):
     body = json.loads(byte_level(engine.stage("pre_tokenizer", then(DIGITS, GPT2)), ignore_merges=True).to_str())
     assert tokenizer.from_files(folder(tmp_path, json.dumps(body)), {}).warnings == ()
     body["model"]["vocab"]["Ġunreachable"] = len(body["model"]["vocab"])

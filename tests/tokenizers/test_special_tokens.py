@@ -1,4 +1,4 @@
-"""Which special tokens a folder has, which are put around a text, and what llama.cpp's converter adds for a family."""
+"""Special tokens of a folder, those added around a prompt, and those that llama.cpp's converter adds for a family."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROBERTA = {"type": "RobertaProcessing", "cls": ["<s>", 0], "sep": ["</s>", 2]}
         ({"type": "TemplateProcessing", "single": 3, "pair": [1]}, BOTH, {}, {}, ""),
     ],
 )  # fmt: skip
-def test_around_a_text(processor, settings, texts, adds, said):
+def test_tokens_around_a_prompt(processor, settings, texts, adds, said):
     found = special_tokens.read({"post_processor": processor, "model": {}}, settings)
     assert dict(found.adds) == adds
     assert texts.items() <= found.texts.items()
@@ -87,6 +87,6 @@ def test_additions_of_a_family(config, ids, adds, tmp_path):
     assert special(tmp_path, config, eos_token_id=[9, 5]) == (ids, adds)
 
 
-def test_no_model_type_is_in_two_rows_without_a_condition():
+def test_unconditional_model_types_are_unique():
     plain = [kind for row in families.FAMILIES if row.vocab is None and not row.lacks for kind in row.model_types]
     assert len(plain) == len(set(plain))

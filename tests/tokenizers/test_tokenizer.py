@@ -53,12 +53,12 @@ def demo_gguf(demo_files):
 
 
 @pytest.mark.parametrize("text", IDS)
-def test_ids_as_transformers_and_llama_cpp_give_them(text, demo, demo_gguf):
+def test_ids_equal_transformers_and_llama_cpp(text, demo, demo_gguf):
     assert demo.encode(text) == demo_gguf.encode(text) == IDS[text]
     assert demo.encode(text, add_special=False) == IDS[text][1:]
 
 
-def test_control_tokens_in_a_text_can_be_letters(demo):
+def test_control_tokens_in_a_prompt_can_be_plain_text(demo):
     ids = demo.encode("<|end_of_text|>x", parse_special=False, add_special=False)
     assert 1 not in ids and demo.decode(ids) == "<|end_of_text|>x"
     assert demo.encode("<|end_of_text|>x", add_special=False) == [1, 90]  # the switch is off again
@@ -149,7 +149,7 @@ def wordpiece(path: Path) -> Checkpoint:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", ["demo", "sentencepiece", "unigram", "wordpiece"])
-def test_streamed_text_joined_is_the_whole_text(kind, text, demo, tmp_path):
+def test_streamed_pieces_join_to_the_whole_text(kind, text, demo, tmp_path):
     makers = {
         "sentencepiece": sentencepiece,
         "unigram": lambda: unigram(tmp_path),
@@ -165,7 +165,7 @@ def test_streamed_text_joined_is_the_whole_text(kind, text, demo, tmp_path):
         assert tokenizer.decode(ids) == text
 
 
-def test_a_character_comes_with_its_last_byte(demo):
+def test_a_character_is_emitted_with_its_last_byte(demo):
     ids = demo.encode("🙂", add_special=False)
     stream = demo.stream()
     assert len(ids) > 1 and [stream.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🙂"]
@@ -190,7 +190,7 @@ def test_only_the_first_leading_space_is_dropped():
     assert "".join(stream.push(i) for i in (1, ha)) == tokenizer.decode([1, ha], skip_special=False)
 
 
-def test_rows_of_the_embedding_without_a_token_say_nothing(demo):
+def test_unused_embedding_rows_decode_to_nothing(demo):
     stream = demo.stream()
     assert demo.decode([5000]) == "" and stream.push(5000) == "" and stream.push(74) == "h"
 
@@ -211,19 +211,19 @@ SETTINGS = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of
     [({}, ([], [])), ({"add_bos_token": True}, ([0], [])), ({"add_eos_token": True}, ([], [1])),
      ({"add_bos_token": True, "add_eos_token": True}, ([0], [1])), ({"add_bos_token": False}, ([], []))],
 )  # fmt: skip
-def test_special_tokens_around_a_text(settings, around, tmp_path):
+def test_special_tokens_around_a_prompt(settings, around, tmp_path):
     tokenizer = open_tokenizer(folder(tmp_path, shell(), tokenizer_config={**SETTINGS, **settings}))
     inner = tokenizer.encode("hi", add_special=False)
     assert tokenizer.encode("hi") == [*around[0], *inner, *around[1]]
 
 
-def test_the_settings_take_the_place_of_the_post_processor(tmp_path):
+def test_the_settings_override_the_post_processor(tmp_path):
     body = json.loads((demo_model("llama") / "tokenizer.json").read_text())
     tokenizer = open_tokenizer(folder(tmp_path, body, tokenizer_config={**SETTINGS, "add_bos_token": False}))
     assert tokenizer.encode(" hi") == IDS[" hi"][1:]
 
 
-def test_every_end_that_the_folder_names(tmp_path):
+def test_every_end_token_of_the_folder(tmp_path):
     added = shell()["added_tokens"] + [
         {**shell()["added_tokens"][0], "id": 512 + i, "content": text, "special": special}
         for i, (text, special) in enumerate([("<|im_end|>", True), ("<|eot_id|>", False)])
@@ -244,7 +244,7 @@ def lone_model(path: Path, config: dict, **files: dict) -> Checkpoint:
     return Checkpoint("hf", path, {}, config=config, files=found.files)
 
 
-def test_a_lone_sentencepiece_model(tmp_path):
+def test_a_sentencepiece_model_alone(tmp_path):
     tokenizer = open_tokenizer(lone_model(tmp_path, {"eos_token_id": 2, "bos_token_id": 1}))
     ids = open_tokenizer(sentencepiece()).encode("Ha é", add_special=False)
     assert tokenizer.encode("Ha é") == [1, *ids] and tokenizer.decode(ids) == "Ha é" and tokenizer.ends == {2}
@@ -263,7 +263,7 @@ def test_chatglm_prepends_two_tokens(tmp_path):
     assert tokenizer.encode("Ha") == [281, 280, *ids] and tokenizer.decode([281, 280, *ids]) == "Ha"
 
 
-def test_truncation_and_padding_of_the_file_are_off(tmp_path):
+def test_truncation_and_padding_are_disabled(tmp_path):
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     assert len(open_tokenizer(folder(tmp_path, shell(truncation=cut))).encode("a b c d e f")) > 2
 
@@ -284,7 +284,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_no_tokenizer_that_can_be_run(case, tmp_path):
+def test_a_tokenizer_that_cannot_run(case, tmp_path):
     make, said = REFUSED[case]
     with pytest.raises(UnsupportedError) as caught:
         open_tokenizer(make(tmp_path))
@@ -306,7 +306,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_tokenizer_is_one_line(case, tmp_path):
+def test_a_broken_tokenizer_is_a_one_line_error(case, tmp_path):
     with pytest.raises(InputError) as caught:
         open_tokenizer(folder(tmp_path, BROKEN[case]))
     assert "tokenizer.json" in str(caught.value) and "\n" not in str(caught.value)
@@ -319,7 +319,7 @@ def test_a_file_too_large_is_not_read(tmp_path):
         open_tokenizer(folder(tmp_path, None))
 
 
-def test_an_expression_that_never_ends_is_ended(tmp_path, capfd):
+def test_a_catastrophic_regex_times_out(tmp_path, capfd):
     evil = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     tokenizer = open_tokenizer(folder(tmp_path, shell(pre_tokenizer=evil)))
     with pytest.raises(InputError, match="fails on this input"):
@@ -333,7 +333,7 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "pieces"])
-def test_a_vocabulary_is_assembled_as_its_tokenizer_json_would_be_read(kind, demo_files):
+def test_an_assembled_tokenizer_equals_the_parsed_json(kind, demo_files):
     metadata = open_checkpoint(demo_files("llama", "bf16")).metadata if kind == "byte-level" else METADATA
     body = tokenizer_files.document(vocabulary.from_metadata(metadata), [])
     parsed = Core.from_str(json.dumps(body))

@@ -35,8 +35,8 @@ REPLACED = {"ﬁ": "fi", "Ａ": "A", "½": "1/2", "\u3000": " ", "\u00a0": " ", 
 def charsmap(table: dict[str, str]) -> bytes:
     """SentencePiece's precompiled table: bytes of a double array, then the replacements, each ended by a zero byte.
 
-    A unit is offset << 10 | leaf << 8 | label, a value has bit 31 set. Every node has a block of 256 units of its own
-    here.
+    A unit is offset << 10 | leaf << 8 | label, a value has bit 31 set. Every node has a separate block of 256
+    units here.
     """
     units, ends = [0] * 256, b""
     starts = {}
@@ -98,7 +98,7 @@ def back(found: Vocabulary) -> Tokenizer:
 
 @pytest.mark.parametrize("collapse", [True, False])
 @pytest.mark.parametrize("prefix", [True, False])
-def test_ids_come_back(collapse, prefix, tmp_path):
+def test_ids_round_trip(collapse, prefix, tmp_path):
     made = trained(collapse, prefix)
     found = tokenizer.from_files(folder(tmp_path, made), {})
     assert (found.model, found.pre, found.charsmap, found.warnings) == ("t5", "default", CHARSMAP, ())
@@ -110,7 +110,7 @@ def test_ids_come_back(collapse, prefix, tmp_path):
     if collapse and not prefix:
         return  # llama.cpp puts a space in front all the same
     for text in TEXTS:
-        # Where ▁ is written in the text itself, the file puts none in front, llama.cpp does.
+        # If the text itself contains ▁, the file adds none in front, llama.cpp does.
         if (text.strip() or not prefix) and not (collapse and "▁" in text):
             assert again.encode(text).ids == made.encode(text).ids, text
 
@@ -131,7 +131,7 @@ def test_any_text(both, text):
 
 @settings(deadline=None, max_examples=200)
 @given(st.text(alphabet="thegisanp ∑", max_size=30))
-def test_the_best_sum_of_scores_as_llama_cpp_finds_it(both, text):
+def test_the_best_sum_of_scores_equals_llama_cpp(both, text):
     _, found, again = both
     pieces = {t: i for i, (t, kind) in enumerate(zip(found.tokens, found.types, strict=True)) if kind == 1}
     unknown = min(found.scores[i] for i in pieces.values()) - 10
@@ -184,7 +184,7 @@ def test_a_sentencepiece_file_alone(tmp_path, both):
     assert list(words(found).scores) == pytest.approx(found.scores)
 
 
-def test_xlm_robertas_file_has_its_ids_moved(tmp_path, both):
+def test_ids_of_xlm_robertas_file_are_shifted(tmp_path, both):
     made, _, _ = both
     head = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     file = model_file(made, tmp_path / "sentencepiece.bpe.model", head)

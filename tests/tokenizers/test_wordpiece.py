@@ -75,7 +75,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_ids_come_back(options, tmp_path):
+def test_ids_round_trip(options, tmp_path):
     made = trained(**options)
     found = tokenizer.from_files(folder(tmp_path, made), {"type_vocab_size": 2})
     assert (found.model, found.segments, found.warnings) == ("bert", 2, ())
@@ -107,7 +107,7 @@ def test_any_text(both, text):
 
 @settings(deadline=None, max_examples=100)
 @given(st.text(alphabet="thegisanp ", max_size=30))
-def test_longest_pieces_first_as_llama_cpp_takes_them(both, text):
+def test_longest_pieces_first_like_llama_cpp(both, text):
     made, found, _ = both
     ids = {token: i for i, token in enumerate(found.tokens)}
     expected: list[int] = []

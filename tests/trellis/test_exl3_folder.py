@@ -1,4 +1,4 @@
-"""Floats -> an EXL3 folder -> Trellis v3 and back: the codes stay what they were."""
+"""Floats -> an EXL3 folder -> Trellis v3 and back: the codes are unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_floats_become_exl3(exl3):
     assert np.square(weight.dequantize() - w).mean() < 0.075
 
 
-def test_codes_move_to_v3_and_back(exl3, tmp_path):
+def test_codes_round_trip_through_v3(exl3, tmp_path):
     folder, _ = exl3
     convert_to_v3(TrellisModelLoader(folder), tmp_path / "v3")
     pq.convert(tmp_path / "v3", tmp_path / "back", to="hf", codec="exl3.2.mul1")
@@ -45,7 +45,7 @@ def test_codes_move_to_v3_and_back(exl3, tmp_path):
     assert np.array_equal(TrellisModelLoader(tmp_path / "v3").load_weight(NAME).dequantize(), want)
 
 
-def test_codes_whose_scales_exl3_cannot_hold_are_refused(exl3, tmp_path):
+def test_scales_that_exl3_cannot_store_are_refused(exl3, tmp_path):
     """v3 has a scale for each output inside of the rotation; EXL3 has none."""
     folder, _ = exl3
     pq.quantize(folder.parent / "float", tmp_path / "v3", to="trellis-v3", codec="trellis.2.mul1.16.exl3")

@@ -61,7 +61,7 @@ def test_layers_stream_in_order():
     assert [int(n.split(".")[2]) for n in names] == [0] * 7 + [1] * 7
 
 
-def test_a_layer_is_read_alone(monkeypatch):
+def test_a_single_layer_is_read(monkeypatch):
     """Random access: no byte of another layer is read, and opening reads no tensor."""
     loader = TrellisModelLoader(VECTORS / "v2_cuda")
     seen = []
@@ -116,7 +116,7 @@ def test_convert_to_v3_by_loader_and_by_path(tmp_path):
         assert np.array_equal(after.load_weight(name).dequantize(), want[name])
 
 
-def test_the_loaders_choices_hold_for_the_copy(tmp_path):
+def test_the_loaders_options_apply_to_the_copy(tmp_path):
     convert_to_v3(TrellisModelLoader(VECTORS / "v2_exl3", repair=True), tmp_path / "fixed")
     want, after = expected("v2_exl3", "intended"), TrellisModelLoader(tmp_path / "fixed")
     for name in after.quantization:
@@ -124,7 +124,7 @@ def test_the_loaders_choices_hold_for_the_copy(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["scales", "su", "sv"])
-def test_components_that_are_not_finite_are_refused(tmp_path, part):
+def test_non_finite_components_are_refused(tmp_path, part):
     folder = shutil.copytree(VECTORS / "v3_seed_kn", tmp_path / "v3")
     name = "model.layers.0.mlp.up_proj.weight"
     for shard in folder.glob("model-*.safetensors"):

@@ -18,7 +18,7 @@ VECTORS = load_file(Path(__file__).parents[1] / "vectors" / "trellis" / "packing
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("count", [1, 255, 256, 768])
-def test_bytes_are_those_of_metal_marlin(bits, count):
+def test_bytes_equal_metal_marlin(bits, count):
     indices, packed = VECTORS[f"b{bits}_n{count}_indices"], VECTORS[f"b{bits}_n{count}_packed"]
     assert np.array_equal(pack_indices(indices, bits), packed)
     for stored in (packed, VECTORS[f"b{bits}_n{count}_packed_vectorized"]):
@@ -32,7 +32,7 @@ def test_the_documents_example_has_97_bytes():
 
 
 @given(st.integers(2, 8).flatmap(lambda b: st.tuples(st.just(b), st.lists(st.integers(0, 2**b - 1), max_size=300))))
-def test_packing_loses_nothing(case):
+def test_packing_is_lossless(case):
     bits, indices = case
     packed = pack_indices(np.array(indices, np.int64), bits)
     assert len(packed) == 1 + -(-len(indices) * bits // 8)
@@ -46,7 +46,7 @@ def test_packing_loses_nothing(case):
         ([0.5], 3, "integers"),
     ],
 )  # fmt: skip
-def test_indices_that_do_not_fit(indices, bits, words):
+def test_indices_out_of_range(indices, bits, words):
     with pytest.raises(CodecError, match=words):
         pack_indices(indices, bits)
 

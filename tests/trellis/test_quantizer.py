@@ -24,7 +24,7 @@ def tiny(tmp_path):
     return folder
 
 
-def test_save_writes_what_quantize_writes(tiny, tmp_path):
+def test_save_equals_quantize(tiny, tmp_path):
     quantizer = TrellisQuantizer(tiny, bits=2, codebook="grid")
     plan = quantizer.plan()
     report = quantizer.save(output_path=tmp_path / "a", shard_size="2GB")
@@ -36,7 +36,7 @@ def test_save_writes_what_quantize_writes(tiny, tmp_path):
     assert set(TrellisModelLoader(tmp_path / "a").quantization.values()) == {2}
 
 
-def test_three_bits_by_default(tiny):
+def test_default_is_three_bits(tiny):
     def codecs(**options):
         return {s.target.name for s in TrellisQuantizer(tiny, **options).plan().steps if ".mlp." in s.map.target}
 

@@ -14,12 +14,12 @@ from polyquant.formats.sizes import shard_bytes
         ("2GiB", 2 * 1024**3), (2 * 1024**3, 2 * 1024**3), ("4096", 4096),
     ],
 )  # fmt: skip
-def test_sizes_that_people_write(size, expected):
+def test_accepted_sizes(size, expected):
     assert shard_bytes(size) == expected
 
 
 @pytest.mark.parametrize("size", ["", "GB", "2XB", "-1GB", "0", 0, -1, True, "1e9", "٢GB"])
-def test_invalid_sizes_are_refused_in_one_line(size):
+def test_invalid_sizes_are_one_line_errors(size):
     with pytest.raises(PlanError, match="not a shard size") as caught:
         shard_bytes(size)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The two commands of the document: exit codes, and one line for what goes wrong."""
+"""The two commands of the document: exit codes, and one-line errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_findings_are_exit_code_1(tmp_path, capsys):
         (["--input", "{v2}", "--output", "{out}", "--shard-size", "huge"], "not a shard size"),
     ],
 )
-def test_migration_refuses_in_one_line(tmp_path, capsys, arguments, words):
+def test_migration_errors_are_one_line(tmp_path, capsys, arguments, words):
     shutil.copytree(VECTORS / "v2_odd", tmp_path / "v2")
     names = {
         "nothing": tmp_path / "nothing",
@@ -80,7 +80,7 @@ def test_validation_refuses_other_formats(capsys, tmp_path):
     assert said.err.count("\n") == 2 and "not a Trellis folder" in said.err and not said.out
 
 
-def test_repair_and_axes_reach_the_reader(tmp_path, capsys):
+def test_repair_and_axes_are_passed_to_the_reader(tmp_path, capsys):
     source = str(VECTORS / "v2_exl3")
     assert migrate_v2_to_v3.main(["--input", source, "--output", str(tmp_path / "fixed"), "--repair"]) == 0
     fixed = pq.open(tmp_path / "fixed")

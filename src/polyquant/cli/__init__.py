@@ -117,7 +117,7 @@ def main(args: list[str] | None = None) -> Any:
         usage(problem)
         sys.exit(2)
     except PolyquantError as problem:
-        say(f"polyquant: {problem}{_notes(problem)}", err=True)
+        say(f"polyquant: {problem}{_notes(problem) or _notes(problem.__cause__)}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort) as stop:
         say(f"polyquant: interrupted{_notes(stop) or _notes(stop.__cause__)}", err=True)

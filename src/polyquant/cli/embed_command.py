@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from polyquant.architectures.pooling import KINDS, Kind
 from polyquant.cli.console import activations_option, as_json
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, say_some
-from polyquant.errors import InputError
+from polyquant.errors import InputError, PlanError
 from polyquant.runtime.embed import resolved_pooling, text_ids, vectors
 from polyquant.runtime.load import load
 from polyquant.runtime.text import read_text
-from polyquant.types import F32
+from polyquant.storage.staging import staged
+from polyquant.storage.work_folder import settle_all
+from polyquant.types import F32, FilePlan, Layout
 
 _LOADING = ("activations", "threads", "context", "ternary_layout", "tile")
 """Options passed to `load`."""
@@ -69,8 +73,8 @@ def embed(
         raise click.UsageError("give either TEXT arguments or --file")
     if style == "npy" and output is None:
         raise click.UsageError("--format npy needs --output FILE")
-    if output is not None and not overwrite and os.path.lexists(output):
-        raise InputError("already exists", file=output, hint="pass --overwrite to replace it")
+    if output is not None:
+        _refuse_existing(Path(output), overwrite=overwrite)
     words = list(texts) if file is None else _lines(file)
     model = load(path, **{k: options[k] for k in _LOADING})
     how = resolved_pooling(model, pooling, normalize)
@@ -91,12 +95,13 @@ def embed(
         if output is None:
             as_json(value)
         else:
-            _write(output, json.dumps(value).encode() + b"\n")
+            _write(output, json.dumps(value).encode() + b"\n", overwrite=overwrite)
     elif output is None:
         for vector in embeddings:
             say(_line(vector))
     else:
-        _write(output, _npy(embeddings) if style == "npy" else "".join(f"{_line(v)}\n" for v in embeddings).encode())
+        data = _npy(embeddings) if style == "npy" else "".join(f"{_line(v)}\n" for v in embeddings).encode()
+        _write(output, data, overwrite=overwrite)
 
 
 def _lines(file: str) -> list[str]:
@@ -124,15 +129,19 @@ def _npy(embeddings: F32) -> bytes:
     return held.getvalue()
 
 
-def _write(output: str, data: bytes) -> None:
-    """Write the file atomically."""
+def _refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Raise PlanError for a target that exists, or that --overwrite does not replace: a link, folder or device."""
+    settle_all(target.absolute())
+    if not overwrite and os.path.lexists(target):
+        raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite")
+    if os.path.lexists(target) and not stat.S_ISREG(target.lstat().st_mode):
+        raise PlanError("is not a regular file and is not overwritten", file=target, hint="choose another name")
+
+
+def _write(output: str, data: bytes, *, overwrite: bool) -> None:
+    """Write the file, which appears only when complete."""
     target = Path(output)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    layout = Layout((FilePlan(target.name, len(data), ((0, data),)),), {}, folder=False)
+    job = hashlib.sha256(data).hexdigest()
+    with staged(target, layout, job, resume="never", replaceable=(lambda _: ()) if overwrite else None):
+        pass

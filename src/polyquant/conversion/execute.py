@@ -89,7 +89,7 @@ class Report:
     warnings: tuple[str, ...] = field(default=())
 
     def __repr__(self) -> str:
-        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        warned = f", {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
         what = f"{len(self.steps)} tensors, {size(self.nbytes)}, SNR {decibel(self.error.snr)}"
         return f"<Report {printable(self.path)} ({self.format}): {what}, {self.seconds:.1f} s{warned}>"
 

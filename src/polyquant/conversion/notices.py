@@ -1,4 +1,4 @@
-"""Warnings of a plan about rules without effect, and about stacks of experts: a stack has one codec."""
+"""Warnings of a plan about substituted codecs, rules without effect, and stacks of experts: a stack has one codec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Facts, Rule
 from polyquant.types import Action
 
-__all__ = ["mixed_stacks", "rule_notices"]
+__all__ = ["mixed_stacks", "rule_notices", "substitutes"]
 
 
 def mixed_stacks(steps: Sequence[Step]) -> Iterator[str]:
@@ -20,6 +20,18 @@ def mixed_stacks(steps: Sequence[Step]) -> Iterator[str]:
         yield (
             f"{len(mixed)} stacks join experts of several codecs, and a stack has one "
             f"(first: {printable(step.map.target)}: {listed(codecs)} become {step.target.name})"
+        )
+
+
+def substitutes(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield a warning if rows are not a multiple of the requested codec's block."""
+    replaced = [s for s in steps if s.instead_of]
+    if replaced:
+        step, others = replaced[0], len(replaced) - 1
+        more = f", and {others} more {'tensor' if others == 1 else 'tensors'}" if others else ""
+        yield (
+            f"{printable(step.map.target)} becomes {step.target.name}{more}: rows of {step.map.shape[-1]} values do "
+            f"not divide into blocks of {step.instead_of}"
         )
 
 

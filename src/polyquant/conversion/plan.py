@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from polyquant.calibration.importance import unreached, unreached_notice
 from polyquant.capabilities import Fitted, MaybeIntegers, MayOnlyRead, claims
-from polyquant.codecs.ternary import ternarize
-from polyquant.conversion.notices import mixed_stacks, rule_notices
+from polyquant.codecs.ternary import one_scale, ternarize
+from polyquant.conversion.notices import mixed_stacks, rule_notices, substitutes
 from polyquant.conversion.order import model_order
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, PlanError
@@ -27,7 +29,18 @@ from polyquant.no_collection import no_collection
 from polyquant.recipes.reading import load_recipe, uniform
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.registry import codec
-from polyquant.types import F32, Action, Checkpoint, Codec, TensorMap, TensorSpec, Ternary, Translation, Weight
+from polyquant.types import (
+    F32,
+    Action,
+    Checkpoint,
+    Codec,
+    TensorMap,
+    TensorSpec,
+    Ternary,
+    Translation,
+    Weight,
+    as_matrix,
+)
 
 __all__ = ["make_plan"]
 
@@ -71,7 +84,7 @@ def make_plan(
     )  # fmt: skip
     planning, steps = target.prepare(planning)
     warnings = (*source.notes, *translation.unknown, *translation.warnings, *_mismatches(steps, importance))
-    warnings += (*mixed_stacks(steps), *rule_notices(rules, planning.facts, steps))
+    warnings += (*substitutes(steps), *mixed_stacks(steps), *rule_notices(rules, planning.facts, steps))
     with no_collection():
         layout = target.lay_out(planning, steps)
     return Plan(
@@ -119,12 +132,14 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
     weights = [source[name] for name in tensor.sources]
     _refuse_shapes(source, weights, tensor)
     try:
-        target, why = choose()
+        target, why, instead_of = choose()
         if claims(target, Fitted):  # type: ignore[type-abstract]
             target.fit(tensor.shape)  # fix its options now, not when the step runs
         nbytes = sum(s.nbytes for s in target.specs(tensor.shape).values())
         action = action_of(weights, target, tensor)
         _refuse_unwritable(weights, target, action)
+        if action is Action.TRANSCODE:
+            _refuse_several_scales(weights, target)
         if action in (Action.QUANTIZE, Action.REQUANTIZE) and not tensor.ternarize:
             _refuse_other_than_ternary(weights[0], target)
     except CodecError as problem:
@@ -135,7 +150,7 @@ def _step(source: Checkpoint, tensor: TensorMap, choose: Callable[[], Choice]) -
             hint=None if problem.hint else f"choose another codec: --rule '{tensor.target}=f16'",
         ) from None
     specs = tuple(TensorSpec(w.name, w.shape, w.codec) for w in weights)
-    return Step(tensor, common(weights), target, action, why, nbytes, sources=specs)
+    return Step(tensor, common(weights), target, action, why, nbytes, sources=specs, instead_of=instead_of)
 
 
 def _refuse_unwritable(weights: Sequence[Weight], target: Codec, action: Action) -> None:
@@ -152,6 +167,17 @@ def _refuse_other_than_ternary(weight: Weight, target: Codec) -> None:
     strict = target.form is Ternary and not target.row_sliced and not getattr(target, "lossy", False)
     if strict and len(weight.shape) > 1 and weight.codec.row_sliced:
         ternarize(target.name, weight.dequantize(rows=slice(0, 1)), lossy=False)
+
+
+def _refuse_several_scales(weights: Sequence[Weight], target: Codec) -> None:
+    """Raise CodecError if a ternary codec with one scale per tensor gets several, judged by the first and last row."""
+    if target.form is not Ternary or target.row_sliced:
+        return
+    for weight in weights:
+        rows, k = as_matrix(weight.shape)
+        if weight.codec.form is Ternary and weight.codec.row_sliced and rows:
+            ends = [weight.codec.unpack(weight.read(slice(r, r + 1)), (1, k)) for r in (0, rows - 1)]
+            one_scale(target.name, Ternary(np.vstack([e.codes for e in ends]), np.vstack([e.scale for e in ends])))
 
 
 def _is_integer(codec: Codec) -> bool:

@@ -64,7 +64,7 @@ class Plan:
 
     def __repr__(self) -> str:
         actions = ", ".join(f"{action.value} {count}" for action, count in self.actions.items())
-        warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
+        warned = f"; {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
         where = f"{printable(self.source.path)} -> {self.format}"
         figures = f"{len(self.steps)} tensors, {size(self.nbytes)}, {self.bpw:.3f} bits per weight"
         return f"<Plan {where}: {figures}; {actions}{warned}>"

@@ -133,7 +133,7 @@ class PlainTarget:
         substitute = codec(FALLBACK.get(name, "f16"))
         if k % substitute.granule[1]:
             substitute = codec("f16")
-        return Choice(substitute, f"{name} needs K % {wanted.granule[1]} == 0")
+        return Choice(substitute, f"{name} needs K % {wanted.granule[1]} == 0", instead_of=name)
 
     def prepare(self, planning: Planning) -> tuple[Planning, list[Step]]:
         """Plan the steps; no model data is needed."""

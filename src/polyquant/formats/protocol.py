@@ -140,10 +140,14 @@ class DeclaresCodecs(Protocol):
 
 
 class Choice(NamedTuple):
-    """The codec of one target tensor, and the reason printed in the plan."""
+    """The codec of one target tensor, and the reason printed in the plan.
+
+    instead_of: name of the requested codec if its blocks do not fit the rows.
+    """
 
     codec: Codec
     why: str
+    instead_of: str = ""
 
 
 class Target(Protocol):

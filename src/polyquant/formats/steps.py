@@ -25,7 +25,7 @@ class Step:
 
     source: codec of all sources, or of the first if they differ; None for a constant and for tensors that a calibration
     computes. sources: all source tensors. cut: whether row blocks of the target can be made separately, even if not
-    read separately; None: if its codec is row_sliced.
+    read separately; None: if its codec is row_sliced. instead_of: the requested codec if its blocks do not fit.
     """
 
     map: TensorMap
@@ -36,6 +36,7 @@ class Step:
     nbytes: int
     cut: bool | None = None
     sources: tuple[TensorSpec, ...] = ()
+    instead_of: str = ""
 
     @property
     def spec(self) -> TensorSpec:

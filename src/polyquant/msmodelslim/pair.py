@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.dtypes import BY_NUMPY
-from polyquant.errors import InputError, PlanError
+from polyquant.errors import InputError
+from polyquant.formats.existing import refuse_target
 from polyquant.storage.safetensors import header_bytes
 from polyquant.storage.staging import staged
 from polyquant.types import ArraySpec, FilePlan, Layout, Slot
@@ -25,8 +25,7 @@ def write_pair(target: Path, weights: Mapping[str, NDArray[Any]], description: M
 
     Raises PlanError, InputError, OSError.
     """
-    if os.path.lexists(target):
-        raise PlanError("target exists", file=target, hint="choose another name")
+    refuse_target(target, None, overwrite=False)
     if strange := [n for n, a in weights.items() if a.dtype not in BY_NUMPY]:
         raise InputError("dtype not supported by safetensors", tensor=strange[0], found=str(weights[strange[0]].dtype))
     file = f"quant_model_weight_{word}.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -118,8 +119,10 @@ class Model:
     ) -> Generation:
         """Generate tokens from a prompt; iterate over the result. See runtime/generate.py and runtime/sampling.py.
 
-        Raises InputError, UnsupportedError.
+        Warns if a seed is given at temperature 0, which draws nothing. Raises InputError, UnsupportedError.
         """
+        if seed is not None and temperature == 0:
+            warnings.warn("seed has no effect at temperature 0; pass temperature=0.8, for example", stacklevel=2)
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed)
         return generate(
             self, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, session=session, add_special=add_special
@@ -131,13 +134,25 @@ class Model:
         *,
         template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
+        max_tokens: int | None = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        repetition_window: int = 64,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        session: Session | None = None,
     ) -> Generation:
         """Generate the answer to messages such as {"role": "user", "content": "Hello"}.
 
-        template: the name of one of the checkpoint's templates. options: as for `generate`. Raises InputError,
-        UnsupportedError.
+        template: the name of one of the checkpoint's templates. The other options are those of `generate`. Raises
+        InputError, UnsupportedError.
         """
         return self.generate(
-            render_chat(self.tokenizer, messages, name=template, tools=tools), **{**options, "add_special": False}
-        )
+            render_chat(self.tokenizer, messages, name=template, tools=tools),
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, repetition_window=repetition_window, seed=seed, stop=stop,
+            session=session, add_special=False,
+        )  # fmt: skip

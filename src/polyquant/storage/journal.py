@@ -66,7 +66,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The valid content of a journal. nbytes: its length in bytes."""
+    """The valid content of a journal. nbytes: its length; bytes after it are a torn line."""
 
     job: str
     files: tuple[str, ...]

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import PlanError, PolyquantError, printable
-from polyquant.storage import journal as journals
+from polyquant.errors import PlanError, PolyquantError
 from polyquant.storage.journal import Block, Done
-from polyquant.storage.work_folder import FILES, Resume, WorkFolder, claimed, sync_folder
+from polyquant.storage.work_folder import FILES, Resume, WorkFolder, claimed, named, sync_folder
 from polyquant.types import FilePlan, Layout
 
 __all__ = ["Replaceable", "Resume", "Staging", "staged"]
@@ -34,16 +33,6 @@ Raises PlanError if it must not be replaced.
 """
 
 _CHECK_AT_ONCE = 1 << 24
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Add the file name to an OSError from a descriptor."""
-    try:
-        yield
-    except OSError as e:
-        e.filename = str(path)
-        raise
 
 
 class _ForeignFileError(Exception):
@@ -59,7 +48,7 @@ class Staging:
     def __init__(self, work: WorkFolder, layout: Layout) -> None:
         self.folder, self.layout = work.files, layout
         self.done: dict[str, Any] = {}
-        self._journal = work.journal
+        self._work = work
         self._blocks: dict[str, list[Block]] = {}
         self._fds: dict[str, int] = {}
         self._folders: dict[str, int] = {}
@@ -78,7 +67,7 @@ class Staging:
         """Open our file: a new one, or a regular file without other hard links. Raises _ForeignFileError, OSError."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
         inside, plain = self._place(name)
-        with _named(self.folder / name):
+        with named(self.folder / name):
             try:
                 return os.open(plain, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=inside)
             except FileExistsError:
@@ -102,7 +91,7 @@ class Staging:
         if not folder:
             return self._inside, plain
         if folder not in self._folders:
-            with _named(self.folder / folder), suppress(FileExistsError):
+            with named(self.folder / folder), suppress(FileExistsError):
                 os.mkdir(folder, dir_fd=self._inside)
             try:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -117,7 +106,7 @@ class Staging:
         done: tensors completed by an earlier run. Those whose bytes have changed since are left out of `self.done`.
         """
         for f in self.layout.files:
-            with _named(self.folder / f.name):
+            with named(self.folder / f.name):
                 os.ftruncate(self._fds[f.name], f.size)
             for offset, data in f.pieces:
                 self._pwrite(f.name, data, offset)
@@ -157,7 +146,7 @@ class Staging:
 
     def _pwrite(self, file: str, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
-        with _named(self.folder / file):
+        with named(self.folder / file):
             while view:
                 n = os.pwrite(self._fds[file], view, offset)
                 view, offset = view[n:], offset + n
@@ -175,12 +164,12 @@ class Staging:
         """Record that a tensor is complete."""
         self.done[tensor] = report
         blocks = [[b.part, b.offset, b.nbytes, b.crc] for b in self._blocks.pop(tensor, [])]
-        journals.append(self._journal, tensor=tensor, report=report, blocks=blocks)
+        self._work.append(tensor=tensor, report=report, blocks=blocks)
 
     def sync(self) -> None:
         """Sync every file to disk. Raises PlanError if one was replaced or truncated since it was opened."""
         for f in self.layout.files:
-            with _named(self.folder / f.name):
+            with named(self.folder / f.name):
                 os.fsync(self._fds[f.name])
                 ours = os.fstat(self._fds[f.name])
                 inside, plain = self._place(f.name)
@@ -193,7 +182,8 @@ class Staging:
                 foreign = sorted({prefix + entry.name for entry in found} - ours_by_name)
             if foreign:
                 raise PlanError("another program added a file to the output", file=self.folder / foreign[0])
-            os.fsync(inside)
+            with named(self.folder / prefix):
+                os.fsync(inside)
 
     def close(self) -> None:
         """Close the files; they stay in the work folder."""
@@ -234,11 +224,7 @@ def staged(
                 check()
             _publish(work, dst, layout, replaceable)
         except BaseException as error:
-            if not work.settle():
-                if staging.done and _resumable(error):
-                    _add_resume_note(error, work.path)
-                else:
-                    work.discard()
+            work.abandon(error, resumable=bool(staging.done) and resume != "never" and _resumable(error))
             raise
 
 
@@ -258,10 +244,7 @@ def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iter
             except _ForeignFileError:
                 raise
             except BaseException as error:
-                if found is not None and found.done:
-                    _add_resume_note(error, work.path)
-                else:
-                    work.discard()
+                work.abandon(error, resumable=found is not None and bool(found.done))
                 raise
             yield work, staging
         return
@@ -277,11 +260,6 @@ def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iter
 def _resumable(error: BaseException) -> bool:
     """Return False if a retry would fail the same way, because the request or the source is wrong."""
     return not isinstance(error, PolyquantError) or isinstance(error.__cause__, OSError)
-
-
-def _add_resume_note(error: BaseException, folder: Path) -> None:
-    shown = printable(folder)
-    error.add_note(f"the same command resumes; to discard the unfinished output: rm -r '{shown}'")
 
 
 def _publish(work: WorkFolder, dst: Path, layout: Layout, replaceable: Replaceable | None) -> None:

@@ -26,14 +26,24 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from polyquant.errors import PlanError
+from polyquant.errors import PlanError, printable
 from polyquant.storage import journal as journals
 from polyquant.storage.journal import Journal, Move, Publication
 from polyquant.storage.renames import exchange, rename_new
 
-__all__ = ["FILES", "Resume", "WorkFolder", "claimed", "held_bytes", "inside_work_folder", "settle_all", "sync_folder"]
+__all__ = [
+    "FILES",
+    "Resume",
+    "WorkFolder",
+    "claimed",
+    "held_bytes",
+    "inside_work_folder",
+    "named",
+    "settle_all",
+    "sync_folder",
+]
 
 Resume = Literal["auto", "required", "never"]
 
@@ -45,11 +55,22 @@ _PATIENCE = 10.0
 """Seconds to wait for another run that is starting in the same folder."""
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Add the file name to an OSError from a descriptor."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = str(path)
+        raise
+
+
 def sync_folder(path: Path) -> None:
     """Sync a folder, so that renames inside it are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with named(path):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -76,6 +97,12 @@ def inside_work_folder(path: Path) -> bool:
     return any(_MARK.fullmatch(os.fsencode(part)) for part in path.parts)
 
 
+def _add_leftover_note(error: BaseException, path: Path) -> None:
+    """Name a work folder that could not be removed."""
+    if os.path.lexists(path):
+        error.add_note(f"unfinished output could not be removed: rm -r '{printable(path)}'")
+
+
 def _inode(path: Path) -> int | None:
     """Return the inode of a path without following links; None if it does not exist."""
     try:
@@ -96,12 +123,23 @@ class WorkFolder:
         """Create a new work folder. Raises OSError."""
         path = target.parent / _new_name(target.name)
         path.mkdir(mode=0o700)
-        journal = os.open(path / journals.NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        folder = cls(path, target, journal)
-        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        journals.append(journal, job=job, target=target.name, files=list(files))
-        os.fsync(journal)  # without it the content cannot be recognised as ours
-        folder.files.mkdir()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
+        try:
+            folder = cls(path, target, os.open(path / journals.NAME, flags, 0o600))
+        except OSError as error:
+            with suppress(OSError):
+                path.rmdir()
+            _add_leftover_note(error, path)
+            raise
+        try:
+            fcntl.flock(folder.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.append(job=job, target=target.name, files=list(files))
+            folder._sync()  # without it the content cannot be recognised as ours
+            folder.files.mkdir()
+        except BaseException as error:
+            folder.abandon(error, resumable=False)
+            folder.close()
+            raise
         return folder
 
     @classmethod
@@ -123,11 +161,28 @@ class WorkFolder:
         except BlockingIOError:
             os.close(journal)
             raise _busy(target) from None
-        return cls(path, target, journal)
+        folder = cls(path, target, journal)
+        if (earlier := folder.read_journal()) is not None:
+            try:
+                os.ftruncate(journal, earlier.nbytes)  # a torn last line would hide every line appended to it
+            except OSError as problem:
+                folder.close()
+                problem.filename = str(path / journals.NAME)
+                raise
+        return folder
 
     def close(self) -> None:
         """Release the lock."""
         os.close(self.journal)
+
+    def append(self, **values: Any) -> None:
+        """Append one line to the journal. Raises OSError."""
+        with named(self.path / journals.NAME):
+            journals.append(self.journal, **values)
+
+    def _sync(self) -> None:
+        with named(self.path / journals.NAME):
+            os.fsync(self.journal)
 
     def read_journal(self) -> Journal | None:
         """Return the journal of earlier runs; None if nothing in it is valid."""
@@ -144,9 +199,26 @@ class WorkFolder:
         with suppress(OSError):
             (self.path / REPLACED).rmdir()
         if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED)):
-            (self.path / journals.NAME).unlink(missing_ok=True)
             with suppress(OSError):
+                (self.path / journals.NAME).unlink(missing_ok=True)
                 self.path.rmdir()
+
+    def abandon(self, error: BaseException, *, resumable: bool) -> None:
+        """After an error: finish or undo the publication; if undone, remove our files unless a run can resume them.
+
+        The error gets a note about a folder that remains.
+        """
+        shown = f"'{printable(self.path)}'"
+        try:
+            if not self.settle() and not resumable:
+                self.discard()
+        except OSError:
+            error.add_note(f"the same command restores the target from {shown}, which must not be removed")
+        else:
+            if resumable and os.path.lexists(self.files):
+                error.add_note(f"the same command resumes; to discard the unfinished output: rm -r {shown}")
+            else:
+                _add_leftover_note(error, self.path)
 
     # ---------------------------------------------------------------- publication
 
@@ -218,8 +290,8 @@ class WorkFolder:
 
     def _record(self, publication: Publication) -> None:
         moves = [[m.file, m.target, m.inode] for m in publication.moves]
-        journals.append(self.journal, moves=moves, old={k: list(v) for k, v in publication.old.items()})
-        os.fsync(self.journal)
+        self.append(moves=moves, old={k: list(v) for k, v in publication.old.items()})
+        self._sync()
         sync_folder(self.path)
 
 

@@ -1,4 +1,4 @@
-"""How the folders beside this file were made: tiny models with random weights, logits by transformers in float32.
+"""Make the folders next to this file: tiny models with random weights, logits by transformers in float32.
 
     python make.py        torch 2.13.0 (CPU), transformers 5.23.0, safetensors
 

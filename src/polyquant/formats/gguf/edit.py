@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from polyquant.formats.gguf.layout import encode_entry, encode_header, encode_ke
 from polyquant.formats.gguf.place import place
 from polyquant.formats.gguf.settings import parse_value
 from polyquant.storage.source import FileState, Source, opened_files, refuse_changed
-from polyquant.storage.work_folder import FILES, claimed
+from polyquant.storage.work_folder import FILES, claimed, settle_all
 from polyquant.types import Kind, Meta
 
 __all__ = ["Edited", "edit"]
@@ -64,6 +64,8 @@ def edit(
     if dst is not None:
         refuse_target(Path(dst), path, overwrite=overwrite)
     with _alone(path) if dst is None else nullcontext():
+        if dst is None:
+            settle_all(path.absolute())
         with opened_files() as opened:
             source = Source(path)
         header = _checked_header(source)
@@ -71,10 +73,10 @@ def edit(
         tensors = _tensors(header, rename_tensor or {})
         raw = encode_header(tensors, entries, header.alignment, header.order)
         if dst is None and (how := _write_in_place(header, raw)):
-            return Edited(path, source.size, how)
+            return Edited(Path(src), source.size, how)
         target = path if dst is None else Path(dst)
         size = _rewrite(header, raw, target, opened, in_place=dst is None, overwrite=overwrite)
-        return Edited(target, size, "rewritten" if dst is None else "copied")
+        return Edited(Path(src if dst is None else dst), size, "rewritten" if dst is None else "copied")
 
 
 @contextmanager
@@ -196,14 +198,26 @@ def _write_in_place(header: Header, raw: bytes) -> str | None:
         return None
     try:
         fd = os.open(source.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            _overwrite(fd, raw[start:stop], start)
+        except OSError:
+            with suppress(OSError):  # a full or failing disk: some of the bytes may be new
+                _overwrite(fd, old[start:stop].tobytes(), start)
+            raise
+        finally:
+            os.close(fd)
     except OSError as e:
         raise PlanError(f"cannot be written: {e.strerror}", file=source.path) from e
-    try:
-        os.pwrite(fd, raw[start:stop], start)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
     return "in place"
+
+
+def _overwrite(fd: int, raw: bytes, at: int) -> None:
+    """Write and sync bytes at an offset."""
+    view = memoryview(raw)
+    while view:
+        n = os.pwrite(fd, view, at)
+        view, at = view[n:], at + n
+    os.fsync(fd)
 
 
 def _rewrite(
@@ -212,10 +226,11 @@ def _rewrite(
     """Write header and data to a file in a work folder, sync and rename it. Returns the size."""
     target = target.absolute()
     try:
-        with claimed(target, "edit", [target.name], resume="never") as (work, _):
+        with claimed(target, "edit", [target.name], resume="never") as (work, _), ExitStack() as files:
             path = work.files / target.name
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+                files.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX)  # an edit of the new file waits until the work folder is removed
                 size = _fill(header, raw, fd, in_place=in_place)
                 read_header(Source(path))  # verify the written header
@@ -223,12 +238,9 @@ def _rewrite(
                 replaces = os.path.lexists(target) and (in_place or overwrite)
                 old = {target.name: () if in_place else replaceable(target)} if replaces else {}
                 work.publish([(f"{FILES}/{target.name}", target)], old)
-            except BaseException:
-                if not work.settle():
-                    work.discard()
+            except BaseException as error:
+                work.abandon(error, resumable=False)
                 raise
-            finally:
-                os.close(fd)
     except OSError as e:
         raise PlanError(f"cannot be written: {e.strerror}", file=target) from e
     return size

@@ -47,14 +47,15 @@ class GGUFTarget(PlainTarget):
 
     def choose(self, source: Checkpoint, tensor: TensorMap, recipe: Recipe, facts: Facts, options: Any) -> Choice:
         """Choose as other targets do, with the tile of TL1 and TL2. Raises CodecError."""
-        chosen, why = super().choose(source, tensor, recipe, facts, options)
+        choice = super().choose(source, tensor, recipe, facts, options)
+        chosen = choice.codec
         if chosen.name in ACTIVATIONS:
             raise CodecError(
                 f"{chosen} is for activations: no program runs weights stored in it", hint="use q8_0 instead"
             )
         if options.tile is not None and isinstance(chosen, Tiled):
-            chosen = chosen.with_tile(options.tile)
-        return Choice(chosen, why)
+            return choice._replace(codec=chosen.with_tile(options.tile))
+        return choice
 
     def held(self, weights: Sequence[Weight], tensor: TensorMap) -> Choice | None:
         """A ggml type that stores the codes of another tool exactly; None if there is none."""

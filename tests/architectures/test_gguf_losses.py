@@ -74,12 +74,12 @@ def test_the_largest_gemma_is_scaled_by_its_own_rule(tmp_path):
     assert not any("query_pre_attn_scalar" in w for w in found.warnings)
 
 
-def test_a_base_that_readers_would_not_take_is_written(tmp_path):
+def test_a_non_default_rope_base_is_written(tmp_path):
     found = to_gguf(open_checkpoint(changed("gemma", tmp_path / "hf", rope_theta=50000.0)))
     assert found.metadata["gemma.rope.freq_base"].value == 50000.0
 
 
-def test_norms_of_single_heads_are_stacked_and_come_back(tmp_path):
+def test_norms_of_single_heads_are_stacked_and_round_trip(tmp_path):
     def with_norms(tensors):
         rng = np.random.default_rng(0)
         new = {
@@ -101,7 +101,7 @@ def test_norms_of_single_heads_are_stacked_and_come_back(tmp_path):
     assert {k: ours.config[k] for k in entries} == entries
 
 
-def test_a_layer_without_its_numbers(tmp_path):
+def test_a_missing_scalar_of_a_layer_is_an_error(tmp_path):
     name = "model.layers.1.mlp.act_fn.beta"
     folder = changed("apertus", tmp_path / "hf", tensors=lambda held: {n: t for n, t in held.items() if n != name})
     with pytest.raises(InputError, match="lacks this scalar"):
@@ -109,7 +109,7 @@ def test_a_layer_without_its_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su"])
-def test_longrope_with_a_factor_of_its_own(kind, tmp_path):
+def test_longrope_with_an_explicit_factor(kind, tmp_path):
     scaling = {**Golden("phi3").config["rope_scaling"], "type": kind, "attention_factor": 1.5}
     folder = changed("phi3", tmp_path / "hf", rope_scaling=scaling)
     polyquant.convert(folder, tmp_path / "m.gguf", to="gguf", codec="f32")
@@ -123,13 +123,13 @@ def test_longrope_with_a_factor_of_its_own(kind, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [[1.0, 2.0], "1.0", None, [True] * 8])
-def test_longrope_factors_that_do_not_fit(wrong, tmp_path):
+def test_longrope_factors_of_the_wrong_length(wrong, tmp_path):
     scaling = {**Golden("phi3").config["rope_scaling"], "short_factor": wrong}
     with pytest.raises(InputError, match="short_factor"):
         to_gguf(open_checkpoint(changed("phi3", tmp_path / "hf", rope_scaling=scaling)))
 
 
-def test_shares_give_their_counts_back():
+def test_partial_rotary_factor_gives_the_dimension_count_back():
     for head in range(2, 300):
         for count in range(2, head + 1, 2):
             assert int(head * rope.share(count, head)) == count

@@ -27,8 +27,8 @@ OWN = (
 )
 
 
-def with_predicting_layer(name, path):
-    """A copy of a golden model in one file, with a copy of its last layer behind it and what else such a layer has."""
+def with_prediction_layer(name, path):
+    """A copy of a golden model in one file, plus a copy of its last layer and the rest of a prediction layer."""
     golden = Golden(name)
     shutil.copytree(golden.folder, path, ignore=shutil.ignore_patterns("*.safetensors*"))
     tensors = {}
@@ -47,8 +47,8 @@ def with_predicting_layer(name, path):
     return path, layers
 
 
-def test_glm_keeps_its_predicting_layer(tmp_path):
-    source, layers = with_predicting_layer("glm4_moe", tmp_path / "hf")
+def test_glm_keeps_its_prediction_layer(tmp_path):
+    source, layers = with_prediction_layer("glm4_moe", tmp_path / "hf")
     polyquant.convert(source, tmp_path / "m.gguf", to="gguf")
     gguf = polyquant.open(tmp_path / "m.gguf")
     assert gguf.metadata["glm4moe.block_count"] == layers + 1 and gguf.metadata["glm4moe.nextn_predict_layers"] == 1
@@ -61,8 +61,8 @@ def test_glm_keeps_its_predicting_layer(tmp_path):
     assert (back.config["num_hidden_layers"], back.config["num_nextn_predict_layers"]) == (layers, 1)
 
 
-def test_deepseek_leaves_it_out(tmp_path):
-    source, layers = with_predicting_layer("deepseek_v3", tmp_path / "hf")
+def test_deepseek_omits_the_prediction_layer(tmp_path):
+    source, layers = with_prediction_layer("deepseek_v3", tmp_path / "hf")
     plan = polyquant.plan(source, "gguf")
     dropped = [n for n in plan.translation.dropped if n.startswith(f"model.layers.{layers}.")]
     assert len(dropped) > len(OWN) and all("MTP" in plan.translation.dropped[n] for n in dropped)
@@ -70,7 +70,7 @@ def test_deepseek_leaves_it_out(tmp_path):
     assert not [w for w in plan.warnings if "not part of architecture" in w]
 
 
-def test_ernie_leaves_them_out(tmp_path):
+def test_ernie_omits_prediction_layers(tmp_path):
     golden = Golden("ernie4_5_moe")
     shutil.copytree(golden.folder, tmp_path / "hf")
     tensors = load_file(tmp_path / "hf" / "model.safetensors")
@@ -81,12 +81,12 @@ def test_ernie_leaves_them_out(tmp_path):
 
 
 @pytest.mark.parametrize(("gating", "record"), [(1, DEEPSEEK_V2), (2, DEEPSEEK_V3), (None, DEEPSEEK_V2)])
-def test_who_a_deepseek2_file_is(gating, record):
+def test_deepseek2_files_are_told_apart_by_their_gating(gating, record):
     said = {} if gating is None else {"deepseek2.expert_gating_func": gating}
     assert of_metadata({"general.architecture": "deepseek2", **said}) is record
 
 
-def test_deepseek_files_with_kv_b_whole():
+def test_deepseek_files_with_unsplit_kv_b():
     """key_length and value_length are those of a head, and attn_kv_b is kv_b_proj as it was."""
     said = {
         "block_count": 2, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,

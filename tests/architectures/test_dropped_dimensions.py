@@ -30,7 +30,7 @@ def without_ones(path, out):
 
 
 @pytest.mark.parametrize("name", ["granitemoehybrid", "qwen2_moe", "qwen3_5_moe", "qwen3_next"])
-def test_a_file_of_the_quantizer_runs_and_comes_back(name, tmp_path):
+def test_files_of_the_quantizer_run_and_round_trip(name, tmp_path):
     whole, dropped = Golden(name).to_gguf(tmp_path / "whole.gguf", exact=True), tmp_path / "dropped.gguf"
     assert without_ones(whole, dropped)
     tokens = np.random.default_rng(0).integers(0, 300, 20)
@@ -45,7 +45,7 @@ def test_a_file_of_the_quantizer_runs_and_comes_back(name, tmp_path):
         np.testing.assert_array_equal(weight.dequantize(), two[tensor].dequantize(), err_msg=tensor)
 
 
-def test_another_shape_of_as_many_numbers_is_still_refused(tmp_path):
+def test_other_shapes_of_the_same_size_are_refused(tmp_path):
     path = Golden("qwen2_moe").to_gguf(tmp_path / "model.gguf", exact=True)
     raw, name = path.read_bytes(), b"blk.0.ffn_gate_inp_shexp.weight"
     at = raw.index(name) + len(name) + 4

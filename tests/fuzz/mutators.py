@@ -182,7 +182,7 @@ class _Reader:
 def gguf(data: bytes, rng: Random) -> bytes:
     """Change, remove, repeat or exchange metadata entries and tensors of a GGUF file, or one of their fields."""
     try:
-        order, version, entries, tensors, rest = _parsed(data)
+        order, version, entries, tensors, rest = parsed(data)
     except (ValueError, struct.error, IndexError):
         return any_bytes(data, rng)
     counts: list[int] = []
@@ -208,18 +208,18 @@ def gguf(data: bytes, rng: Random) -> bytes:
                 _change(rng.choice(group), group, rng)
     n_tensors, n_keys = counts or (len(tensors), len(entries))
     head = b"GGUF" + struct.pack(order + "IQQ", version, n_tensors, n_keys)
-    head += b"".join(_packed(field, order) for item in (*entries, *tensors) for field in item)
+    head += b"".join(packed(field, order) for item in (*entries, *tensors) for field in item)
     return head + bytes(-len(head) % 32) + rest
 
 
 def without_tensors(data: bytes) -> bytes:
     """The metadata of a GGUF file as a file of its own."""
-    order, version, entries, _, _ = _parsed(data)
+    order, version, entries, _, _ = parsed(data)
     head = b"GGUF" + struct.pack(order + "IQQ", version, 0, len(entries))
-    return head + b"".join(_packed(field, order) for item in entries for field in item)
+    return head + b"".join(packed(field, order) for item in entries for field in item)
 
 
-def _parsed(data: bytes) -> tuple[str, int, list[Any], list[Any], bytes]:
+def parsed(data: bytes) -> tuple[str, int, list[Any], list[Any], bytes]:
     if data[:4] != b"GGUF":
         raise ValueError(data[:4])
     r = _Reader(data)
@@ -263,7 +263,7 @@ def _same_size(value: bytes, rng: Random) -> bytes:
     return (value[:at] + new + value[at + len(new) :])[: len(value)]
 
 
-def _packed(field: tuple[str, Any], order: str) -> bytes:
+def packed(field: tuple[str, Any], order: str) -> bytes:
     kind, value = field
     if kind == "s":
         return struct.pack(order + "Q", len(value)) + bytes(value)

@@ -60,7 +60,7 @@ def test_arrays_read_back_equal_or_are_refused_before_writing(target, tensors, t
         assert "\n" not in str(problem) and not list(path.parent.iterdir())
         return
     same(path, tensors)
-    structural = [f for f in pq.validate(path) if f.code[:3] != "TEN"]  # random bytes may be NaN
+    structural = [f for f in pq.validate(path) if f.code[:3] != "TEN" and f.code != "HF065"]  # NaN; integer layers
     assert not [f for f in structural if f.severity.name == "ERROR"]
 
 

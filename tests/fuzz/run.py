@@ -25,7 +25,7 @@ SECONDS = 5
 MEMORY = 1 << 30
 LARGEST = 60_000
 """Maximum size of an input."""
-CHUNK = 100_000
+CHUNK = 20_000
 """Executions of one process: libFuzzer ends its process, and atheris leaks kilobytes per execution."""
 CORPUS = Path(__file__).parent / "corpus"
 """Inputs that failed once: CORPUS/TARGET/NAME."""

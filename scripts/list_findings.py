@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from polyquant.analysis import model_check
 from polyquant.analysis.validate import CODES
 from polyquant.registry import formats
 
@@ -33,7 +34,7 @@ _GROUPS = {
 
 def page() -> str:
     """Return the page. Raises AssertionError if a code has no group."""
-    codes = dict(CODES)
+    codes = CODES | model_check.CODES
     for form in formats():
         codes |= form.findings
     text = _HEAD

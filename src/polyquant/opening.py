@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 
 from polyquant.errors import InputError, PolyquantError, UnsupportedError, listed
 from polyquant.keywords import OPEN_DEFAULTS, OpenKeywords
@@ -15,12 +15,20 @@ from polyquant.no_collection import no_collection
 from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.registry import FORMATS, PluginWarning, Search, formats
 from polyquant.storage.source import Source, opened_files
-from polyquant.types import Checkpoint, Evidence
+from polyquant.types import Checkpoint, Evidence, Finding, Severity
 
 if TYPE_CHECKING:
     from polyquant.formats.protocol import Format
 
-__all__ = ["accepted", "detect", "look", "open_as", "open_checkpoint"]
+__all__ = ["ChecksHeaders", "accepted", "detect", "look", "open_as", "open_checkpoint", "refuse_invalid"]
+
+
+@runtime_checkable
+class ChecksHeaders(Protocol):
+    """A format whose `check` has a part that is cheap enough to run before every conversion and every load."""
+
+    def check_headers(self, path: Path) -> Iterable[Finding]:
+        """The findings of `check` that need only headers and small files."""
 
 
 def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
@@ -129,6 +137,21 @@ def open_as(form: Format, path: str | os.PathLike[str], options: Mapping[str, An
     with no_collection(), opened_files() as opened:
         checkpoint = form.open(Path(path), build(form.open_options, options))
         return replace(checkpoint, opened=opened, other_name=Search("polyquant.architectures.find:other_name"))
+
+
+def refuse_invalid(form: Format, path: str | os.PathLike[str]) -> None:
+    """Raise InputError for the first error that `validate` finds in headers and small files."""
+    if not isinstance(form, ChecksHeaders):
+        return
+    errors = [f for f in form.check_headers(Path(path)) if f.severity is Severity.ERROR]
+    if errors:
+        first, more = errors[0], f" ({len(errors)} errors)" if len(errors) > 1 else ""
+        raise InputError(
+            first.message,
+            file=Path(path) / first.file if first.file and os.path.isdir(path) else path,  # noqa: PTH112
+            tensor=first.tensor,
+            hint=f"finding {first.code}{more}, see `polyquant validate`",
+        )
 
 
 def accepted(form: Format, options: dict[str, Any]) -> dict[str, Any]:

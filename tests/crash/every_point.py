@@ -1,4 +1,4 @@
-"""Disturbs a job at each of its calls that change the file system, looks at what is left, and runs the job again.
+"""Disturbs a job at each of its calls that change the file system, checks the files, and runs the job again.
 
     every_point.py                      a table of all jobs and disturbances: some thousand runs, an hour
     every_point.py split,edit kill,half 1
@@ -6,7 +6,7 @@
     every_point.py --serve              answers lines of JSON on stdin: {"verb": "split", "how": ["kill"], "every": 5}
 
 It imports the program once and forks a child per run. An answer has the changing calls of an undisturbed run and its
-process, the number of disturbed runs, and what was wrong. every: disturb each n-th call only, or kill n times.
+process, the number of disturbed runs, and complaints. every: disturb each n-th call only, or kill n times.
 Disturbances: see changes.py; jobs: verbs.py.
 """
 
@@ -43,7 +43,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a child ended: exit code, negative for a signal; stderr; its changing calls if it was not killed."""
+    """The end of a child: exit code, negative for a signal; stderr; its changing calls if it was not killed."""
 
     pid: int
     code: int
@@ -67,7 +67,7 @@ def _unfinished(name: str) -> bool:
 
 
 class Tester:
-    """Runs one verb. room: an empty folder for it; inputs: of `make_inputs`."""
+    """Runs one job. room: an empty folder for it; inputs: of `make_inputs`."""
 
     def __init__(self, verb: Verb, room: Path, inputs: Path) -> None:
         self.verb, self.top, self.inputs = verb, room / "top", inputs
@@ -89,12 +89,12 @@ class Tester:
         self.calls, self.undisturbed = done.calls, done
 
     def reset(self) -> None:
-        """Make the folder what it was before the first run."""
+        """Restore the folder as before the first run."""
         shutil.rmtree(self.top)
         shutil.copytree(self._old, self.top)
 
     def run(self, changes: Changes | None, job: Job | None = None, *, seconds: float | None = None) -> Run:
-        """Run a job, by default the verb's, in a forked child, and kill it after some seconds.
+        """Run a job, by default the one under test, in a forked child, and kill it after some seconds.
 
         changes: None: neither counted nor disturbed, and with threads.
         """
@@ -130,7 +130,7 @@ class Tester:
             os._exit(code)
 
     def check(self, n: int, how: str) -> Iterator[str]:
-        """Disturb the n-th call and yield what is wrong then."""
+        """Disturb the n-th call and yield complaints."""
         self.reset()
         killed = how in KILLS
         done = self.run(Changes(n, "half" if how == "twice" else how))
@@ -147,7 +147,7 @@ class Tester:
         yield from self._next_run(seen)
 
     def _next_run(self, seen: Files) -> Iterator[str]:
-        """Run the job again, and yield what is wrong then. seen: the content before."""
+        """Run the job again, and yield complaints. seen: the content before."""
         again = self.run(Changes())
         finished = seen == self.new and self.verb.old is None and again.code == 2 and "target exists" in again.err
         if again.code != 0 and not finished:
@@ -181,9 +181,9 @@ class Tester:
         return again if again.code not in (0, 2) else None
 
     def _said(self, done: Run, seen: Files) -> Iterator[str]:
-        """Yield what is wrong with the end of a run that met an error."""
+        """Yield complaints about a run that met an error."""
         if done.code == 0 and seen != self.new:
-            yield "ended with code 0, but the new content is not there"
+            yield "ended with code 0, without the new content"
         *notes, last = done.err.splitlines() or [""]
         if done.code and (not last.startswith("polyquant: ") or not all(n.startswith("note: ") for n in notes)):
             yield f"not one line: {done.err}"
@@ -239,7 +239,7 @@ class Answer:
 
 
 def answer(name: str, how: list[str], every: int, room: Path, inputs: Path) -> Answer:
-    """Test one verb. how: ["random"]: `every` kills at random moments."""
+    """Test one job. how: ["random"]: `every` kills at random moments."""
     tester = Tester(VERBS[name], room, inputs)
     if how == ["random"]:
         killed, wrong = tester.kill_at_random(every, seed=sum(name.encode()))
@@ -257,7 +257,7 @@ def answer(name: str, how: list[str], every: int, room: Path, inputs: Path) -> A
 
 @contextmanager
 def answering() -> Iterator[Callable[[str, list[str], int], Answer]]:
-    """Import everything and yield a function that tests one verb."""
+    """Import everything and yield a function that tests one job."""
     warm()
     memory = Path("/dev/shm")  # where fsync takes no time
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
@@ -285,7 +285,7 @@ def serve() -> None:
 
 
 def table(verbs: list[str], how: list[str], every: int) -> None:
-    """Print the counts of these verbs."""
+    """Print the counts of these jobs."""
     total, tried, wrong = 0, 0, 0
     with answering() as ask:
         for verb in verbs:

@@ -1,6 +1,6 @@
 """Every job that writes survives a kill, a full disk and errors at any of its changes of the file system.
 
-The old or the new content is at its name after each, the next run gives the same bytes, and nothing else remains.
+The old or the new content is at its name after each, the next run gives the same bytes, and no work folder remains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).with_name("every_point.py")
 
 
 class Server:
-    """Asks one process for many verbs."""
+    """Asks one process about many jobs."""
 
     def __init__(self, *before: str) -> None:
         self._child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The jobs that write, each with what was at its target before.
+"""The jobs that write, each with the previous content of its target.
 
 Words of a command: {top} is the folder that the job writes to, {in} one with inputs that no job changes.
 """
@@ -78,7 +78,7 @@ class Verb:
     """job: words of a command, or a function of top and in. old: the command that made the previous content.
 
     partly: states other than the old and the new content that are allowed after a kill. system: removes an ability of
-    the operating system. atomic: the writes lie within one page, which a kill cannot split.
+    the operating system. atomic: all writes are within one page, which a kill cannot split.
     """
 
     job: Job
@@ -89,7 +89,7 @@ class Verb:
 
 
 def make_inputs(folder: Path) -> None:
-    """Write the models and texts that the jobs read."""
+    """Write the models and the calibration samples that the jobs read."""
     folder.mkdir()
     llama = by_name("llama")
     assert llama is not None

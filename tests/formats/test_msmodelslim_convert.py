@@ -193,10 +193,11 @@ def test_act_order_cannot_be_kept(tmp_path):
     tensors = {f"{name}.{p}": a for p, a in packers.gptq(codes, zeros, scales, 4, g_idx=g_idx).items()}
     source = hf_folder(tmp_path / "source", tensors, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(PlanError, match="no weight would be quantized"):
-        polyquant.plan(source, "msmodelslim")
+        polyquant.plan(source, "msmodelslim", allow_unknown=True)
     with pytest.raises(PlanError, match="already quantized"):
-        polyquant.plan(source, "msmodelslim", codec="w8a16.g32")
-    report = polyquant.convert(source, tmp_path / "out", to="msmodelslim", codec="w8a16.g32", requantize=True)
+        polyquant.plan(source, "msmodelslim", codec="w8a16.g32", allow_unknown=True)
+    options = {"codec": "w8a16.g32", "requantize": True, "allow_unknown": True}
+    report = polyquant.convert(source, tmp_path / "out", to="msmodelslim", **options)
     assert 0 < report.error.rrmse < 0.02
     gguf = polyquant.plan(source, "gguf", codec=None, allow_unknown=True)
     assert [s.target.name for s in gguf.steps] == ["f16"]

@@ -44,9 +44,7 @@ def folder(tmp_path_factory):
     header, entries = header_bytes([(n, "F32", s) for n, s in SHAPES.items()], {"format": "pt"})
     data = b"".join(rng.standard_normal(e.shape).astype(np.float32).tobytes() for e in entries)
     (path / "model.safetensors").write_bytes(header + data)
-    (path / "config.json").write_text(
-        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "float32"})
-    )
+    (path / "config.json").write_text(json.dumps({"dtype": "float32"}))
     return path
 
 
@@ -69,8 +67,8 @@ def test_only_linear_layers_are_quantized(folder, tmp_path):
     assert set(found) == set(SHAPES)
     assert sorted(n for n, w in found.items() if w.codec.name.startswith("trellis.3")) == LINEAR
     same_values(pq.open(folder), found, set(SHAPES) - set(LINEAR))
-    # TRL006: the fixture is a part of a model
-    assert not [f for f in pq.validate(tmp_path / "out") if f.severity.value != "note" and f.code != "TRL006"]
+    # the fixture is a part of a model without model_type
+    assert {f.code for f in pq.validate(tmp_path / "out") if f.severity.value != "note"} == {"TRL003"}
 
 
 def test_reported_figures_are_correct(folder, tmp_path):
@@ -196,7 +194,7 @@ def test_bytes_do_not_depend_on_threads(folder, tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("repair", [False, True])
 def test_every_dialect_becomes_v3_with_equal_values(dialect, repair, tmp_path):
-    pq.convert(DIALECTS / dialect, tmp_path / "out", repair=repair)
+    pq.convert(DIALECTS / dialect, tmp_path / "out", repair=repair, allow_unknown=True)  # some lack layers
     source = open_checkpoint(DIALECTS / dialect, repair=repair)
     found = pq.open(tmp_path / "out")
     assert found.format == "trellis-v3"

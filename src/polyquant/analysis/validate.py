@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from polyquant.analysis import model_check
 from polyquant.analysis.compare import compare_checkpoints
-from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque
+from polyquant.analysis.model_check import model_findings
+from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque, Tiled
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
@@ -45,6 +47,9 @@ CODES = {
     "TEN006": "This tensor's type, or a parameter of its layout (the tile of TL1 and TL2), is not known, so its "
     "values could "
     "not be checked. It can be copied, not decoded.",
+    "TEN007": "The stored parts of this tensor break the rules of its codec (a scale, a sign, a code or a size that "
+    "its packer never writes), so it cannot be decoded: damaged, or another layout. Copy the file again, or convert "
+    "it again from its source.",
     "MOD001": "The metadata declares more layers than the file has tensors for. A runtime stops at the first missing "
     "one, or worse, "
     "continues with uninitialized memory. Usually an interrupted conversion, or one file of a split model under "
@@ -88,6 +93,8 @@ def validate(
             raise
         return findings
     findings += _declared_layers(checkpoint)
+    if checkpoint.undecoded is None:
+        findings += model_findings(checkpoint)
     total = max(1, sum(w.nbytes for w in checkpoint.values()))
     done = 0
     for weight in checkpoint.values():
@@ -102,7 +109,7 @@ def validate(
 
 def explain(code: str) -> str:
     """Explain a finding: its meaning, its consequences, what to do. Raises UnknownNameError with close codes."""
-    known = dict(CODES)
+    known = CODES | model_check.CODES
     for form in formats():
         known |= form.findings
     if code.upper() not in known:
@@ -148,7 +155,11 @@ def _tensor_findings(weight: Weight) -> Iterator[Finding]:
             largest = max(largest, block)
     except PolyquantError as problem:
         hint = f"; {problem.hint}" if problem.hint else ""
-        yield Finding("TEN006", Severity.WARNING, problem.message + hint, name)
+        if isinstance(problem, UnsupportedError) or (isinstance(codec, Tiled) and codec.tile is None):
+            yield Finding("TEN006", Severity.WARNING, problem.message + hint, name)
+        else:
+            shown = type(problem)(problem.message, expected=problem.expected, found=problem.found)
+            yield Finding("TEN007", Severity.ERROR, f"{shown}{hint}", name)
         return
     if bad:
         yield Finding("TEN001", Severity.ERROR, f"{bad:,} of {rows * k:,} weights are NaN or infinite", name)

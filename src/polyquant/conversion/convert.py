@@ -18,11 +18,12 @@ from polyquant.formats.existing import refuse_target
 from polyquant.formats.protocol import Format, OnTensor, Target
 from polyquant.formats.steps import Progress
 from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords, PlanKeywords
-from polyquant.opening import detect, open_as
+from polyquant.opening import detect, open_as, refuse_invalid
 from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.recipes.reading import parse_rule
 from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
+from polyquant.runtime.check import refuse_broken_model
 from polyquant.storage.work_folder import Resume, held_bytes
 from polyquant.types import F32
 
@@ -77,6 +78,9 @@ def plan(
     source = open_as(source_form, src, open_options)
     if source.undecoded is not None:
         raise source.undecoded.error()
+    refuse_invalid(source_form, src)
+    if not allow_unknown:
+        refuse_broken_model(source, "pass --allow-unknown to write it anyway")
     if source_form.name != form.name:
         plain = source_form.plain(source)
         source_form = source_form if plain.format == source.format else format_named(plain.format)

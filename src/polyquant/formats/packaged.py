@@ -52,3 +52,11 @@ class PackagedFormat:
         """Run `check` of the module `check`."""
         findings: Iterable[Finding] = self.take("check:check")(path)
         return findings
+
+    def check_headers(self, path: Path) -> Iterable[Finding]:
+        """Run `check_headers` of the module `check`; if there is none, all of `check`."""
+        if type(self).check is not PackagedFormat.check:
+            return self.check(path)
+        module = import_module(f"{self.package}.check")
+        findings: Iterable[Finding] = getattr(module, "check_headers", module.check)(path)
+        return findings

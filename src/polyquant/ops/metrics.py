@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyquant.ops import native
 from polyquant.types import F32
 
 __all__ = ["ErrorSums", "error_sums"]
+
+
+F64: TypeAlias = NDArray[np.float64]
+_LANES, _STRETCH = 16, 512
+"""As in native/metrics.cpp."""
+_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +72,50 @@ class ErrorSums:
 
 
 def error_sums(a: F32, b: F32) -> ErrorSums:
-    """Return the sums over two float32 arrays of equal size, accumulated in float64."""
+    """Return the sums over two float32 arrays of equal size, accumulated in float64, in the same order everywhere."""
     x, y = np.ascontiguousarray(a, np.float32).reshape(-1), np.ascontiguousarray(b, np.float32).reshape(-1)
     if (lib := native.lib()) is not None:
         return ErrorSums(x.size, *lib.error_sums(x, y))
-    p, q = x.astype(np.float64), y.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        worst = float(np.abs(x - y).max(initial=0))
-        return ErrorSums(x.size, float(p @ p), float(q @ q), float(p @ q), float((p - q) @ (p - q)), worst)
+    sums = np.zeros(4)
+    worst = 0.0
+    whole = x.size - x.size % _STRETCH
+    with np.errstate(all="ignore"):
+        for at in range(0, whole, _AT_ONCE):
+            part = slice(at, min(at + _AT_ONCE, whole))
+            sums = _in_order(sums, _stretches(x[part], y[part]))
+            worst = max(worst, float(np.fmax.reduce(np.abs(x[part] - y[part]), initial=0)))
+        sums = _in_order(sums, _products(x[whole:].astype(np.float64), y[whole:].astype(np.float64)))
+        worst = max(worst, float(np.fmax.reduce(np.abs(x[whole:] - y[whole:]), initial=0)))
+    aa, bb, ab, dd = map(float, sums)
+    return ErrorSums(x.size, aa, bb, ab, dd, worst)
+
+
+def _products(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """Return the terms of the sums, [..., 4]."""
+    d = x - y
+    return np.stack([x * x, y * y, x * y, d * d], -1)
+
+
+def _in_order(first: F64, terms: F64) -> F64:
+    """Add terms [n, 4] to [4] one by one, as the native kernel does: the order decides the last bits."""
+    return np.asarray(np.concatenate([first[None], terms]).cumsum(0)[-1], np.float64)
+
+
+def _stretches(x: F32, y: F32) -> F64:
+    """Return the sums of every stretch, [n, 4]: 16 sums in float32, then in float64.
+
+    In float64 alone where float32 would overflow or lose precision.
+    """
+    terms = _products(x, y).reshape(-1, _STRETCH // _LANES, _LANES, 4)
+    lanes = terms[:, 0].copy()
+    for i in range(1, terms.shape[1]):
+        lanes += terms[:, i]
+    out = np.zeros((len(lanes), 4))
+    for j in range(_LANES):
+        out += lanes[:, j]
+    aa, bb, _, dd = out.T
+    a, b = x.reshape(-1, _STRETCH), y.reshape(-1, _STRETCH)
+    precise = (aa > 1e-20) & (aa < 1e30) & (bb < 1e30) & ((dd > 1e-30) | (a == b).all(1))
+    for i in np.flatnonzero(~precise).tolist():
+        out[i] = _in_order(np.zeros(4), _products(a[i].astype(np.float64), b[i].astype(np.float64)))
+    return out

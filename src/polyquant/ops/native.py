@@ -1,7 +1,7 @@
 """The only importer of the extension module. Callers get it from here, or fall back to their numpy reference.
 
-`POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, disables the native kernels: results are equal, but
-slower.
+`POLYQUANT_NATIVE=0` in the environment, or `with engine("numpy"):`, disables the native kernels: codes and integer
+products are equal, floating-point products up to rounding, but slower.
 """
 
 from __future__ import annotations

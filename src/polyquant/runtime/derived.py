@@ -7,7 +7,10 @@ as float32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import numpy as np
 
 from polyquant import registry
 from polyquant.architectures.hyper import Hyper
@@ -16,9 +19,13 @@ from polyquant.architectures.tensors import gguf_maps
 from polyquant.errors import CodecError
 from polyquant.operations import Same
 from polyquant.rows import in_memory, stored_rows, whole_floats
+from polyquant.runtime import headers_only
 from polyquant.types import Checkpoint, Codec, Floats, Shape, TensorMap, Weight, as_matrix
 
 __all__ = ["derived_maps", "materialize"]
+
+_SMALL = 1 << 20
+"""Weights of the largest tensor that is made when only headers are checked."""
 
 
 def derived_maps(checkpoint: Checkpoint, record: Architecture, hyper: Hyper) -> dict[str, TensorMap]:
@@ -66,11 +73,17 @@ def _supports(codec: Codec, shape: Shape) -> bool:
 def materialize(checkpoint: Checkpoint, tensor_map: TensorMap) -> Weight:
     """Make the tensor in memory, under the name of its source if it has only one.
 
-    Raises CodecError; InputError for sources that cannot be read.
+    Inside `headers_only` large tensors are zeros. Raises CodecError; InputError for sources that cannot be read.
     """
     weights = [checkpoint[name] for name in tensor_map.sources]
     if len(weights) == 1 and isinstance(tensor_map.op, Same):
         return Weight(tensor_map.target, tensor_map.shape, weights[0].codec, weights[0].arrays)
+    name = tensor_map.sources[0] if len(tensor_map.sources) == 1 else tensor_map.target
+    if headers_only.active() and math.prod(tensor_map.shape) > _SMALL:
+        floats = registry.codec("f32")
+        specs = floats.specs(tensor_map.shape)
+        zeros = {part: np.broadcast_to(np.zeros((), s.dtype), s.shape) for part, s in specs.items()}
+        return Weight(name, tensor_map.shape, floats, in_memory(zeros))
     codec, shapes = weights[0].codec, [w.shape for w in weights]
     same_codec = all(w.codec is codec for w in weights) and codec.row_sliced and _supports(codec, tensor_map.shape)
     if same_codec and tensor_map.op.keeps_rows(shapes):
@@ -78,5 +91,4 @@ def materialize(checkpoint: Checkpoint, tensor_map: TensorMap) -> Weight:
     else:
         codec = registry.codec("f32")
         parts = codec.pack(Floats(whole_floats(weights, tensor_map.op).reshape(as_matrix(tensor_map.shape))))
-    name = tensor_map.sources[0] if len(tensor_map.sources) == 1 else tensor_map.target
     return Weight(name, tensor_map.shape, codec, in_memory(parts))

@@ -19,6 +19,7 @@ from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
 from polyquant.ops.decoder import add_bias
 from polyquant.ops.matmul import Group, round_activations
+from polyquant.runtime import headers_only
 from polyquant.types import F32, Floats, Rounding, Ternary, Weight
 
 __all__ = ["Linear", "Reader", "packed_handle"]
@@ -81,7 +82,7 @@ def _groups(weights: Sequence[Weight]) -> list[Group]:
 
 def packed_handle(weight: Weight) -> Any | None:
     """Return a native handle on a weight [N, K], in its stored layout or repacked in memory; None without a kernel."""
-    if not native.available():
+    if not native.available() or headers_only.active():
         return None
     codec, shape = weight.codec, weight.shape
     handle = codec.packed(weight.parts, shape) if isinstance(codec, Packed) else None

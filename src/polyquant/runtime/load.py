@@ -14,7 +14,7 @@ from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope import FREQS
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.opening import open_checkpoint
+from polyquant.opening import detect, open_checkpoint, refuse_invalid
 from polyquant.ops import native
 from polyquant.runtime import identity
 from polyquant.runtime.c8 import C8, read_c8
@@ -30,9 +30,9 @@ from polyquant.runtime.norm import bare_norm, read_norm
 from polyquant.runtime.rotary import Rotary, rotaries
 from polyquant.runtime.site import Site
 from polyquant.runtime.tensors import Tensors
-from polyquant.types import F32, Floats, Rounding
+from polyquant.types import F32, Checkpoint, Floats, Rounding
 
-__all__ = ["Activations", "load"]
+__all__ = ["Activations", "assemble", "load"]
 
 Activations = Literal["int8", "float"]
 _MAX_THREADS = 256
@@ -68,6 +68,20 @@ def load(
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
         raise InputError("threads is out of range", expected=f"1 to {_MAX_THREADS}", found=threads)
     checkpoint = language_model(open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile))
+    refuse_invalid(detect(path)[0], path)
+    if threads is not None:
+        native.set_threads(threads)
+    return assemble(checkpoint, activations=activations, cache=cache, context=context)
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    *,
+    activations: Activations = "int8",
+    cache: CacheType | None = None,
+    context: int | None = None,
+) -> Model:
+    """Build the model of an open checkpoint; see `load`. Raises InputError, UnsupportedError."""
     architecture = identity.architecture(checkpoint)
     if not architecture.runs:
         raise UnsupportedError(
@@ -81,8 +95,6 @@ def load(
         raise InputError(
             "context is out of range", file=checkpoint.path, expected=f"1 to {hyper.context} tokens", found=context
         )
-    if threads is not None:
-        native.set_threads(threads)
     token = identity.rounds_tokens(checkpoint, architecture)
     rounding: Rounding = "none" if activations == "float" else "token" if token else "block"
     tensors = Tensors(

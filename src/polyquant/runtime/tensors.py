@@ -17,6 +17,7 @@ from polyquant.architectures.tensors import without_ones
 from polyquant.capabilities import MaybeIntegers, Opaque
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.operations import Stack
+from polyquant.runtime import headers_only
 from polyquant.runtime.derived import materialize
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.ternarize import ternarized
@@ -132,6 +133,8 @@ class Tensors:
         weight = self.weight(f"{name}.weight", shape)
         if self.masters and weight.codec.form is Floats and name.startswith("blk."):
             self.ternary.add(name)
+            if headers_only.active():
+                return weight
             return ternarized(weight, file=self.checkpoint.path)
         return weight
 

@@ -27,7 +27,7 @@ _MAINLINE_ONLY = {"mxfp4", "nvfp4", "q1_0", "q2_0"}
 
 def type_number(codec: Codec) -> int:
     """The GGUF type number of a codec. Raises PlanError if it has none."""
-    if isinstance(codec, OpaqueCodec):
+    if isinstance(codec, OpaqueCodec) and codec.type_id >= 0:
         return codec.type_id
     if codec.name not in WRITTEN_AS:
         raise PlanError(

@@ -28,7 +28,7 @@ from polyquant.storage import safetensors, strict_json, torch_file
 from polyquant.storage.source import Source
 from polyquant.types import ArraySpec, Finding, Severity
 
-__all__ = ["check"]
+__all__ = ["check", "check_headers"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 _RULES = {
@@ -51,7 +51,15 @@ class _Contents:
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """Findings about a folder or one weight file. Raises InputError only if `path` does not exist."""
-    path = Path(path)
+    return _check(Path(path), payload=True)
+
+
+def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
+    """The findings of `check` without those that compare or scan payloads."""
+    return _check(Path(path), payload=False)
+
+
+def _check(path: Path, *, payload: bool) -> Iterator[Finding]:
     if not path.is_dir():
         yield from _shard(path, _Contents())
         yield from _undecoded(path, {})
@@ -60,7 +68,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     config = yield from _config(path)
     yield from _side_files(path)
     yield from _weight_files(path, contents)
-    yield from _against_config(contents, config or {})
+    yield from _against_config(contents, config or {}, payload=payload)
     yield from _packed(contents, config or {})
     yield from _exl3(contents, config or {})
     try:
@@ -68,7 +76,8 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     except InputError as e:
         yield _finding(_code(e, "HF031"), ERROR, e, path)
         return
-    yield from _quantized(contents, older)
+    if payload:
+        yield from _quantized(contents, older)
     yield from _undecoded(path, config or {})
 
 
@@ -200,13 +209,13 @@ def _index(chosen: WeightFiles, contents: _Contents) -> Iterator[Finding]:
 # ---------------------------------------------------------------- tensors against config
 
 
-def _against_config(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _against_config(contents: _Contents, config: Mapping[str, Any], *, payload: bool) -> Iterator[Finding]:
     tensors = contents.tensors
     if not tensors or _EMBEDDING not in tensors:
         return
     embedding = tensors[_EMBEDDING][1]
     tied = config.get("tie_word_embeddings")
-    if tied is True and _HEAD in tensors:
+    if payload and tied is True and _HEAD in tensors:
         same = _same(tensors[_HEAD], tensors[_EMBEDDING])
         what = (
             "equals the embedding, which wastes space"

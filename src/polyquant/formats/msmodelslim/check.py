@@ -18,7 +18,7 @@ from polyquant.formats.msmodelslim.survey import Survey, survey
 from polyquant.formats.side_files import check_side_files
 from polyquant.types import Finding, Severity
 
-__all__ = ["check"]
+__all__ = ["check", "check_headers"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -26,6 +26,18 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """Findings about a folder. Raises InputError only if `path` does not exist."""
     contents = survey(Path(path))
+    yield from _headers(contents)
+    yield from check_layers(contents)
+    yield from check_cache(contents)
+    yield from check_norms(contents)
+
+
+def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
+    """The findings of `check` without the values of layers, cache and norms."""
+    return _headers(survey(Path(path)))
+
+
+def _headers(contents: Survey) -> Iterator[Finding]:
     for breach in contents.breaches:
         yield breach.finding()
     yield from _config(contents)
@@ -34,9 +46,6 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     if contents.described:
         yield from _types(contents)
         yield from _check_general(contents)
-    yield from check_layers(contents)
-    yield from check_cache(contents)
-    yield from check_norms(contents)
 
 
 def _config(contents: Survey) -> Iterator[Finding]:

@@ -18,15 +18,28 @@ from polyquant.formats.trellis.survey import Survey, axes_of, survey
 from polyquant.formats.trellis.weights import Facts
 from polyquant.types import Finding, Severity
 
-__all__ = ["check"]
+__all__ = ["check", "check_headers"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """Findings about a folder or one shard. Raises InputError only if `path` does not exist."""
-    path = Path(path)
-    contents = survey(path)
+    contents = survey(Path(path))
+    yield from _headers(contents)
+    if contents.path.is_dir():
+        yield from check_model(contents)
+    axes, _ = axes_of(contents, None)
+    yield from check_payload(contents, axes)
+
+
+def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
+    """The findings of `check` without payloads, and without those about missing tensors."""
+    return _headers(survey(Path(path)))
+
+
+def _headers(contents: Survey) -> Iterator[Finding]:
+    path = contents.path
     for breach in contents.breaches:
         yield breach.finding()
     if path.is_dir():
@@ -34,10 +47,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
         yield from check_side_files(path, no_tokenizer="TRL004", broken="TRL005")
         yield from _index(contents)
         yield from check_config(contents)
-        yield from check_model(contents)
-    axes, _ = axes_of(contents, None)
     yield from _dialect(contents, list(contents.weights.values()))
-    yield from check_payload(contents, axes)
 
 
 def _config(contents: Survey) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """The hostile corpus: every case of the tables of bad input, and what the commands answer, in hostile.json.
 
-PYTHONPATH=tests python -m cli.hostile     writes the manifest anew: case -> command -> [exit code, start of its message]
+PYTHONPATH=tests python -m cli.hostile     rewrites the manifest: case -> command -> [exit code, start of its message]
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import struct, sys
 raw = open(sys.argv[1], "rb").read()
 print(",\n".join(f"0x{n:04x}" for (n,) in struct.iter_unpack("<H", raw)) + ",")
 PY
-flags=(-std=c++20 -O1 -g -ffp-contract=off -fno-math-errno -fno-trapping-math -I"$root/native" -I"$out"
+flags=(-std=c++20 -O1 -DPOLYQUANT_NO_CLONES -ffp-contract=off -fno-math-errno -fno-trapping-math -I"$root/native" -I"$out"
   -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
 declare -A sets=(
   [packed_avx2]="-mavx2 -mfma -mf16c" [affine_avx2]="-mavx2 -mfma -mf16c" [trellis_avx2]="-mavx2 -mfma -mf16c"

@@ -47,7 +47,8 @@ struct Input {
 
 std::vector<BlockKernel> all_kernels() {
   std::vector<BlockKernel> out;
-  for (KernelTable table : {plain_kernels(), legacy_kernels(), k_kernels(), iq_kernels(), fp4_kernels(), ternary_kernels()})
+  for (KernelTable table :
+       {plain_kernels(), legacy_kernels(), k_kernels(), iq_kernels(), fp4_kernels(), ternary_kernels()})
     out.insert(out.end(), table.begin(), table.end());
   return out;
 }
@@ -132,8 +133,8 @@ void layout(Input in) {
       std::vector<uint8_t> codes = in.bytes(tiles * kTile);
       for (uint8_t& c : codes) c &= uint8_t((1u << bits) - 1);
       std::vector<uint8_t> packed(tiles * kTile * bits / 8);
-      trellis_pack(codes.data(), tiles, bits, packed.data());
-      trellis_unpack(packed.data(), tiles, bits, codes.data());
+      trellis_pack(codes.data(), codes.size(), bits, packed.data());
+      trellis_unpack(packed.data(), codes.size(), bits, codes.data());
       break;
     }
     case 3: {

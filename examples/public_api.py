@@ -63,7 +63,10 @@ def convert(model: Path, folder: Path) -> Path:
     print(plan, report, report.error.snr, sep="\n")
     pq.quantize(model, folder / "mix.gguf", recipe="q5_k_m", overwrite=True)
     comparison: pq.Comparison = pq.compare(model, folder / "small.gguf")
-    print(comparison)
+    certificate: pq.Certificate = pq.certify(model, folder / "small.gguf", logits=False)
+    assert certificate.certified, certificate.failures
+    certificate.write(folder / "certificate.json")
+    print(comparison, certificate, sep="\n")
     return folder / "small.gguf"
 
 

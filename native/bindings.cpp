@@ -72,6 +72,14 @@ std::tuple<double, double, double, double, double> sums(Vector a, Vector b) {
   return {s.aa, s.bb, s.ab, s.dd, s.worst};
 }
 
+void units_py(Vector a, Vector b, FloatsOut out) {
+  const size_t units = out.shape(0) / 4;
+  if (a.shape(0) != b.shape(0) || out.shape(0) % 4 || (units ? a.shape(0) % units : a.shape(0)))
+    throw nb::value_error("the arrays must have equal lengths, and four sums per unit");
+  nb::gil_scoped_release release;
+  unit_errors(a.data(), b.data(), units, units ? a.shape(0) / units : 0, out.data());
+}
+
 // Sums of errors, zeros unless `measure`; None without kernels for both types, and where a weight is not finite.
 std::optional<std::tuple<double, double, double, double, double>> requantize_py(const std::string& source,
                                                                                 const std::string& target, Bytes data,
@@ -257,6 +265,7 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, "codec"_a, "blocks"_a, "out"_a.noconvert());
   m.def("quantize", &quantize, "codec"_a, "w"_a, "out"_a.noconvert(), "importance"_a.none());
   m.def("error_sums", &sums, "a"_a, "b"_a);
+  m.def("unit_errors", &units_py, "a"_a, "b"_a, "out"_a.noconvert());
   m.def("requantize", &requantize_py, "source"_a, "target"_a, "data"_a, "out"_a.noconvert(), "importance"_a.none(),
         "measure"_a);
   m.def("gguf_skip_strings", &skip_strings, "buffer"_a, "offset"_a, "count"_a, "big_endian"_a, "wide"_a,

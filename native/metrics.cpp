@@ -44,6 +44,25 @@ void accumulate(const float* a, const float* b, size_t n, double out[5]) {
   }
 }
 
+// Sums of squares of a and b, of products, and of squared differences over n values, n a multiple of the lanes.
+PQ_SIMD void sums_of_unit(const float* a, const float* b, size_t n, float out[4]) {
+  float aa[lanes] = {}, bb[lanes] = {}, ab[lanes] = {}, dd[lanes] = {};
+  for (size_t i = 0; i < n; i += lanes) PQ_LOOP
+  for (size_t j = 0; j < lanes; ++j) {
+    const float x = a[i + j], y = b[i + j], d = x - y;
+    aa[j] += x * x;
+    bb[j] += y * y;
+    ab[j] += x * y;
+    dd[j] += d * d;
+  }
+  for (size_t j = 0; j < lanes; ++j) {
+    out[0] += aa[j];
+    out[1] += bb[j];
+    out[2] += ab[j];
+    out[3] += dd[j];
+  }
+}
+
 // True if float32 represents the squares with full precision.
 bool plain(const double s[5]) { return s[0] > 1e-20 && s[0] < 1e30 && s[1] < 1e30 && (s[3] > 1e-30 || s[4] == 0); }
 
@@ -70,6 +89,17 @@ ErrorSums error_sums(const float* a, const float* b, size_t n) {
   ErrorSums sums{};
   add_errors(a, b, n, sums);
   return sums;
+}
+
+void unit_errors(const float* a, const float* b, size_t units, size_t unit, float* out) {
+  for (size_t u = 0; u < units; ++u, a += unit, b += unit, out += 4) {
+    const size_t even = unit / lanes * lanes;
+    double rest[5] = {};
+    std::fill_n(out, 4, 0.0f);
+    sums_of_unit(a, b, even, out);
+    accumulate(a + even, b + even, unit - even, rest);
+    for (size_t j = 0; j < 4; ++j) out[j] += float(rest[j]);
+  }
 }
 
 }  // namespace polyquant

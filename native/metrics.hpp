@@ -13,5 +13,7 @@ struct ErrorSums {
 // all.
 void add_errors(const float* a, const float* b, size_t n, ErrorSums& sums);
 ErrorSums error_sums(const float* a, const float* b, size_t n);
+// For each of `units` stretches of `unit` values: sums of a^2, b^2, a b and (a - b)^2, in float32. out: [units, 4].
+void unit_errors(const float* a, const float* b, size_t units, size_t unit, float* out);
 
 }  // namespace polyquant

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from polyquant.analysis.catalogue import codecs as codecs
     from polyquant.analysis.catalogue import formats as formats
     from polyquant.analysis.catalogue import recipes as recipes
+    from polyquant.analysis.certify import Certificate as Certificate
+    from polyquant.analysis.certify import certify as certify
     from polyquant.analysis.compare import Comparison as Comparison
     from polyquant.analysis.compare import compare as compare
     from polyquant.analysis.demo import Outcome as Outcome
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
     from polyquant.analysis.doctor import doctor as doctor
     from polyquant.analysis.evaluate import Evaluation as Evaluation
     from polyquant.analysis.evaluate import evaluate as evaluate
+    from polyquant.analysis.explain import explain as explain
     from polyquant.analysis.inspect import Inspection as Inspection
     from polyquant.analysis.inspect import inspect as inspect
-    from polyquant.analysis.validate import explain as explain
     from polyquant.analysis.validate import validate as validate
     from polyquant.conversion.convert import convert as convert
     from polyquant.conversion.convert import plan as plan
@@ -73,12 +75,14 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "analysis.catalogue": "CodecInfo FormatInfo RecipeInfo",
+    "analysis.certify": "Certificate certify",
     "analysis.compare": "Comparison compare",
     "analysis.demo": "Outcome demo",
     "analysis.doctor": "Check doctor",
     "analysis.evaluate": "Evaluation evaluate",
     "analysis.inspect": "Inspection inspect",
-    "analysis.validate": "explain validate",
+    "analysis.explain": "explain",
+    "analysis.validate": "validate",
     "conversion.convert": "convert plan quantize",
     "conversion.execute": "Report",
     "conversion.save": "save",
@@ -105,12 +109,12 @@ _CALLABLE = ("codecs", "formats", "recipes")
 """Packages that are also functions (callable_package.py)."""
 
 __all__ = [
-    "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation", "Finding",
-    "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind", "Meta", "Model",
-    "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report", "Rule",
-    "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "codec", "codecs", "compare",
-    "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats", "importance", "inspect", "load", "open",
-    "plan", "quantize", "recipes", "repair", "save", "validate",
+    "Certificate", "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation",
+    "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind", "Meta",
+    "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report",
+    "Rule", "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
+    "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
+    "importance", "inspect", "load", "open", "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip
 
 

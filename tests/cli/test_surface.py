@@ -87,6 +87,7 @@ TYPOS = {
     ("edit", GGUF, "--rename", "a"): "OLD=NEW",
     ("edit", GGUF, "--remove", "no.such.key"): "no.such.key",
     ("compare", GGUF, "nothing.gguf"): "nothing.gguf",
+    ("certify", GGUF, "nothing.gguf"): "nothing.gguf",
     ("validate", GGUF, "--against", "nothing.gguf"): "nothing.gguf",
     ("inspect", SOUND, "--ternary-layout", "i2_s.arm"): "GGUF",
     ("eval", GGUF, "--text", "nothing.txt"): "nothing.txt",
@@ -106,6 +107,7 @@ TABLES = [
     ("inspect", GGUF),
     ("inspect", SOUND, "--tensors", "*"),
     ("inspect", BITNET),
+    ("certify", UNTIED / "hf", UNTIED / "tiny-llama-untied-Q4_K_M.gguf"),
     ("compare", BITNET, VECTORS / "bitnet_gguf/tiny-bitnet-b158-i2_s-x86_128.gguf"),
     ("compare", UNTIED / "hf", UNTIED / "tiny-llama-untied-Q4_K_M.gguf", "--sort", "error"),
     ("validate", GGUF),
@@ -123,7 +125,14 @@ def test_tables_fit_80_columns(args, polyquant, tmp_path):
     assert not outcome.err
     for line in outcome.out.splitlines():
         assert line.isprintable(), ascii(line)
-        told = ("file ", "wrote ", "sound: ", "warning: ", "note: ")  # paths and sentences keep their length
+        told = (
+            "file ",
+            "wrote ",
+            "sound: ",
+            "certified: ",
+            "warning: ",
+            "note: ",
+        )  # paths and sentences keep their length
         assert len(line) <= 80 or line.startswith(told), line
 
 

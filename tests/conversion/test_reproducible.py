@@ -15,7 +15,7 @@ from polyquant.ops import native
 PROGRAM = Path(__file__).with_name("conversions.py")
 OLDER = {
     "OPENBLAS_CORETYPE": "Haswell",
-    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR X86_V4",
     "PYTHONWARNINGS": "ignore",  # about features that this processor or this numpy lacks anyway
 }
 """numpy and its BLAS run as on a processor with AVX2 but without AVX-512."""

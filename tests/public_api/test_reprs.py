@@ -47,6 +47,7 @@ def values(path, folder):
     yield plan
     yield pq.convert(plan, folder / "out")
     yield pq.compare(path, folder / "out")
+    yield pq.certify(path, folder / "out", logits=False)
     yield pq.inspect(path)
     yield pq.Findings(pq.Finding("TEN001", pq.Severity.ERROR, EVIL, EVIL, EVIL) for _ in range(ROWS + 25))
 

@@ -1,7 +1,7 @@
 """The command line: parse arguments, call one function, print. One file per command, imported only when it runs.
 
-Exit codes: 0 done (validate: clean), 1 findings, nothing to repair or a system failure (disk full), 2 unusable input,
-130 interrupted.
+Exit codes: 0 done (validate: clean, certify: certified), 1 findings, nothing to repair or a system failure (disk full),
+2 unusable input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ COMMANDS = {
     "validate": "Check a model: findings with codes; exit 1 if there are any.",
     "explain": "Explain a finding's code and what to do about it.",
     "compare": "Measure the error of B against A, tensor by tensor.",
+    "certify": "Check that a conversion computes what its source does.",
     "convert": "Convert a model to another format.",
     "quantize": "Quantize a model, by a recipe such as q4_k_m.",
     "importance": "Measure an importance matrix for quantize --importance.",

@@ -6,7 +6,7 @@ import textwrap
 
 import click
 
-from polyquant.analysis.validate import explain as run
+from polyquant.analysis.explain import explain as run
 from polyquant.cli.terminal import say
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from polyquant.ops import native
 from polyquant.types import F32
 
-__all__ = ["ErrorSums", "error_sums"]
+__all__ = ["ErrorSums", "error_sums", "unit_errors"]
 
 
 F64: TypeAlias = NDArray[np.float64]
@@ -118,4 +118,22 @@ def _stretches(x: F32, y: F32) -> F64:
     precise = (aa > 1e-20) & (aa < 1e30) & (bb < 1e30) & ((dd > 1e-30) | (a == b).all(1))
     for i in np.flatnonzero(~precise).tolist():
         out[i] = _in_order(np.zeros(4), _products(a[i].astype(np.float64), b[i].astype(np.float64)))
+    return out
+
+
+def unit_errors(a: F32, b: F32, unit: int) -> F32:
+    """Return sums of a^2, b^2, a b and (a - b)^2 over stretches of `unit` values, float32 [rows, K / unit, 4].
+
+    a, b: float32 [rows, K].
+    """
+    x, y = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+    out = np.empty((len(x), x.shape[1] // unit, 4), np.float32)
+    if (lib := native.lib()) is not None and x.size:
+        lib.unit_errors(x.reshape(-1), y.reshape(-1), out.reshape(-1))
+        return out
+    p, q = x.reshape(len(x), -1, unit), y.reshape(len(x), -1, unit)
+    with np.errstate(invalid="ignore", over="ignore"):
+        d = p - q
+        for i, (v, w) in enumerate(((p, p), (q, q), (p, q), (d, d))):
+            np.einsum("nuk,nuk->nu", v, w, out=out[:, :, i])
     return out

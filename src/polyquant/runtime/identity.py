@@ -14,7 +14,7 @@ from polyquant.architectures.find import of_config, of_metadata
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope_tensors import restored
-from polyquant.capabilities import HoldsBlocks
+from polyquant.capabilities import HoldsBlocks, claims
 from polyquant.codecs.affine_forms import only_read
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.runtime.c8 import grid_name
@@ -74,7 +74,7 @@ def _refuse_missing_scales(checkpoint: Checkpoint) -> None:
     if checkpoint.describes_itself:
         return
     file = checkpoint.path / "config.json"
-    decoded = any(only_read(w.codec) or isinstance(w.codec, HoldsBlocks) for w in checkpoint.values())
+    decoded = any(only_read(w.codec) or claims(w.codec, HoldsBlocks) for w in checkpoint.values())  # type: ignore[type-abstract]
     bits = checkpoint.config.get("quantization_bit")
     if bits and not decoded:
         raise UnsupportedError(

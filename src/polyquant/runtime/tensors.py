@@ -14,7 +14,7 @@ import numpy as np
 from polyquant.architectures import layer_numbers
 from polyquant.architectures.record import Architecture
 from polyquant.architectures.tensors import without_ones
-from polyquant.capabilities import MaybeIntegers, Opaque
+from polyquant.capabilities import MaybeIntegers, Opaque, claims
 from polyquant.errors import CodecError, InputError, UnsupportedError, printable
 from polyquant.operations import Stack
 from polyquant.runtime import headers_only
@@ -100,13 +100,12 @@ class Tensors:
                 expected=list(shape),
                 found=list(weight.shape),
             )
-        if isinstance(weight.codec, Opaque):
+        stored = weight.codec.name
+        if claims(weight.codec, Opaque):  # type: ignore[type-abstract]
+            raise UnsupportedError(f"stored as {stored}, which cannot be decoded", file=file, tensor=weight.name)
+        if claims(weight.codec, MaybeIntegers) and weight.codec.is_integer:  # type: ignore[type-abstract]
             raise UnsupportedError(
-                f"stored as {weight.codec.name}, which cannot be decoded", file=file, tensor=weight.name
-            )
-        if isinstance(weight.codec, MaybeIntegers) and weight.codec.is_integer:
-            raise UnsupportedError(
-                f"integers ({weight.codec.name}) are not usable as weights without their scales",
+                f"integers ({stored}) are not usable as weights without their scales",
                 file=file,
                 tensor=weight.name,
                 hint="their scales belong to an unsupported quantization",

@@ -1,4 +1,4 @@
-"""The hostile corpus: every case of the tables of bad input, and what the commands answer, in hostile.json.
+"""The hostile corpus: every case of the tables of bad input, with the expected answers in hostile.json.
 
 PYTHONPATH=tests python -m cli.hostile     rewrites the manifest: case -> command -> [exit code, start of its message]
 """

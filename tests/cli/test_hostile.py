@@ -1,4 +1,4 @@
-"""Every case of the hostile corpus answers as its manifest says, under 2 s and 300 MB."""
+"""Every case of the hostile corpus gives the answer in its manifest, under 2 s and 300 MB."""
 
 import json
 import subprocess

@@ -37,7 +37,7 @@ def changed(array):
 
 
 def refused_or_done(call):
-    """True if the call succeeds; any exception but a PolyquantError of one line fails the test."""
+    """True if the call succeeds; exceptions other than a PolyquantError of one line fail the test."""
     try:
         with np.errstate(all="ignore"):
             call()

@@ -105,7 +105,7 @@ def test_every_flipped_bit_of_a_header_is_rejected_or_harmless(name, raw, head, 
 
 
 def split(folder: Path) -> Path:
-    """A split GGUF in a folder of its own."""
+    """A split GGUF in a separate folder."""
     tiny(folder.with_name("whole"))
     folder.mkdir()
     pq.convert(folder.with_name("whole"), folder / "m.gguf", shard_bytes=4000)
@@ -127,7 +127,7 @@ FOLDERS = {"hf": tiny, "sharded": sharded, "trellis": trellis, "msmodelslim": mo
 
 @pytest.fixture(scope="module", params=FOLDERS)
 def folder(request, tmp_path_factory):
-    """(path, its files, its tensors); tests restore what they change."""
+    """(path, its files, its tensors); tests restore changed files."""
     path = FOLDERS[request.param](tmp_path_factory.mktemp(request.param) / "model")
     BASE[path.name] = len(pq.validate(path))
     whole = content(path)

@@ -1,4 +1,4 @@
-"""Whatever can be saved reads back equal: random names, shapes, dtypes and metadata, in files and folders."""
+"""Saved tensors read back equal: random names, shapes, dtypes and metadata, in files and folders."""
 
 from __future__ import annotations
 

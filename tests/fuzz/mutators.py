@@ -213,7 +213,7 @@ def gguf(data: bytes, rng: Random) -> bytes:
 
 
 def without_tensors(data: bytes) -> bytes:
-    """The metadata of a GGUF file as a file of its own."""
+    """The metadata of a GGUF file as a separate file."""
     order, version, entries, _, _ = parsed(data)
     head = b"GGUF" + struct.pack(order + "IQQ", version, 0, len(entries))
     return head + b"".join(packed(field, order) for item in entries for field in item)

@@ -1,6 +1,6 @@
 """Fuzz targets: the readers of everything untrusted, each as a function of bytes.
 
-`run` raises nothing but PolyquantError for any input, and returns True if the input was accepted; what opens is
+`run` raises only PolyquantError for any input, and returns True if the input was accepted; what opens is
 validated and every tensor is read. The inputs of a folder's files are `NAME\\nCONTENT`: the file of that name is
 replaced in an otherwise valid folder.
 """
@@ -317,7 +317,7 @@ def _json_seeds() -> list[bytes]:
 
 
 def _strict(data: bytes, folder: Path) -> bool:
-    """What strict_json accepts, json.loads accepts with the same value."""
+    """Compare accepted JSON with json.loads."""
     del folder
     try:
         value = strict_json.parse(data)

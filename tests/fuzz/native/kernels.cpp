@@ -1,4 +1,4 @@
-// libFuzzer target of the native kernels. FUZZ selects what is called: dequantize, quantize, product or layout.
+// libFuzzer target of the native kernels. FUZZ selects the functions: dequantize, quantize, product or layout.
 //
 // Every buffer is allocated with exactly the size that the bindings require, so that one byte too many is found.
 #include <cstdint>

@@ -112,21 +112,26 @@ class Plan:
             h.update(f"{s.map.sources} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
             h.update(s.map.op.identity)
         for f in self.layout.files:
-            h.update(f"{f.name} {f.size}\n".encode())
+            h.update(os.fsencode(f"{f.name} {f.size}\n"))
             for offset, data in f.pieces:
                 h.update(f"{offset} ".encode() + data)
         for name, values in sorted(self.importance.items()):
             h.update(name.encode() + values.tobytes())
         h.update(repr(self.options).encode())
         if (text := self.text) is not None:
-            h.update(text.encode())
+            h.update(os.fsencode(text))
             h.update(b"" if text == OWN_TEXT else read_text(text).encode())
         return h.hexdigest()
 
 
 def _files(root: Path) -> list[Path]:
-    """Files of a folder and of its layer folders (Trellis v2)."""
-    return [p for top in sorted(root.iterdir()) for p in ([top, *sorted(top.iterdir())] if top.is_dir() else [top])]
+    """Files of a folder and of its layer folders (Trellis v2), without dangling links and unreadable folders."""
+
+    def inside(folder: Path) -> list[Path]:
+        readable = os.access(folder, os.R_OK | os.X_OK)
+        return sorted(p for p in folder.iterdir() if p.exists()) if readable else []
+
+    return [p for top in inside(root) for p in ([top, *inside(top)] if top.is_dir() else [top])]
 
 
 _MEMBER = re.compile(r".*?(?=-\d{5}-of-\d{5}\.)")

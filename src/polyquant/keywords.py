@@ -50,6 +50,7 @@ class FormatKeywords(TypedDict, total=False):
     codebook: str | None
     method: Literal["trellis_viterbi", "trellis_ldlq"] | None
     target_bpw: float | None
+    single_file: bool
 
 
 class ChoiceKeywords(TypedDict, total=False):
@@ -79,5 +80,6 @@ PLAN_DEFAULTS: Mapping[str, Any] = {
     "repair": False,
     "keep": (),
     "exact_tool": False,
+    "single_file": False,
 }
 """Defaults that are not None."""

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench check-slow check-order native clean
+.PHONY: demo test lint bench check-slow check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,20 @@ check-order: $(INSTALLED)
 	  $(BIN)/python -m pytest -n $$workers --random-order-bucket=global --random-order-seed=$$seed --hypothesis-seed=$$seed \
 	    || failed="$$failed $$seed"; \
 	done; test -z "$$failed" || { echo "failed with the seeds:$$failed"; exit 1; }
+
+# Coverage-guided fuzzing of every reader, RUNS executions each; TARGETS="gguf json" for some (tests/fuzz/targets.py).
+RUNS    ?= 1000000
+TARGETS ?=
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet 'polyquant[fuzz]'
+	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.run --runs $(RUNS) --corpus build/fuzz $(TARGETS)
+
+# The native kernels under libFuzzer with address and undefined-behaviour sanitizers; needs clang with compiler-rt.
+fuzz-native:
+	tests/fuzz/native/build.sh build/fuzz-native
+	for target in dequantize quantize product layout; do \
+	  FUZZ=$$target build/fuzz-native/kernels -runs=$(RUNS) -max_len=4096 || exit 1; done
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

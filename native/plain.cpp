@@ -11,7 +11,9 @@
 namespace polyquant {
 namespace {
 
-void copy_out(const uint8_t* src, float* dst, size_t n) { std::memcpy(dst, src, 4 * n); }
+void copy_out(const uint8_t* src, float* dst, size_t n) {
+  if (n) std::memcpy(dst, src, 4 * n);  // memcpy takes no null pointers
+}
 
 void copy_in(const float* src, uint8_t* dst, size_t rows, size_t cols, const float*) {
   std::memcpy(dst, src, 4 * rows * cols);

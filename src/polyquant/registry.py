@@ -15,10 +15,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, cast
 
 from polyquant.errors import UnknownNameError, UnsupportedError, listed
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from polyquant.types import Codec
 
 __all__ = [
-    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures", "codec",
-    "format_named", "formats", "installed_architectures", "known_codecs", "module_of",
+    "ARCHITECTURES", "CODECS", "DEFAULT_TARGET", "FORMATS", "PluginWarning", "Search", "architectures",
+    "blamed_plugin", "codec", "format_named", "formats", "installed_architectures", "known_codecs", "module_of",
 ]  # fmt: skip
 
 
@@ -155,6 +156,9 @@ class Search:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call the function."""
         return _attribute(self.place)(*arguments, **options)
+
+
+_GROUPS = ("polyquant.codecs", "polyquant.formats", "polyquant.architectures")
 
 
 class PluginWarning(UserWarning):
@@ -287,9 +291,49 @@ def _installed_formats() -> dict[str, Format]:
         elif lacking := [member for member, kind in _MEMBERS.items() if not _has(form, member, kind)]:
             why = f"its format has no valid {listed(lacking, len(lacking))}"
             warnings.warn(f"the plugin '{name}' is skipped: {why}", PluginWarning, stacklevel=2)
+        elif (problem := _options_problem(form)) is not None:
+            why = f"its options cannot be read: {type(problem).__name__}: {problem}"
+            warnings.warn(f"the plugin '{name}' is skipped: {why}", PluginWarning, stacklevel=2)
         else:
             out[name] = form
     return out
+
+
+def _options_problem(form: Any) -> Exception | None:
+    """The exception raised by reading the option classes, which `--help` and detection need of every format."""
+    try:
+        fields(form.open_options)
+        if hasattr(form, "target_options"):
+            options = form.target_options
+        else:
+            options = None if form.target is None else form.target.options
+        if options is not None:
+            fields(options)
+    except Exception as problem:  # noqa: BLE001 - a plugin may raise anything
+        return problem
+    return None
+
+
+def blamed_plugin(problem: BaseException) -> str | None:
+    """Describe the plugin whose code raised an unexpected exception: its name, package and line; None for our own.
+
+    The innermost frame counts that runs code of an entry point's module or package, or a method of its classes.
+    """
+    if not any(map(_mentions, _GROUPS)):
+        return None
+    entries: dict[str, list[Any]] = {}
+    for entry in (e for group in _GROUPS for e in _entry_points(group).values()):
+        entries.setdefault(entry.module.partition(".")[0], []).append(entry)
+    entries.pop("polyquant", None)
+    found = None
+    for frame, line in walk_tb(problem.__traceback__):
+        modules = (frame.f_globals.get("__name__"), type(frame.f_locals.get("self")).__module__)
+        found_in = next((entries[top] for name in modules if (top := str(name).partition(".")[0]) in entries), None)
+        if found_in is not None:
+            place = f"{Path(frame.f_code.co_filename).name}, line {line}"
+            names = listed(dict.fromkeys(f"'{e.name}'" for e in found_in))
+            found = f"the plugin {names} of the package {_package(found_in[0])} failed ({place})"
+    return found
 
 
 _MEMBERS: dict[str, Any] = {

@@ -144,7 +144,8 @@ def test_a_changed_row_is_found_in_every_tensor(name, tmp_path):
         if not flat[len(flat) // 2].any():
             continue
         target[tensor] = x
-        assert [f.tensor for f in certify(golden.folder, path, logits=False).failures] == [tensor]
+        failures = certify(golden.folder, path, logits=False).failures
+        assert {f.tensor for f in failures} - {None} == {tensor}  # RoPE factors are hyper-parameters too
 
 
 @pytest.mark.parametrize("kind", ["q5_1", "q3_k", "q6_k", "iq4_nl", "mxfp4", "q1_0"])

@@ -228,6 +228,6 @@ def test_the_plan_counts_memory_for_experts(tmp_path):
         ]
         steps = [Step(TensorMap(n, (n,), s), f32, pq.codec("trellis.3"), Action.QUANTIZE, "", 0) for n, s in names]
         plain = pq.plan(Golden("qwen3_moe").folder, "trellis-v3", bits=3)
-        return replace(plain, steps=tuple(steps), text="text").peak_memory
+        return replace(plain, steps=tuple(steps), text="text").working_memory
 
     assert memory(experts) - memory(2) == 4 * hidden * 128 * 512 + 4 * experts * wide**2

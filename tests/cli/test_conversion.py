@@ -21,6 +21,14 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab\
 # ---------------------------------------------------------------- dry runs
 
 
+def test_a_dry_run_reports_a_memory_limit_that_is_too_small(polyquant, tmp_path):
+    done = polyquant("convert", LLAMA, tmp_path / "a.gguf", "--codec", "q8_0", "--max-memory", "1MB", "--dry-run")
+    assert done.code == 0 and "without --dry-run this is refused: the memory limit is too small" in done.out
+    real = polyquant("convert", LLAMA, tmp_path / "a.gguf", "--codec", "q8_0", "--max-memory", "1MB")
+    assert real.code == 2 and "pass" not in real.line and "; --max-memory " in real.line
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_accepts_an_existing_target(polyquant, tmp_path):
     target = tmp_path / "out.gguf"
     target.write_bytes(b"here already")

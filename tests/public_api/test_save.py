@@ -104,9 +104,9 @@ def test_a_checkpoint_is_a_mapping_of_weights(tmp_path):
 @pytest.mark.parametrize(
     ("options", "codec", "findings"),
     [
-        ({"to": "trellis-v3", "bits": 3}, "trellis", {"TRL004"}),
-        ({"codec": "trellis.4"}, "trellis", {"TRL004"}),
-        ({"to": "msmodelslim", "codec": "w8a16"}, "w8a16", {"ASC017"}),
+        ({"to": "trellis-v3", "bits": 3}, "trellis", {"MOD003", "TRL004"}),
+        ({"codec": "trellis.4"}, "trellis", {"MOD003", "TRL004"}),
+        ({"to": "msmodelslim", "codec": "w8a16"}, "w8a16", {"ASC017", "MOD003"}),
     ],
 )
 def test_folders_of_linear_layers(options, codec, findings, tmp_path):

@@ -265,3 +265,103 @@ def test_an_invalid_architecture_is_a_warning(failing, tmp_path):
         "an installed architecture is ignored: 3.141592653589793 is not an architectures.record.Architecture"
         in done.stderr
     )
+
+
+RAISING = """
+from polyquant.formats.folder_format import FolderFormat
+from polyquant.options import NoOptions
+from polyquant.types import Evidence
+
+
+class Raising(FolderFormat):
+    name, title, priority, open_options, target = "raising", "raising files", 99, NoOptions, None
+    target_options = None
+
+    def sniff(self, path):
+        return Evidence("raising", "its name") if path.name == "x.raising" else None
+
+    def open(self, path, options):
+        return {}["by\\nopen"]
+
+    files = "*.raising"
+
+    def reads(self, codec):
+        raise ZeroDivisionError("reads")
+
+    writes = reads
+
+
+class Described(Raising):
+    name = "described"
+
+    @property
+    def target_options(self):
+        raise ZeroDivisionError("options")
+
+
+class Codec:
+    name, form, granule, row_sliced = "raising", object, (1, 1), True
+
+    def specs(self, shape):
+        raise ZeroDivisionError("specs")
+
+    quantize = pack = unpack = dequantize = specs
+
+
+def family(name):
+    raise ZeroDivisionError("family")
+
+
+RAISING, DESCRIBED, CODEC = Raising(), Described(), Codec()
+"""
+
+
+@pytest.fixture
+def raising(tmp_path):
+    """A package whose format and codecs raise when they are described, constructed or used."""
+    site = tmp_path / "site"
+    info = site / "raising_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: raising-plugin\nVersion: 1.0\n", encoding="utf-8")
+    formats = ("[polyquant.formats]", "raising = raising_plugin:RAISING", "described = raising_plugin:DESCRIBED")
+    codecs = ("[polyquant.codecs]", "raising = raising_plugin:CODEC", "made.* = raising_plugin:family")
+    (info / "entry_points.txt").write_text("\n".join((*formats, *codecs)), encoding="utf-8")
+    (site / "raising_plugin.py").write_text(RAISING, encoding="utf-8")
+    (tmp_path / "x.raising").write_bytes(b"x")
+    return site
+
+
+BLAMED = "polyquant: the plugin 'raising', 'made.*', 'described' of the package 'raising-plugin' failed ("
+
+
+@pytest.mark.parametrize(
+    "arguments, problem",
+    [
+        (("inspect", "x.raising"), "KeyError: "),
+        (("validate", "x.raising"), "AttributeError: "),
+        (("convert", "x.raising", "out.gguf"), "KeyError: "),
+        (("convert", LLAMA, "out.gguf", "--codec", "raising"), "ZeroDivisionError: specs"),
+        (("convert", LLAMA, "out.gguf", "--codec", "made.3"), "ZeroDivisionError: family"),
+    ],
+)
+def test_a_plugin_that_raises_is_one_line_with_its_package(raising, tmp_path, arguments, problem):
+    done = child(["-m", "polyquant", *arguments], raising, cwd=tmp_path)
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert problem in last and last.startswith(BLAMED), last
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_other_commands_go_on_working_next_to_a_plugin_that_raises(raising, tmp_path):
+    skipped = "polyquant: the plugin 'described' is skipped: its options cannot be read: ZeroDivisionError: options"
+    for arguments in (
+        ("inspect", LLAMA),
+        ("codecs",),
+        ("formats",),
+        ("convert", "--help"),
+        ("convert", LLAMA, "o.gguf"),
+    ):
+        done = child(["-m", "polyquant", *arguments], raising, cwd=tmp_path)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        assert skipped in done.stderr.splitlines()
+    assert (tmp_path / "o.gguf").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Protocol, SupportsIndex, TypeVar, overload
@@ -194,14 +194,23 @@ def formats() -> Formats:
 
 
 def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None:
-    """The record of a codec; None for a family of another package ("my.*"), and with a warning if loading fails."""
+    """The record of a codec; None for a family of another package ("my.*"), and with a warning if a plugin fails."""
     if name.endswith(".*"):
         return None
     try:
-        codec = registry.codec(name)
+        return _described(name, registry.codec(name), having)
     except UnsupportedError as problem:
         warnings.warn(str(problem), registry.PluginWarning, stacklevel=3)
-        return None
+    except Exception as problem:
+        if registry.module_of(name) is not None:
+            raise
+        blamed = registry.blamed_plugin(problem) or f"the plugin '{name}' is not a valid codec"
+        message = f"{blamed}: {type(problem).__name__}: {problem}; '{name}' is not listed"
+        warnings.warn(message, registry.PluginWarning, stacklevel=3)
+    return None
+
+
+def _described(name: str, codec: Codec, having: Sequence[DeclaresCodecs]) -> CodecInfo:
     return CodecInfo(
         name,
         FORMS[codec.form],
@@ -209,9 +218,21 @@ def _codec_info(name: str, having: Sequence[DeclaresCodecs]) -> CodecInfo | None
         codec.granule[1],
         quantizes(codec),
         _about(name, codec),
-        tuple(form.name for form in having if form.reads(codec)),
-        tuple(form.name for form in having if form.writes(codec)),
+        tuple(form.name for form in having if _declared(form, form.reads, codec)),
+        tuple(form.name for form in having if _declared(form, form.writes, codec)),
     )
+
+
+def _declared(form: DeclaresCodecs, declares: Callable[[Codec], bool], codec: Codec) -> bool:
+    """The answer of a format; False, with a warning, if the format of another package raises."""
+    try:
+        return declares(codec)
+    except Exception as problem:
+        if form.name in registry.FORMATS:
+            raise
+        message = f"the plugin '{form.name}' failed: {type(problem).__name__}: {problem}"
+        warnings.warn(message, registry.PluginWarning, stacklevel=3)
+        return False
 
 
 def quantizes(codec: Codec) -> bool:

@@ -276,6 +276,7 @@ def _title(checkpoint: Checkpoint) -> str:
     else:
         names = [p for p in parts if p not in ("hf", "/")]
         stem = names[-1] if names else "model"
+    stem = stem.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # file names need not be UTF-8
     words = stem.replace("_", "-").split("-")
     # As in llama.cpp's converter: lower-case words are capitalized, "7B" and "v0.3" stay.
     return " ".join(w.title() if w.islower() and not re.match(r"v?\d", w) else w for w in words if w) or "model"

@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from polyquant import __version__
-from polyquant.cli.terminal import bug, say, usage
+from polyquant.cli.terminal import bug, open_standard_streams, say, usage
 from polyquant.errors import PolyquantError, printable
-from polyquant.registry import PluginWarning
+from polyquant.registry import PluginWarning, blamed_plugin
 
 COMMANDS = {
     "inspect": "Show types, layers, sizes and metadata.",
@@ -109,6 +109,7 @@ def _warn_of_plugins() -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the `polyquant` command. Every expected failure is one line on stderr, never a traceback."""
+    open_standard_streams()
     signal.signal(signal.SIGTERM, _terminate)
     sys.excepthook = bug
     _warn_of_plugins()
@@ -129,4 +130,10 @@ def main(args: list[str] | None = None) -> Any:
     except OSError as problem:
         where = f"{printable(problem.filename)}: " if problem.filename else ""
         say(f"polyquant: {where}{problem.strerror or problem}{_notes(problem)}", err=True)
+        sys.exit(1)
+    except Exception as problem:
+        blamed = blamed_plugin(problem)
+        if blamed is None:
+            raise  # a bug of polyquant: the traceback helps to report it
+        say(f"polyquant: {blamed}: {type(problem).__name__}: {problem}{_notes(problem)}", err=True)
         sys.exit(1)

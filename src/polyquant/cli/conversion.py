@@ -18,7 +18,7 @@ from polyquant.cli.console import (
 )
 from polyquant.cli.terminal import say, say_some
 from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
-from polyquant.conversion.execute import Report, StepReport
+from polyquant.conversion.execute import Report, StepReport, memory_limit
 from polyquant.conversion.steps import Plan
 from polyquant.errors import PolyquantError, listed, printable
 from polyquant.formats.existing import refuse_existing, refuse_overlap, refuse_target
@@ -28,7 +28,7 @@ from polyquant.ops.metrics import ErrorSums
 
 def run_conversion(
     *, src: str, dst: str, to: str | None, rules: tuple[str, ...], dry_run: bool, overwrite: bool, resume: Any,
-    threads: int | None, no_measure: bool, style: str, shrink: bool = False, **options: Any,
+    threads: int | None, no_measure: bool, max_memory: str | None, style: str, shrink: bool = False, **options: Any,
 ) -> None:  # fmt: skip
     """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec."""
     target = Path(dst)
@@ -46,7 +46,7 @@ def run_conversion(
         if options.get("target_bpw") is not None:
             print_allocation(conversion)
     if dry_run:
-        refused = _refusals(conversion, target, overwrite)
+        refused = _refusals(conversion, target, overwrite, max_memory)
         if style == "json":
             as_json({**plan_json(conversion), "refused": refused})
         else:
@@ -60,6 +60,7 @@ def run_conversion(
             overwrite=overwrite,
             threads=threads,
             measure=not no_measure,
+            max_memory=max_memory,
             on_progress=watcher(tell),
         )
     if style == "json":
@@ -68,11 +69,12 @@ def run_conversion(
         print_report(report)
 
 
-def _refusals(conversion: Plan, target: Path, overwrite: bool) -> list[str]:
-    """Reasons why the run would be refused: an existing target, a missing folder, too little disk space."""
+def _refusals(conversion: Plan, target: Path, overwrite: bool, max_memory: str | None) -> list[str]:
+    """Reasons why the run would be refused: an existing target, a missing folder, too little disk space or memory."""
     try:
         refuse_existing(target, overwrite=overwrite)
         check_disk(conversion, target)
+        memory_limit(conversion, max_memory)
     except PolyquantError as problem:
         return [str(problem)]
     return []
@@ -87,6 +89,7 @@ def plan_json(made: Plan) -> dict[str, Any]:
         "bpw": made.bpw,
         "quantized_bpw": made.quantized_bpw,
         "method": made.method,
+        "working_memory": made.working_memory,
         "peak_memory": made.peak_memory,
         "warnings": list(made.warnings),
         "files": {f.name: f.size for f in made.layout.files},
@@ -129,7 +132,7 @@ def print_plan(made: Plan, *, steps: bool) -> None:
         actions,
         f"exactly {made.nbytes:,} bytes ({size(made.nbytes)}), {made.bpw:.3f} bits per weight",
         *quantized,
-        f"working memory about {size(made.peak_memory)}",
+        f"working memory about {size(made.working_memory)}, peak about {size(made.peak_memory)}",
     )
     kept = [s.map.target.removesuffix(".weight") for s in made.steps if s.why.startswith("--keep")]
     if kept:

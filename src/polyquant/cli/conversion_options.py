@@ -78,6 +78,11 @@ _OPTIONS = (
         help="Resume an unfinished run of the same job.",
     ),
     click.option("--threads", type=click.IntRange(1, 256), help="Worker threads.  [default: all cores]"),
+    click.option(
+        "--max-memory",
+        metavar="SIZE",
+        help="Keep the resident memory of the process below SIZE, e.g. 2GB: fewer tensors are in progress at once.",
+    ),
     click.option("--no-measure", is_flag=True, help="Do not measure the error of each tensor."),
     json_option,
 )

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
-from io import StringIO
+from io import StringIO, TextIOWrapper
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +22,7 @@ import click
 
 from polyquant.errors import escaped, printable
 
-__all__ = ["bug", "say", "say_json", "say_some", "stream", "styled", "usage", "width"]
+__all__ = ["bug", "open_standard_streams", "say", "say_json", "say_some", "stream", "styled", "usage", "width"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 except tab and newline, C1, line separators, bidi embeddings and isolates, lone surrogates. Joiners and unusual
@@ -31,6 +31,23 @@ spaces are kept.
 
 _SOME = 20
 _NO_LIMIT = 1 << 30
+
+
+def open_standard_streams() -> None:
+    """Connect closed standard streams (`polyquant ... >&-`) to /dev/null, as git does: otherwise the next opened file,
+    perhaps the output, becomes stdout. Characters that an encoding lacks are written as escapes.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is fd
+        if getattr(sys, name) is None:
+            mode, errors = ("r", "strict") if fd == 0 else ("w", "backslashreplace")
+            setattr(sys, name, open(fd, mode, encoding="utf-8", errors=errors, closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # pytest and notebooks replace them
+            stream.reconfigure(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ def column_weights(importance: ArrayLike | None, k: int) -> F32 | None:
 
 def part(parts: Parts, key: str) -> NDArray[Any]:
     """Return one part as an array. Raises CodecError if it is missing."""
+    if not isinstance(parts, Mapping):
+        raise CodecError("parts must be a mapping from name to array", found=type(parts).__name__)
     if key not in parts:
         raise CodecError("a part is missing", expected=key, found=", ".join(parts) or "no parts")
     return np.asarray(parts[key])

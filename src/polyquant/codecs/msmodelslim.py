@@ -344,6 +344,8 @@ class MsModelSlim:
         floats = floats.reshape(as_matrix(floats.shape))
         groups = self.groups(floats.shape)
         self.specs(floats.shape)
+        if groups == 0:
+            raise CodecError(f"{self.name} needs at least one column", found=f"shape {list(floats.shape)}")
         symmetric = not self.asymmetric
         if self.tensor:
             one = affine.min_max_grid(floats.reshape(1, -1), 1, self.bits, symmetric=symmetric)

@@ -183,7 +183,7 @@ class Trellis:
 
     def specs(self, shape: Shape) -> dict[str, ArraySpec]:
         """Specs of the parts of a weight [N, K]. Raises CodecError if blocks do not divide it."""
-        return dict(_specs(self, shape))
+        return dict(_specs(self, tuple(shape)))
 
     def cut(self, shape: Shape, index: int) -> tuple[Trellis, dict[str, Cut]]:
         """Cut matrix `index` out of a stack: its columns of tiles, scales and sv; su is shared.
@@ -278,6 +278,7 @@ class Trellis:
             result = output(out, chosen.shape)
             result.reshape(chosen.shape)[...] = chosen
             return result
+        self.specs(shape)
         result = output(out, shape)
         matrix = as_matrix(shape)
         handle = self._handle(parts, shape) if native.lib() is not None and matrix[0] else None
@@ -408,7 +409,7 @@ TRELLIS_5, TRELLIS_6, TRELLIS_7, TRELLIS_8 = Trellis(5), Trellis(6), Trellis(7),
 def _specs(codec: Trellis, shape: Shape) -> dict[str, ArraySpec]:
     """See Trellis.specs; cached because plans query 70,000 experts of a few shapes."""
     n, k = as_matrix(shape)
-    if k == 0:
+    if k <= 0 or n < 0:
         raise CodecError(f"{codec.name} needs at least one column", found=f"shape {list(shape)}")
     codec.blocks(shape)
     if codec.group_count(shape) > k:

@@ -145,6 +145,7 @@ def convert(
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
+    max_memory: int | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Report:
@@ -163,8 +164,9 @@ def convert(
     plan_ = with_name(plan_, target)
     check_disk(plan_, target)
     return execute(
-        plan_, target, resume=resume, overwrite=overwrite, threads=threads, measure=measure, on_progress=on_progress
-    )
+        plan_, target, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
+        on_progress=on_progress,
+    )  # fmt: skip
 
 
 @with_keywords(PlanKeywords, PLAN_DEFAULTS)
@@ -178,13 +180,14 @@ def quantize(
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
+    max_memory: int | str | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Report:
     """Like `convert`, with a default size: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
     to = to or guess_format(Path(dst), src, **options)
     return convert(
-        src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, on_progress=on_progress,
-        **smaller(to, options),
+        src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
+        on_progress=on_progress, **smaller(to, options),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,10 +21,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from polyquant.conversion import work
+from polyquant.conversion.memory import job_bytes, working_limit
 from polyquant.conversion.steps import Plan
 from polyquant.errors import CodecError, InputError, printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.protocol import Context
+from polyquant.formats.sizes import memory_bytes
 from polyquant.formats.steps import Piece, Progress, Step
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
@@ -33,7 +35,7 @@ from polyquant.storage.staging import Resume, Staging, staged
 from polyquant.tables import Table, decibel, size
 from polyquant.types import Affine, as_matrix
 
-__all__ = ["Report", "StepReport", "cores", "execute"]
+__all__ = ["Report", "StepReport", "cores", "execute", "memory_limit"]
 
 
 _Result: TypeAlias = tuple[ErrorSums | None, str]
@@ -138,16 +140,18 @@ def execute(
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
+    max_memory: int | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Write the plan's output to `dst`, which appears only when complete. threads: default all cores.
+    """Write the plan's output to `dst`, which appears only when complete. threads: default all cores. max_memory: limit
+    of the process's resident memory, in bytes or as "2GB"; fewer jobs run at once to keep it.
 
-    Raises PlanError (target exists, locked, disk too small), InputError (source broken or not finite), OSError from the
-    disk.
+    Raises PlanError (target exists, locked, disk or memory limit too small), InputError (source broken or not
+    finite), OSError from the disk.
     """
     target, started = Path(dst), time.monotonic()
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
-    run = _Run(plan, threads or cores(), measure, on_progress)
+    run = _Run(plan, threads or cores(), measure, on_progress, memory_limit(plan, max_memory))
     with (
         staged(
             target,
@@ -161,6 +165,13 @@ def execute(
     ):
         reports = run.all_steps(staging)
     return Report(target, plan.format, plan.nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+
+
+def memory_limit(plan: Plan, max_memory: int | str | None) -> int | None:
+    """Bytes that the jobs of a plan may use at once; None without a limit. Raises PlanError if one job needs more."""
+    if max_memory is None:
+        return None
+    return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=memory_bytes(max_memory))
 
 
 @contextmanager
@@ -185,7 +196,15 @@ def cores() -> int:
 class _Run:
     """The mutable state of one execution: a bounded window of jobs on a thread pool."""
 
-    def __init__(self, plan: Plan, threads: int, measure: bool, on_progress: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        threads: int,
+        measure: bool,
+        on_progress: Callable[[Progress], None] | None,
+        limit: int | None = None,
+    ) -> None:
+        self.limit = limit
         self.plan, self.threads, self.measure, self.on_progress = plan, threads, measure, on_progress
         self.searches = any(s.searches for s in plan.steps)
         self.total = sum(self._work(s, s.weights) for s in plan.steps)
@@ -218,13 +237,13 @@ class _Run:
         self.done_weights = sum(self._work(s, s.weights) for s in self.plan.steps if s.map.target in reports)
         open_blocks: dict[str, int] = {}
         sums: dict[str, list[_Result]] = {}
-        pending: dict[Future[_Result], tuple[Step, int]] = {}
+        pending: dict[Future[_Result], tuple[Step, int, int]] = {}
 
         def settle(done: set[Future[_Result]]) -> None:
             for future in [
                 f for f in pending if f in done
             ]:  # in order of submission: of two errors the first is reported
-                step, weights = pending.pop(future)
+                step, weights, _ = pending.pop(future)
                 name = step.map.target
                 sums[name].append(future.result())
                 self._tell(name, self._work(step, weights))
@@ -238,13 +257,15 @@ class _Run:
                 for step in self._ordered([s for s in self.plan.steps if s.map.target not in reports]):
                     row_blocks = list(work.blocks(step))
                     open_blocks[step.map.target], sums[step.map.target] = len(row_blocks), []
+                    need = self._job_bytes(step)
                     for rows in row_blocks:
-                        if len(pending) >= 2 * self.threads:
+                        while len(pending) >= 2 * self.threads or not self._fits(need, pending.values()):
                             settle(wait(pending, return_when=FIRST_COMPLETED).done)
                         job = (lane if step.alone else pool).submit(self._job, step, rows, staging)
                         pending[job] = (
                             step,
                             (rows.stop - rows.start) * as_matrix(step.map.shape)[1] if rows else step.weights,
+                            need,
                         )
                 while pending:
                     settle(wait(pending, return_when=FIRST_COMPLETED).done)
@@ -253,6 +274,13 @@ class _Run:
                 for future in pending:
                     future.cancel()
         return [reports[s.map.target] for s in self.plan.steps]
+
+    def _job_bytes(self, step: Step) -> int:
+        return 0 if self.limit is None else job_bytes(step, calibrated=self.plan.text is not None)
+
+    def _fits(self, need: int, pending: Collection[tuple[Step, int, int]]) -> bool:
+        """True if one more job stays within the memory limit. A job alone always does: `memory_limit` checked it."""
+        return self.limit is None or not pending or need + sum(job[2] for job in pending) <= self.limit
 
     def _ordered(self, steps: list[Step]) -> list[Step]:
         """The steps in execution order; calibration runs here."""

@@ -48,6 +48,7 @@ def save(
     overwrite: bool = False,
     threads: int | None = None,
     measure: bool = True,
+    max_memory: int | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **options: Unpack[FormatKeywords],
 ) -> Report:
@@ -108,6 +109,7 @@ def save(
         overwrite=overwrite,
         threads=threads,
         measure=measure,
+        max_memory=max_memory,
         on_progress=on_progress,
     )
 

@@ -6,13 +6,13 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from polyquant.calibration.samples import OWN_TEXT
-from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.conversion.memory import program_bytes, working_bytes
 from polyquant.errors import printable
 from polyquant.formats.protocol import Target
 from polyquant.formats.steps import Step
@@ -23,22 +23,13 @@ from polyquant.tables import Table, size
 from polyquant.types import (
     F32,
     Action,
-    Affine,
     Checkpoint,
     Floats,
     Layout,
-    Ternary,
     Translation,
-    as_matrix,
 )
 
 __all__ = ["Plan", "with_name"]
-
-TRELLIS_BYTES = 36
-"""Working memory per weight of a trellis search or decoding; one tensor at a time."""
-
-HESSIAN_BYTES = 44
-"""Working memory per element [K, K] of a Hessian: as collected, rotated, and its factor in float64."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -94,23 +85,14 @@ class Plan:
         return 8 * sum(s.nbytes for s in quantized) / max(1, sum(s.weights for s in quantized))
 
     @property
-    def peak_memory(self) -> int:
+    def working_memory(self) -> int:
         """Upper estimate of the working memory of two threads, in bytes, without interpreter and libraries."""
-        text = self.text
+        return working_bytes(self.steps, calibrated=self.text is not None)
 
-        def need(step: Step) -> int:
-            rows, k = as_matrix(step.map.shape)
-            if step.streams:
-                return 2 * min(rows, step.block_rows) * k * 16
-            if step.alone and step.action not in (Action.COPY, Action.TRANSCODE):
-                return rows * k * TRELLIS_BYTES + (k * k * HESSIAN_BYTES if text is not None else 0)
-            return rows * k * (3 if step.target.form is Ternary else 10)
-
-        calibrated = [s for s in self.steps if s.searches or s.target.form is Affine]
-        widths = Counter(as_matrix(s.map.shape)[1] for s in calibrated if text is not None)
-        hidden = widths.most_common(1)[0][0] if widths else 0
-        expert_bytes = _expert_bytes(calibrated) if text is not None else 0
-        return max((need(s) for s in self.steps), default=0) + 4 * WINDOWS * TOKENS * hidden + expert_bytes
+    @property
+    def peak_memory(self) -> int:
+        """Upper estimate of the peak resident memory of this process with two threads, in bytes."""
+        return program_bytes() + self.working_memory
 
     @property
     def actions(self) -> Counter[Action]:
@@ -130,46 +112,26 @@ class Plan:
             h.update(f"{s.map.sources} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
             h.update(s.map.op.identity)
         for f in self.layout.files:
-            h.update(f"{f.name} {f.size}\n".encode())
+            h.update(os.fsencode(f"{f.name} {f.size}\n"))
             for offset, data in f.pieces:
                 h.update(f"{offset} ".encode() + data)
         for name, values in sorted(self.importance.items()):
             h.update(name.encode() + values.tobytes())
         h.update(repr(self.options).encode())
         if (text := self.text) is not None:
-            h.update(text.encode())
+            h.update(os.fsencode(text))
             h.update(b"" if text == OWN_TEXT else read_text(text).encode())
         return h.hexdigest()
 
 
-_LAYER = re.compile(r"\D*\d+")
-_DENSE = 8
-"""Most matrices of one shape in a layer without experts."""
-
-
-def _expert_bytes(calibrated: Sequence[Step]) -> int:
-    """Upper estimate of the calibration memory for the experts of one layer, in bytes.
-
-    Hessians, or for gate and up, which are twice as many as down, the inputs of all tokens (calibration.hessians).
-    """
-    layers: dict[str, Counter[tuple[int, int]]] = {}
-    for s in calibrated:
-        if (place := _LAYER.match(s.map.target)) is not None:
-            layers.setdefault(place[0], Counter())[as_matrix(s.map.shape)] += 1
-    return max((sum(_matrix_bytes(shapes, *shape) for shape in shapes) for shapes in layers.values()), default=0)
-
-
-def _matrix_bytes(shapes: Counter[tuple[int, int]], n: int, k: int) -> int:
-    """Bytes for the matrices [n, k] of a layer if they belong to experts, else 0."""
-    count, back = shapes[n, k], shapes[k, n]
-    if count <= _DENSE:
-        return 0
-    return 4 * k * min(count * k, WINDOWS * TOKENS if count >= 2 * back > 0 and n != k else count * k)
-
-
 def _files(root: Path) -> list[Path]:
-    """Files of a folder and of its layer folders (Trellis v2)."""
-    return [p for top in sorted(root.iterdir()) for p in ([top, *sorted(top.iterdir())] if top.is_dir() else [top])]
+    """Files of a folder and of its layer folders (Trellis v2), without dangling links and unreadable folders."""
+
+    def inside(folder: Path) -> list[Path]:
+        readable = os.access(folder, os.R_OK | os.X_OK)
+        return sorted(p for p in folder.iterdir() if p.exists()) if readable else []
+
+    return [p for top in inside(root) for p in ([top, *inside(top)] if top.is_dir() else [top])]
 
 
 _MEMBER = re.compile(r".*?(?=-\d{5}-of-\d{5}\.)")

@@ -6,6 +6,7 @@ on the command line is `PATTERN=CODEC`.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,12 +15,24 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from polyquant.errors import InputError, PlanError, UnknownNameError
+from polyquant.errors import InputError, PlanError, UnknownNameError, listed
 from polyquant.recipes.recipe import LAYERS, Recipe, Rule
 from polyquant.registry import CODECS, codec, known_codecs
+from polyquant.storage import strict_json
+from polyquant.storage.source import Source
 from polyquant.types import Codec
 
 __all__ = ["builtin_recipes", "load_recipe", "parse_rule", "uniform"]
+
+_DOCUMENTED = "see docs/recipes.md for the recipe format"
+_FILE_BYTES = 1 << 20
+"""Maximum size of a recipe file: rules for 10,000 tensors."""
+_TOKENS = re.compile(r'"""(?:\\.|[^\\])*?"""|\'{3}.*?\'{3}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|\#[^\n]*|\.', re.DOTALL)
+"""Strings, comments, and dots elsewhere."""
+_DOTS = 10_000
+"""Maximum number of dots in keys: the parser's time is quadratic in the parts of a key."""
+_EXTENDED = 8
+"""Maximum length of a chain of recipe files."""
 
 
 def parse_rule(text: str) -> Rule:
@@ -43,34 +56,46 @@ def _codec(name: str, hint: str) -> Codec:
         raise PlanError(f"{key} is a recipe, not a codec", hint=f"{hint} {' or '.join(near)}") from None
 
 
-def _from_table(name: str, table: Mapping[str, Any], source: object) -> Recipe:
-    def fail(what: str) -> InputError:
-        return InputError(what, file=source, hint="see docs/recipes.md for the recipe format")
+_RULE = {"match": str, "codec": str, "layers": str, "gqa": int, "importance": bool}
+_RECIPE = {"base": str, "file_type": int, "rules": list, "extends": str}
 
-    if unknown := set(table) - {"base", "file_type", "rules", "extends"}:
-        raise fail(f"recipe '{name}' has unknown keys {sorted(unknown)}")
+
+def _checked(table: object, kinds: Mapping[str, type], what: str, source: object) -> dict[str, Any]:
+    """The table, if it is one and each entry is known and has its type. Raises InputError."""
+    entries = strict_json.typed(table, dict, what, file=source)
+    for key, value in entries.items():
+        if key not in kinds:
+            known = ", ".join(kinds)
+            raise InputError(f"{what} has the unknown key '{key}'", file=source, expected=known, hint=_DOCUMENTED)
+        strict_json.typed(value, kinds[key], f"{what}: '{key}'", file=source)
+    return entries
+
+
+def _from_table(name: str, table: object, source: object, chain: tuple[str, ...] = ()) -> Recipe:
+    """chain: the files that extend this recipe."""
+    entries = _checked(table, _RECIPE, f"recipe '{name}'", source)
     rules = []
-    for entry in table.get("rules", []):
-        if not isinstance(entry, dict) or not {"match", "codec"} <= set(entry) <= {
-            "match",
-            "codec",
-            "layers",
-            "gqa",
-            "importance",
-        }:
-            raise fail(
-                f"recipe '{name}': a rule needs match and codec, and may have layers, gqa, importance; found {entry}"
-            )
+    for i, item in enumerate(entries.get("rules", [])):
+        what = f"recipe '{name}': rule {i + 1}"
+        entry = _checked(item, _RULE, what, source)
+        if not {"match", "codec"} <= set(entry):
+            raise InputError(f"{what} needs match and codec", file=source, found=listed(entry), hint=_DOCUMENTED)
         if entry.get("layers") not in (None, *LAYERS):
-            raise fail(f"recipe '{name}': layers must be one of {', '.join(LAYERS)}; found {entry['layers']}")
+            raise InputError(f"{what}: layers must be one of {', '.join(LAYERS)}", file=source, found=entry["layers"])
         codec(entry["codec"])
         rules.append(Rule(**entry))
-    base = table.get("base")
+    base = entries.get("base")
     if base is not None:
         codec(base)
-    recipe = Recipe(name, base, tuple(rules), table.get("file_type"))
-    if "extends" in table:
-        parent = load_recipe(table["extends"])
+    if not 0 <= entries.get("file_type", 0) < 1 << 32:
+        what = f"recipe '{name}': file_type is out of range"
+        raise InputError(what, file=source, expected="a uint32")
+    recipe = Recipe(name, base, tuple(rules), entries.get("file_type"))
+    if "extends" in entries:
+        if len(chain) >= _EXTENDED:
+            hint = "does a recipe extend itself?"
+            raise InputError("too many recipes extend each other", file=source, expected=_EXTENDED, hint=hint)
+        parent = _load(entries["extends"], (*chain, str(source)))
         recipe = Recipe(name, base or parent.base, (*rules, *parent.rules), recipe.file_type or parent.file_type)
     return recipe
 
@@ -87,14 +112,14 @@ def load_recipe(name: str) -> Recipe:
 
     Raises UnknownNameError with close names, also for the name of a codec; InputError for an invalid file.
     """
+    return _load(name, ())
+
+
+def _load(name: str, chain: tuple[str, ...]) -> Recipe:
     key = name.lower()
-    known = builtin_recipes()
     if key.endswith(".toml"):
-        try:
-            table = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-            raise InputError(f"not a readable recipe: {problem}", file=name) from None
-        return _from_table(Path(name).stem, table, name)
+        return _from_table(Path(name).stem, _table(Path(name)), name, chain)
+    known = builtin_recipes()
     if key in known:
         return known[key]
     if key in known_codecs():
@@ -102,6 +127,28 @@ def load_recipe(name: str) -> Recipe:
         other = f", or --recipe {' or '.join(mixes)}" if mixes else ""
         raise UnknownNameError("recipe", name, known, hint=f"{key} is a codec: use --codec {key}{other}")
     raise UnknownNameError("recipe", name, known)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises InputError."""
+    source = Source(path)
+    try:
+        if source.size > _FILE_BYTES:
+            found = f"{source.size} bytes"
+            raise InputError("the recipe is too large", file=path, expected=f"at most {_FILE_BYTES} bytes", found=found)
+        text = source.pread(0, source.size).tobytes().decode()
+    except UnicodeDecodeError as problem:
+        raise InputError(f"the recipe is not UTF-8 (byte {problem.start})", file=path) from None
+    finally:
+        source.close()
+    if sum(found == "." for found in _TOKENS.findall(text)) > _DOTS:
+        raise InputError("the recipe has too many dotted keys", file=path, hint=_DOCUMENTED)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError("the recipe is nested too deep", file=path, hint=_DOCUMENTED) from None
+    except ValueError as problem:  # syntax errors, and integers beyond sys.get_int_max_str_digits()
+        raise InputError(f"not a readable recipe: {problem}", file=path, hint=_DOCUMENTED) from None
 
 
 def uniform(name: str) -> Recipe:

@@ -23,7 +23,7 @@ __all__ = ["NAME", "Block", "Done", "Journal", "Move", "Publication", "append", 
 NAME = "journal"
 """File name of the journal in the work folder."""
 
-_READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
+_READ_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,3 +21,5 @@ GGUF_NAME_BYTES = 63
 GGUF_ALIGNMENT = (8, 1 << 20)
 """Smallest and largest alignment; powers of two."""
 GGUF_SPLIT_FILES = 4_096
+EMPTY_EXTENT = 1 << 20
+"""Product of the other dimensions of an empty tensor: no bytes pay for the time and memory that its rows take."""

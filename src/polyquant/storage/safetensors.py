@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyquant.errors import InputError
-from polyquant.storage import strict_json
+from polyquant.storage import limits, strict_json
 from polyquant.storage.source import FileArray, Source
 from polyquant.types import ArraySpec, Shape, StoredArray
 
@@ -153,7 +153,7 @@ def _entry(name: str, fields: Any, start: int) -> Entry:
     if rank > _MAX_DIMENSIONS:
         raise InputError("too many dimensions", expected=f"at most {_MAX_DIMENSIONS}", found=rank)
     shape = strict_json.integers(dimensions, "shape")
-    if math.prod(filter(None, shape)) > _MAX_EXTENT:
+    if math.prod(filter(None, shape)) > (limits.EMPTY_EXTENT if 0 in shape else _MAX_EXTENT):
         raise InputError("shape is larger than any file", found=list(shape))
     if len(strict_json.typed(span, list, "data_offsets")) != 2:
         raise InputError("data_offsets must be [begin, end]", found=f"{len(span)} values")

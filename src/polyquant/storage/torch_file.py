@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.storage import pickle_reader, stored_zip
+from polyquant.storage import limits, pickle_reader, stored_zip
 from polyquant.storage.pickle_reader import TensorRef
 from polyquant.storage.safetensors import DTYPE_BITS
 from polyquant.storage.source import FileArray, Source
@@ -156,7 +156,7 @@ def _misfit(ref: TensorRef, nbytes: int) -> str | None:
     stored = ref.storage.count * (DTYPE_BITS[ref.storage.dtype] // 8 if ref.storage.dtype else 1)
     if nbytes != stored:
         return f"storage should have {stored} bytes, the file has {nbytes}"
-    if math.prod(d for d in ref.shape if d) > 1 << 48:
+    if math.prod(d for d in ref.shape if d) > (limits.EMPTY_EXTENT if 0 in ref.shape else 1 << 48):
         return "shape is larger than any file"
     count = math.prod(ref.shape)
     if count * size > stored:

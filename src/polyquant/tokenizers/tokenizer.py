@@ -80,8 +80,12 @@ class Tokenizer:
         """Return the ids of a string.
 
         add_special: add BOS and EOS as the file specifies. parse_special: `<|eot_id|>` in the input is that token, not
-        its letters. Raises InputError.
+        its letters. Raises InputError, also for a lone surrogate.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as problem:
+            raise InputError(f"the input text is not valid Unicode (character {problem.start})") from None
         before, after = self._around if add_special and self._around is not None else ((), ())
         with self._lock:  # the switch is global to the tokenizer
             self._core.encode_special_tokens = not parse_special

@@ -263,6 +263,8 @@ def _read_tensors(cursor: Cursor, count: int, findings: Findings) -> list[Tensor
         # others
         if math.prod(d or 1 for d in dims) >= 1 << 59:
             findings.error("GGUF016", "the size overflows 64 bits", name)
+        elif 0 in dims and math.prod(d or 1 for d in dims) > limits.EMPTY_EXTENT:
+            findings.error("GGUF016", f"shape {list(info.shape)} of an empty tensor is too large", name)
         elif 0 in dims:
             findings.warning("GGUF031", f"shape {list(info.shape)} is empty", name)
         tensors.append(info)

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Builds the libFuzzer target of the native kernels, with address and undefined-behaviour sanitizers: build.sh FOLDER.
+# Needs clang with compiler-rt. Then: FUZZ=dequantize FOLDER/kernels -runs=1000000
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+python3 - "$root/src/polyquant/codecs/iq_codebooks.bin" > "$out/iq_codebooks.inc" <<'PY'
+import struct, sys
+raw = open(sys.argv[1], "rb").read()
+print(",\n".join(f"0x{n:04x}" for (n,) in struct.iter_unpack("<H", raw)) + ",")
+PY
+flags=(-std=c++20 -O1 -DPOLYQUANT_NO_CLONES -ffp-contract=off -fno-math-errno -fno-trapping-math -I"$root/native" -I"$out"
+  -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
+declare -A sets=(
+  [packed_avx2]="-mavx2 -mfma -mf16c" [affine_avx2]="-mavx2 -mfma -mf16c" [trellis_avx2]="-mavx2 -mfma -mf16c"
+  [decoder_avx2]="-mavx2 -mfma -mf16c" [trellis_encode_avx2]="-mavx2"
+  [packed_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
+  [affine_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
+  [decoder_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"
+)
+objects=()
+for file in "$root"/native/{affine,gguf,ggml_*,metrics,packed,packed_plain,packed_avx2,packed_vnni,plain,requantize}.cpp \
+  "$root"/native/{ternary_*,threads,trellis}.cpp "$root/tests/fuzz/native/kernels.cpp"; do
+  name=$(basename "$file" .cpp)
+  object="$out/$name.o"
+  objects+=("$object")
+  while (($(jobs -rp | wc -l) >= 2)); do wait -n; done
+  # shellcheck disable=SC2086
+  [[ $object -nt $file ]] || clang++ "${flags[@]}" ${sets[$name]:-} -c "$file" -o "$object" &
+done
+wait
+clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lpthread -o "$out/kernels"

@@ -1,0 +1,73 @@
+"""The short form of `make fuzz`: seeds, inputs that failed once, and some mutations, in a process with limits."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import polyquant
+from fuzz import mutators
+from fuzz.run import inputs
+from fuzz.targets import TARGETS
+
+SHORT, LONG = 250, 20_000
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[1], Path(polyquant.__file__).resolve().parents[1]))),
+}
+
+
+def run(name, runs, folder):
+    """Executions and accepted inputs of one target."""
+    command = [sys.executable, "-m", "fuzz.run", "--plain", "--runs", str(runs), name]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = done.stdout.split()
+    return int(words[1]), int(words[3])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutated_input_is_read_or_refused(name, tmp_path):
+    executions, accepted = run(name, SHORT, tmp_path)
+    assert executions >= SHORT and 0 < accepted < executions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutated_input_is_read_or_refused_for_longer(name, tmp_path):
+    assert run(name, LONG, tmp_path)[0] >= LONG
+
+
+def test_a_finding_is_reported_with_its_input(tmp_path):
+    """A target that raises ends the run and leaves the input."""
+    code = (
+        "from fuzz import run, targets\n"
+        "def fail(data, folder): assert b'b' not in data; return True\n"
+        "targets.TARGETS['x'] = targets.Target(lambda: [b'a'], fail, lambda data, rng: b'ab')\n"
+        "run.plain('x', 3, 1)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, timeout=60, check=False
+    )
+    assert done.returncode == 1 and "its input is in" in done.stderr
+    assert (tmp_path / "failed-x").read_bytes() == b"ab"
+
+
+@pytest.mark.parametrize("name", ["gguf", "vocabulary", "importance"])
+def test_the_gguf_mutator_parses_the_seeds_and_writes_them_again(name):
+    for seed in inputs(name, TARGETS[name])[:1]:
+        order, version, entries, tensors, rest = mutators.parsed(seed)
+        fields = b"".join(mutators.packed(field, order) for item in (*entries, *tensors) for field in item)
+        assert seed[24:].startswith(fields) and (not rest or seed.endswith(rest)) and version in (2, 3)
+
+
+def test_a_seed_gives_the_same_mutations():
+    for target in TARGETS.values():
+        seed = target.seeds()[0]
+        assert target.mutate(seed, Random(7)) == target.mutate(seed, Random(7))

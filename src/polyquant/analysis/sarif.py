@@ -89,7 +89,7 @@ def _uri(path: Path, file: str | None) -> str:
     """A relative URI of the file of a finding: the model, or one of the files of its folder."""
     whole, base = Path(os.path.abspath(path)), Path.cwd()  # noqa: PTH100 - keeps links
     home = whole if whole.is_dir() else whole.parent
-    place = whole if file is None or file == whole.name else home / file
+    place = whole if file is None or file == whole.name else Path(os.path.normpath(home / file))
     if not place.is_relative_to(home):  # a name that leaves the folder
         place = whole
     root = base if place.is_relative_to(base) and place != base else whole.parent

@@ -7,11 +7,12 @@ import sys
 import click
 
 from polyquant.analysis import sarif
+from polyquant.analysis.integrity.record import record_of
 from polyquant.analysis.validate import validate as run
 from polyquant.cli.console import as_json, progress, watcher
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, styled
-from polyquant.errors import InputError, printable
+from polyquant.errors import PolyquantError, printable
 from polyquant.types import Finding, Severity
 
 _COLOUR = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
@@ -70,7 +71,7 @@ def validate(
                 checksums=checksums,
                 on_progress=watcher(tell),
             )
-    except InputError as problem:
+    except PolyquantError as problem:
         if style == "sarif":
             as_json(sarif.failed(problem))
         raise
@@ -89,7 +90,8 @@ def validate(
         if serious:
             say(f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}")
         else:
-            say(styled("sound", fg="green"), f": {printable(path)}")
+            agree = checksums is not None or record_of(path).exists()
+            say(styled("sound", fg="green"), f": {printable(path)}", ", checksums agree" if agree else "")
     if serious:
         sys.exit(1)
 

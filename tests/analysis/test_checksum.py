@@ -341,7 +341,7 @@ def test_written_and_read(tmp_path):
     again = pq.Checksums.read(target)
     assert again.tensors == sums.tensors
     assert again.files == sums.files
-    with pytest.raises(PlanError, match="checksums exist"):
+    with pytest.raises(PlanError, match="target exists"):
         sums.write()
     assert sums.write(overwrite=True) == target
     with pytest.raises(PlanError, match="not a file of checksums"):

@@ -35,7 +35,7 @@ def test_existing_checksums_are_replaced_on_request_only(polyquant, model):
     assert polyquant("checksum", model).code == 0
     again = polyquant("checksum", model)
     assert again.code == 2
-    assert "checksums exist" in again.line
+    assert "target exists" in again.line
     assert polyquant("checksum", model, "--overwrite").code == 0
     foreign = polyquant("checksum", model, "--overwrite", "-o", model / "config.json")
     assert "not a file of checksums" in foreign.line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from polyquant.analysis.checksum import Checksums, recorded, sha256_lines
 from polyquant.analysis.checksum import checksum as run
 from polyquant.analysis.integrity.check import compare_tensors
-from polyquant.analysis.integrity.record import record_of, refuse_record, write_file
+from polyquant.analysis.integrity.record import record_of, refuse_folder, refuse_record, write_file
 from polyquant.cli.console import as_json, json_option, progress, watcher
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, styled
@@ -125,7 +124,7 @@ def _equal(result: Checksums, differing: list[Finding]) -> int:
 
 def _list(path: str, output: str | None, threads: int | None) -> None:
     """Print SHA-256 lines, or write them to a file that does not exist."""
-    if output is not None and os.path.lexists(output):
+    if output is not None and refuse_folder(Path(output)):
         raise PlanError("target exists", file=output, hint="choose another name")
     with progress("hashing") as tell:
         text = sha256_lines(path, threads=threads, on_progress=watcher(tell))

@@ -32,7 +32,7 @@ from polyquant.storage.work_folder import settle_all
 from polyquant.tables import Table
 from polyquant.types import FilePlan, Layout
 
-__all__ = ["SUFFIX", "Checksums", "is_record", "record_of", "refuse_record", "write_file"]
+__all__ = ["SUFFIX", "Checksums", "is_record", "record_of", "refuse_folder", "refuse_record", "write_file"]
 
 VERSION = 1
 SUFFIX = ".checksums.json"
@@ -184,17 +184,20 @@ def is_record(path: Path) -> bool:
 
 def refuse_record(target: Path, *, overwrite: bool) -> None:
     """Raise PlanError if checksums must not be written to `target`: another file, folder or link is there."""
-    settle_all(target.absolute())
-    if not target.absolute().parent.is_dir():
-        raise PlanError("the folder of the checksums does not exist", file=target)
-    if not os.path.lexists(target):
+    if not refuse_folder(target):
         return
     if not stat.S_ISREG(target.lstat().st_mode) or not is_record(target):
         raise PlanError("exists and is not a file of checksums", file=target, hint="choose another name with -o")
     if not overwrite:
-        raise PlanError(
-            "checksums exist", file=target, hint="check them with `polyquant validate`, or pass --overwrite"
-        )
+        raise PlanError("target exists", file=target, hint="check it with `polyquant validate`, or pass --overwrite")
+
+
+def refuse_folder(target: Path) -> bool:
+    """Finish or undo a killed run; then True if `target` exists. Raises PlanError if its folder does not."""
+    settle_all(target.absolute())
+    if not target.absolute().parent.is_dir():
+        raise PlanError("the folder of the checksums does not exist", file=target)
+    return os.path.lexists(target)
 
 
 def write_file(target: Path, data: bytes, *, overwrite: bool) -> None:

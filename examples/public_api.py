@@ -63,6 +63,10 @@ def convert(model: Path, folder: Path) -> Path:
     print(plan, report, report.error.snr, sep="\n")
     pq.quantize(model, folder / "mix.gguf", recipe="q5_k_m", overwrite=True)
     comparison: pq.Comparison = pq.compare(model, folder / "small.gguf")
+    sums: pq.Checksums = pq.checksum(folder / "small.gguf", on_progress=show)
+    sums.write()
+    assert not [f for f in pq.validate(folder / "small.gguf") if f.code.startswith("SUM")]
+    print(sums, sums.content, sums.sha256())
     certificate: pq.Certificate = pq.certify(model, folder / "small.gguf", logits=False)
     assert certificate.certified, certificate.failures
     certificate.write(folder / "certificate.json")

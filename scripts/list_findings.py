@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polyquant.analysis import model_check
 from polyquant.analysis.certification.codes import CODES as CERTIFICATE
+from polyquant.analysis.integrity.findings import CODES as CHECKSUMS
 from polyquant.analysis.validate import CODES
 from polyquant.registry import formats
 
@@ -29,6 +30,7 @@ _GROUPS = {
     "ASC": "An msModelSlim folder",
     "TEN": "The values of one tensor, in any format",
     "MOD": "The model as a whole",
+    "SUM": "Checksums of the model (`checksum`)",
     "CMP": "A comparison with the source model (`validate --against`)",
     "CER": "A conversion certificate (`certify`)",
 }
@@ -36,7 +38,7 @@ _GROUPS = {
 
 def page() -> str:
     """Return the page. Raises AssertionError if a code has no group."""
-    codes = CODES | model_check.CODES | CERTIFICATE
+    codes = CODES | model_check.CODES | CHECKSUMS | CERTIFICATE
     for form in formats():
         codes |= form.findings
     text = _HEAD

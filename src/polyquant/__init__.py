@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from polyquant.analysis.catalogue import recipes as recipes
     from polyquant.analysis.certify import Certificate as Certificate
     from polyquant.analysis.certify import certify as certify
+    from polyquant.analysis.checksum import Checksums as Checksums
+    from polyquant.analysis.checksum import checksum as checksum
     from polyquant.analysis.compare import Comparison as Comparison
     from polyquant.analysis.compare import compare as compare
     from polyquant.analysis.demo import Outcome as Outcome
@@ -76,6 +78,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "analysis.catalogue": "CodecInfo FormatInfo RecipeInfo",
     "analysis.certify": "Certificate certify",
+    "analysis.checksum": "Checksums checksum",
     "analysis.compare": "Comparison compare",
     "analysis.demo": "Outcome demo",
     "analysis.doctor": "Check doctor",
@@ -109,11 +112,11 @@ _CALLABLE = ("codecs", "formats", "recipes")
 """Packages that are also functions (callable_package.py)."""
 
 __all__ = [
-    "Certificate", "Check", "Checkpoint", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited", "Evaluation",
-    "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind", "Meta",
-    "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report",
+    "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited",
+    "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind",
+    "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report",
     "Rule", "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
-    "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
+    "checksum", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
     "importance", "inspect", "load", "open", "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip
 

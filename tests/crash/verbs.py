@@ -135,6 +135,10 @@ def _embed(text: str, *more: str) -> tuple[str, ...]:
     return ("embed", str(VECTORS / "architectures/bert"), text, "--format", "npy", "--output", "{top}/x.npy", *more)
 
 
+def _checksum(name: str, *more: str) -> tuple[str, ...]:
+    return ("checksum", f"{{in}}/{name}.gguf", "--output", "{top}/sums.json", *more)
+
+
 def _copied(name: str) -> Callable[[Path, Path], object]:
     return lambda top, inputs: shutil.copyfile(inputs / name, top / "m.gguf")
 
@@ -174,6 +178,9 @@ VERBS = {
     ),
     "importance": Verb(_importance()),
     "importance-overwrite": Verb(_importance("--overwrite"), _importance("--windows", "1")),
+    "checksum": Verb(_checksum("new")),
+    "checksum-overwrite": Verb(_checksum("new", "--overwrite"), _checksum("old")),
+    "checksum-list": Verb(_checksum("new", "--sha256")),
     "embed": Verb(_embed("the word")),
     "embed-overwrite": Verb(_embed("the word", "--overwrite"), _embed("of the lord")),
     "save-gguf": Verb(_save("m.gguf", 1)),

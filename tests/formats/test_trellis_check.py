@@ -236,6 +236,34 @@ def test_scales_that_are_not_finite(component, value, tmp_path):
     assert found[0].tensor == K_PROJ
 
 
+@pytest.mark.parametrize(("component", "side"), [("su", "inputs"), ("sv", "outputs")])
+def test_zeros_in_sign_vectors(component, side, tmp_path):
+    folder = copy(SEED, tmp_path)
+    edit_tensor(folder, f"{K_PROJ}.{component}", lambda t: np.where(np.arange(t.size) < 2, 0, t).astype(t.dtype))
+    (found,) = [f for f in trellis.check(folder) if f.code == "TRL027"]
+    assert f"'{component}' contains 2 zeros" in found.message and side in found.message and found.tensor == K_PROJ
+
+
+def test_layer_folders_under_another_number(tmp_path):
+    folder = copy(V2, tmp_path)
+    assert not [f for f in trellis.check(folder) if f.code == "TRL009"]
+    edit_json(folder / "layer_0001/index.json", lambda content: content.update(layer_idx=0))
+    (found,) = [f for f in trellis.check(folder) if f.code == "TRL009"]
+    assert found.message == "layer_idx is 0, the folder is layer_0001"
+    (folder / "layer_0001").rename(folder / "layer_0000.x")
+    (folder / "layer_0000").rename(folder / "layer_0001")
+    (folder / "layer_0000.x").rename(folder / "layer_0000")
+    messages = [f.message for f in trellis.check(folder) if f.code == "TRL009"]
+    assert messages == [
+        "7 weights of another layer are in layer_0000",
+        "layer_idx is 0, the folder is layer_0001",
+        "7 weights of another layer are in layer_0001",
+    ]
+    for attempt in (lambda: polyquant.load(folder), lambda: polyquant.plan(folder, "gguf")):
+        with pytest.raises(InputError, match=r"finding TRL009 \(3 errors\), see `polyquant validate`"):
+            attempt()
+
+
 def test_header_bytes_of_later_tiles(tmp_path):
     folder = copy(HEADED, tmp_path)
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from polyquant.analysis.certification.digests import FileDigest, file_digests
 from polyquant.analysis.certification.headers import HeaderCheck, check_headers, shown
 from polyquant.analysis.certification.logits import LogitCheck, check_logits
 from polyquant.analysis.certification.tensors import TensorCheck, TensorResult, check_tensors
 from polyquant.analysis.certification.tokens import check_tokenizer
+from polyquant.analysis.integrity.files import FileDigest, file_digests
 from polyquant.architectures.language_model import language_model
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, PolyquantError, printable

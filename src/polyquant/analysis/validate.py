@@ -1,7 +1,7 @@
 """Validate a checkpoint: structure, then each codec's rules on every tensor, then with `against` the errors.
 
-Findings have stable codes: GGUF..., HF..., TRL..., ASC... from the formats, TEN... about tensor values, CMP... from a
-comparison.
+Findings have stable codes: GGUF..., HF..., TRL..., ASC... from the formats, TEN... about tensor values, SUM... about
+checksums, CMP... from a comparison.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 
 from polyquant.analysis import model_check
 from polyquant.analysis.compare import compare_checkpoints
+from polyquant.analysis.integrity import findings as integrity
+from polyquant.analysis.integrity.check import checksum_findings, read_recorded
 from polyquant.analysis.model_check import model_findings
 from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque, Tiled
 from polyquant.codecs.ternary import likely_zero_symbol
@@ -70,15 +72,18 @@ def validate(
     ternary_layout: str | None = None,
     tile: Tile | None = None,
     target: str | None = None,
+    checksums: str | os.PathLike[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
     """All findings about the checkpoint at `path`. An empty list means that it is valid.
 
     target: also report what this program ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only) rejects or
-    computes wrongly. Raises InputError only if the path is not a checkpoint; a broken one gives findings of severity
+    computes wrongly. checksums: a file of `polyquant checksum` or a list of SHA-256 lines; by default those next to the
+    model. Raises InputError only if the path is not a checkpoint; a broken one gives findings of severity
     error. Raises UnsupportedError or UnknownNameError for a target that cannot be checked.
     """
     form, _ = detect(path)
+    recorded = read_recorded(Path(path), None if checksums is None else Path(checksums))
     findings = Findings()
     if target is not None:
         if not isinstance(form, ChecksConsumers):
@@ -91,6 +96,7 @@ def validate(
     except InputError:
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
+        findings += checksum_findings(Path(path), None, recorded, on_progress=on_progress)
         return findings
     findings += _declared_layers(checkpoint)
     if checkpoint.undecoded is None:
@@ -102,6 +108,7 @@ def validate(
         done += weight.nbytes
         if on_progress is not None:
             on_progress(Progress(done, total, weight.name, 0.0))
+    findings += checksum_findings(Path(path), checkpoint, recorded, on_progress=on_progress)
     if against is not None and checkpoint.undecoded is None:
         findings += _compared(open_checkpoint(against), checkpoint)
     return findings
@@ -109,7 +116,7 @@ def validate(
 
 def explain(code: str) -> str:
     """Explain a finding: its meaning, its consequences, what to do. Raises UnknownNameError with close codes."""
-    known = CODES | model_check.CODES
+    known = CODES | model_check.CODES | integrity.CODES
     for form in formats():
         known |= form.findings
     if code.upper() not in known:

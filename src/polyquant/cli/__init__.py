@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "Explain a finding's code and what to do about it.",
     "compare": "Measure the error of B against A, tensor by tensor.",
     "certify": "Check that a conversion computes what its source does.",
+    "checksum": "Write digests of tensors and files, which validate checks; compare models.",
     "convert": "Convert a model to another format.",
     "quantize": "Quantize a model, by a recipe such as q4_k_m.",
     "importance": "Measure an importance matrix for quantize --importance.",

@@ -6,11 +6,13 @@ import sys
 
 import click
 
+from polyquant.analysis import sarif
+from polyquant.analysis.integrity.record import record_of
 from polyquant.analysis.validate import validate as run
-from polyquant.cli.console import as_json, json_option, progress, watcher
+from polyquant.cli.console import as_json, progress, watcher
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, styled
-from polyquant.errors import printable
+from polyquant.errors import PolyquantError, printable
 from polyquant.types import Finding, Severity
 
 _COLOUR = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
@@ -22,7 +24,8 @@ Examples:
   polyquant validate model.gguf
   polyquant validate model.gguf --against hf-folder/
   polyquant validate msmodelslim-folder/ --target vllm-ascend
-  polyquant validate model.gguf --format json; echo $?""",
+  polyquant validate model.gguf --format json; echo $?
+  polyquant validate model.gguf --format sarif > findings.sarif""",
 )
 @click.argument("path", type=click.Path())
 @click.option("--against", type=click.Path(), metavar="SRC", help="Compare with the source model.")
@@ -33,22 +36,49 @@ Examples:
 )
 @source_option("ternary_layout")
 @source_option("tile")
-@json_option
+@click.option(
+    "--checksums",
+    type=click.Path(),
+    metavar="FILE",
+    help="Check against this file of `polyquant checksum`, or list of SHA-256 lines.  [default: those next to PATH]",
+)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["human", "json", "sarif"]),
+    default="human",
+    show_default=True,
+    help="Human-readable, JSON or SARIF 2.1.0 output.",
+)
 def validate(
     path: str,
     against: str | None,
     target: str | None,
     ternary_layout: str | None,
     tile: tuple[int, int, int] | None,
+    checksums: str | None,
     style: str,
 ) -> None:
     """Validate PATH. Exit 0: clean (notes allowed), 1: findings, 2: cannot be read."""
-    with progress("checking") as tell:
-        findings = run(
-            path, against=against, ternary_layout=ternary_layout, tile=tile, target=target, on_progress=watcher(tell)
-        )
+    try:
+        with progress("checking") as tell:
+            findings = run(
+                path,
+                against=against,
+                ternary_layout=ternary_layout,
+                tile=tile,
+                target=target,
+                checksums=checksums,
+                on_progress=watcher(tell),
+            )
+    except PolyquantError as problem:
+        if style == "sarif":
+            as_json(sarif.failed(problem))
+        raise
     serious = [f for f in findings if f.severity is not Severity.NOTE]
-    if style == "json":
+    if style == "sarif":
+        as_json(sarif.report(findings, path))
+    elif style == "json":
         as_json(
             [
                 {"code": f.code, "severity": f.severity.value, "tensor": f.tensor, "file": f.file, "message": f.message}
@@ -60,7 +90,8 @@ def validate(
         if serious:
             say(f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}")
         else:
-            say(styled("sound", fg="green"), f": {printable(path)}")
+            agree = checksums is not None or record_of(path).exists()
+            say(styled("sound", fg="green"), f": {printable(path)}", ", checksums agree" if agree else "")
     if serious:
         sys.exit(1)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from polyquant.errors import InputError, PlanError, PolyquantError, printable
 from polyquant.opening import detect
+from polyquant.storage.folder import CHECKSUMS
 from polyquant.storage.work_folder import inside_work_folder, settle_all
 
 __all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
@@ -70,7 +71,7 @@ def replaceable(target: Path) -> tuple[str, ...]:
         return ()
     try:
         form, _ = detect(target)
-        own = form.own_files(target, names) if names else set()
+        own = {*form.own_files(target, names), CHECKSUMS} if names else set()
     except PolyquantError as e:
         if not isinstance(e, InputError) and names:
             raise

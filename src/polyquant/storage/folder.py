@@ -19,6 +19,7 @@ from polyquant.errors import InputError
 from polyquant.storage import strict_json
 
 __all__ = [
+    "CHECKSUMS",
     "MODULES",
     "SIDE_FILES",
     "LeavesFolderError",
@@ -40,6 +41,8 @@ SIDE_FILES = (
     "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
     "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
+CHECKSUMS = "polyquant-checksums.json"
+"""The checksums of a folder (`polyquant checksum`)."""
 MODULES = "modules.json"
 """In an embedding model: the modules of sentence-transformers, each with the folder of its settings."""
 

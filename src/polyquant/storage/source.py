@@ -151,10 +151,12 @@ class Source:
         self._close()
 
 
-def file_bytes(path: Path) -> bytes:
-    """All bytes of a small file. Raises InputError as `Source`."""
+def file_bytes(path: Path, limit: int | None = None) -> bytes:
+    """All bytes of a small file. Raises InputError as `Source`, and for more than `limit` bytes."""
     source = Source(path)
     try:
+        if limit is not None and source.size > limit:
+            raise InputError("is too large", file=path, expected=f"at most {limit} bytes", found=source.size)
         return source.pread(0, source.size).tobytes()
     finally:
         source.close()
@@ -227,6 +229,16 @@ class FileArray:
         if self.swap is not None:
             self._swap_bytes(out.reshape(-1).view(np.uint8))
         return out
+
+    def pieces(self, limit: int) -> Iterator[U8]:
+        """Yield the bytes in order, in pieces of about `limit` in one buffer. Raises InputError if the file shrank."""
+        unit = self.swap.block if self.swap is not None else 1
+        buffer = np.empty(min(self.spec.nbytes, max(unit, limit // unit * unit)), np.uint8)
+        for at in range(0, self.spec.nbytes, max(1, len(buffer))):
+            piece = buffer[: self.spec.nbytes - at]
+            self.source.read_into(self.offset + at, piece)
+            self._swap_bytes(piece)
+            yield piece
 
     def _swap_bytes(self, raw: U8) -> None:
         if self.swap is not None:

@@ -6,9 +6,11 @@ Errors that stop `open` come from survey.py. Of payloads only scales, signs and 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from polyquant.errors import InputError
 from polyquant.formats.side_files import check_side_files
 from polyquant.formats.trellis.config_check import check_config
 from polyquant.formats.trellis.folder import BASE_FILES, INDEX
@@ -16,11 +18,14 @@ from polyquant.formats.trellis.model_check import check_model
 from polyquant.formats.trellis.payload_check import check_payload
 from polyquant.formats.trellis.survey import Survey, axes_of, survey
 from polyquant.formats.trellis.weights import Facts
+from polyquant.storage import strict_json
+from polyquant.storage.folder import member
 from polyquant.types import Finding, Severity
 
 __all__ = ["check", "check_headers"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
@@ -46,6 +51,7 @@ def _headers(contents: Survey) -> Iterator[Finding]:
         yield from _config(contents)
         yield from check_side_files(path, no_tokenizer="TRL004", broken="TRL005")
         yield from _index(contents)
+        yield from _layers(contents)
         yield from check_config(contents)
     yield from _dialect(contents, list(contents.weights.values()))
 
@@ -81,6 +87,29 @@ def _index(contents: Survey) -> Iterator[Finding]:
         yield Finding("TRL041", WARNING, f"metadata.format is {str(form)[:40]!r}, not 'trellis_v3'", file=INDEX)
     if " quantization" in files.metadata:
         yield Finding("TRL049", NOTE, "key ' quantization' has a leading space", file=INDEX)
+
+
+def _layers(contents: Survey) -> Iterator[Finding]:
+    """Compare the number in the name of each v2 layer folder with its index and its tensors."""
+    for folder in contents.files.layers:
+        number, index = int(folder.name.removeprefix("layer_")), member(folder, "index.json")
+        if index is not None:
+            try:
+                content = strict_json.typed(strict_json.read(index, strict_json.INDEX), dict, index.name)
+                stated = content.get("layer_idx")
+            except InputError:
+                stated = None  # TRL031
+            if stated is not None and stated != number:
+                message = f"layer_idx is {str(stated)[:40]}, the folder is {folder.name}"
+                yield Finding("TRL009", ERROR, message, file=f"{folder.name}/{index.name}")
+        strays = [
+            name
+            for name, facts in contents.weights.items()
+            if facts.file.parent == folder and (m := _LAYER.search(name)) is not None and int(m[1]) != number
+        ]
+        if strays:
+            message = f"{len(strays)} weights of another layer are in {folder.name}"
+            yield Finding("TRL009", ERROR, message, strays[0], folder.name)
 
 
 def _indexed_bytes(contents: Survey) -> int:

@@ -22,6 +22,9 @@ CODES: dict[str, str] = {
     "polyquant.hf.load_trellis_model, or rewrite it with `polyquant convert`, which declares it.",
     "TRL008": "The entry quantization_config of config.json contradicts quantization_config.json or the tensors. "
     "Readers that trust the entry plan or report the wrong bits. `polyquant convert` writes a correct one.",
+    "TRL009": "The number of a v2 layer folder, layer_idx in its index, and the names of its tensors contradict each "
+    "other. A reader that goes by one of them loads a layer in the place of another. Rename the folder, or quantize "
+    "the layer again.",
     "TRL010": "The index cannot be used: not strict JSON, or no weight_map from tensor names to file names. Nothing "
     "can be loaded through it. Download it again, or rewrite the folder with `polyquant convert`.",
     "TRL011": "weight_map or a link names a file outside the folder. A reader that follows it opens a file on your "
@@ -59,6 +62,8 @@ CODES: dict[str, str] = {
     "several. Download it again.",
     "TRL026": "Scales or signs contain NaN or infinity. Every weight of that channel decodes to NaN and spreads to "
     "every later token. The quantizer diverged: quantize this tensor again.",
+    "TRL027": "A sign vector (su or sv) contains zeros. The inputs or outputs at these positions contribute nothing, "
+    "so that part of the matrix is lost. No known writer makes them; the tensor is damaged.",
     "TRL028": "Two tensors have the same name: in two files, once with dots and once with __, or once quantized and "
     "once plain. Readers use either one. Remove the wrong one.",
     "TRL030": "quantization_config.json is missing. Files of Metal Marlin do not need it: they are read by their "

@@ -59,6 +59,11 @@ def _weight(facts: Facts, axes: Axes, defects: _Defects) -> Iterator[Finding]:
         if bad:
             message = f"component '{part}' contains NaN or infinity: {bad:,} of {values.size:,} values"
             yield Finding("TRL026", ERROR, message, facts.name, facts.components[part].source.path.name)
+        lost = int((values == 0).sum()) if part in ("su", "sv") else 0
+        if lost:
+            side = "inputs" if part == "su" else "outputs"
+            message = f"component '{part}' contains {lost:,} zeros of {values.size:,} values: these {side} are lost"
+            yield Finding("TRL027", WARNING, message, facts.name, facts.components[part].source.path.name)
     if facts.headers == "tile":
         yield from _headers(facts)
     if axes == "kn" or facts.codebook is not None:

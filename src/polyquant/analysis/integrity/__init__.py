@@ -1,0 +1,1 @@
+"""Digests of a model's weights and files, and their check."""

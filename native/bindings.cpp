@@ -35,11 +35,11 @@ const BlockKernel* find_block_kernel(std::string_view name) {
 
 namespace {
 
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using BytesOut = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FloatsOut = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using BytesOut = Array<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatsOut = Array<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = Array<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = Array<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 bool dequantize(const std::string& codec, Bytes src, FloatsOut dst) {
   const BlockKernel* k = find_block_kernel(codec);
@@ -103,7 +103,7 @@ std::optional<std::tuple<double, double, double, double, double>> requantize_py(
   return std::tuple{e.aa, e.bb, e.ab, e.dd, e.worst};
 }
 
-using Starts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Starts = Array<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_endian, bool wide,
                      std::optional<Starts> starts) {
@@ -115,10 +115,10 @@ int64_t skip_strings(Bytes buffer, uint64_t offset, uint64_t count, bool big_end
 
 // ---------------------------------------------------------------- ternary layouts
 
-using Codes = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CodesOut = nb::ndarray<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using FlatBytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CountsOut = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Codes = Array<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CodesOut = Array<int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FlatBytesOut = Array<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CountsOut = Array<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Lanes lanes_of(size_t bytes, size_t weights, size_t width, bool high_first, bool zero_first) {
   if (width == 0 || bytes % width || weights != 4 * bytes)

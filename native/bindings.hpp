@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "bindings_array.hpp"
 #include "packed.hpp"
 #include "tape.hpp"
 #include "threads.hpp"
@@ -29,7 +30,7 @@ const Handle& handle_of(nanobind::handle member) {
 constexpr size_t kMostMatrices = 64;  // per group
 
 // A packed matrix and the bytes it keeps alive.
-using PackedBytes = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using PackedBytes = Array<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 struct Packed {
   PackedBytes bytes;
   PackedMatrix matrix;
@@ -41,8 +42,8 @@ struct Packed {
 // run(x, tokens, rounding, y).
 template <class G>
 void multiply_group(nanobind::pointer_and_handle<G> self,
-                    nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> x,
-                    int how, nanobind::ndarray<float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> y) {
+                    Array<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> x, int how,
+                    Array<float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu> y) {
   const G* group = self.p;
   const size_t tokens = x.shape(0);
   if (x.shape(1) != group->cols || y.shape(0) != tokens || y.shape(1) != group->rows || how < 0 || how > 3)

@@ -30,10 +30,10 @@ static size_t outputs_of(const AffineMatrix& m) { return m.rows; }
 
 namespace {
 
-using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using MatrixOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Codes = nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using CodesOut = nb::ndarray<int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Matrix = Array<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using MatrixOut = Array<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Codes = Array<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using CodesOut = Array<int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Returns the columns per group of a matrix [rows, cols] with grids [rows, G].
 template <class W, class S, class Z>
@@ -74,8 +74,8 @@ void decode_py(Codes codes, Matrix scale, Matrix offset, MatrixOut w) {
   affine_decode(codes.data(), scale.size(), size, scale.data(), offset.data(), w.data());
 }
 
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using SumsOut = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using SumsOut = Array<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void row_sums_py(Codes codes, SumsOut sums) {
   if (sums.shape(0) != codes.shape(0)) throw nb::value_error("requires one sum per row");
@@ -106,8 +106,8 @@ std::optional<std::tuple<double, double, double, double, double>> quantize_py(co
 
 // ---------------------------------------------------------------- matrices
 
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Whole = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Vector = Array<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Whole = Array<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // A matrix and the arrays it keeps alive.
 struct Affine {

@@ -18,11 +18,11 @@ using namespace nb::literals;
 namespace polyquant {
 namespace {
 
-using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-using Steps = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-using Grid = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Recent = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Out = Array<float, nb::c_contig, nb::device::cpu>;
+using Blocks = Array<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Steps = Array<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Grid = Array<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Recent = Array<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 void same_shape(const Rows& x, const Out& out) {
   require(x.ndim() == out.ndim(), "out must have the shape of x");

@@ -22,10 +22,10 @@ using namespace nb::literals;
 namespace polyquant {
 namespace {
 
-using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using IdsOut = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using MatrixOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Strided = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+using Ids = Array<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IdsOut = Array<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using MatrixOut = Array<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Strided = Array<const float, nb::ndim<2>, nb::device::cpu>;
 
 constexpr size_t kMostStacks = 8, kMostExperts = size_t(1) << 16, kMostAssignments = size_t(1) << 31;
 

@@ -8,10 +8,10 @@
 
 namespace polyquant {
 
-using Rows = nanobind::ndarray<const float, nanobind::device::cpu>;  // any row stride, rows contiguous
-using Vector = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-using Matrix = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
-using Output = nanobind::ndarray<float, nanobind::ndim<2>, nanobind::device::cpu>;
+using Rows = Array<const float, nanobind::device::cpu>;  // any row stride, rows contiguous
+using Vector = Array<const float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using Matrix = Array<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+using Output = Array<float, nanobind::ndim<2>, nanobind::device::cpu>;
 
 // Floats to process; for less, another thread would wait longer for the GIL than for this call.
 inline constexpr size_t long_work = size_t(1) << 17;

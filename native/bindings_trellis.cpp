@@ -28,12 +28,12 @@ static size_t outputs_of(const TrellisMatrix& m) { return m.outputs; }
 
 namespace {
 
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using BytesOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Tiles = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Levels = nb::ndarray<const int16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Codes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using BytesOut = Array<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = Array<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Tiles = Array<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Levels = Array<const int16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Codes = Array<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void pack(Bytes codes, int bits, BytesOut packed) {
   if (bits < 1 || bits > 8 || codes.shape(0) % 8 || codes.shape(0) / 8 * size_t(bits) != packed.shape(0))
@@ -67,9 +67,9 @@ void encode(Tiles tiles, int bits, int window, Levels levels, float factor, int 
                  codes.data());
 }
 
-using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Output = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = Array<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Scales = Array<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Output = Array<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // A matrix and the arrays it keeps alive.
 struct Trellis {

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polyquant.ops import native
@@ -55,3 +56,25 @@ def test_no_call_crashes_the_process(name, child):
     assert done["code"] == 0, f"exit {done['code']} at:\n{done['err']}"
     found = json.loads(done["out"])
     assert found["calls"] and not found["problems"]
+
+
+def test_floats_at_odd_addresses_are_copied_or_refused():
+    """Kernels read aligned floats; numpy arrays at any offset of a buffer are not."""
+    even = np.arange(256, dtype=np.float32).reshape(1, 256)
+    room = np.zeros(even.nbytes + 8, np.uint8)
+    start = next(i for i in range(8) if (room.ctypes.data + i) % 4 == 1)
+    odd = room[start : start + even.nbytes].view(np.float32).reshape(1, 256)
+    odd[:] = even
+    assert not odd.flags.aligned
+    lib = native.lib()
+    grids = []
+    for w in (even, odd):
+        scale, offset = np.empty((1, 2), np.float32), np.empty((1, 2), np.float32)
+        lib.affine_grid(w, scale, offset, 8, True)
+        grids.append((scale.tobytes(), offset.tobytes()))
+    assert grids[0] == grids[1]
+    weight, out = np.ones(256, np.float32), np.empty_like(even)
+    lib.rms_norm(even, weight, out, 1e-6)
+    for arguments in ((odd, weight, out), (even, odd[0], out), (even, weight, odd)):
+        with pytest.raises(TypeError):
+            lib.rms_norm(*arguments, 1e-6)

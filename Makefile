@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench check-slow check-order fuzz fuzz-native native clean
+.PHONY: demo test lint bench check-slow check-sanitized check-order fuzz fuzz-native native clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,25 @@ test: $(INSTALLED)
 check-slow: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'polyquant[lm-eval,transformers]'
 	$(BIN)/python -m pytest -n auto -m 'slow or not slow'
+	$(MAKE) check-sanitized
+
+# The tests of code with native kernels under address and undefined-behaviour sanitizers; needs g++ on Linux.
+# The others limit time, memory or address space, of which sanitizers need more. The libraries of the sanitizers must be loaded first,
+# and libstdc++, so that they see its exceptions.
+TESTS     ?= $(addprefix tests/,calibration codecs msmodelslim ops quantizers runtime storage trellis)
+SANITIZED := $(abspath build/sanitized)
+
+check-sanitized: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet cmake ninja nanobind
+	mkdir -p build
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=g++ -DPOLYQUANT_SANITIZE=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) > $(SANITIZED).log 2>&1 || { cat $(SANITIZED).log; exit 1; }
+	$(BIN)/cmake --build $(SANITIZED) >> $(SANITIZED).log 2>&1 || { tail -50 $(SANITIZED).log; exit 1; }
+	rm -rf $(SANITIZED)/package && mkdir $(SANITIZED)/package && cp -r src/polyquant $(SANITIZED)/package
+	rm -f $(SANITIZED)/package/polyquant/_native*.so && cp $(SANITIZED)/_native*.so $(SANITIZED)/package/polyquant
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED)/package \
+	  $(BIN)/python -m pytest -n auto $(TESTS)
 
 # The suite in ORDERS random orders, with 2, 3 and 4 workers in turn. The seed decides the order and what hypothesis tries.
 ORDERS ?= 20
@@ -46,7 +65,7 @@ fuzz: $(INSTALLED)
 # The native kernels under libFuzzer with address and undefined-behaviour sanitizers; needs clang with compiler-rt.
 fuzz-native:
 	tests/fuzz/native/build.sh build/fuzz-native
-	for target in dequantize quantize product layout; do \
+	for target in dequantize quantize product layout affine trellis attention decoder experts; do \
 	  FUZZ=$$target build/fuzz-native/kernels -runs=$(RUNS) -max_len=4096 || exit 1; done
 
 lint: $(INSTALLED)

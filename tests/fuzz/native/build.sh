@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the libFuzzer target of the native kernels, with address and undefined-behaviour sanitizers: build.sh FOLDER.
+# Builds the libFuzzer targets of the native kernels, with address and undefined-behaviour sanitizers: build.sh FOLDER.
 # Needs clang with compiler-rt. Then: FUZZ=dequantize FOLDER/kernels -runs=1000000
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -10,7 +10,7 @@ raw = open(sys.argv[1], "rb").read()
 print(",\n".join(f"0x{n:04x}" for (n,) in struct.iter_unpack("<H", raw)) + ",")
 PY
 flags=(-std=c++20 -O1 -DPOLYQUANT_NO_CLONES -ffp-contract=off -fno-math-errno -fno-trapping-math -I"$root/native" -I"$out"
-  -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
+  -fsanitize=fuzzer-no-link,address,undefined,float-cast-overflow,local-bounds -fno-sanitize-recover=all)
 declare -A sets=(
   [packed_avx2]="-mavx2 -mfma -mf16c" [affine_avx2]="-mavx2 -mfma -mf16c" [trellis_avx2]="-mavx2 -mfma -mf16c"
   [decoder_avx2]="-mavx2 -mfma -mf16c" [trellis_encode_avx2]="-mavx2"
@@ -19,8 +19,8 @@ declare -A sets=(
   [decoder_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"
 )
 objects=()
-for file in "$root"/native/{affine,gguf,ggml_*,metrics,packed,packed_plain,packed_avx2,packed_vnni,plain,requantize}.cpp \
-  "$root"/native/{ternary_*,threads,trellis}.cpp "$root/tests/fuzz/native/kernels.cpp"; do
+for file in "$root"/native/*.cpp "$root"/tests/fuzz/native/*.cpp; do
+  [[ $file == */native/bindings* ]] && continue
   name=$(basename "$file" .cpp)
   object="$out/$name.o"
   objects+=("$object")

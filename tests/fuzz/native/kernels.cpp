@@ -1,49 +1,21 @@
-// libFuzzer target of the native kernels. FUZZ selects the functions: dequantize, quantize, product or layout.
-//
-// Every buffer is allocated with exactly the size that the bindings require, so that one byte too many is found.
+// libFuzzer targets of the native kernels. FUZZ selects one by its name in the table at the end.
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "affine.hpp"
 #include "blocks.hpp"
 #include "gguf.hpp"
+#include "input.hpp"
 #include "metrics.hpp"
 #include "packed.hpp"
 #include "ternary.hpp"
 #include "trellis.hpp"
 
-namespace {
-
-using namespace polyquant;
-
-// Takes numbers from the front of an input, and bytes (repeated as needed) from the rest.
-struct Input {
-  const uint8_t* data;
-  size_t size, at = 0;
-
-  size_t number(size_t below) { return size_t(at < size ? data[at++] : 0) % below; }
-
-  std::vector<uint8_t> bytes(size_t n) {
-    std::vector<uint8_t> out(n);
-    for (size_t i = 0; i < n && at < size; ++i) out[i] = data[at + i % (size - at)];
-    return out;
-  }
-
-  // Any bits: NaN, infinities, denormals; half of the inputs get moderate values.
-  std::vector<float> floats(size_t n) {
-    const bool moderate = number(2);
-    const std::vector<uint8_t> raw = bytes(4 * n);
-    std::vector<float> out(n);
-    std::memcpy(out.data(), raw.data(), 4 * n);
-    if (moderate)
-      for (size_t i = 0; i < n; ++i) out[i] = float(raw[i]) / 16 - 8;
-    return out;
-  }
-};
+namespace polyquant::fuzz {
 
 std::vector<BlockKernel> all_kernels() {
   std::vector<BlockKernel> out;
@@ -52,6 +24,8 @@ std::vector<BlockKernel> all_kernels() {
     out.insert(out.end(), table.begin(), table.end());
   return out;
 }
+
+namespace {
 
 void dequantize(Input in) {
   static const std::vector<BlockKernel> kernels = all_kernels();
@@ -167,13 +141,21 @@ void layout(Input in) {
 }
 
 }  // namespace
+}  // namespace polyquant::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const std::string chosen = std::getenv("FUZZ") ? std::getenv("FUZZ") : "dequantize";
-  const Input in{data, size};
-  if (chosen == "dequantize") dequantize(in);
-  if (chosen == "quantize") quantize(in);
-  if (chosen == "product") product(in);
-  if (chosen == "layout") layout(in);
+  using namespace polyquant::fuzz;
+  static constexpr std::pair<const char*, void (*)(Input)> targets[] = {
+      {"dequantize", dequantize}, {"quantize", quantize}, {"product", product},
+      {"layout", layout},         {"affine", affine},     {"trellis", trellis},
+      {"attention", attention},   {"decoder", decoder},   {"experts", experts}};
+  static const auto chosen = [] {
+    const char* name = std::getenv("FUZZ");
+    for (const auto& [known, target] : targets)
+      if (name && std::string_view(name) == known) return target;
+    std::fputs("FUZZ must name a target\n", stderr);
+    std::exit(2);
+  }();
+  chosen({data, size});
   return 0;
 }

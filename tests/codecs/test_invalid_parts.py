@@ -5,6 +5,7 @@ import pytest
 
 import polyquant
 from polyquant.errors import CodecError, PolyquantError
+from polyquant.types import Affine, Blocks, Floats, Ternary, TrellisCodes
 
 CODECS = [info.name for info in polyquant.codecs()]
 SHAPE = (32, 256)
@@ -84,3 +85,14 @@ def test_arrays_without_rows_or_columns_quantize_or_are_refused(name):
         refused_or_done(lambda shape=shape: codec.pack(codec.quantize(np.zeros(shape, np.float32))))
     for wrong in (None, "x", np.zeros(SHAPE, complex), np.full(SHAPE, None), np.full(SHAPE, "x")):
         assert not refused_or_done(lambda wrong=wrong: codec.quantize(wrong))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_objects_that_are_not_codes_are_refused(name):
+    codec = polyquant.codec(name)
+    others = [form for form in (Floats, Ternary, Affine, Blocks, TrellisCodes) if form is not codec.form]
+    for wrong in (None, 3, "x", [1], np.zeros(SHAPE, np.float32), codec, *(object.__new__(form) for form in others)):
+        with pytest.raises(PolyquantError) as problem:
+            codec.pack(wrong)
+        assert "\n" not in str(problem.value)
+        assert "read-only" in str(problem.value) or codec.form.__name__ in str(problem.value)

@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyquant.errors import CodecError
 from polyquant.ops import matmul
-from polyquant.types import F32, U8, ArraySpec, Parts, Shape, as_matrix
+from polyquant.types import F32, U8, ArraySpec, Codec, Parts, Shape, as_matrix
 
 __all__ = [
     "column_weights",
     "exact_part",
     "finite",
     "non_finite",
+    "of_form",
     "output",
     "packed_rows",
     "part",
@@ -103,6 +104,16 @@ def stored_bytes(name: str, parts: Parts, key: str, spec: ArraySpec, *, same_sha
             found=f"{array.dtype} {list(array.shape)}" if same_shape else f"{array.nbytes} of {array.dtype}",
         )
     return array
+
+
+def of_form(codec: Codec, codes: object) -> None:
+    """Raises CodecError unless the codes to pack have the codec's form."""
+    if not isinstance(codes, codec.form):
+        raise CodecError(
+            f"{codec.name} packs codes of the form {codec.form.__name__}",
+            found=type(codes).__name__,
+            hint="quantize() and unpack() return codes",
+        )
 
 
 def packed_rows(name: str, parts: Parts, shape: Shape, spec: ArraySpec) -> Any | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import Field
-from polyquant.codecs.arguments import column_weights, finite, output, packed_rows, real, stored_bytes
+from polyquant.codecs.arguments import column_weights, finite, of_form, output, packed_rows, real, stored_bytes
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.ops import native
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape, as_matrix
@@ -150,6 +150,7 @@ class BlockCodec:
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
         """Return the blocks as the part. Raises CodecError for blocks of a different type."""
+        of_form(self, codes)
         if codes.codec != self.name:
             raise CodecError("cannot pack codes of a different block type", expected=self.name, found=codes.codec)
         return {"blocks": codes.blocks}

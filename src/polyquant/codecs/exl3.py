@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import exact_part, finite, real
+from polyquant.codecs.arguments import exact_part, finite, of_form, real
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
@@ -99,6 +99,7 @@ class EXL3:
         Raises CodecError if the codes belong to another codec, have several groups of scales or scales that differ
         within a rotation block, or overflow half precision.
         """
+        of_form(self, codes)
         shape = (len(codes.sv), len(codes.su))
         self.specs(shape)
         if codes.code != self.trellis(shape).code(shape) or len(codes.scales) != 1:

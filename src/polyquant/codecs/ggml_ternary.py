@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import Field
-from polyquant.codecs.arguments import finite, packed_rows, real
+from polyquant.codecs.arguments import finite, of_form, packed_rows, real
 from polyquant.codecs.blocks import BlockCodec, check_columns
 from polyquant.errors import CodecError
 from polyquant.ops import native
@@ -159,6 +159,7 @@ class TernaryBlockCodec:
 
         Raises CodecError for other scales or codes.
         """
+        of_form(self, codes)
         rows, k = codes.codes.shape
         check_columns(self.name, (rows, k), _BLOCK)
         if k == 0:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import Cut
-from polyquant.codecs.arguments import output, part, stored_bytes
+from polyquant.codecs.arguments import of_form, output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
 from polyquant.ops import matmul
@@ -84,6 +84,7 @@ class HFBitNet:
 
         Raises CodecError for several scales, or one that bf16 cannot hold.
         """
+        of_form(self, codes)
         shape = codes.codes.shape
         parts, payload = self.frame(shape, one_scale(self.name, codes))
         self.lanes(shape).pack(codes.codes, payload)

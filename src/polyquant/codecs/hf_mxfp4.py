@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import stored_bytes
+from polyquant.codecs.arguments import of_form, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ggml_fp4 import MXFP4
 from polyquant.errors import CodecError
@@ -53,6 +53,7 @@ class HFMxfp4:
 
     def pack(self, codes: Blocks) -> dict[str, NDArray[np.uint8]]:
         """Pack ggml's mxfp4 blocks [rows, K / 32 * 17] to parts, losslessly. Raises CodecError for other blocks."""
+        of_form(self, codes)
         if codes.codec != self.holds:
             raise CodecError("cannot pack codes of a different block type", expected=self.holds, found=codes.codec)
         rows, size = codes.blocks.shape

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import Cut
-from polyquant.codecs.arguments import output, part, stored_bytes
+from polyquant.codecs.arguments import of_form, output, part, stored_bytes
 from polyquant.codecs.ternary import Lanes, count_symbols, likely_zero_symbol, one_scale, ternarize
 from polyquant.errors import CodecError
 from polyquant.ops import matmul
@@ -121,6 +121,7 @@ class I2S:
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
         """Pack codes to bytes; Trinity drops the scale. Raises CodecError if there are several scales."""
+        of_form(self, codes)
         rows, k = codes.codes.shape
         lanes = self.lanes((rows, k))
         scale = np.float32(1) if self.trinity else one_scale(self.name, codes)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyquant.codecs.arguments import exact_part, stored_bytes
+from polyquant.codecs.arguments import exact_part, of_form, stored_bytes
 from polyquant.codecs.trellis import GROUP, Trellis
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import trellis as ops
@@ -110,6 +110,7 @@ class MetalMarlin:
 
     def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
         """Pack codes to parts. Raises CodecError if they belong to another codec."""
+        of_form(self, codes)
         su, sv = self._signs(codes.su, codes.sv)
         parts = self.trellis((len(codes.sv), len(codes.su))).pack(replace(codes, su=su, sv=sv))
         return {**parts, "indices": ops.pack_bits(_transposed_tiles(codes.codes), self.bits)}

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.codecs.affine_reader import FLOAT_TYPES, decoded_rows
-from polyquant.codecs.arguments import exact_part, non_finite, output, part, real
+from polyquant.codecs.arguments import exact_part, non_finite, of_form, output, part, real
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import affine, int8
 from polyquant.types import F32, I8, Activation, Affine, ArraySpec, Parts, Shape, as_matrix
@@ -196,6 +196,7 @@ class MsModelSlim:
         Raises CodecError for codes with different bits or groups, for offsets that the type cannot store, and for
         static types without input quantization parameters.
         """
+        of_form(self, codes)
         n, k = codes.codes.shape
         specs = self.specs((n, k))
         scale, offset = self._scales(codes, (n, k))

@@ -12,7 +12,7 @@ from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from polyquant.codecs.arguments import part
+from polyquant.codecs.arguments import of_form, part
 from polyquant.errors import CodecError, UnsupportedError
 from polyquant.types import F32, U8, ArraySpec, Blocks, Parts, Shape
 
@@ -69,6 +69,7 @@ class OpaqueCodec:
 
     def pack(self, codes: Blocks) -> dict[str, U8]:
         """Return the bytes unchanged. Raises CodecError for codes of a different type or size."""
+        of_form(self, codes)
         if codes.codec != self.name or codes.blocks.nbytes != self.nbytes:
             raise CodecError("cannot pack bytes of a different type", expected=self.name, found=codes.codec)
         return {self.part: codes.blocks}

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import output, packed_rows, real, stored_bytes
+from polyquant.codecs.arguments import of_form, output, packed_rows, real, stored_bytes
 from polyquant.errors import CodecError
 from polyquant.ops import native
 from polyquant.types import ArraySpec, Floats, Parts, Shape, as_matrix
@@ -122,6 +122,7 @@ class PlainCodec:
 
     def pack(self, codes: Floats) -> dict[str, NDArray[Any]]:
         """Pack values [rows, K] of any dtype. Raises CodecError if an integer type cannot represent a value exactly."""
+        of_form(self, codes)
         values = np.ascontiguousarray(codes.values)
         rows, k = values.shape
         if values.dtype == self.dtype:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.capabilities import Cut, Tile
-from polyquant.codecs.arguments import output, stored_bytes
+from polyquant.codecs.arguments import of_form, output, stored_bytes
 from polyquant.codecs.ternary import check_codes, count_bytes, one_scale, scaled, ternarize
 from polyquant.errors import CodecError
 from polyquant.ops import native
@@ -249,6 +249,7 @@ class TL:
 
     def pack(self, codes: Ternary) -> dict[str, NDArray[np.uint8]]:
         """Pack codes to bytes. Raises CodecError without a tile, or if there are several scales."""
+        of_form(self, codes)
         rows, k = codes.codes.shape
         tile, three, size = self.fit((rows, k))
         check_codes(codes.codes)

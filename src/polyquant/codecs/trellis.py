@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyquant.capabilities import Cut
-from polyquant.codecs.arguments import column_weights, exact_part, finite, output, real, stored_bytes
+from polyquant.codecs.arguments import column_weights, exact_part, finite, of_form, output, real, stored_bytes
 from polyquant.errors import CodecError, UnknownNameError
 from polyquant.ops import matmul, native
 from polyquant.ops import trellis as ops
@@ -206,6 +206,7 @@ class Trellis:
 
     def pack(self, codes: TrellisCodes) -> dict[str, NDArray[Any]]:
         """Pack codes to parts. Raises CodecError if they belong to another codec."""
+        of_form(self, codes)
         shape = (len(codes.sv), len(codes.su))
         if codes.code != self.code(shape) or codes.scales.shape != (self.group_count(shape), shape[0]):
             raise CodecError(f"codes do not belong to {self.name}", expected=self.code(shape), found=codes.code)

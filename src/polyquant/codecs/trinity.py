@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.codecs.arguments import finite, output, packed_rows, part, real, stored_bytes
+from polyquant.codecs.arguments import finite, of_form, output, packed_rows, part, real, stored_bytes
 from polyquant.codecs.blocks import check_columns
 from polyquant.codecs.ternary import Lanes, scaled
 from polyquant.errors import CodecError
@@ -74,6 +74,7 @@ class TrinityTQ2:
 
         Raises CodecError if a block would need several scales.
         """
+        of_form(self, codes)
         rows, k = codes.codes.shape
         groups = check_columns(self.name, (rows, k), 32)[1] // 32
         if groups == 0:

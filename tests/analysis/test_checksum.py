@@ -394,6 +394,14 @@ def test_changed_checksums_are_one_finding(tmp_path, keys, value):
     assert "\n" not in str(problem.value)
 
 
+def test_checksums_with_too_many_values_are_refused(tmp_path):
+    path = model(tmp_path)
+    (tmp_path / "m.gguf.checksums.json").write_text('{"checksums":1,"x":[' + "[]," * 500_000 + "0]}")
+    assert [f.message for f in pq.validate(path) if f.code == "SUM007"] == [
+        "JSON has too many values (expected at most 800000)"
+    ]
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b'{"checksums": 1' + b"0" * 50 + b"}", b"[" * 5000, b"\xff\xfe", b"null"])
 def test_hostile_checksums_are_one_line(tmp_path, text):
     path = model(tmp_path)

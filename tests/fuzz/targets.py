@@ -14,7 +14,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -26,6 +26,7 @@ from folders import safetensors_bytes
 from formats import gguf_files
 from fuzz import mutators
 from golden import VECTORS
+from polyquant.analysis.integrity.files import read_list
 from polyquant.calibration.importance import load_importance
 from polyquant.calibration.samples import read_samples
 from polyquant.errors import PolyquantError
@@ -69,6 +70,7 @@ def read_model(path: Path) -> bool:
     try:
         for finding in pq.validate(path):
             assert "\n" not in str(finding)
+        assert len(pq.checksum(path, threads=1).tensors) == len(weights)
         for weight in weights.values():
             weight.read()
             if np.prod(weight.shape) <= _READ:
@@ -334,6 +336,43 @@ def _template_free(data: bytes, folder: Path) -> bool:
     )
 
 
+# ---------------------------------------------------------------- checksums
+
+
+_SMALL = {"a": ("F32", [2, 8], bytes(range(64))), "b": ("F16", [4, 8], bytes(64))}
+
+
+def _checksum_seeds() -> list[bytes]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        sums = pq.checksum(write(Path(scratch) / "x.safetensors", safetensors_bytes(_SMALL)))
+        other = replace(sums, tensors={**sums.tensors, "c": sums.tensors["a"]}, files={})
+        return [json.dumps(s.to_json()).encode() for s in (sums, other)]
+
+
+def _checksums(data: bytes, folder: Path) -> bool:
+    model = write(folder / "x.safetensors", safetensors_bytes(_SMALL))
+    place = write(folder / "x.safetensors.checksums.json", data)
+    for finding in pq.validate(model):
+        assert "\n" not in str(finding)
+    return accepted(lambda: pq.Checksums.read(place))
+
+
+def _list_seeds() -> list[bytes]:
+    digest = "0" * 64
+    return [f"{digest}  model.safetensors\n# {digest}\n\\{digest} *a\\nb\nSHA256 (./c) = {digest}\n".encode()]
+
+
+def _list(data: bytes, folder: Path) -> bool:
+    (folder / "model").mkdir(exist_ok=True)
+    write(folder / "model/model.safetensors", safetensors_bytes(_SMALL))
+    place = write(folder / "model/SHA256SUMS", data)
+    for finding in pq.validate(folder / "model"):
+        assert "\n" not in str(finding)
+    return accepted(lambda: read_list(place))
+
+
 _LINEARS = ("config.json", "quant_model_description.json")
 TARGETS: dict[str, Target] = {
     "gguf": Target(_gguf_seeds, _file("x.gguf"), mutators.gguf),
@@ -372,6 +411,8 @@ TARGETS: dict[str, Target] = {
         lambda data, folder: accepted(lambda: read_samples(write(folder / "x.json", data))),
         mutators.json_text,
     ),
+    "checksums": Target(_checksum_seeds, _checksums, mutators.json_text),
+    "sha256_list": Target(_list_seeds, _list),
     "json": Target(_json_seeds, _strict, mutators.json_text),
     "request": Target(_request_seeds, _request, mutators.json_text),
 }

@@ -102,7 +102,7 @@ def checksum_findings(
     changed: dict[str, str] = {}
     for name, source, wanted in expected:
         if name not in places:
-            yield Finding("SUM006", Severity.ERROR, f"is missing; {source} lists it", file=name)
+            yield Finding("SUM006", Severity.ERROR, f"is missing or cannot be read; {source} lists it", file=name)
         elif (message := _differs(digests[name], wanted, source)) is not None:
             changed.setdefault(name, message)
     tensors: dict[str, list[str]] = {}
@@ -134,9 +134,10 @@ def _place(path: Path, own: Mapping[str, Path], name: str) -> Path | None:
         return None
     folder, _, plain = name.rpartition("/")
     try:
-        return member(subfolder(path, folder) if folder else path, plain)
+        place = member(subfolder(path, folder) if folder else path, plain)
     except InputError:
         return None
+    return place if place is not None and os.access(place, os.R_OK) else None
 
 
 def _differs(digest: FileDigest, wanted: FileDigest | str, source: str) -> str | None:

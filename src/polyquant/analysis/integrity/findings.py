@@ -15,7 +15,7 @@ CODES = {
     "SUM005": "A file is not the one of its checksum, but all tensors in it are equal: its header, its metadata or its "
     "padding changed, as by `polyquant edit`. The weights are those of the checksums, the behaviour may differ: check "
     "hyper-parameters and the tokenizer.",
-    "SUM006": "A file that has a checksum is missing. Finish the download, or copy the file again.",
+    "SUM006": "A file that has a checksum is missing or cannot be read. Finish the download, or copy the file again.",
     "SUM007": "A file of checksums cannot be used: it is damaged, was changed, contradicts itself or has an "
     "unsupported version. Nothing was checked against it.",
     "SUM008": "The stored bytes of a tensor changed, but its weights are equal: the change is in padding, or in bits "

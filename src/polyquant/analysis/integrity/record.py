@@ -38,6 +38,8 @@ VERSION = 1
 SUFFIX = ".checksums.json"
 """Appended to the name of a model of one file."""
 _OURS = re.compile(rb'\s*\{\s*"checksums"\s*:')
+_LIMIT = strict_json.Limit(40_000_000, 800_000)
+"""About 80,000 tensors."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -108,7 +110,7 @@ class Checksums:
     def read(cls, path: str | os.PathLike[str]) -> Checksums:
         """Read a file that `write` wrote. Raises InputError."""
         where = Path(path)
-        data = strict_json.typed(strict_json.read(where, strict_json.INDEX), dict, "checksums", file=where)
+        data = strict_json.typed(strict_json.read(where, _LIMIT), dict, "checksums", file=where)
         if data.get("checksums") != VERSION or isinstance(data["checksums"], bool):
             found = printable(data.get("checksums"), 40)
             raise InputError(

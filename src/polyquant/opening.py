@@ -14,13 +14,14 @@ from polyquant.keywords import OPEN_DEFAULTS, OpenKeywords
 from polyquant.no_collection import no_collection
 from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.registry import FORMATS, PluginWarning, Search, formats
+from polyquant.storage.safetensors import reusing_headers
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence, Finding, Severity
 
 if TYPE_CHECKING:
     from polyquant.formats.protocol import Format
 
-__all__ = ["ChecksHeaders", "accepted", "detect", "look", "open_as", "open_checkpoint", "refuse_invalid"]
+__all__ = ["ChecksHeaders", "accepted", "detect", "look", "open_as", "open_checkpoint", "open_sound"]
 
 
 @runtime_checkable
@@ -139,8 +140,19 @@ def open_as(form: Format, path: str | os.PathLike[str], options: Mapping[str, An
         return replace(checkpoint, opened=opened, other_name=Search("polyquant.architectures.find:other_name"))
 
 
-def refuse_invalid(form: Format, path: str | os.PathLike[str]) -> None:
-    """Raise InputError for the first error that `validate` finds in headers and small files."""
+def open_sound(form: Format, path: str | os.PathLike[str], options: Mapping[str, Any]) -> Checkpoint:
+    """Open a path in a known format for use. Raises as `open_checkpoint`, and InputError for the first error that
+    `validate` finds in headers and small files.
+    """
+    with reusing_headers():
+        checkpoint = open_as(form, path, options)
+        if checkpoint.undecoded is not None:
+            raise checkpoint.undecoded.error()
+        _refuse_invalid(form, path)
+        return checkpoint
+
+
+def _refuse_invalid(form: Format, path: str | os.PathLike[str]) -> None:
     if not isinstance(form, ChecksHeaders):
         return
     errors = [f for f in form.check_headers(Path(path)) if f.severity is Severity.ERROR]

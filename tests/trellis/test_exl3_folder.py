@@ -22,7 +22,7 @@ def exl3(tmp_path_factory):
     (root / "float").mkdir()
     w = np.random.default_rng(0).standard_normal((128, 128), np.float32)
     save_file({NAME: w, "model.norm.weight": np.ones(128, np.float32)}, root / "float" / "model.safetensors")
-    (root / "float" / "config.json").write_text(json.dumps({"model_type": "llama", "torch_dtype": "float32"}))
+    (root / "float" / "config.json").write_text(json.dumps({"torch_dtype": "float32"}))
     pq.convert(root / "float", root / "exl3", to="hf", codec="exl3.2.mul1")
     return root / "exl3", w
 

@@ -14,7 +14,7 @@ from polyquant.architectures.record import Architecture
 from polyquant.architectures.rope import FREQS
 from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, UnsupportedError
-from polyquant.opening import detect, open_checkpoint, refuse_invalid
+from polyquant.opening import detect, open_sound
 from polyquant.ops import native
 from polyquant.runtime import identity
 from polyquant.runtime.c8 import C8, read_c8
@@ -67,8 +67,8 @@ def load(
     _one_of("cache", cache, (None, "f32", "f16", "int8", "c8"))
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
         raise InputError("threads is out of range", expected=f"1 to {_MAX_THREADS}", found=threads)
-    checkpoint = language_model(open_checkpoint(path, ternary_layout=ternary_layout, dialect=dialect, tile=tile))
-    refuse_invalid(detect(path)[0], path)
+    options = {"ternary_layout": ternary_layout, "dialect": dialect, "tile": tile}
+    checkpoint = language_model(open_sound(detect(path)[0], path, options))
     if threads is not None:
         native.set_threads(threads)
     return assemble(checkpoint, activations=activations, cache=cache, context=context)

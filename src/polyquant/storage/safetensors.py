@@ -16,16 +16,29 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from polyquant.errors import InputError
 from polyquant.storage import limits, strict_json
-from polyquant.storage.source import FileArray, Source
+from polyquant.storage.source import FileArray, FileState, Source, state_of
 from polyquant.types import ArraySpec, Shape, StoredArray
 
-__all__ = ["DTYPE_BITS", "Breach", "Entry", "Header", "header_bytes", "plausible", "read_header", "survey"]
+__all__ = [
+    "DTYPE_BITS",
+    "Breach",
+    "Entry",
+    "Header",
+    "header_bytes",
+    "plausible",
+    "read_header",
+    "reusing_headers",
+    "survey",
+]
 
 # Bits per element, in ascending order of rank in a file.
 DTYPE_BITS: dict[str, int] = {
@@ -78,6 +91,9 @@ class Breach:
         return InputError(self.message, file=file, tensor=self.tensor, expected=self.expected, found=self.found)
 
 
+_read: ContextVar[dict[FileState, Header] | None] = ContextVar("headers read", default=None)
+
+
 def plausible(source: Source) -> bool:
     """Return True if the first bytes look like a safetensors header, even a truncated or oversized one."""
     first = source.pread(0, min(source.size, 10)).tobytes()
@@ -92,8 +108,31 @@ def read_header(source: Source) -> Header:
     return header
 
 
+@contextmanager
+def reusing_headers() -> Iterator[None]:
+    """Within the block, the valid header of an unchanged file is parsed once: opening and checking share it."""
+    token = _read.set({})
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
 def survey(source: Source, most: int = 1000) -> tuple[Header, list[Breach]]:
     """Read as much of a header as possible, and collect all violations. Stops after `most` invalid descriptions."""
+    known = _read.get()
+    if known is None:
+        return _survey(source, most)
+    state = state_of(os.fstat(source.fileno()))
+    if (header := known.get(state)) is not None:
+        return header, []
+    header, breaches = _survey(source, most)
+    if not breaches:
+        known[state] = header
+    return header, breaches
+
+
+def _survey(source: Source, most: int) -> tuple[Header, list[Breach]]:
     try:
         length, raw = _raw_header(source)
     except InputError as e:

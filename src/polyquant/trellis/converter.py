@@ -25,12 +25,11 @@ def convert_to_v3(
     """Write the model of `loader` (or of a path) to the folder `output_path`, which appears only when complete.
 
     shard_size: maximum bytes per shard, a number or "2GB"; a larger tensor gets its own shard. One tensor is in memory
-    at a time. Raises InputError, PlanError, OSError.
+    at a time. Folders with some layers only are accepted. Raises InputError, PlanError, OSError.
     """
     limit = shard_bytes(shard_size)
     opened = loader if isinstance(loader, TrellisModelLoader) else TrellisModelLoader(loader)
     return convert(
         opened.path, output_path, to="trellis-v3", shard_bytes=limit, repair=opened.repair, axes=opened.axes,
-        overwrite=overwrite,
-        on_progress=on_progress,
+        overwrite=overwrite, allow_unknown=True, on_progress=on_progress,
     )  # fmt: skip

@@ -36,7 +36,7 @@ class TrellisQuantizer:
         "trellis_viterbi" or "trellis_ldlq", calibration (a text file), rules=["lm_head=trellis.6"].
         """
         self.model_path = Path(model_path)
-        chosen: Any = dict(options)
+        chosen: Any = {"allow_unknown": True, **options}  # some layers only are accepted
         if not any(chosen.get(key) is not None for key in _SAYS_HOW_SMALL):
             chosen["bits"] = DEFAULT_BITS
         self.options: dict[str, Any] = chosen

@@ -55,7 +55,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
 
 
 def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
-    """The findings of `check` without those that compare or scan payloads."""
+    """The findings of `check` without payloads, and without those about missing tensors."""
     return _check(Path(path), payload=False)
 
 
@@ -68,7 +68,8 @@ def _check(path: Path, *, payload: bool) -> Iterator[Finding]:
     config = yield from _config(path)
     yield from _side_files(path)
     yield from _weight_files(path, contents)
-    yield from _against_config(contents, config or {}, payload=payload)
+    if payload:
+        yield from _against_config(contents, config or {})
     yield from _packed(contents, config or {})
     yield from _exl3(contents, config or {})
     try:
@@ -78,7 +79,8 @@ def _check(path: Path, *, payload: bool) -> Iterator[Finding]:
         return
     if payload:
         yield from _quantized(contents, older)
-    yield from _undecoded(path, config or {})
+    if payload:  # before other uses, opening the folder reports it
+        yield from _undecoded(path, config or {})
 
 
 def _finding(code: str, severity: Severity, e: PolyquantError, path: Path, tensor: str | None = None) -> Finding:
@@ -209,13 +211,13 @@ def _index(chosen: WeightFiles, contents: _Contents) -> Iterator[Finding]:
 # ---------------------------------------------------------------- tensors against config
 
 
-def _against_config(contents: _Contents, config: Mapping[str, Any], *, payload: bool) -> Iterator[Finding]:
+def _against_config(contents: _Contents, config: Mapping[str, Any]) -> Iterator[Finding]:
     tensors = contents.tensors
     if not tensors or _EMBEDDING not in tensors:
         return
     embedding = tensors[_EMBEDDING][1]
     tied = config.get("tie_word_embeddings")
-    if payload and tied is True and _HEAD in tensors:
+    if tied is True and _HEAD in tensors:
         same = _same(tensors[_HEAD], tensors[_EMBEDDING])
         what = (
             "equals the embedding, which wastes space"

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from polyquant.analysis.certification.headers import HeaderCheck, check_headers, shown
@@ -32,6 +31,7 @@ from polyquant.errors import PlanError, PolyquantError, printable
 from polyquant.findings import Finding, Findings, Severity
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
+from polyquant.storage.one_file import write_file
 from polyquant.tables import Table
 from polyquant.types import Checkpoint
 
@@ -99,15 +99,7 @@ class Certificate:
         """Write the certificate as JSON. Raises PlanError if another kind of file exists there."""
         refuse_output(path)
         text = json.dumps(_finite(self.to_json()), indent=2, allow_nan=False) + "\n"
-        where = Path(path)
-        with NamedTemporaryFile("w", encoding="utf-8", dir=where.parent, prefix=f".{where.name}.", delete=False) as f:
-            f.write(text)
-        try:
-            Path(f.name).chmod(0o644)
-            Path(f.name).replace(where)
-        except OSError:
-            Path(f.name).unlink(missing_ok=True)
-            raise
+        write_file(Path(path), text.encode(), overwrite=True)
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as JSON-compatible types."""

@@ -10,12 +10,13 @@ import click
 from polyquant.analysis.checksum import Checksums, recorded, sha256_lines
 from polyquant.analysis.checksum import checksum as run
 from polyquant.analysis.integrity.check import compare_tensors
-from polyquant.analysis.integrity.record import record_of, refuse_folder, refuse_record, write_file
+from polyquant.analysis.integrity.record import record_of, refuse_folder, refuse_record
 from polyquant.cli.console import as_json, json_option, progress, watcher
 from polyquant.cli.option_flags import source_option
 from polyquant.cli.terminal import say, styled
 from polyquant.errors import PlanError, printable
 from polyquant.findings import Finding, Severity
+from polyquant.storage.one_file import write_file
 
 _SHOWN = 5
 

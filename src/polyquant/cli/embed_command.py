@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -21,9 +20,9 @@ from polyquant.errors import InputError, PlanError
 from polyquant.runtime.embed import resolved_pooling, text_ids, vectors
 from polyquant.runtime.load import load
 from polyquant.runtime.text import read_text
-from polyquant.storage.staging import staged
+from polyquant.storage.one_file import write_file
 from polyquant.storage.work_folder import settle_all
-from polyquant.types import F32, FilePlan, Layout
+from polyquant.types import F32
 
 _LOADING = ("activations", "threads", "context", "ternary_layout", "tile")
 """Options passed to `load`."""
@@ -95,13 +94,13 @@ def embed(
         if output is None:
             as_json(value)
         else:
-            _write(output, json.dumps(value).encode() + b"\n", overwrite=overwrite)
+            write_file(Path(output), json.dumps(value).encode() + b"\n", overwrite=overwrite)
     elif output is None:
         for vector in embeddings:
             say(_line(vector))
     else:
         data = _npy(embeddings) if style == "npy" else "".join(f"{_line(v)}\n" for v in embeddings).encode()
-        _write(output, data, overwrite=overwrite)
+        write_file(Path(output), data, overwrite=overwrite)
 
 
 def _lines(file: str) -> list[str]:
@@ -136,12 +135,3 @@ def _refuse_existing(target: Path, *, overwrite: bool) -> None:
         raise PlanError("target exists", file=target, hint="choose another name, or pass --overwrite")
     if os.path.lexists(target) and not stat.S_ISREG(target.lstat().st_mode):
         raise PlanError("is not a regular file and is not overwritten", file=target, hint="choose another name")
-
-
-def _write(output: str, data: bytes, *, overwrite: bool) -> None:
-    """Write the file, which appears only when complete."""
-    target = Path(output)
-    layout = Layout((FilePlan(target.name, len(data), ((0, data),)),), {}, folder=False)
-    job = hashlib.sha256(data).hexdigest()
-    with staged(target, layout, job, resume="never", replaceable=(lambda _: ()) if overwrite else None):
-        pass

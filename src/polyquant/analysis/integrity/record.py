@@ -26,13 +26,12 @@ from polyquant.analysis.integrity.files import FileDigest, sha256_list
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.storage import strict_json
 from polyquant.storage.folder import CHECKSUMS
+from polyquant.storage.one_file import write_file
 from polyquant.storage.source import Source
-from polyquant.storage.staging import staged
 from polyquant.storage.work_folder import settle_all
 from polyquant.tables import Table
-from polyquant.types import FilePlan, Layout
 
-__all__ = ["SUFFIX", "Checksums", "is_record", "record_of", "refuse_folder", "refuse_record", "write_file"]
+__all__ = ["SUFFIX", "Checksums", "is_record", "record_of", "refuse_folder", "refuse_record"]
 
 VERSION = 1
 SUFFIX = ".checksums.json"
@@ -200,11 +199,3 @@ def refuse_folder(target: Path) -> bool:
     if not target.absolute().parent.is_dir():
         raise PlanError("the folder of the checksums does not exist", file=target)
     return os.path.lexists(target)
-
-
-def write_file(target: Path, data: bytes, *, overwrite: bool) -> None:
-    """Write a small file, which appears only when complete."""
-    layout = Layout((FilePlan(target.name, len(data), ((0, data),)),), {}, folder=False)
-    job = hashlib.sha256(data).hexdigest()
-    with staged(target, layout, job, resume="never", replaceable=(lambda _: ()) if overwrite else None):
-        pass

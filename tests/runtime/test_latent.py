@@ -13,10 +13,9 @@ from polyquant.architectures.hyper import Hyper
 from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
 from polyquant.ops.decoder import rotate
-from polyquant.runtime import load as load_module
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.latent import latent_scale
-from polyquant.runtime.load import load
+from polyquant.runtime.load import assemble, load
 
 MODELS = VECTORS / "architectures"
 
@@ -88,7 +87,7 @@ def test_scale():
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
-def test_files_from_before_the_split(name, tmp_path, monkeypatch):
+def test_files_from_before_the_split(name, tmp_path):
     """llama.cpp's converter of 2024 left kv_b_proj whole, and described the heads of its keys."""
     gguf = tmp_path / "new.gguf"
     pq.convert(MODELS / name, gguf, to="gguf", codec="bf16")
@@ -106,13 +105,12 @@ def test_files_from_before_the_split(name, tmp_path, monkeypatch):
         "deepseek2.attention.value_length": config["v_head_dim"],
     }
     old = replace(new, weights=weights, metadata=metadata)
-    monkeypatch.setattr(load_module, "open_checkpoint", lambda path, **options: old)
-    found = load(gguf)
+    found = assemble(old)
     np.testing.assert_allclose(found.logits([3, 1, 4, 1, 5]), wanted, rtol=0, atol=1e-5)
     assert not found.checkpoint.notes
     del weights["blk.0.attn_kv_b.weight"]
     with pytest.raises(InputError, match="is missing"):
-        load(gguf)
+        assemble(old)
 
 
 @pytest.mark.parametrize("codec", ["w8a16", "w8a8.dynamic"])

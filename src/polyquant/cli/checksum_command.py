@@ -82,7 +82,8 @@ def checksum(
             as_json(result.to_json())
         else:
             say(f"content  {result.content}")
-            say(f"{len(result.tensors)} tensors, {len(result.files)} files")
+            files = "1 file" if len(result.files) == 1 else f"{len(result.files)} files"
+            say(f"{len(result.tensors)} tensors, {files}")
     else:
         with progress("hashing") as tell:
             other = recorded(

@@ -18,8 +18,8 @@ from msmodelslim_vectors import source_of as source_folder
 from polyquant.analysis.certification.bounds import Bounds
 from polyquant.analysis.certification.codes import CODES
 from polyquant.analysis.certification.scan import scan
-from polyquant.analysis.certification.sides import Side
 from polyquant.analysis.certify import Certificate, certify
+from polyquant.analysis.side import Side
 from polyquant.errors import PlanError
 from polyquant.ops.metrics import unit_errors
 from polyquant.registry import codec

@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyquant.analysis.side import Reader, Side
 from polyquant.architectures import translate
 from polyquant.codecs.tl import Tile
 from polyquant.errors import PlanError, printable
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_checkpoint
-from polyquant.operations import SAME, Operation, Same
+from polyquant.operations import Same
 from polyquant.ops.metrics import ErrorSums, error_sums
-from polyquant.quantizers.absmean import absmean_floats
-from polyquant.rows import float_rows, whole_floats
 from polyquant.tables import Table, decibel
-from polyquant.types import F32, Checkpoint, Shape, Ternary, Weight, as_matrix
+from polyquant.types import Checkpoint, Ternary, as_matrix
 
 __all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints"]
 
@@ -124,27 +123,6 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One side of a tensor: `op` of some of its weights."""
-
-    weights: tuple[Weight, ...]
-    shape: Shape
-    op: Operation = SAME
-    ternarize: bool = False
-
-    @property
-    def codec(self) -> str:
-        """Names of all codecs, for display."""
-        return ", ".join(dict.fromkeys(str(w.codec) for w in self.weights))
-
-    @property
-    def ternary(self) -> bool:
-        """True if it consists of ternary codes with unchanged rows."""
-        shapes = [w.shape for w in self.weights]
-        return all(w.codec.form is Ternary for w in self.weights) and self.op.keeps_rows(shapes)
-
-
 def compare(
     a: str | os.PathLike[str],
     b: str | os.PathLike[str],
@@ -193,56 +171,44 @@ def compare_checkpoints(
     )
 
 
-def _sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, _Side], dict[str, _Side]]:
-    def plain(c: Checkpoint) -> dict[str, _Side]:
-        return {w.name: _Side((w,), w.shape) for w in c.values()}
+def _sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, Side], dict[str, Side]]:
+    def plain(c: Checkpoint) -> dict[str, Side]:
+        return {w.name: Side((w,), w.shape) for w in c.values()}
 
-    def translated(c: Checkpoint) -> dict[str, _Side]:
+    def translated(c: Checkpoint) -> dict[str, Side]:
         maps = translate.to_gguf(c, with_tokenizer=False).tensors
-        return {t.target: _Side(tuple(c[n] for n in t.sources), t.shape, t.op, t.ternarize) for t in maps}
+        return {t.target: Side(tuple(c[n] for n in t.sources), t.shape, t.op, t.ternarize) for t in maps}
 
     if a.naming == b.naming:
         return plain(a), plain(b)  # works without config.json
     return tuple(plain(c) if c.naming == "gguf" else translated(c) for c in (a, b))  # type: ignore[return-value]
 
 
-def _tensor(name: str, a: _Side, b: _Side) -> TensorComparison:
+def _tensor(name: str, a: Side, b: Side) -> TensorComparison:
     shape = a.shape
     if shape != b.shape:
         raise PlanError("shapes differ", tensor=name, expected=list(shape), found=list(b.shape))
     equal = _equal_codes(a, b)
     rows, k = as_matrix(shape)
     step = max(1, _BLOCK // max(1, k))
-    whole_a, whole_b = _whole(a), _whole(b)
+    left, right = Reader(a), Reader(b)
     error = ErrorSums()
     for start in range(0, rows, step):
         part = slice(start, min(rows, start + step))
-        error += error_sums(_rows(a, whole_a, part), _rows(b, whole_b, part))
+        error += error_sums(left.rows(part), right.rows(part))
     nbytes = sum(w.nbytes for w in b.weights)
     return TensorComparison(name, shape, a.codec, b.codec, error, equal, nbytes)
 
 
-def _whole(side: _Side) -> F32 | None:
-    """The dequantized tensor [rows, K] if it cannot be read by rows, else None.
-
-    BitNet master weights are made ternary.
-    """
-    if side.ternarize:
-        w = side.op.reference([absmean_floats(w).reshape(w.shape) for w in side.weights])
-    elif all(w.codec.row_sliced for w in side.weights) and side.op.together([w.shape for w in side.weights]) == 1:
-        return None
-    else:
-        w = whole_floats(side.weights, side.op)
-    return np.ascontiguousarray(w.reshape(as_matrix(side.shape)))
+def _keeps_codes(side: Side) -> bool:
+    """True if it consists of ternary codes with unchanged rows."""
+    shapes = [w.shape for w in side.weights]
+    return all(w.codec.form is Ternary for w in side.weights) and side.op.keeps_rows(shapes)
 
 
-def _rows(side: _Side, whole: F32 | None, part: slice) -> F32:
-    return float_rows(side.weights, side.op, part) if whole is None else whole[part]
-
-
-def _equal_codes(a: _Side, b: _Side) -> float | None:
+def _equal_codes(a: Side, b: Side) -> float | None:
     """Share of weights with equal codes: ternary by code, equal codecs by bytes; None if codes cannot be compared."""
-    if a.ternary and b.ternary:
+    if _keeps_codes(a) and _keeps_codes(b):
         left, right = _codes(a), _codes(b)
         return float(np.mean(left == right)) if left.size else 1.0
     if isinstance(a.op, Same) and isinstance(b.op, Same) and a.weights[0].codec.name == b.weights[0].codec.name:
@@ -252,7 +218,7 @@ def _equal_codes(a: _Side, b: _Side) -> float | None:
     return None
 
 
-def _codes(side: _Side) -> NDArray[np.int8]:
+def _codes(side: Side) -> NDArray[np.int8]:
     """The ternary codes, int8 [rows, K]."""
     codes = [w.codec.unpack(w.read(), w.shape).codes for w in side.weights]
     index, shapes = np.arange(as_matrix(side.shape)[0]), [w.shape for w in side.weights]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polyquant.analysis.certification.sides import Side
+from polyquant.analysis.side import Side
 from polyquant.capabilities import MayOnlyRead, Opaque, WithBits
 from polyquant.errors import PolyquantError
 from polyquant.operations import Same

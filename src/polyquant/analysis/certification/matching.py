@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.analysis.certification.sides import Reader, Side
+from polyquant.analysis.side import Reader, Side
 from polyquant.types import F32, as_matrix
 
 __all__ = ["Match", "cosines", "find_rows", "normalized", "transposed_rows"]

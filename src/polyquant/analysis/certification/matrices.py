@@ -17,8 +17,8 @@ from polyquant.analysis.certification.cause import Cause
 from polyquant.analysis.certification.matching import Match, cosines, find_rows, transposed_rows
 from polyquant.analysis.certification.rereading import misread
 from polyquant.analysis.certification.scan import Scan
-from polyquant.analysis.certification.sides import Reader, Side
 from polyquant.analysis.certification.vectors import head_orders, row_order
+from polyquant.analysis.side import Reader, Side
 from polyquant.architectures.hyper import Hyper
 from polyquant.ops.metrics import unit_errors
 from polyquant.types import F32, as_matrix

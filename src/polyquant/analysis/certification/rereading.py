@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polyquant.analysis.certification.cause import Cause
 from polyquant.analysis.certification.matching import cosines
-from polyquant.analysis.certification.sides import Reader, Side
+from polyquant.analysis.side import Reader, Side
 from polyquant.capabilities import Swappable
 from polyquant.errors import PolyquantError
 from polyquant.registry import CODECS, codec

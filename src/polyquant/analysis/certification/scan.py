@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.analysis.certification.bounds import REQUANTIZED, Bound, Bounds, requantized, unit_of
-from polyquant.analysis.certification.sides import Reader, Side
+from polyquant.analysis.side import Reader, Side
 from polyquant.ops.metrics import unit_errors
 from polyquant.types import F32, Affine, Floats, as_matrix
 

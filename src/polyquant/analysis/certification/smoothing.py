@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polyquant.analysis.certification.scan import Scan
-from polyquant.analysis.certification.sides import Reader, Side, constant
+from polyquant.analysis.certification.sides import constant
+from polyquant.analysis.side import Reader, Side
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.parts import Feed
 from polyquant.architectures.record import Architecture

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.analysis.certification.sides import Reader, Side
+from polyquant.analysis.side import Reader, Side
 from polyquant.errors import PolyquantError
 from polyquant.types import Activation, Affine, Checkpoint, Weight, as_matrix
 

@@ -12,10 +12,11 @@ from polyquant.analysis.certification.bounds import Bounds
 from polyquant.analysis.certification.cause import Cause
 from polyquant.analysis.certification.matrices import counterpart, explain_matrix, layer_of
 from polyquant.analysis.certification.scan import Scan, scan
-from polyquant.analysis.certification.sides import Pair, Side, architecture_of, hyper_of, pair_up
+from polyquant.analysis.certification.sides import Pair, architecture_of, hyper_of, pair_up
 from polyquant.analysis.certification.smoothing import smoothed
 from polyquant.analysis.certification.static import kept_by_tools
 from polyquant.analysis.certification.vectors import explain_vector
+from polyquant.analysis.side import Side
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.record import Architecture
 from polyquant.capabilities import Opaque

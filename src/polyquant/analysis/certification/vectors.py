@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.analysis.certification.cause import Cause
-from polyquant.analysis.certification.sides import Reader, Side
+from polyquant.analysis.side import Reader, Side
 from polyquant.architectures.hyper import Hyper
 from polyquant.types import F32, as_matrix
 

@@ -91,8 +91,13 @@ def _index(contents: Survey) -> Iterator[Finding]:
 
 def _layers(contents: Survey) -> Iterator[Finding]:
     """Compare the number in the name of each v2 layer folder with its index and its tensors."""
-    for folder in contents.files.layers:
-        number, index = int(folder.name.removeprefix("layer_")), member(folder, "index.json")
+    strays: dict[Path, list[str]] = {folder: [] for folder in contents.files.layers}
+    for name, facts in contents.weights.items():
+        folder, layer = facts.file.parent, _LAYER.search(name)
+        if folder in strays and layer is not None and int(layer[1]) != _number(folder):
+            strays[folder].append(name)
+    for folder, names in strays.items():
+        number, index = _number(folder), member(folder, "index.json")
         if index is not None:
             try:
                 content = strict_json.typed(strict_json.read(index, strict_json.INDEX), dict, index.name)
@@ -102,14 +107,13 @@ def _layers(contents: Survey) -> Iterator[Finding]:
             if stated is not None and stated != number:
                 message = f"layer_idx is {str(stated)[:40]}, the folder is {folder.name}"
                 yield Finding("TRL009", ERROR, message, file=f"{folder.name}/{index.name}")
-        strays = [
-            name
-            for name, facts in contents.weights.items()
-            if facts.file.parent == folder and (m := _LAYER.search(name)) is not None and int(m[1]) != number
-        ]
-        if strays:
-            message = f"{len(strays)} weights of another layer are in {folder.name}"
-            yield Finding("TRL009", ERROR, message, strays[0], folder.name)
+        if names:
+            message = f"{len(names)} weights of another layer are in {folder.name}"
+            yield Finding("TRL009", ERROR, message, names[0], folder.name)
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("layer_"))
 
 
 def _indexed_bytes(contents: Survey) -> int:

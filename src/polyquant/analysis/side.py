@@ -1,0 +1,84 @@
+"""One side of a comparison of two checkpoints: a tensor made from stored weights, and its rows as floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyquant.operations import SAME, Operation
+from polyquant.quantizers.absmean import absmean_floats
+from polyquant.rows import float_rows, whole_floats
+from polyquant.types import F32, Floats, Shape, Ternary, Weight, as_matrix
+
+__all__ = ["Reader", "Side"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a tensor: `op` of some weights of its checkpoint.
+
+    columns [K], rows [R]: factors of the values, None for none (smoothing). slack: least bound of the relative error.
+    """
+
+    weights: tuple[Weight, ...]
+    shape: Shape
+    op: Operation = SAME
+    ternarize: bool = False
+    columns: F32 | None = None
+    rows: F32 | None = None
+    slack: float = 0.0
+
+    @property
+    def codec(self) -> str:
+        """Names of all codecs, for display."""
+        return ", ".join(dict.fromkeys(str(w.codec) for w in self.weights))
+
+    @property
+    def is_ternary(self) -> bool:
+        """True if its values are ternary codes."""
+        return self.ternarize or all(w.codec.form is Ternary for w in self.weights)
+
+    @property
+    def is_float(self) -> bool:
+        """True if its values are stored floats."""
+        return not self.ternarize and all(w.codec.form is Floats for w in self.weights)
+
+    @property
+    def origin(self) -> str:
+        """The stored tensors, for display."""
+        more = f" and {len(self.weights) - 1} more" if len(self.weights) > 1 else ""
+        return self.weights[0].name + more
+
+
+class Reader:
+    """Rows of one side as floats. Sources that cannot be read by rows are decoded once."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self._whole = _whole(side)
+
+    def rows(self, part: slice) -> F32:
+        """Rows [a, b) as float32 [b - a, K]."""
+        x = float_rows(self.side.weights, self.side.op, part) if self._whole is None else self._whole[part]
+        if self.side.columns is not None:
+            x = x * self.side.columns
+        if self.side.rows is not None:
+            x = x * self.side.rows[part, None]
+        return x
+
+    def picked(self, index: list[int]) -> F32:
+        """These rows as float32 [n, K]."""
+        k = as_matrix(self.side.shape)[1]
+        return np.concatenate([self.rows(slice(i, i + 1)) for i in index]) if index else np.empty((0, k), np.float32)
+
+
+def _whole(side: Side) -> F32 | None:
+    """The tensor [rows, K] if it cannot be read by rows, else None."""
+    if side.ternarize:
+        w = side.op.reference([absmean_floats(w).reshape(w.shape) for w in side.weights])
+    elif all(w.codec.row_sliced for w in side.weights) and side.op.together([w.shape for w in side.weights]) == 1:
+        return None
+    else:
+        w = whole_floats(side.weights, side.op)
+    return np.ascontiguousarray(np.asarray(w, np.float32).reshape(as_matrix(side.shape)))

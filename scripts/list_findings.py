@@ -6,11 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from polyquant.analysis import model_check
-from polyquant.analysis.certification.codes import CODES as CERTIFICATE
-from polyquant.analysis.integrity.findings import CODES as CHECKSUMS
-from polyquant.analysis.validate import CODES
-from polyquant.registry import formats
+from polyquant.analysis.explain import all_codes
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 _HEAD = """# Findings
@@ -38,9 +34,7 @@ _GROUPS = {
 
 def page() -> str:
     """Return the page. Raises AssertionError if a code has no group."""
-    codes = CODES | model_check.CODES | CHECKSUMS | CERTIFICATE
-    for form in formats():
-        codes |= form.findings
+    codes = all_codes()
     text = _HEAD
     for group, title in _GROUPS.items():
         text += f"\n## {title}\n\n| code | finding |\n|---|---|\n"

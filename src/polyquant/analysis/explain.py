@@ -1,14 +1,27 @@
-"""Explain any finding code: of a validation, a comparison, a format or a certificate."""
+"""All finding codes and their explanations: validation, checksums, comparisons, certificates and formats."""
 
 from __future__ import annotations
 
-from polyquant.analysis import validate
-from polyquant.analysis.certification.codes import CODES
+from polyquant.analysis import model_check, validate
+from polyquant.analysis.certification import codes as certificate
+from polyquant.analysis.integrity import findings as integrity
+from polyquant.errors import UnknownNameError
+from polyquant.registry import formats
 
-__all__ = ["explain"]
+__all__ = ["all_codes", "explain"]
+
+
+def all_codes() -> dict[str, str]:
+    """Code -> explanation of every finding, those of installed formats included."""
+    known = validate.CODES | model_check.CODES | integrity.CODES | certificate.CODES
+    for form in formats():
+        known |= form.findings
+    return known
 
 
 def explain(code: str) -> str:
     """Explain a finding: its meaning, its consequences, what to do. Raises UnknownNameError with close codes."""
-    own = CODES.get(code.upper())
-    return validate.explain(code) if own is None else own
+    known = all_codes()
+    if code.upper() not in known:
+        raise UnknownNameError("finding", code, [c.lower() for c in known])
+    return known[code.upper()]

@@ -13,22 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from polyquant.analysis import model_check
 from polyquant.analysis.compare import compare_checkpoints
-from polyquant.analysis.integrity import findings as integrity
 from polyquant.analysis.integrity.check import checksum_findings, read_recorded
 from polyquant.analysis.model_check import model_findings
 from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque, Tiled
 from polyquant.codecs.ternary import likely_zero_symbol
 from polyquant.codecs.tl import Tile
-from polyquant.errors import InputError, PlanError, PolyquantError, UnknownNameError, UnsupportedError
+from polyquant.errors import InputError, PlanError, PolyquantError, UnsupportedError
 from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
 from polyquant.opening import detect, open_as, open_checkpoint
 from polyquant.registry import formats
 from polyquant.types import Checkpoint, Finding, Findings, Severity, Weight, as_matrix
 
-__all__ = ["CODES", "MIN_SNR", "explain", "validate"]
+__all__ = ["CODES", "MIN_SNR", "validate"]
 
 MIN_SNR = 3.0
 """dB. Even two-bit codecs exceed 8; a wrong layout or permutation gives about 0 or less."""
@@ -112,16 +110,6 @@ def validate(
     if against is not None and checkpoint.undecoded is None:
         findings += _compared(open_checkpoint(against), checkpoint)
     return findings
-
-
-def explain(code: str) -> str:
-    """Explain a finding: its meaning, its consequences, what to do. Raises UnknownNameError with close codes."""
-    known = CODES | model_check.CODES | integrity.CODES
-    for form in formats():
-        known |= form.findings
-    if code.upper() not in known:
-        raise UnknownNameError("finding", code, [c.lower() for c in known])
-    return known[code.upper()]
 
 
 def _declared_layers(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
 from polyquant.opening import detect, open_as, open_checkpoint
 from polyquant.registry import formats
+from polyquant.storage.locations import located
 from polyquant.types import Checkpoint, Finding, Findings, Severity, Weight, as_matrix
 
 __all__ = ["CODES", "MIN_SNR", "validate"]
@@ -81,20 +81,20 @@ def validate(
     error. Raises UnsupportedError or UnknownNameError for a target that cannot be checked.
     """
     form, _ = detect(path)
-    recorded = read_recorded(Path(path), None if checksums is None else Path(checksums))
+    recorded = read_recorded(located(path), None if checksums is None else located(checksums))
     findings = Findings()
     if target is not None:
         if not isinstance(form, ChecksConsumers):
             having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers))
             raise UnsupportedError(f"--target applies to {having} only", file=path, found=form.name)
-        findings += form.check_consumer(Path(path), target)
-    findings = Findings([*form.check(Path(path)), *findings])
+        findings += form.check_consumer(located(path), target)
+    findings = Findings([*form.check(located(path)), *findings])
     try:
         checkpoint = open_as(form, path, {"ternary_layout": ternary_layout, "tile": tile})
     except InputError:
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
-        findings += checksum_findings(Path(path), None, recorded, on_progress=on_progress)
+        findings += checksum_findings(located(path), None, recorded, on_progress=on_progress)
         return findings
     findings += _declared_layers(checkpoint)
     if checkpoint.undecoded is None:
@@ -106,7 +106,7 @@ def validate(
         done += weight.nbytes
         if on_progress is not None:
             on_progress(Progress(done, total, weight.name, 0.0))
-    findings += checksum_findings(Path(path), checkpoint, recorded, on_progress=on_progress)
+    findings += checksum_findings(located(path), checkpoint, recorded, on_progress=on_progress)
     if against is not None and checkpoint.undecoded is None:
         findings += _compared(open_checkpoint(against), checkpoint)
     return findings

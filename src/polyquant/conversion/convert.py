@@ -24,6 +24,7 @@ from polyquant.recipes.reading import parse_rule
 from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.runtime.check import refuse_broken_model
+from polyquant.storage.locations import located
 from polyquant.storage.work_folder import Resume, held_bytes
 from polyquant.types import F32
 
@@ -152,11 +153,11 @@ def convert(
     trellis codes). options: as for `plan`. Returns the report with the measured errors. Raises InputError, PlanError,
     UnknownNameError, OSError.
     """
-    target = Path(dst)
+    target = located(dst)
     if isinstance(src, Plan):
         plan_ = src
     else:
-        refuse_target(target, Path(src), overwrite=overwrite)
+        refuse_target(target, located(src), overwrite=overwrite)
         plan_ = plan(src, to or guess_format(target, src, **options), **options)
     plan_ = with_name(plan_, target)
     check_disk(plan_, target)
@@ -181,7 +182,7 @@ def quantize(
     **options: Unpack[PlanKeywords],
 ) -> Report:
     """Like `convert`, with a default size: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
-    to = to or guess_format(Path(dst), src, **options)
+    to = to or guess_format(located(dst), src, **options)
     return convert(
         src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
         on_progress=on_progress, **smaller(to, options),

@@ -30,6 +30,7 @@ from polyquant.formats.sizes import memory_bytes
 from polyquant.formats.steps import Piece, Progress, Step
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
+from polyquant.storage.locations import located
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
 from polyquant.tables import Table, decibel, size
@@ -149,7 +150,7 @@ def execute(
     Raises PlanError (target exists, locked, disk or memory limit too small), InputError (source broken or not
     finite), OSError from the disk.
     """
-    target, started = Path(dst), time.monotonic()
+    target, started = located(dst), time.monotonic()
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     run = _Run(plan, threads or cores(), measure, on_progress, memory_limit(plan, max_memory))
     with (

@@ -9,13 +9,13 @@ DIGEST                  only in NAME.sha256: the digest of NAME
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyquant.errors import InputError, printable
+from polyquant.storage.locations import is_folder
 from polyquant.storage.source import file_bytes
 from polyquant.types import Checkpoint
 
@@ -38,7 +38,7 @@ class FileDigest:
 
 def root_of(path: Path) -> Path:
     """The folder to which names of files are relative: the model's, or that of its file."""
-    return path if os.path.isdir(path) else path.parent  # noqa: PTH112 - False for an invalid name
+    return path if is_folder(path) else path.parent
 
 
 def model_files(checkpoint: Checkpoint) -> dict[str, Path]:

@@ -18,6 +18,7 @@ from polyquant.formats.gguf.options import LAYOUTS
 from polyquant.formats.gguf.place import Placed, place
 from polyquant.registry import codec as named_codec
 from polyquant.storage import limits
+from polyquant.storage.locations import located
 from polyquant.storage.source import FileArray, Source, Swap, foreign
 from polyquant.types import ArraySpec, Checkpoint, Evidence, Kind, Weight
 
@@ -129,7 +130,7 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
             "tensors are missing from the files of this split model", file=path, expected=expected, found=len(weights)
         )
     return Checkpoint(
-        "gguf", Path(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
+        "gguf", located(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
     )
 
 

@@ -25,6 +25,7 @@ from polyquant.formats.huggingface.open import Shard, Tensor, check_pair, open, 
 from polyquant.formats.huggingface.quantized import method_of, with_older_files
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, strict_json, torch_file
+from polyquant.storage.locations import located
 from polyquant.storage.source import Source
 from polyquant.types import ArraySpec, Finding, Severity
 
@@ -51,12 +52,12 @@ class _Contents:
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """Findings about a folder or one weight file. Raises InputError only if `path` does not exist."""
-    return _check(Path(path), payload=True)
+    return _check(located(path), payload=True)
 
 
 def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """The findings of `check` without payloads, and without those about missing tensors."""
-    return _check(Path(path), payload=False)
+    return _check(located(path), payload=False)
 
 
 def _check(path: Path, *, payload: bool) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from polyquant.formats.huggingface.quantized import Method, method_of, with_olde
 from polyquant.formats.huggingface.undecoded import find_undecoded
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
+from polyquant.storage.locations import located
 from polyquant.storage.source import Source
 from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Undecoded, Weight
 
@@ -59,7 +60,7 @@ class Shard:
 
 def sniff(path: str | os.PathLike[str]) -> Evidence | None:
     """Evidence that this is a Hugging Face folder or one of its weight files, by content; None if not."""
-    path = Path(path)
+    path = located(path)
     if path.is_dir():
         names = folders.entries(path)
         for name in _WEIGHTS:
@@ -78,7 +79,7 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a folder, or one .safetensors or .bin file. Reads headers only. Raises InputError, UnsupportedError."""
-    path = Path(path)
+    path = located(path)
     if not path.is_dir():
         shard = read_shard(path)
         read = _weights({name: (shard, t) for name, t in shard.tensors.items()}, {}, None)

@@ -1,0 +1,149 @@
+"""The parts of remote files that this process has already fetched: headers and small files are read once.
+
+The first request for a file returns its first `FIRST` bytes with its size and identity. Headers that are longer grow by
+doubling, so a header of n bytes takes about log2(n / FIRST) requests. Only `pread` and `start` (headers, small files)
+are kept; the data of tensors is not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from polyquant.errors import InputError, RemoteError
+from polyquant.storage import limits
+from polyquant.storage.locations import Backend, RemotePath, backend_of
+
+__all__ = ["Ranges", "fetch_ahead", "forget", "known", "stale"]
+
+FIRST = 1 << 18
+"""Bytes fetched when a file is opened: most safetensors headers, and GGUF headers without a vocabulary."""
+_STEP = 1 << 16
+"""Least size of a later request."""
+_KEPT = 64 << 20
+"""Bytes kept over all files; the files used least recently are dropped first."""
+FRESH = 60.0
+"""Seconds after which a file that is opened again is fetched again."""
+_AT_ONCE = 16
+"""Files whose first bytes are fetched at the same time."""
+
+
+class Ranges:
+    """One remote file: its entry, its first bytes, and other ranges that were read."""
+
+    def __init__(self, path: RemotePath, backend: Backend) -> None:
+        self.path, self._backend, self._lock = path, backend, threading.Lock()
+        self.entry, head = backend.first(path, FIRST)
+        if len(head) != min(FIRST, self.entry.size):
+            raise RemoteError("the server sends a wrong size", file=path, expected=self.entry.size, found=len(head))
+        self._head = bytearray(head)
+        self._others: dict[int, bytes] = {}
+        self.fetched = time.monotonic()
+
+    @property
+    def kept(self) -> int:
+        """Bytes held."""
+        return len(self._head) + sum(map(len, self._others.values()))
+
+    def start(self, n: int) -> memoryview:
+        """Return the first bytes, at least n of them. Raises InputError for more than `limits.REMOTE_HEADER`."""
+        n = min(n, self.entry.size)
+        with self._lock:
+            have = len(self._head)
+            if n > have:
+                if n > limits.REMOTE_HEADER:
+                    raise InputError(
+                        "the header is too large to be read from a URL",
+                        file=self.path,
+                        expected=f"at most {limits.REMOTE_HEADER} bytes",
+                        found=n,
+                        hint="download the file, then use the local copy",
+                    )
+                more = bytearray(min(self.entry.size, limits.REMOTE_HEADER, max(n, 2 * have)) - have)
+                self._backend.read_into(self.path, self.entry, have, memoryview(more))
+                self._head = self._head + more  # a new object: views of the old one stay valid
+            return memoryview(self._head).toreadonly()
+
+    def read(self, offset: int, n: int) -> memoryview:
+        """Return n bytes, without a request if they were fetched before."""
+        if offset + n <= len(self._head):
+            return memoryview(self._head)[offset : offset + n]
+        if offset <= len(self._head) and offset + n <= limits.REMOTE_HEADER:
+            return self.start(offset + n)[offset : offset + n]
+        with self._lock:
+            for at, data in self._others.items():
+                if at <= offset and offset + n <= at + len(data):
+                    return memoryview(data)[offset - at : offset - at + n]
+            fetched = bytearray(min(max(n, _STEP), self.entry.size - offset))
+            self._backend.read_into(self.path, self.entry, offset, memoryview(fetched))
+            if len(fetched) <= _KEPT // 8:
+                self._others[offset] = bytes(fetched)
+            return memoryview(fetched)[:n]
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill `out`; the fetched bytes are not kept."""
+        n = len(out)
+        if offset + n <= len(self._head):
+            out[:] = memoryview(self._head)[offset : offset + n]
+        else:
+            self._backend.read_into(self.path, self.entry, offset, out)
+
+
+_files: dict[str, Ranges] = {}
+_opening: dict[str, threading.Lock] = {}
+_lock = threading.Lock()
+
+
+def known(path: RemotePath) -> Ranges:
+    """Return the file's ranges; opens it if this process has not. Raises RemoteError, InputError."""
+    key = str(path)
+    with _lock:
+        own = _opening.setdefault(key, threading.Lock())
+    with own:
+        with _lock:
+            if (found := _files.pop(key, None)) is not None:
+                _files[key] = found  # now the most recently used
+                return found
+        opened = Ranges(path, backend_of(path))
+        with _lock:
+            _files[key] = opened
+            _evict(key)
+        return opened
+
+
+def _evict(newest: str) -> None:
+    total = sum(file.kept for file in _files.values())
+    for key in list(_files):
+        if total <= _KEPT or key == newest:
+            return
+        total -= _files.pop(key).kept
+
+
+def forget(wanted: Callable[[str], bool]) -> None:
+    """Drop the files whose URL is wanted."""
+    with _lock:
+        for key in [key for key in _files if wanted(key)]:
+            del _files[key]
+
+
+def stale(path: RemotePath) -> bool:
+    """Return True if the file was fetched too long ago to be opened again without a request."""
+    with _lock:
+        found = _files.get(str(path))
+    return found is not None and time.monotonic() - found.fetched > FRESH
+
+
+def fetch_ahead(paths: Iterable[RemotePath]) -> None:
+    """Fetch the first bytes of these files at the same time. Errors are left to the reader of the file."""
+
+    def fetch(path: RemotePath) -> None:
+        with suppress(InputError, RemoteError):
+            known(path)
+
+    wanted = list(paths)
+    if len(wanted) > 1:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), thread_name_prefix="polyquant-headers") as pool:
+            list(pool.map(fetch, wanted))

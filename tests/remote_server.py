@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SIGNATURE = "sig=TOPSECRET"
@@ -29,6 +29,8 @@ class Request:
     headers: dict[str, str]
     status: int = 0
     sent: int = 0
+    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
 
 
 @dataclass
@@ -101,6 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
     def do_GET(self):
+        try:
+            self._get()
+        finally:
+            self.request_.ended = time.monotonic()
+
+    def _get(self):
         split = urlsplit(self.path)
         request = Request(unquote(split.path), split.query, self.headers.get("Range"), dict(self.headers))
         self.state.requests.append(request)
@@ -254,8 +262,3 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.sendall(bytes(1 << 16))
         else:
             self._send(path, start, stop)
-
-
-def query_of(request: Request) -> dict[str, list[str]]:
-    """The parsed query string."""
-    return parse_qs(request.query)

@@ -29,6 +29,6 @@ class Entry:
 
     @property
     def state(self) -> FileState:
-        """The fields that detect changes; the tag takes the place of the inode number."""
+        """The fields that detect changes; a hash of the tag takes the place of inode number and ctime."""
         number = int.from_bytes(hashlib.sha256(self.tag.encode()).digest()[:7], "little")
-        return FileState(number, self.size, self.mtime_ns, 0)
+        return FileState(number, self.size, self.mtime_ns, number)

@@ -95,8 +95,10 @@ class RemotePath(PosixPath):
     __slots__ = ()
 
     def __str__(self) -> str:
-        scheme, *rest = self.parts or ("",)
-        return f"{scheme}//{'/'.join(rest)}"
+        scheme, *rest = self.parts or (".",)
+        return (
+            f"{scheme}//{'/'.join(rest)}" if scheme.endswith(":") else "/".join((scheme, *rest))
+        )  # else a relative path
 
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
@@ -130,10 +132,10 @@ class RemotePath(PosixPath):
         entry = self.entry()
         if entry is None:
             raise FileNotFoundError(f"{self} does not exist")
-        inode, size, mtime_ns, _ = entry.state
+        inode, size, mtime_ns, ctime_ns = entry.state
         mode = stat.S_IFDIR | 0o555 if entry.folder else stat.S_IFREG | 0o444
         seconds = mtime_ns // 10**9
-        times = {"st_mtime_ns": mtime_ns, "st_ctime_ns": 0}
+        times = {"st_mtime_ns": mtime_ns, "st_ctime_ns": ctime_ns}
         return os.stat_result((mode, inode, 0, 1, 0, 0, size, seconds, seconds, 0), times)
 
     def lstat(self) -> os.stat_result:

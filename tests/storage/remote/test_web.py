@@ -22,12 +22,6 @@ from remote_server import Server, faults, running
 GGUF = Path(__file__).parents[2] / "vectors" / "bitnet_gguf" / "tiny-bitnet-b158-tl2.gguf"
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_DELAY", 0.001)
-    ranges.forget(lambda key: True)
-
-
 @pytest.fixture
 def server():
     with running(Server({"/m.gguf": GGUF})) as made:
@@ -280,6 +274,8 @@ def test_a_url_is_a_path():
     path = located("https://user:pw@Host.org:81/a/b/model.gguf?x=1#y")
     assert isinstance(path, RemotePath)
     assert str(path) == os.fspath(path) == "https://host.org:81/a/b/model.gguf"
+    assert (path / "x").relative_to(path.parent).as_posix() == "model.gguf/x"
+    assert (path / "x").is_relative_to(path)
     assert (path.name, path.suffix, path.stem) == ("model.gguf", ".gguf", "model")
     assert str(path.parent / "x") == "https://host.org:81/a/b/x"
     assert str(path.with_name("y")) == "https://host.org:81/a/b/y"

@@ -26,7 +26,7 @@ from polyquant.formats.huggingface.quantized import method_of, with_older_files
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, strict_json, torch_file
 from polyquant.storage.locations import located
-from polyquant.storage.source import Source
+from polyquant.storage.source import Source, fetch_ahead
 from polyquant.types import ArraySpec, Finding, Severity
 
 __all__ = ["check", "check_headers"]
@@ -152,6 +152,7 @@ def _weight_files(folder: Path, contents: _Contents) -> Iterator[Finding]:
     for note in chosen.notes:
         yield Finding("HF018", WARNING, note, file=folder.name)
     present = set(folders.entries(folder))
+    fetch_ahead(folder / name for name in chosen.names)
     for name in chosen.names:
         if name not in present:
             contents.complete = False

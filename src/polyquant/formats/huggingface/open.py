@@ -22,7 +22,7 @@ from polyquant.formats.huggingface.undecoded import find_undecoded
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
 from polyquant.storage.locations import located
-from polyquant.storage.source import Source
+from polyquant.storage.source import Source, fetch_ahead
 from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Undecoded, Weight
 
 __all__ = ["Shard", "Tensor", "check_pair", "open", "read_shard", "read_small", "sniff"]
@@ -113,6 +113,7 @@ def _gather(
     tensors: dict[str, tuple[Shard, Tensor]] = {}
     metadata: Mapping[str, str] = {}
     unlisted = []
+    fetch_ahead(folder / name for name in chosen.names)
     for name in chosen.names:
         path = folders.member(folder, name)
         if path is None:

@@ -34,10 +34,10 @@ _AT_ONCE = 16
 class Ranges:
     """One remote file: its entry, its first bytes, and other ranges that were read."""
 
-    def __init__(self, path: RemotePath, backend: Backend) -> None:
+    def __init__(self, path: RemotePath, backend: Backend, first: int) -> None:
         self.path, self._backend, self._lock = path, backend, threading.Lock()
-        self.entry, head = backend.first(path, FIRST)
-        if len(head) != min(FIRST, self.entry.size):
+        self.entry, head = backend.first(path, first)
+        if len(head) != min(first, self.entry.size):
             raise RemoteError("the server sends a wrong size", file=path, expected=self.entry.size, found=len(head))
         self._head = bytearray(head)
         self._others: dict[int, bytes] = {}
@@ -93,12 +93,17 @@ class Ranges:
 
 
 _files: dict[str, Ranges] = {}
+_absent: dict[str, tuple[float, InputError]] = {}
+"""Files that do not exist: the time of the answer, and the error."""
 _opening: dict[str, threading.Lock] = {}
 _lock = threading.Lock()
 
 
-def known(path: RemotePath) -> Ranges:
-    """Return the file's ranges; opens it if this process has not. Raises RemoteError, InputError."""
+def known(path: RemotePath, first: int = FIRST) -> Ranges:
+    """Return the file's ranges; opens it if this process has not, with its first bytes.
+
+    Raises RemoteError, InputError.
+    """
     key = str(path)
     with _lock:
         own = _opening.setdefault(key, threading.Lock())
@@ -107,7 +112,14 @@ def known(path: RemotePath) -> Ranges:
             if (found := _files.pop(key, None)) is not None:
                 _files[key] = found  # now the most recently used
                 return found
-        opened = Ranges(path, backend_of(path))
+            if key in _absent:
+                raise _absent[key][1].with_traceback(None)
+        try:
+            opened = Ranges(path, backend_of(path), first)
+        except InputError as problem:
+            with _lock:
+                _absent[key] = (time.monotonic(), problem)
+            raise
         with _lock:
             _files[key] = opened
             _evict(key)
@@ -125,25 +137,28 @@ def _evict(newest: str) -> None:
 def forget(wanted: Callable[[str], bool]) -> None:
     """Drop the files whose URL is wanted."""
     with _lock:
-        for key in [key for key in _files if wanted(key)]:
-            del _files[key]
+        for key in [key for key in (*_files, *_absent) if wanted(key)]:
+            _files.pop(key, None)
+            _absent.pop(key, None)
 
 
 def stale(path: RemotePath) -> bool:
     """Return True if the file was fetched too long ago to be opened again without a request."""
     with _lock:
-        found = _files.get(str(path))
-    return found is not None and time.monotonic() - found.fetched > FRESH
+        found, absent = _files.get(str(path)), _absent.get(str(path))
+    times = [*([found.fetched] if found else []), *([absent[0]] if absent else [])]
+    return any(time.monotonic() - then > FRESH for then in times)
 
 
 def fetch_ahead(paths: Iterable[RemotePath]) -> None:
     """Fetch the first bytes of these files at the same time. Errors are left to the reader of the file."""
+    wanted = list(paths)
+    first = max(_STEP, min(FIRST, _KEPT // 4 // max(1, len(wanted))))
 
     def fetch(path: RemotePath) -> None:
         with suppress(InputError, RemoteError):
-            known(path)
+            known(path, first)
 
-    wanted = list(paths)
     if len(wanted) > 1:
         with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), thread_name_prefix="polyquant-headers") as pool:
             list(pool.map(fetch, wanted))

@@ -29,6 +29,10 @@ FRESH = 60.0
 """Seconds after which a file that is opened again is fetched again."""
 _AT_ONCE = 16
 """Files whose first bytes are fetched at the same time."""
+_AT_ONCE_BYTES = 8 << 20
+"""Bytes of one request; larger reads are divided."""
+_PARTS = 6
+"""Requests for parts of one read at the same time."""
 
 
 class Ranges:
@@ -42,6 +46,7 @@ class Ranges:
         self._head = bytearray(head)
         self._others: dict[int, bytes] = {}
         self.fetched = time.monotonic()
+        self.ahead: Callable[[Ranges, int, memoryview], None] | None = None  # set by remote.read_ahead
 
     @property
     def kept(self) -> int:
@@ -85,11 +90,23 @@ class Ranges:
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fill `out`; the fetched bytes are not kept."""
-        n = len(out)
-        if offset + n <= len(self._head):
-            out[:] = memoryview(self._head)[offset : offset + n]
+        if offset + len(out) <= len(self._head):
+            out[:] = memoryview(self._head)[offset : offset + len(out)]
+        elif self.ahead is not None:
+            self.ahead(self, offset, out)
         else:
+            self.fetch(offset, out)
+
+    def fetch(self, offset: int, out: memoryview) -> None:
+        """Fill `out` by requests, several at once if it is large."""
+        cuts = [(at, out[at : at + _AT_ONCE_BYTES]) for at in range(0, len(out), _AT_ONCE_BYTES)]
+        if len(cuts) < 2:
             self._backend.read_into(self.path, self.entry, offset, out)
+            return
+        with ThreadPoolExecutor(min(_PARTS, len(cuts)), thread_name_prefix="polyquant-parts") as pool:
+            jobs = [pool.submit(self._backend.read_into, self.path, self.entry, offset + at, part) for at, part in cuts]
+            for job in jobs:
+                job.result()
 
 
 _files: dict[str, Ranges] = {}

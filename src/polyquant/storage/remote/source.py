@@ -12,28 +12,25 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError, UnsupportedError
 from polyquant.storage.file_state import FileState
 from polyquant.storage.locations import RemotePath, located
-from polyquant.storage.remote import ranges
+from polyquant.storage.remote.ranges import known
 from polyquant.storage.source import Source, record_opened
 from polyquant.types import U8
 
 __all__ = ["RemoteFile", "RemoteSource", "unopened"]
 
-_AT_ONCE = 16 << 20
-"""Bytes per request: a repetition transfers no more."""
-
 
 class RemoteSource(Source):
     """The file of a URL; every read fetches a range. Not mapped: `view` reads into memory."""
 
-    __slots__ = ("_ranges",)
+    __slots__ = ("ranges",)
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the file. Raises RemoteError, InputError if there is none or it is a Git LFS pointer."""
         where = located(path)
         assert isinstance(where, RemotePath), where
         self.path, self._map = where, None
-        self._ranges = ranges.known(where)
-        self.size = self._ranges.entry.size
+        self.ranges = known(where)
+        self.size = self.ranges.entry.size
         self._refuse_pointer()
         record_opened(where, self.state())
 
@@ -43,7 +40,7 @@ class RemoteSource(Source):
 
     def state(self) -> FileState:
         """Return the identity of the file."""
-        return self._ranges.entry.state
+        return self.ranges.entry.state
 
     def map(self) -> U8:
         """Raise UnsupportedError."""
@@ -51,7 +48,7 @@ class RemoteSource(Source):
 
     def start(self, n: int) -> U8:
         """Return at least the first n bytes; they are kept for the next reader."""
-        return np.frombuffer(self._ranges.start(n), np.uint8)
+        return np.frombuffer(self.ranges.start(n), np.uint8)
 
     def view(self, offset: int, n: int) -> U8:
         """Read n bytes into memory."""
@@ -66,14 +63,13 @@ class RemoteSource(Source):
             raise InputError(
                 "is too short for its data", file=self.path, expected=f"{len(view)} bytes at {offset}", found=self.size
             )
-        for at in range(0, len(view), _AT_ONCE):
-            self._ranges.read_into(offset + at, view[at : at + _AT_ONCE])
+        self.ranges.read_into(offset, view)
 
     def pread(self, offset: int, n: int) -> U8:
         """Read n bytes of a header or a small file; they are kept for the next reader."""
         if offset < 0 or n < 0 or offset + n > self.size:
             raise InputError("is too short", file=self.path, expected=f"{offset + n} bytes", found=self.size)
-        return np.array(np.frombuffer(self._ranges.read(offset, n), np.uint8)) if n else np.empty(0, np.uint8)
+        return np.array(np.frombuffer(self.ranges.read(offset, n), np.uint8)) if n else np.empty(0, np.uint8)
 
     def close(self) -> None:
         """Return at once: connections are shared."""

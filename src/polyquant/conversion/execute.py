@@ -23,6 +23,7 @@ import numpy as np
 from polyquant.conversion import work
 from polyquant.conversion.memory import job_bytes, working_limit
 from polyquant.conversion.parts import job_of, source_states
+from polyquant.conversion.read_ahead import reading_ahead, window_bytes
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tasks import Part, Task, shares, whole
 from polyquant.errors import CodecError, InputError, printable
@@ -162,7 +163,8 @@ def execute(
     target, started = located(dst), time.monotonic()
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     tasks = whole(plan) if part is None else shares(plan, part.count)[part.number - 1]
-    run = _Run(plan, tasks, threads or cores(), measure, on_progress, memory_limit(plan, max_memory))
+    limit, window = memory_limit(plan, max_memory), _window(plan, max_memory)
+    run = _Run(plan, tasks, threads or cores(), measure, on_progress, limit, window)
     if part is None:
         output = staged(
             target,
@@ -187,7 +189,12 @@ def memory_limit(plan: Plan, max_memory: int | str | None) -> int | None:
     """Bytes that the jobs of a plan may use at once; None without a limit. Raises PlanError if one job needs more."""
     if max_memory is None:
         return None
-    return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=memory_bytes(max_memory))
+    most = memory_bytes(max_memory)
+    return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=most, window=_window(plan, most))
+
+
+def _window(plan: Plan, max_memory: int | str | None) -> int:
+    return window_bytes(plan.source, None if max_memory is None else memory_bytes(max_memory))
 
 
 @contextmanager
@@ -220,8 +227,9 @@ class _Run:
         measure: bool,
         on_progress: Callable[[Progress], None] | None,
         limit: int | None = None,
+        window: int = 0,
     ) -> None:
-        self.limit = limit
+        self.limit, self.window = limit, window
         self.plan, self.tasks, self.threads = plan, tasks, threads
         self.measure, self.on_progress = measure, on_progress
         self.searches = any(t.step.searches for t in tasks)
@@ -273,9 +281,11 @@ class _Run:
                     rows = {} if task.share is None else {"rows": task.share}
                     staging.finish(name, reports[name].to_json(), task=task.index, **rows)
 
-        with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
+        ordered = self._ordered([t.step for name, t in tasks.items() if name not in reports])
+        ahead = reading_ahead(self.plan.source, ((s, tasks[s.map.target].blocks()) for s in ordered), self.window)
+        with ahead, ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
             try:
-                for step in self._ordered([t.step for name, t in tasks.items() if name not in reports]):
+                for step in ordered:
                     row_blocks = tasks[step.map.target].blocks()
                     open_blocks[step.map.target], sums[step.map.target] = len(row_blocks), []
                     need = self._job_bytes(step)

@@ -13,7 +13,7 @@ import stat
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ __all__ = [
     "Source",
     "Swap",
     "fetch_ahead",
+    "fetching",
     "file_bytes",
     "opened_files",
     "record_opened",
@@ -44,6 +45,7 @@ __all__ = [
 _READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
 _LFS = b"version https://git-lfs.github.com/spec/"
 _REMOTE_SOURCE = Search("polyquant.storage.remote.source:unopened")
+_FETCHING = Search("polyquant.storage.remote.read_ahead:fetching")
 _FETCH_AHEAD = Search("polyquant.storage.remote.ranges:fetch_ahead")
 _LFS_LIMIT = 1024
 """Pointer files of Git LFS are shorter, in bytes."""
@@ -97,6 +99,15 @@ def fetch_ahead(paths: Iterable[Path]) -> None:
     remote = [path for path in paths if isinstance(path, RemotePath)]
     if len(remote) > 1:
         _FETCH_AHEAD(remote)
+
+
+def fetching(spans: Iterable[tuple[Source, int, int]], window: int) -> AbstractContextManager[None]:
+    """Announce spans (source, offset, bytes) in the order of their reads: remote ones are fetched ahead in the block.
+
+    window: bytes of memory for fetched data.
+    """
+    announced: AbstractContextManager[None] = _FETCHING(spans, window)
+    return announced
 
 
 class Source:

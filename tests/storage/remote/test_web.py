@@ -133,7 +133,7 @@ def test_a_server_that_ignores_ranges_is_left_before_its_body(server, data):
     server.fault = lambda request, number: "whole"
     with pytest.raises(RemoteError, match=r"does not support ranges.*download the file"):
         Source(f"{server.url}/d")
-    assert server.sent < 1 << 27  # what the sockets hold
+    assert server.sent < 1 << 27  # the buffers of the sockets
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import polyquant as pq
+from polyquant.analysis.headers import compare_headers
 from polyquant.errors import InputError, RemoteError
 from polyquant.storage.locations import located
 from polyquant.storage.remote import http
@@ -287,3 +288,25 @@ def test_a_lfs_pointer_in_a_repository(hub, tmp_path):
     with pytest.raises(InputError, match="Git LFS pointer"):
         Source("hf://org/m/m.gguf")
     assert os.fspath(located("hf://org/m/m.gguf")) == "hf://org/m/m.gguf"
+
+
+def test_headers_are_validated_and_compared_with_few_requests(hub, tmp_path):
+    """A 20 GB file each, under 1 MB."""
+    hub.repos["org/model"], hub.large = tmp_path, 1 << 20
+    big_gguf(tmp_path / "model.gguf", 20 << 30)
+    big_safetensors(tmp_path / "model.safetensors", 20 << 30)
+    for name in ("model.gguf", "model.safetensors"):
+        findings = pq.validate(f"hf://org/model/{name}", headers=True)
+        assert not [f for f in findings if f.code.startswith(("GGUF", "HF"))]
+    compare_headers("hf://org/model/model.gguf", tmp_path / "model.gguf")
+    assert len(hub.requests) + len(hub.storage.requests) <= 10
+    assert hub.sent + hub.storage.sent < 2_000_000
+
+
+def test_a_whole_check_and_checksums_of_a_repository(hub, tmp_path):
+    hub.repos["org/llama"] = LLAMA
+    assert pq.validate("hf://org/llama") == pq.validate(LLAMA)
+    remote, local = pq.checksum("hf://org/llama"), pq.checksum(LLAMA)
+    assert remote.tensors == local.tensors
+    assert {n: f.sha256 for n, f in remote.files.items()} == {n: f.sha256 for n, f in local.files.items()}
+    assert pq.compare(LLAMA, "hf://org/llama").error.rrmse == 0

@@ -305,3 +305,10 @@ def test_a_url_is_not_a_target(tmp_path):
     for call in (pq.convert, pq.quantize):
         with pytest.raises(PlanError, match=r"a URL is only read.*polyquant push"):
             call(GGUF, "https://host/x.gguf", to="gguf")
+
+
+def test_a_whole_check_and_checksums_of_a_file(server):
+    url = f"{server.url}/m.gguf"
+    assert pq.validate(url) == pq.validate(GGUF)
+    remote, local = (pq.checksum(place).tensors for place in (url, GGUF))
+    assert {n: t.content for n, t in remote.items()} == {n: t.content for n, t in local.items()}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyquant.errors import InputError, printable
-from polyquant.storage.locations import is_folder
+from polyquant.storage.locations import is_folder, is_remote
 from polyquant.storage.source import file_bytes
 from polyquant.types import Checkpoint
 
@@ -44,7 +44,8 @@ def root_of(path: Path) -> Path:
 def model_files(checkpoint: Checkpoint) -> dict[str, Path]:
     """The files of a checkpoint, by name relative to its folder, sorted."""
     root = root_of(checkpoint.path).absolute()
-    linked = {p.resolve(): p for p in root.iterdir() if p.is_symlink()}  # as in the cache of the hub
+    inside = () if is_remote(root) else root.iterdir()  # where there are no links
+    linked = {p.resolve(): p for p in inside if p.is_symlink()}  # as in the cache of the hub
     paths = dict.fromkeys(
         linked.get(p.resolve(), p.absolute()) for p in (*checkpoint.opened, *checkpoint.files.values())
     )

@@ -43,8 +43,8 @@ class Web:
             return None
 
     def names(self, folder: RemotePath) -> list[str]:
-        """Raise RemoteError."""
-        raise RemoteError("a web server does not list folders", file=folder, hint="give the URL of a file")
+        """Raise InputError."""
+        raise InputError("a web server does not list folders", file=folder, hint="give the URL of a file")
 
     def first(self, path: RemotePath, n: int) -> tuple[Entry, bytes]:
         """Read the first bytes; the answer has the size and the ETag."""

@@ -95,7 +95,7 @@ void bind_exact(nb::module_& m) {
         "isa"_a = "");
   m.def("exact_cholesky", &cholesky_py, "h"_a.noconvert(), "isa"_a = "");
   m.def("exact_exponential", &exponential_py<double>, "x"_a.noconvert(), "out"_a.noconvert(), "isa"_a = "");
-  m.def("exact_exponential", &exponential_py<float>, "x"_a.noconvert(), "out"_a.noconvert(), "isa"_a = "");
+  m.def("exact_float_exponential", &exponential_py<float>, "x"_a.noconvert(), "out"_a.noconvert(), "isa"_a = "");
   m.def("exact_softmax", &softmax_py, "scores"_a.noconvert(), "low"_a.noconvert(), "high"_a.noconvert(), "scale"_a,
         "sinks"_a.noconvert().none(), "isa"_a = "");
   m.def("exact_sets", &sets_py);

@@ -178,7 +178,7 @@ def exp(x: A) -> A:
         return exp_reference(x.astype(np.float64)).astype(x.dtype)
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
-    lib.exact_exponential(flat, out)
+    (lib.exact_float_exponential if flat.dtype == np.float32 else lib.exact_exponential)(flat, out)
     return out.reshape(x.shape)
 
 

@@ -26,7 +26,7 @@ from polyquant.types import F32, Floats, Rounding, Ternary, Weight
 __all__ = ["Linear", "Reader", "packed_handle"]
 
 _CHUNK = 1 << 20  # weights dequantized at a time
-_WHOLE = 1 << 25  # weights of a float matrix multiplied at once with a defined order
+_LARGE_CHUNK = 1 << 22  # with a defined order: a product packs its input once per chunk
 
 
 class Linear:
@@ -105,17 +105,11 @@ def _reference(weight: Weight, x: F32, rounding: Rounding) -> F32:
         return np.asarray(weight.codec.multiply(weight.parts, weight.shape, x, rounding), np.float32)
     x = x if weight.codec.form is Floats else round_activations(x, rounding)
     rows, k = weight.shape
-    if is_defined() and weight.codec.form is Floats and rows * k <= _WHOLE:
-        return matmul(x, _floats(weight).T)
+    if is_defined() and weight.codec.name == "f32":
+        return matmul(x, weight.codec.unpack(weight.parts, weight.shape).values.T)  # without a copy
     y = np.empty((len(x), rows), np.float32)
-    step = max(1, _CHUNK // k) if weight.codec.row_sliced else rows
+    step = max(1, (_LARGE_CHUNK if is_defined() else _CHUNK) // k) if weight.codec.row_sliced else rows
     for a in range(0, rows, step):
         part = weight.dequantize(rows=slice(a, min(a + step, rows))) if step < rows else weight.dequantize()
         y[:, a : a + step] = matmul(x, part.T)
     return y
-
-
-def _floats(weight: Weight) -> F32:
-    """Return a float weight [N, K] as float32, without a copy if it is stored so."""
-    values = weight.codec.unpack(weight.parts, weight.shape).values
-    return values if values.dtype == np.float32 else weight.dequantize()

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from polyquant.errors import PlanError, PolyquantError
 from polyquant.storage.journal import Block, Done
-from polyquant.storage.work_folder import FILES, Resume, WorkFolder, claimed, named, sync_folder
+from polyquant.storage.renames import named, sync_folder
+from polyquant.storage.work_folder import FILES, Resume, WorkFolder, claimed
 from polyquant.types import FilePlan, Layout
 
 __all__ = ["Replaceable", "Resume", "Staging", "staged"]

@@ -1,4 +1,4 @@
-"""What a file system may hold after a power loss.
+"""A model of file systems after a power loss.
 
 POSIX promises little: the bytes of a file survive after fsync of the file, a directory entry after fsync of the
 directory. Until then every write, truncation, new entry, rename and removal may or may not have reached the disk, in
@@ -50,12 +50,12 @@ class Recording(Changes):
         self.operations: list[Operation] = []
 
     def perform(self, name: str, call: Callable, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Make the call, and record what it did."""
+        """Make the call and record it."""
         record = getattr(self, f"on_{name}", None)
         if record is None:
             assert name in ("chmod", "fchmod", "utime"), f"{name} is not modelled"
             return super().perform(name, call, args, kwargs)
-        made = record(*args, **kwargs)  # what must be known before the call
+        made = record(*args, **kwargs)  # reads the state before the call
         result = super().perform(name, call, args, kwargs)
         self.operations += made(result)
         return result
@@ -145,7 +145,7 @@ def _info(fd: int, name: str) -> str:
 
 @dataclass(eq=False)
 class File:
-    """The bytes known to be on the disk, and what happened since: ("write" or "truncate", offset or size, bytes)."""
+    """The bytes known to be on the disk, and later changes: ("write" or "truncate", offset or size, bytes)."""
 
     inode: int
     data: bytes = b""
@@ -344,7 +344,7 @@ def _put(entries: dict[str, Node], name: str, node: Node | None) -> None:
 
 
 def _possible(stored: dict[int, dict[str, Node]], change: Change) -> bool:
-    """Whether the entries are as they were before the change, and a folder to remove is empty."""
+    """True if the entries are as before the change, and a folder to remove is empty."""
     removed = _removed(change)
     return all(stored[id(e.folder)].get(e.name) is e.before for e in change) and not (removed and stored[id(removed)])
 
@@ -356,7 +356,7 @@ def _removed(change: Change) -> Folder | None:
 
 
 def _needs(later: Change, earlier: Change) -> bool:
-    """Whether `later` edits an entry that `earlier` edited, or removes a folder whose entries it edited."""
+    """True if `later` edits an entry that `earlier` edited, or removes a folder whose entries it edited."""
     gone = _removed(later)
     return any(b.folder is gone or (a.folder is b.folder and a.name == b.name) for a in later for b in earlier)
 

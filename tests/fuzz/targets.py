@@ -46,7 +46,7 @@ from sentencepiece_files import sentencepiece as sentencepiece_file
 KEPT = 20_000
 """Bytes of a seed: larger files are cut."""
 PLANNED, WHOLE, HASHED = 16, 64, 8
-"""One of so many inputs goes through a stage that is slow and depends little on the input."""
+"""Every N-th input, on average, goes through a stage that is slow and depends little on the input."""
 _READ = 1 << 20
 """Elements of a tensor that are dequantized."""
 
@@ -94,7 +94,7 @@ def read_model(path: Path, *, hashed: bool = True) -> bool:
 
 
 def check_model(path: Path) -> bool:
-    """Open a model and check all but its tensors."""
+    """Open a model and check everything except its tensors."""
     try:
         form, _ = detect(path)
         findings = [*form.check_headers(path)] if isinstance(form, ChecksHeaders) else []

@@ -27,6 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +38,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads do n
 
 from cli.child import warm  # noqa: E402 - after the path
 from crash.changes import DISTURBANCES, KILLS, Call, Changes  # noqa: E402
-from crash.power import Disk, Operation, Recording  # noqa: E402
+from crash.power import Disk, Operation, Recording, State  # noqa: E402
 from crash.verbs import FOREIGN, UNSYNCED, VERBS, Files, Job, Verb, make_inputs  # noqa: E402
 from polyquant.errors import PolyquantError  # noqa: E402
 from polyquant.storage import work_folder  # noqa: E402
@@ -197,35 +198,52 @@ class Tester:
             wrong += [f"after {seconds:.3f} s: {what}" for what in (*self._mixed(seen), *self._next_run(seen))]
         return killed, wrong
 
-    def operations(self) -> list[Operation]:
-        """Run the job and return its operations below the folder."""
-        self.reset()
-        assert self.run(Recording(self.top)).code == 0
+    def operations(self, inodes: dict[int, int] | None = None) -> list[Operation]:
+        """Run the job and return its operations below the folder. inodes: see `run`."""
+        done = self.run(Recording(self.top), inodes=inodes)
+        assert done.code == 0 or "target exists" in done.err, done.err
         return list(pickle.loads((self._streams / "operations").read_bytes()))
 
     def lose_power(self, every: int) -> tuple[int, list[str]]:
-        """Lose power after each `every`-th operation and at the end. Returns the number of states, and complaints."""
+        """Lose power after each `every`-th operation of a run, and of some runs after a kill.
+
+        Returns the number of states, and complaints.
+        """
+        self.reset()
+        disk = Disk(self.old, atomic=self.verb.atomic)
+        operations = self.operations()
+        tried, wrong = self._losses(deepcopy(disk), operations, every)
+        kills = {*range(0, len(operations), max(3 * every, len(operations) // 4)), *range(len(operations))[-9::every]}
+        for n, operation in enumerate(operations):
+            if n in kills:
+                killed = deepcopy(disk)
+                more, said = self._losses(killed, self.operations(self._rebuild(killed.now())), 4 * every)
+                tried += more
+                wrong += [f"killed before {operation.kind} {operation.path}: {what}" for what in said]
+            disk.apply(operation)
+        return tried, wrong
+
+    def _losses(self, disk: Disk, operations: list[Operation], every: int) -> tuple[int, list[str]]:
         wrong, known = [], set()
-        disk, operations = Disk(self.old, atomic=self.verb.atomic), self.operations()
         for n in range(len(operations) + 1):
             for state in disk.states(random.Random(n), _STATES) if n % every == 0 or n == len(operations) else ():
                 if state.key() not in known:
                     known.add(state.key())
-                    shutil.rmtree(self.top)
-                    self.top.mkdir()
-                    inodes = state.build(self.top)
+                    inodes = self._rebuild(state)
                     seen = contents(self.top, work=False)
-                    said = [*self._next_run(seen, inodes)]
-                    if seen not in (self.old, self.new) and not self.verb.partly(seen):
-                        said.append(
-                            f"neither old nor new: {_difference(seen, self.old)}; {_difference(seen, self.new)}"
-                        )
+                    said = [*self._mixed(seen), *self._next_run(seen, inodes)]
                     if n == len(operations) and seen != self.new:
                         said.append(f"a complete run is lost: {_difference(seen, self.new)}")
                     wrong += [f"power loss after operation {n}, {_brief(operations[:n])}: {what}" for what in said]
             if n < len(operations):
                 disk.apply(operations[n])
         return len(known), wrong
+
+    def _rebuild(self, state: State) -> dict[int, int]:
+        """Write this content. Returns its inodes -> those before."""
+        shutil.rmtree(self.top)
+        self.top.mkdir()
+        return state.build(self.top)
 
     def _killed_again(self, n: int) -> Run | None:
         """Kill the next run too, at a call that depends on n. None if it ended before that."""

@@ -274,6 +274,10 @@ class Disk:
                 _put(edit.folder.stored, edit.name, edit.after)
         self._waiting = [c for i, c in enumerate(self._waiting) if i not in chosen]
 
+    def now(self) -> State:
+        """The content as a process sees it."""
+        return self._state(lambda _: True, lambda file: file.pending)
+
     def states(self, rng: Random, count: int) -> Iterator[State]:
         """Yield states after a power loss now: nothing, all entries without data, and `count` random ones."""
         yield self._state(lambda _: False, lambda _: [])

@@ -20,7 +20,7 @@ def ask():
 
 @pytest.mark.parametrize("verb", QUICK)
 def test_short_jobs(ask, verb):
-    check(ask(verb, ("power",), 3), 2)
+    check(ask(verb, ("power",), 9), 2)
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_every_job_after_each_operation(ask, verb, record_property):
 
 @pytest.mark.parametrize("verb", UNSYNCED)
 def test_a_missing_fsync_is_found(ask, verb):
-    assert ask(verb, ("power",), 1)["wrong"]
+    assert ask(verb, ("power",), 8)["wrong"]
 
 
 def states(operations: list[Operation], files: dict[str, bytes], *, atomic: bool = False) -> list[dict[str, bytes]]:

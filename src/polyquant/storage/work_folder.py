@@ -216,7 +216,6 @@ class WorkFolder:
             self._publish_one(self.path / moves[0][0], moves[0][1], replace=moves[0][1].name in old)
         else:
             self._publish_several(moves, old)
-        sync_folder(self.target.parent)
         self._finish(publication)
 
     def _publish_one(self, source: Path, target: Path, *, replace: bool) -> None:
@@ -277,6 +276,7 @@ class WorkFolder:
 
     def _finish(self, publication: Publication) -> None:
         """Remove the replaced content and this folder, after all targets are published."""
+        sync_folder(self.target.parent)
         first = publication.moves[0]
         if _inode(self.path / first.file) is not None and first.target in publication.old:
             self._put_aside(self.path / first.file, first.target)  # exchanged: the old folder is at our path

@@ -62,6 +62,10 @@ def convert(model: Path, folder: Path) -> Path:
     report: pq.Report = pq.convert(plan, folder / "small.gguf", on_progress=show, threads=2)
     print(plan, report, report.error.snr, sep="\n")
     pq.quantize(model, folder / "mix.gguf", recipe="q5_k_m", overwrite=True)
+    for part in ("1/2", "2/2"):  # each on any machine
+        pq.convert(model, folder / "parts.gguf", codec="q8_0", part=part)
+    merged: pq.Report = pq.merge(folder / "parts.gguf", verify=True)
+    assert merged.nbytes == (folder / "parts.gguf").stat().st_size
     comparison: pq.Comparison = pq.compare(model, folder / "small.gguf")
     sums: pq.Checksums = pq.checksum(folder / "small.gguf", on_progress=show)
     sums.write()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from polyquant.conversion.convert import plan as plan
     from polyquant.conversion.convert import quantize as quantize
     from polyquant.conversion.execute import Report as Report
+    from polyquant.conversion.merge import merge as merge
     from polyquant.conversion.save import save as save
     from polyquant.conversion.steps import Plan as Plan
     from polyquant.errors import CodecError as CodecError
@@ -88,6 +89,7 @@ _MODULES = {
     "analysis.validate": "validate",
     "conversion.convert": "convert plan quantize",
     "conversion.execute": "Report",
+    "conversion.merge": "merge",
     "conversion.save": "save",
     "conversion.steps": "Plan",
     "errors": "CodecError InputError PlanError PolyquantError UnknownNameError UnsupportedError",
@@ -117,7 +119,7 @@ __all__ = [
     "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report",
     "Rule", "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
     "checksum", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
-    "importance", "inspect", "load", "open", "plan", "quantize", "recipes", "repair", "save", "validate",
+    "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip
 
 

@@ -18,9 +18,9 @@ import os, signal, sys, time
 from polyquant.cli import main
 from polyquant.storage.staging import Staging
 finished, count = Staging.finish, 0
-def finish(self, tensor, report):
+def finish(self, tensor, report, **more):
     global count
-    finished(self, tensor, report)
+    finished(self, tensor, report, **more)
     count += 1
     if count == 6:
         {action}

@@ -101,6 +101,9 @@ def make_inputs(folder: Path) -> None:
         tiny_model(llama, folder / name, seed=seed)
         polyquant.convert(folder / name, folder / f"{name}.gguf", threads=1)
     rng = np.random.default_rng(5)
+    for i in (1, 3):
+        (folder / f"machine{i}").mkdir()
+        polyquant.convert(folder / "new", folder / f"machine{i}/m.gguf", codec="q8_0", threads=1, part=f"{i}/3")
     (folder / "text.json").write_text(json.dumps([rng.integers(0, 32, 64).tolist() for _ in range(2)]))
     edit_tensors(copy("v0/fp16/w8a8", folder), _without_quant_bias)
     (folder / "model").rename(folder / "broken")
@@ -125,6 +128,21 @@ def _pair(top: Path, _: Path) -> None:
 
 def _gguf(name: str, *more: str) -> tuple[str, ...]:
     return ("convert", f"{{in}}/{name}", "{top}/m.gguf", "--codec", "q8_0", "--threads", "1", *more)
+
+
+def _parts(
+    name: str, *, sources: bool = False, overwrite: bool = False, **options: Any
+) -> Callable[[Path, Path], object]:
+    """Make all three parts, and merge them; sources: parts 1 and 3 were made on other machines."""
+
+    def job(top: Path, inputs: Path) -> None:
+        for i in (2,) if sources else (3, 1, 2):
+            part = f"{i}/3"
+            polyquant.convert(inputs / "new", top / name, part=part, overwrite=overwrite, threads=1, **options)
+        others = [inputs / "machine1", inputs / "machine3"] if sources else []
+        polyquant.merge(top / name, others, overwrite=overwrite)
+
+    return job
 
 
 def _folder(name: str, *more: str) -> tuple[str, ...]:
@@ -168,6 +186,10 @@ VERBS = {
     "msmodelslim": Verb(("convert", "{in}/new", "{top}/w8a8", "--to", "msmodelslim", *_W8A8)),
     "quantize": Verb(("quantize", "{in}/new", "{top}/m.gguf", "--threads", "1")),
     "quantize-msmodelslim": Verb(("quantize", "{in}/new", "{top}/w8", "--to", "msmodelslim", "--threads", "1")),
+    "parts": Verb(_parts("m.gguf", codec="q8_0")),
+    "parts-overwrite": Verb(_parts("m.gguf", codec="q8_0", overwrite=True), _gguf("old")),
+    "parts-folder": Verb(_parts("model", codec="f16", to="hf", shard_bytes=60000)),
+    "parts-copied": Verb(_parts("m.gguf", codec="q8_0", sources=True)),
     "edit-page": Verb(("edit", "{top}/m.gguf", *_SHORT), _copied("new.gguf"), atomic=True),
     "edit": Verb(("edit", "{top}/m.gguf", *_LONGER), _copied("new.gguf")),
     "edit-no-kernel-copy": Verb(("edit", "{top}/m.gguf", *_LONGER), _copied("new.gguf"), system=_no_kernel_copy),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from polyquant.cli.terminal import say, say_some
 from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
 from polyquant.conversion.execute import Report, StepReport, memory_limit
 from polyquant.conversion.steps import Plan
+from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import PolyquantError, listed, printable
 from polyquant.formats.existing import refuse_existing, refuse_overlap, refuse_target
 from polyquant.ops import native
@@ -28,10 +32,12 @@ from polyquant.ops.metrics import ErrorSums
 
 def run_conversion(
     *, src: str, dst: str, to: str | None, rules: tuple[str, ...], dry_run: bool, overwrite: bool, resume: Any,
-    threads: int | None, no_measure: bool, max_memory: str | None, style: str, shrink: bool = False, **options: Any,
+    threads: int | None, no_measure: bool, max_memory: str | None, part: str | None, style: str, shrink: bool = False,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec."""
     target = Path(dst)
+    share = parse_part(part) if part is not None else None
     if dry_run:  # which writes nothing, so what exists there stops the run alone
         refuse_overlap(target, Path(src))
     else:
@@ -45,6 +51,8 @@ def run_conversion(
         print_plan(conversion, steps=dry_run)
         if options.get("target_bpw") is not None:
             print_allocation(conversion)
+        if share is not None:
+            print_share(conversion, share)
     if dry_run:
         refused = _refusals(conversion, target, overwrite, max_memory)
         if style == "json":
@@ -61,12 +69,35 @@ def run_conversion(
             threads=threads,
             measure=not no_measure,
             max_memory=max_memory,
+            part=share,
+            command=part_command(sys.argv, part),
             on_progress=watcher(tell),
         )
     if style == "json":
         as_json(report.to_json())
     else:
-        print_report(report)
+        print_report(report, share)
+
+
+def part_command(argv: list[str], part: str | None) -> str:
+    """The command that makes a part, from the one that is running: its --part becomes {part}."""
+    if part is None:
+        return ""
+    words = ["polyquant"]
+    for before, word in pairwise(argv):
+        option = "--part=" if word.startswith("--part=") else ""
+        words.append(f"{option}{{part}}" if option or before == "--part" else shlex.quote(word))
+    return " ".join(words)
+
+
+def print_share(made: Plan, part: Part) -> None:
+    """Print what one part of a plan does."""
+    parts = shares(made, part.count)
+    tasks = parts[part.number - 1]
+    share = cost(made, tasks) / max(1, sum(cost(made, p) for p in parts))
+    plural = "" if len(tasks) == 1 else "s"
+    what = f"{len(tasks)} tensor{plural}, {size(sum(t.nbytes for t in tasks))}, {100 * share:.1f} % of the work"
+    say(f"part {part.number} of {part.count}: {what}")
 
 
 def _refusals(conversion: Plan, target: Path, overwrite: bool, max_memory: str | None) -> list[str]:
@@ -176,8 +207,8 @@ def _notes(report: Report) -> list[str]:
     return out
 
 
-def print_report(report: Report) -> None:
-    """Print tensors, bytes and error per codec, then the total."""
+def print_report(report: Report, part: Part | None = None) -> None:
+    """Print tensors, bytes and error per codec, then the total. part: the report is of this part."""
     t = table("action", ">tensors", ">size", ">SNR dB", ">rel. RMSE")
     groups: dict[tuple[str, str, str], list[StepReport]] = {}
     for s in report.steps:
@@ -191,4 +222,9 @@ def print_report(report: Report) -> None:
     t.show()
     say_some(_notes(report))
     rate = report.nbytes / max(report.seconds, 1e-9)
-    say(f"wrote {printable(report.path)}: {report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)")
+    wrote = f"{report.nbytes:,} bytes in {report.seconds:.1f} s ({size(rate)}/s)"
+    if part is None:
+        say(f"wrote {printable(report.path)}: {wrote}")
+    else:
+        say(f"part {part.number} of {part.count} is complete: {wrote}")
+        say(f"when all parts are: polyquant merge {printable(report.path)}")

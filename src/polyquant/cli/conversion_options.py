@@ -83,6 +83,11 @@ _OPTIONS = (
         metavar="SIZE",
         help="Keep the resident memory of the process below SIZE, e.g. 2GB: fewer tensors are in progress at once.",
     ),
+    click.option(
+        "--part",
+        metavar="I/N",
+        help="Do share I of N of the work, on any machine; `polyquant merge DST` publishes the whole.",
+    ),
     click.option("--no-measure", is_flag=True, help="Do not measure the error of each tensor."),
     json_option,
 )

@@ -20,8 +20,8 @@ from polyquant.errors import InputError, PlanError
 from polyquant.runtime.embed import resolved_pooling, text_ids, vectors
 from polyquant.runtime.load import load
 from polyquant.runtime.text import read_text
+from polyquant.storage.claims import settle_all
 from polyquant.storage.one_file import write_file
-from polyquant.storage.work_folder import settle_all
 from polyquant.types import F32
 
 _LOADING = ("activations", "threads", "context", "ternary_layout", "tile")

@@ -13,6 +13,7 @@ from polyquant.calibration.importance import load_importance
 from polyquant.conversion.execute import Report, execute
 from polyquant.conversion.plan import make_plan
 from polyquant.conversion.steps import Plan, with_name
+from polyquant.conversion.tasks import Part, parse_part, shares
 from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target
 from polyquant.formats.protocol import Format, OnTensor, Target
@@ -24,7 +25,8 @@ from polyquant.recipes.reading import parse_rule
 from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.runtime.check import refuse_broken_model
-from polyquant.storage.work_folder import Resume, held_bytes
+from polyquant.storage.claims import held_bytes
+from polyquant.storage.work_folder import Resume
 from polyquant.types import F32
 
 __all__ = [
@@ -143,14 +145,17 @@ def convert(
     threads: int | None = None,
     measure: bool = True,
     max_memory: int | str | None = None,
+    part: str | Part | None = None,
+    command: str = "",
     on_progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Report:
     """Convert `src` (a path or a Plan) to `dst`, which appears only when complete.
 
     to: target format, by default from `guess_format`. measure: measure the error of each tensor (always done for
-    trellis codes). options: as for `plan`. Returns the report with the measured errors. Raises InputError, PlanError,
-    UnknownNameError, OSError.
+    trellis codes). part: "3/8" writes the third of eight shares, and `merge` publishes all of them; command: how to
+    make a part, for messages, with {part} for "3/8". options: as for `plan`. Returns the report with the measured
+    errors. Raises InputError, PlanError, UnknownNameError, OSError.
     """
     target = Path(dst)
     if isinstance(src, Plan):
@@ -159,9 +164,11 @@ def convert(
         refuse_target(target, Path(src), overwrite=overwrite)
         plan_ = plan(src, to or guess_format(target, src, **options), **options)
     plan_ = with_name(plan_, target)
-    check_disk(plan_, target)
+    share = parse_part(part) if isinstance(part, str) else part
+    check_disk(plan_, target, share)
     return execute(
         plan_, target, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
+        part=share, command=command or f"polyquant.convert(..., {str(target)!r}, ..., part='{{part}}')",
         on_progress=on_progress,
     )  # fmt: skip
 
@@ -178,13 +185,15 @@ def quantize(
     threads: int | None = None,
     measure: bool = True,
     max_memory: int | str | None = None,
+    part: str | Part | None = None,
+    command: str = "",
     **options: Unpack[PlanKeywords],
 ) -> Report:
     """Like `convert`, with a default size: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
     to = to or guess_format(Path(dst), src, **options)
     return convert(
         src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
-        on_progress=on_progress, **smaller(to, options),
+        part=part, command=command, on_progress=on_progress, **smaller(to, options),
     )  # fmt: skip
 
 
@@ -210,8 +219,9 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
     return source_form.name if source_form.target is not None and not source_form.target.suffix else DEFAULT_TARGET
 
 
-def check_disk(plan_: Plan, dst: Path) -> None:
-    """Raise PlanError now rather than OSError at the end."""
+def check_disk(plan_: Plan, dst: Path, part: Part | None = None) -> None:
+    """Raise PlanError now rather than OSError at the end. part: the share that is written."""
     free = shutil.disk_usage(dst.absolute().parent).free
-    if plan_.nbytes > free + held_bytes(dst.absolute()):
-        raise PlanError("not enough disk space", file=dst, expected=f"{plan_.nbytes:,} bytes", found=f"{free:,} free")
+    need = plan_.nbytes if part is None else sum(t.nbytes for t in shares(plan_, part.count)[part.number - 1])
+    if need > free + held_bytes(dst.absolute()):
+        raise PlanError("not enough disk space", file=dst, expected=f"{need:,} bytes", found=f"{free:,} free")

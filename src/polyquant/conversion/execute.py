@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,7 +22,9 @@ import numpy as np
 
 from polyquant.conversion import work
 from polyquant.conversion.memory import job_bytes, working_limit
+from polyquant.conversion.parts import job_of, source_states
 from polyquant.conversion.steps import Plan
+from polyquant.conversion.tasks import Part, Task, shares, whole
 from polyquant.errors import CodecError, InputError, printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.protocol import Context
@@ -30,6 +32,7 @@ from polyquant.formats.sizes import memory_bytes
 from polyquant.formats.steps import Piece, Progress, Step
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
+from polyquant.storage.parts import staged_part
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
 from polyquant.tables import Table, decibel, size
@@ -71,11 +74,14 @@ class StepReport:
 
     @staticmethod
     def from_json(entry: dict[str, Any]) -> StepReport:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`. Raises KeyError, TypeError for other values."""
         error = entry.get("error")
-        names = ("tensor", "action", "source", "target", "nbytes", "note")
+        texts = {n: entry[n] for n in ("tensor", "action", "source", "target", "note")}
+        numbers = (entry["nbytes"], *entry["shape"], *(error.values() if error else ()))
+        if not all(isinstance(t, str) for t in texts.values()) or not all(type(n) in (int, float) for n in numbers):
+            raise TypeError("not a report")
         return StepReport(
-            shape=tuple(entry["shape"]), error=ErrorSums(**error) if error else None, **{n: entry[n] for n in names}
+            shape=tuple(entry["shape"]), error=ErrorSums(**error) if error else None, nbytes=entry["nbytes"], **texts
         )
 
 
@@ -141,30 +147,39 @@ def execute(
     threads: int | None = None,
     measure: bool = True,
     max_memory: int | str | None = None,
+    part: Part | None = None,
+    command: str = "",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Write the plan's output to `dst`, which appears only when complete. threads: default all cores. max_memory: limit
-    of the process's resident memory, in bytes or as "2GB"; fewer jobs run at once to keep it.
+    of the process's resident memory, in bytes or as "2GB"; fewer jobs run at once to keep it. part: write only this
+    share of the plan, for `merge` (conversion/parts.py); command: makes a part, with {part} for "3/8".
 
     Raises PlanError (target exists, locked, disk or memory limit too small), InputError (source broken or not
     finite), OSError from the disk.
     """
     target, started = Path(dst), time.monotonic()
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
-    run = _Run(plan, threads or cores(), measure, on_progress, memory_limit(plan, max_memory))
-    with (
-        staged(
+    tasks = whole(plan) if part is None else shares(plan, part.count)[part.number - 1]
+    run = _Run(plan, tasks, threads or cores(), measure, on_progress, memory_limit(plan, max_memory))
+    if part is None:
+        output = staged(
             target,
             plan.layout,
             plan.fingerprint,
             resume=resume,
             replaceable=replaceable if overwrite else None,
             check=lambda: refuse_changed(plan.source.opened),
-        ) as staging,
-        _kernel_threads(threads),
-    ):
-        reports = run.all_steps(staging)
-    return Report(target, plan.format, plan.nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+        )
+    else:
+        output = staged_part(
+            target, plan.layout, job_of(plan, part.count, command), part.number, tasks=len(tasks),
+            sources=source_states(plan), resume=resume, check=lambda: refuse_changed(plan.source.opened),
+        )  # fmt: skip
+    with output as staging, _kernel_threads(threads):
+        reports = run.all_tasks(staging)
+    nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
+    return Report(target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
 
 
 def memory_limit(plan: Plan, max_memory: int | str | None) -> int | None:
@@ -199,16 +214,18 @@ class _Run:
     def __init__(
         self,
         plan: Plan,
+        tasks: Sequence[Task],
         threads: int,
         measure: bool,
         on_progress: Callable[[Progress], None] | None,
         limit: int | None = None,
     ) -> None:
         self.limit = limit
-        self.plan, self.threads, self.measure, self.on_progress = plan, threads, measure, on_progress
-        self.searches = any(s.searches for s in plan.steps)
-        self.total = sum(self._work(s, s.weights) for s in plan.steps)
-        learning = [s for s in plan.steps if s.searches or s.target.form is Affine]
+        self.plan, self.tasks, self.threads = plan, tasks, threads
+        self.measure, self.on_progress = measure, on_progress
+        self.searches = any(t.step.searches for t in tasks)
+        self.total = sum(self._work(t.step, t.weights) for t in tasks)
+        learning = [t.step for t in tasks if t.step.searches or t.step.target.form is Affine]
         self.calibrating = sum(s.weights for s in learning) if plan.text is not None else 0
         self.calibrated = 0.0
         self.done_weights = 0
@@ -231,10 +248,11 @@ class _Run:
         """
         return weights if step.searches or not self.searches else weights // _CHEAP
 
-    def all_steps(self, staging: Staging) -> list[StepReport]:
-        """Run the steps that the journal does not contain. Returns reports in the plan's order."""
+    def all_tasks(self, staging: Staging) -> list[StepReport]:
+        """Run the tasks that the journal does not contain. Returns reports in the plan's order."""
         reports = {name: StepReport.from_json(entry) for name, entry in staging.done.items()}
-        self.done_weights = sum(self._work(s, s.weights) for s in self.plan.steps if s.map.target in reports)
+        tasks = {t.step.map.target: t for t in self.tasks}
+        self.done_weights = sum(self._work(t.step, t.weights) for name, t in tasks.items() if name in reports)
         open_blocks: dict[str, int] = {}
         sums: dict[str, list[_Result]] = {}
         pending: dict[Future[_Result], tuple[Step, int, int]] = {}
@@ -249,13 +267,15 @@ class _Run:
                 self._tell(name, self._work(step, weights))
                 open_blocks[name] -= 1
                 if open_blocks[name] == 0:
-                    reports[name] = self._step_report(step, sums.pop(name))
-                    staging.finish(name, reports[name].to_json())
+                    task = tasks[name]
+                    reports[name] = self._step_report(task, sums.pop(name))
+                    rows = {} if task.share is None else {"rows": task.share}
+                    staging.finish(name, reports[name].to_json(), task=task.index, **rows)
 
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
             try:
-                for step in self._ordered([s for s in self.plan.steps if s.map.target not in reports]):
-                    row_blocks = list(work.blocks(step))
+                for step in self._ordered([t.step for name, t in tasks.items() if name not in reports]):
+                    row_blocks = tasks[step.map.target].blocks()
                     open_blocks[step.map.target], sums[step.map.target] = len(row_blocks), []
                     need = self._job_bytes(step)
                     for rows in row_blocks:
@@ -273,7 +293,7 @@ class _Run:
                 self.stop.set()
                 for future in pending:
                     future.cancel()
-        return [reports[s.map.target] for s in self.plan.steps]
+        return [reports[name] for name in tasks]
 
     def _job_bytes(self, step: Step) -> int:
         return 0 if self.limit is None else job_bytes(step, calibrated=self.plan.text is not None)
@@ -302,7 +322,8 @@ class _Run:
             done, total = self.done_weights + int(self.calibrated * self.calibrating), self.total + self.calibrating
             self.on_progress(Progress(done, total, name, time.monotonic() - self.started))
 
-    def _step_report(self, step: Step, results: list[_Result]) -> StepReport:
+    def _step_report(self, task: Task, results: list[_Result]) -> StepReport:
+        step = task.step
         measured = [e for e, _ in results if e is not None]
         error = sum(measured, ErrorSums()) if measured else None
         name = step.map.target
@@ -311,7 +332,7 @@ class _Run:
         origin = "constant" if name in self.plan.translation.constants else "calibration"
         source = str(step.source) if step.source is not None else origin
         notes = "; ".join(dict.fromkeys(n for _, n in results if n))
-        return StepReport(name, step.map.shape, step.action.value, source, str(step.target), step.nbytes, error, notes)
+        return StepReport(name, step.map.shape, step.action.value, source, str(step.target), task.nbytes, error, notes)
 
     def _refuse_infinite(self, step: Step, error: ErrorSums) -> None:
         if not error.finite:

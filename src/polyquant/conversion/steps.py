@@ -18,7 +18,7 @@ from polyquant.formats.protocol import Target
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Recipe
 from polyquant.runtime.text import read_text
-from polyquant.storage.source import state_of
+from polyquant.storage.source import FileState, state_of
 from polyquant.tables import Table, size
 from polyquant.types import (
     F32,
@@ -101,13 +101,26 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of source files, steps and header bytes. Only a journal with the same hash is resumed."""
+        """A hash of source files and `identity`. Only a journal with the same hash is resumed."""
         h = hashlib.sha256()
+        for path, state in self.source_files.items():
+            h.update(os.fsencode(path.name) + f" {state[1:]}\n".encode())
+        h.update(self.identity.encode())
+        return h.hexdigest()
+
+    @property
+    def source_files(self) -> dict[Path, FileState]:
+        """The files of the source, sorted, and their states; none for arrays in memory."""
         root = self.source.path
         read = [] if self.source.in_memory else _files(root) if root.is_dir() else [root]
         states = {path.absolute(): state_of(path.stat()) for path in read}
-        for path, state in sorted({**states, **self.source.opened}.items()):
-            h.update(os.fsencode(path.name) + f" {state[1:]}\n".encode())
+        states |= {path: FileState(*state) for path, state in self.source.opened.items()}
+        return dict(sorted(states.items()))
+
+    @property
+    def identity(self) -> str:
+        """A hash of what determines the output besides the bytes of the source's weights: the same on every machine."""
+        h = hashlib.sha256()
         for s in self.steps:
             h.update(f"{s.map.sources} {s.map.target} {s.map.shape} {s.action} {s.source} {s.target} ".encode())
             h.update(s.map.op.identity)
@@ -119,7 +132,6 @@ class Plan:
             h.update(name.encode() + values.tobytes())
         h.update(repr(self.options).encode())
         if (text := self.text) is not None:
-            h.update(os.fsencode(text))
             h.update(b"" if text == OWN_TEXT else read_text(text).encode())
         return h.hexdigest()
 

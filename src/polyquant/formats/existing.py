@@ -12,8 +12,9 @@ from pathlib import Path
 
 from polyquant.errors import InputError, PlanError, PolyquantError, printable
 from polyquant.opening import detect
+from polyquant.storage.claims import settle_all
 from polyquant.storage.folder import CHECKSUMS
-from polyquant.storage.work_folder import inside_work_folder, settle_all
+from polyquant.storage.work_folder import inside_work_folder
 
 __all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
 

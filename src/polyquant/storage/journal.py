@@ -5,8 +5,11 @@ everything from the first failing checksum on is ignored. A complete tensor has 
 that damaged or lost bytes are detected before they are used.
 
     {"job": FINGERPRINT, "target": NAME, "files": [NAME, ...]}
-    {"tensor": NAME, "report": ..., "blocks": [[PART, OFFSET, BYTES, CRC32], ...]}
+    {"tensor": NAME, "report": ..., "blocks": [[FILE, OFFSET, BYTES, CRC32], ...]}
     {"moves": [[FILE, TARGET, INODE], ...], "old": {TARGET: [NAME, ...]}}
+
+FILE is the index of a file in the first line. The folder of a job in parts has more journals (storage/parts.py): a
+tensor's line then also has "rows": [START, STOP, ALL], and its "task", a number that sorts the lines.
 """
 
 from __future__ import annotations
@@ -14,11 +17,23 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["NAME", "Block", "Done", "Journal", "Move", "Publication", "append", "read"]
+__all__ = [
+    "NAME",
+    "Block",
+    "Done",
+    "Journal",
+    "Move",
+    "Publication",
+    "append",
+    "content",
+    "finished",
+    "parsed",
+    "read",
+]
 
 NAME = "journal"
 """File name of the journal in the work folder."""
@@ -28,9 +43,9 @@ _READ_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes written: `nbytes` at `offset` of a part's slot, and their CRC-32."""
+    """Bytes written: `nbytes` at `offset` of a file, and their CRC-32. file: index in the job's list of files."""
 
-    part: str
+    file: int
     offset: int
     nbytes: int
     crc: int
@@ -38,10 +53,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A complete tensor: the report of its step, and its blocks."""
+    """A complete tensor, or rows [start, stop) of `all`: the report of its step, and its blocks."""
 
     report: Any
     blocks: tuple[Block, ...]
+    rows: tuple[int, int, int] | None = None
+    task: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +83,17 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The valid content of a journal. nbytes: its length; bytes after it are a torn line."""
+    """The valid content of a journal. nbytes: its length; bytes after it are a torn line.
+
+    parts: of the folder of a job in parts (storage/parts.py); None in others.
+    """
 
     job: str
     files: tuple[str, ...]
     done: Mapping[str, Done] = field(default_factory=dict)
     publication: Publication | None = None
     nbytes: int = 0
+    parts: Mapping[str, Any] | None = None
 
 
 def append(journal: int, **values: Any) -> None:
@@ -85,22 +106,51 @@ def append(journal: int, **values: Any) -> None:
 
 def read(journal: int) -> Journal | None:
     """Read the journal with this descriptor; None if its first line is incomplete."""
-    raw = b""
-    while piece := os.pread(journal, _READ_AT_ONCE, len(raw)):
-        raw += piece
     entries: list[dict[str, Any]] = []
     good = 0
-    for line in raw.splitlines(keepends=True):
-        text = line[9:-1]
-        if line != b"%08x %s\n" % (zlib.crc32(text), text):
+    for line in content(journal).splitlines(keepends=True):
+        entry = parsed(line)
+        if entry is None:
             break
-        entries.append(json.loads(text))
+        entries.append(entry)
         good += len(line)
     if not entries or not {"job", "files"} <= entries[0].keys():
         return None
-    done = {e["tensor"]: Done(e["report"], tuple(Block(*b) for b in e["blocks"])) for e in entries if "tensor" in e}
+    first = entries[0]
     moves = [_publication(e) for e in entries if "moves" in e]
-    return Journal(entries[0]["job"], tuple(entries[0]["files"]), done, moves[-1] if moves else None, good)
+    files = tuple(first["files"])
+    return Journal(first["job"], files, finished(entries), moves[-1] if moves else None, good, first.get("parts"))
+
+
+def content(journal: int) -> bytes:
+    """All bytes of the journal with this descriptor."""
+    pieces: list[bytes] = []
+    at = 0
+    while piece := os.pread(journal, _READ_AT_ONCE, at):
+        pieces.append(piece)
+        at += len(piece)
+    return b"".join(pieces)
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The entry of a line; None if its checksum fails."""
+    text = line[9:-1]
+    if line != b"%08x %s\n" % (zlib.crc32(text), text):
+        return None
+    entry: dict[str, Any] = json.loads(text)
+    return entry
+
+
+def finished(entries: Iterable[Mapping[str, Any]]) -> dict[str, Done]:
+    """The tensors that these entries list as complete."""
+    return {
+        e["tensor"]: Done(
+            e["report"], tuple(Block(*b) for b in e["blocks"]), tuple(e["rows"]) if "rows" in e else None,
+            e.get("task", 0),
+        )
+        for e in entries
+        if "tensor" in e
+    }  # fmt: skip
 
 
 def _publication(entry: Mapping[str, Any]) -> Publication:

@@ -14,18 +14,19 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import PlanError, PolyquantError
+from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
 from polyquant.storage.renames import named, sync_folder
-from polyquant.storage.work_folder import FILES, Resume, WorkFolder, claimed
-from polyquant.types import FilePlan, Layout
+from polyquant.storage.work_folder import FILES, Resume, WorkFolder
+from polyquant.types import FilePlan, Layout, Slot
 
-__all__ = ["Replaceable", "Resume", "Staging", "staged"]
+__all__ = ["ForeignFileError", "Replaceable", "Resume", "Staging", "crc_of", "staged"]
 
 Replaceable = Callable[[Path], Sequence[str]]
 """Existing target -> the files inside it that may be removed ([] for a file).
@@ -36,8 +37,17 @@ Raises PlanError if it must not be replaced.
 _CHECK_AT_ONCE = 1 << 24
 
 
-class _ForeignFileError(Exception):
+class ForeignFileError(Exception):
     """A file in the work folder is not the one written by this program."""
+
+
+class Journaled(Protocol):
+    """A folder for files, and the journal of their tensors."""
+
+    files: Path
+
+    def append(self, **values: Any) -> None:
+        """Append one line to the journal. Raises OSError."""
 
 
 class Staging:
@@ -46,17 +56,18 @@ class Staging:
     `done`: tensor -> report of its step, including earlier runs. `folder`: the folder of the files.
     """
 
-    def __init__(self, work: WorkFolder, layout: Layout) -> None:
+    def __init__(self, work: Journaled, layout: Layout) -> None:
         self.folder, self.layout = work.files, layout
         self.done: dict[str, Any] = {}
         self._work = work
         self._blocks: dict[str, list[Block]] = {}
         self._fds: dict[str, int] = {}
         self._folders: dict[str, int] = {}
+        self._indices = {f.name: i for i, f in enumerate(layout.files)}
         try:
             self._inside = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except NotADirectoryError as e:
-            raise _ForeignFileError(self.folder.name) from e
+            raise ForeignFileError(self.folder.name) from e
         try:
             for f in layout.files:
                 self._fds[f.name] = self._open(f.name)
@@ -65,7 +76,7 @@ class Staging:
             raise
 
     def _open(self, name: str) -> int:
-        """Open our file: a new one, or a regular file without other hard links. Raises _ForeignFileError, OSError."""
+        """Open our file: a new one, or a regular file without other hard links. Raises ForeignFileError, OSError."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
         inside, plain = self._place(name)
         with named(self.folder / name):
@@ -76,17 +87,17 @@ class Staging:
         try:
             fd = os.open(plain, flags, dir_fd=inside)
         except OSError as e:
-            raise _ForeignFileError(name) from e
+            raise ForeignFileError(name) from e
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             os.close(fd)
-            raise _ForeignFileError(name)
+            raise ForeignFileError(name)
         return fd
 
     def _place(self, name: str) -> tuple[int, str]:
         """Return (folder descriptor, name) of a file, creating a missing subfolder of the output.
 
-        Raises _ForeignFileError, OSError.
+        Raises ForeignFileError, OSError.
         """
         folder, _, plain = name.rpartition("/")
         if not folder:
@@ -98,7 +109,7 @@ class Staging:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
                 self._folders[folder] = os.open(folder, flags, dir_fd=self._inside)
             except OSError as e:
-                raise _ForeignFileError(folder) from e
+                raise ForeignFileError(folder) from e
         return self._folders[folder], plain
 
     def prepare(self, done: Mapping[str, Done] | None = None) -> None:
@@ -114,7 +125,11 @@ class Staging:
             if done is not None:
                 for start, stop in self._gaps(f):
                     self._pwrite(f.name, bytes(stop - start), start)
-        self.done = {tensor: d.report for tensor, d in (done or {}).items() if self._intact(tensor, d.blocks)}
+        slots: dict[str, list[Slot]] = {}
+        if done:
+            for (tensor, _), slot in self.layout.slots.items():
+                slots.setdefault(tensor, []).append(slot)
+        self.done = {name: d.report for name, d in (done or {}).items() if self._intact(slots.get(name, ()), d)}
 
     def _gaps(self, file: FilePlan) -> Iterator[tuple[int, int]]:
         """Yield the ranges [start, stop) of padding: bytes of neither a part nor a header."""
@@ -128,22 +143,21 @@ class Staging:
         if at < file.size:
             yield at, file.size
 
-    def _intact(self, tensor: str, blocks: Sequence[Block]) -> bool:
-        """Return True if the parts of a tensor still hold the bytes that were written."""
-        sizes = {part: slot.spec.nbytes for (name, part), slot in self.layout.slots.items() if name == tensor}
-        written = dict.fromkeys(sizes, 0)
-        for block in blocks:
-            slot = self.layout.slots.get((tensor, block.part))
-            if slot is None or block.offset + block.nbytes > slot.spec.nbytes:
+    def _intact(self, slots: Sequence[Slot], done: Done) -> bool:
+        """Return True if these slots of a tensor, or the rows done, still hold the bytes that were written."""
+        start, stop, rows = done.rows or (0, 1, 1)
+        missing = sum(slot.spec.nbytes * (stop - start) // max(1, rows) for slot in slots)
+        for block in done.blocks:
+            file = self.layout.files[block.file].name if 0 <= block.file < len(self.layout.files) else None
+            end = block.offset + block.nbytes
+            if file is None or not any(
+                s.file == file and s.offset <= block.offset and end <= s.offset + s.spec.nbytes for s in slots
+            ):
                 return False
-            crc = 0
-            for at in range(block.offset, block.offset + block.nbytes, _CHECK_AT_ONCE):
-                n = min(_CHECK_AT_ONCE, block.offset + block.nbytes - at)
-                crc = zlib.crc32(os.pread(self._fds[slot.file], n, slot.offset + at), crc)
-            if crc != block.crc:
+            if crc_of(self._fds[file], block) != block.crc:
                 return False
-            written[block.part] += block.nbytes
-        return written == sizes
+            missing -= block.nbytes
+        return missing == 0
 
     def _pwrite(self, file: str, data: bytes | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
@@ -159,13 +173,14 @@ class Staging:
         if data.nbytes:
             raw = data.reshape(-1).view(np.uint8).data
             self._pwrite(slot.file, raw, slot.offset + offset)
-            self._blocks.setdefault(tensor, []).append(Block(part, offset, data.nbytes, zlib.crc32(raw)))
+            block = Block(self._indices[slot.file], slot.offset + offset, data.nbytes, zlib.crc32(raw))
+            self._blocks.setdefault(tensor, []).append(block)
 
-    def finish(self, tensor: str, report: Any) -> None:
-        """Record that a tensor is complete."""
+    def finish(self, tensor: str, report: Any, **more: Any) -> None:
+        """Record that a tensor is complete. more: further values of its line (storage/journal.py)."""
         self.done[tensor] = report
-        blocks = [[b.part, b.offset, b.nbytes, b.crc] for b in self._blocks.pop(tensor, [])]
-        self._work.append(tensor=tensor, report=report, blocks=blocks)
+        blocks = [[b.file, b.offset, b.nbytes, b.crc] for b in self._blocks.pop(tensor, [])]
+        self._work.append(tensor=tensor, report=report, blocks=blocks, **more)
 
     def sync(self) -> None:
         """Sync every file to disk. Raises PlanError if one was replaced or truncated since it was opened."""
@@ -191,6 +206,14 @@ class Staging:
         for fd in (*self._fds.values(), *self._folders.values(), self._inside):
             os.close(fd)
         self._fds, self._folders = {}, {}
+
+
+def crc_of(fd: int, block: Block, crc: int = 0) -> int:
+    """The CRC-32 of a block's bytes in the file with this descriptor, continued from `crc`."""
+    end = block.offset + block.nbytes
+    for at in range(block.offset, end, _CHECK_AT_ONCE):
+        crc = zlib.crc32(os.pread(fd, min(_CHECK_AT_ONCE, end - at), at), crc)
+    return crc
 
 
 @contextmanager
@@ -242,14 +265,14 @@ def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iter
                 except BaseException:
                     staging.close()
                     raise
-            except _ForeignFileError:
+            except ForeignFileError:
                 raise
             except BaseException as error:
                 work.abandon(error, resumable=found is not None and bool(found.done))
                 raise
             yield work, staging
         return
-    except _ForeignFileError as problem:
+    except ForeignFileError as problem:
         if resume != "auto":
             raise PlanError(
                 "cannot resume: the work folder contains a file that polyquant did not write", file=dst, found=problem

@@ -6,6 +6,8 @@
         files/                          the future output
         replaced/                       the previous content of the target
 
+The folder of a job in parts (storage/parts.py) is called .NAME.polyquant-parts-..., and only `merge` publishes it.
+
 Nothing in it is opened through a link, and only names listed in the journal are removed. Files that this program did
 not write are kept, and so is the folder then.
 
@@ -22,9 +24,8 @@ import os
 import re
 import secrets
 import stat
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,38 +36,51 @@ from polyquant.storage.renames import exchange, named, rename_new, sync_folder
 
 __all__ = [
     "FILES",
+    "REPLACED",
     "Resume",
     "WorkFolder",
-    "claimed",
-    "held_bytes",
+    "belongs_to",
+    "busy",
     "inside_work_folder",
-    "settle_all",
+    "part_name",
+    "parts_name",
 ]
 
 Resume = Literal["auto", "required", "never"]
 
 FILES, REPLACED = "files", "replaced"
-_MARK = re.compile(rb"\.(.*)\.polyquant-([0-9a-f]{8})([0-9a-f]{8})", re.DOTALL)
+_MARK = re.compile(rb"\.(.*)\.polyquant-(parts-)?([0-9a-f]{8})([0-9a-f]{8})", re.DOTALL)
 _NAME_BYTES = 200
 """Bytes of the target's name used in the folder's name: a file name has at most 255 bytes."""
-_PATIENCE = 10.0
-"""Seconds to wait for another run that is starting in the same folder."""
 
 
 def _checksum(target: str, token: bytes) -> bytes:
     return hashlib.sha256(b"polyquant work folder\0" + os.fsencode(target) + b"\0" + token).hexdigest()[:8].encode()
 
 
-def _new_name(target: str) -> str:
-    token = secrets.token_hex(4).encode()
+def _name(target: str, token: bytes, mark: bytes = b"") -> str:
     shown = os.fsencode(target)[:_NAME_BYTES]
-    return os.fsdecode(b".%s.polyquant-%s%s" % (shown, token, _checksum(target, token)))
+    return os.fsdecode(b".%s.polyquant-%s%s%s" % (shown, mark, token, _checksum(target, token)))
 
 
-def _belongs_to(name: str, target: str) -> bool:
+def parts_name(target: str, job: str) -> str:
+    """The name of the folder of a job in parts: the same for all parts."""
+    return _name(target, job[:8].encode(), b"parts-")
+
+
+def part_name(part: int, count: int) -> str:
+    """The name of the journal of one part of a job."""
+    return f"part-{part}-of-{count}"
+
+
+def belongs_to(name: str, target: str, *, parts: bool) -> bool:
+    """True for the name of a work folder of this target; parts: of a job in parts."""
     match = _MARK.fullmatch(os.fsencode(name))
     return (
-        match is not None and match[1] == os.fsencode(target)[:_NAME_BYTES] and match[3] == _checksum(target, match[2])
+        match is not None
+        and bool(match[2]) == parts
+        and match[1] == os.fsencode(target)[:_NAME_BYTES]
+        and match[4] == _checksum(target, match[3])
     )
 
 
@@ -90,16 +104,16 @@ def _inode(path: Path) -> int | None:
 
 
 class WorkFolder:
-    """One work folder, open and locked. Created by `claimed`."""
+    """One work folder, open and locked. Claimed by storage/claims.py."""
 
     def __init__(self, path: Path, target: Path, journal: int) -> None:
         self.path, self.target, self.journal = path, target, journal
         self.files = path / FILES
 
     @classmethod
-    def create(cls, target: Path, job: str, files: Sequence[str]) -> WorkFolder:
-        """Create a new work folder. Raises OSError."""
-        path = target.parent / _new_name(target.name)
+    def create(cls, target: Path, job: str, files: Sequence[str], **more: Any) -> WorkFolder:
+        """Create a new work folder. more: further values of the journal's first line. Raises OSError."""
+        path = target.parent / _name(target.name, secrets.token_hex(4).encode())
         path.mkdir(mode=0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
         try:
@@ -111,7 +125,7 @@ class WorkFolder:
             raise
         try:
             fcntl.flock(folder.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            folder.append(job=job, target=target.name, files=list(files))
+            folder.append(job=job, target=target.name, files=list(files), **more)
             folder._sync()  # without it the content cannot be recognised as ours after a power loss
             folder.files.mkdir()
         except BaseException as error:
@@ -121,8 +135,11 @@ class WorkFolder:
         return folder
 
     @classmethod
-    def take(cls, path: Path, target: Path) -> WorkFolder | None:
-        """Take over the folder of an ended run. None if it is not ours. Raises PlanError if a run is using it."""
+    def take(cls, path: Path, target: Path, *, shared: bool = False) -> WorkFolder | None:
+        """Take over the folder of an ended run. None if it is not ours. Raises PlanError if a run is using it.
+
+        shared: others may take it so at the same time (parts of a job).
+        """
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return None
@@ -135,10 +152,10 @@ class WorkFolder:
             os.close(journal)
             return None
         try:
-            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(journal, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(journal)
-            raise _busy(target) from None
+            raise busy(target) from None
         folder = cls(path, target, journal)
         if (earlier := folder.read_journal()) is not None:
             try:
@@ -172,13 +189,17 @@ class WorkFolder:
         """Remove our files, then the folder itself if it is empty."""
         journal = self.read_journal()
         old = dict(journal.publication.old) if journal is not None and journal.publication is not None else {}
+        count = (journal.parts or {}).get("count", 0) if journal is not None else 0
+        parts = [part_name(part, count) for part in range(1, count + 1)]
         if journal is not None:
             _remove(self.files, journal.files)
+        for part in parts:
+            _remove(self.path / part, ())
         for name, inside in old.items():
             _remove(self.path / REPLACED / name, inside)
         with suppress(OSError):
             (self.path / REPLACED).rmdir()
-        if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED)):
+        if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED, *parts)):
             with suppress(OSError):
                 sync_folder(self.path)  # content that comes back after a power loss needs its journal
                 (self.path / journals.NAME).unlink(missing_ok=True)
@@ -319,96 +340,6 @@ def _remove(path: Path, names: Iterable[str]) -> None:
             path.rmdir()
 
 
-def _busy(target: Path) -> PlanError:
+def busy(target: Path) -> PlanError:
+    """The error for a target that another run is writing."""
     return PlanError("another run is writing this target", file=target, hint="wait for it, or stop it")
-
-
-def _candidates(target: Path) -> list[Path]:
-    with os.scandir(target.parent) as entries:
-        return sorted(Path(e.path) for e in entries if _belongs_to(e.name, target.name))
-
-
-@contextmanager
-def _parent_locked(folder: Path) -> Iterator[None]:
-    """Lock the parent folder, so that starting runs look for each other one at a time. No lock where unsupported."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        until = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise PlanError("the folder is locked by another program", file=folder, hint="try again") from None
-                time.sleep(0.01)
-            except OSError:
-                break
-        yield
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def claimed(
-    target: Path, job: str, files: Sequence[str], *, resume: Resume
-) -> Iterator[tuple[WorkFolder, Journal | None]]:
-    """Claim the work folder of this job on `target`; also return the journal of an earlier run to resume, or None.
-
-    Removes the folders of other jobs. Raises PlanError if another run uses the target, or resume="required" and there
-    is nothing to resume.
-    """
-    with ExitStack() as stack:
-        work: tuple[WorkFolder, Journal | None] | None = None
-        with _parent_locked(target.parent):
-            for folder in _taken(target, stack):
-                earlier = None if folder.settle() else folder.read_journal()
-                if (
-                    resume != "never"
-                    and work is None
-                    and earlier is not None
-                    and (earlier.job, earlier.files) == (job, tuple(files))
-                ):
-                    work = folder, earlier
-                    sync_folder(folder.path)  # killed before it was synced
-                    with suppress(FileExistsError):  # or before it was created
-                        folder.files.mkdir()
-                else:
-                    folder.discard()
-            if work is None:
-                if resume == "required":
-                    raise PlanError(
-                        "nothing to resume: no unfinished run of this job", file=target, hint="omit --resume"
-                    )
-                work = WorkFolder.create(target, job, files), None
-                stack.callback(work[0].close)
-        yield work
-
-
-def _taken(target: Path, stack: ExitStack) -> list[WorkFolder]:
-    out = []
-    for path in _candidates(target):
-        if (folder := WorkFolder.take(path, target)) is not None:
-            stack.callback(folder.close)
-            out.append(folder)
-    return out
-
-
-def settle_all(target: Path) -> None:
-    """Finish or undo interrupted publications at `target`. Raises PlanError if a run is using it."""
-    if not target.parent.is_dir() or not _candidates(target):
-        return
-    with ExitStack() as stack, _parent_locked(target.parent):
-        for folder in _taken(target, stack):
-            if not folder.settle() and folder.read_journal() is None:  # killed while empty: nothing to resume
-                folder.discard()
-
-
-def held_bytes(target: Path) -> int:
-    """Return the disk space of unfinished runs on this target, which the next run reuses or frees."""
-    out = 0
-    for path in _candidates(target):
-        files = path / FILES
-        if files.is_dir() and not files.is_symlink():
-            out += sum(f.lstat().st_blocks * 512 for f in files.iterdir())
-    return out

@@ -25,10 +25,10 @@ from polyquant.analysis.integrity.content import TensorDigest
 from polyquant.analysis.integrity.files import FileDigest, sha256_list
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.storage import strict_json
+from polyquant.storage.claims import settle_all
 from polyquant.storage.folder import CHECKSUMS
 from polyquant.storage.one_file import write_file
 from polyquant.storage.source import Source
-from polyquant.storage.work_folder import settle_all
 from polyquant.tables import Table
 
 __all__ = ["SUFFIX", "Checksums", "is_record", "record_of", "refuse_folder", "refuse_record"]

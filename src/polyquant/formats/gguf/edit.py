@@ -25,8 +25,9 @@ from polyquant.formats.gguf.header import Header, read_header
 from polyquant.formats.gguf.layout import encode_entry, encode_header, encode_key, encode_tensor
 from polyquant.formats.gguf.place import place
 from polyquant.formats.gguf.settings import parse_value
+from polyquant.storage.claims import claimed, settle_all
 from polyquant.storage.source import FileState, Source, opened_files, refuse_changed
-from polyquant.storage.work_folder import FILES, claimed, settle_all
+from polyquant.storage.work_folder import FILES
 from polyquant.types import Kind, Meta
 
 __all__ = ["Edited", "edit"]

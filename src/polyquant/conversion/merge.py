@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from polyquant import __version__
-from polyquant.conversion.execute import Report, StepReport
+from polyquant.conversion.report import Report, StepReport
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.ops.metrics import ErrorSums

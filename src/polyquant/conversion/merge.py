@@ -22,8 +22,9 @@ from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.journal import Block
 from polyquant.storage.parts import Job, Receipt, between_blocks, folder_of, receipt
 from polyquant.storage.parts_copy import copy_parts
+from polyquant.storage.renames import named, sync_folder
 from polyquant.storage.staging import crc_of
-from polyquant.storage.work_folder import FILES, WorkFolder, named, sync_folder
+from polyquant.storage.work_folder import FILES, WorkFolder
 
 __all__ = ["discard_parts", "merge", "sum_reports"]
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from polyquant.errors import PlanError, PolyquantError
 from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
-from polyquant.storage.work_folder import FILES, Resume, WorkFolder, named, sync_folder
+from polyquant.storage.renames import named, sync_folder
+from polyquant.storage.work_folder import FILES, Resume, WorkFolder
 from polyquant.types import FilePlan, Layout, Slot
 
 __all__ = ["ForeignFileError", "Replaceable", "Resume", "Staging", "crc_of", "staged"]

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from polyquant.conversion.convert import convert as convert
     from polyquant.conversion.convert import plan as plan
     from polyquant.conversion.convert import quantize as quantize
-    from polyquant.conversion.execute import Report as Report
     from polyquant.conversion.merge import merge as merge
+    from polyquant.conversion.report import Report as Report
     from polyquant.conversion.save import save as save
     from polyquant.conversion.steps import Plan as Plan
     from polyquant.errors import CodecError as CodecError
@@ -88,7 +88,7 @@ _MODULES = {
     "analysis.explain": "explain",
     "analysis.validate": "validate",
     "conversion.convert": "convert plan quantize",
-    "conversion.execute": "Report",
+    "conversion.report": "Report",
     "conversion.merge": "merge",
     "conversion.save": "save",
     "conversion.steps": "Plan",

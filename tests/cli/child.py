@@ -21,9 +21,10 @@ LEFT_OUT = (
     "polyquant.msmodelslim",
     "polyquant.hf",
     "polyquant.calibration.hessians_torch",
+    "polyquant.conversion.engines",
     "polyquant.__main__",
 )
-"""Modules that the command does not import by itself, or that need torch."""
+"""Modules that the command does not import by itself, or that need torch, Ray or Dask."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     every_point.py                      a table of all jobs and disturbances: some thousand runs, an hour
     every_point.py split,edit kill,half 1
     every_point.py trellis random 100   kills at random moments
+    every_point.py trellis power 1      loses power after each operation (power.py)
     every_point.py --serve              answers lines of JSON on stdin: {"verb": "split", "how": ["kill"], "every": 5}
 
 It imports the program once and forks a child per run. An answer has the changing calls of an undisturbed run and its
@@ -16,6 +17,7 @@ import gc
 import itertools
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -25,6 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,10 +38,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads do n
 
 from cli.child import warm  # noqa: E402 - after the path
 from crash.changes import DISTURBANCES, KILLS, Call, Changes  # noqa: E402
-from crash.verbs import FOREIGN, VERBS, Files, Job, Verb, make_inputs  # noqa: E402
+from crash.power import Disk, Operation, Recording, State  # noqa: E402
+from crash.verbs import FOREIGN, UNSYNCED, VERBS, Files, Job, Verb, make_inputs  # noqa: E402
 from polyquant.errors import PolyquantError  # noqa: E402
+from polyquant.storage import work_folder  # noqa: E402
 
 _SHOWN = 5
+_STATES = 20
+"""Random states after each power loss, and two more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +100,23 @@ class Tester:
         shutil.rmtree(self.top)
         shutil.copytree(self._old, self.top)
 
-    def run(self, changes: Changes | None, job: Job | None = None, *, seconds: float | None = None) -> Run:
+    def run(
+        self,
+        changes: Changes | None,
+        job: Job | None = None,
+        *,
+        seconds: float | None = None,
+        inodes: dict[int, int] | None = None,
+    ) -> Run:
         """Run a job, by default the one under test, in a forked child, and kill it after some seconds.
 
-        changes: None: neither counted nor disturbed, and with threads.
+        changes: None: neither counted nor disturbed, and with threads. inodes: those of files that were written again
+        -> those before, which a journal names.
         """
         pid = os.fork()
         if pid == 0:
+            if inodes is not None:
+                _rename_inodes(inodes)
             self._child(changes, job or self.verb.job)
         if seconds is not None:
             time.sleep(seconds)
@@ -114,13 +131,17 @@ class Tester:
         try:
             for stream in (1, 2):
                 os.dup2(os.open(self._streams / str(stream), os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
-            calls = os.open(self._streams / "calls", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            calls, operations = (
+                os.open(self._streams / name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY) for name in ("calls", "operations")
+            )
             write = os.write
             self.verb.system()
             if changes is not None:
                 changes.arm()
             code = _called(job, self.top, self.inputs)
             write(calls, json.dumps([asdict(c) for c in (changes.calls if changes is not None else ())]).encode())
+            if isinstance(changes, Recording):
+                write(operations, pickle.dumps(changes.operations))
         except BaseException:  # noqa: BLE001 - code 70 and the traceback are a failure of the check
             traceback.print_exc()
             code = 70
@@ -140,15 +161,19 @@ class Tester:
             yield f"ended with code {done.code}: {done.err[-2000:]}"
             return
         seen = contents(self.top, work=False)
-        if seen not in (self.old, self.new) and not self.verb.partly(seen):
-            yield f"neither old nor new: {_difference(seen, self.old)}; {_difference(seen, self.new)}"
+        yield from self._mixed(seen)
         if not killed:
             yield from self._said(done, seen)
         yield from self._next_run(seen)
 
-    def _next_run(self, seen: Files) -> Iterator[str]:
-        """Run the job again, and yield complaints. seen: the content before."""
-        again = self.run(Changes())
+    def _mixed(self, seen: Files) -> Iterator[str]:
+        """Yield a complaint unless the content is the old or the new one."""
+        if seen not in (self.old, self.new) and not self.verb.partly(seen):
+            yield f"neither old nor new: {_difference(seen, self.old)}; {_difference(seen, self.new)}"
+
+    def _next_run(self, seen: Files, inodes: dict[int, int] | None = None) -> Iterator[str]:
+        """Run the job again, and yield complaints. seen: the content before; inodes: see `run`."""
+        again = self.run(Changes(), inodes=inodes)
         finished = seen == self.new and self.verb.old is None and again.code == 2 and "target exists" in again.err
         if again.code != 0 and not finished:
             yield f"the next run ended with code {again.code}: {again.err[-2000:]}"
@@ -170,10 +195,55 @@ class Tester:
             seconds = rng.uniform(0, whole)
             killed += self.run(None, job, seconds=seconds).code == -signal.SIGKILL
             seen = contents(self.top, work=False)
-            if seen not in (self.old, self.new) and not self.verb.partly(seen):
-                wrong.append(f"after {seconds:.3f} s neither old nor new: {_difference(seen, self.new)}")
-            wrong += [f"after {seconds:.3f} s: {what}" for what in self._next_run(seen)]
+            wrong += [f"after {seconds:.3f} s: {what}" for what in (*self._mixed(seen), *self._next_run(seen))]
         return killed, wrong
+
+    def operations(self, inodes: dict[int, int] | None = None) -> list[Operation]:
+        """Run the job and return its operations below the folder. inodes: see `run`."""
+        done = self.run(Recording(self.top), inodes=inodes)
+        assert done.code == 0 or "target exists" in done.err, done.err
+        return list(pickle.loads((self._streams / "operations").read_bytes()))
+
+    def lose_power(self, every: int) -> tuple[int, list[str]]:
+        """Lose power after each `every`-th operation of a run, and of some runs after a kill.
+
+        Returns the number of states, and complaints.
+        """
+        self.reset()
+        disk = Disk(self.old, atomic=self.verb.atomic)
+        operations = self.operations()
+        tried, wrong = self._losses(deepcopy(disk), operations, every)
+        kills = {*range(0, len(operations), max(3 * every, len(operations) // 4)), *range(len(operations))[-9::every]}
+        for n, operation in enumerate(operations):
+            if n in kills:
+                killed = deepcopy(disk)
+                more, said = self._losses(killed, self.operations(self._rebuild(killed.now())), 4 * every)
+                tried += more
+                wrong += [f"killed before {operation.kind} {operation.path}: {what}" for what in said]
+            disk.apply(operation)
+        return tried, wrong
+
+    def _losses(self, disk: Disk, operations: list[Operation], every: int) -> tuple[int, list[str]]:
+        wrong, known = [], set()
+        for n in range(len(operations) + 1):
+            for state in disk.states(random.Random(n), _STATES) if n % every == 0 or n == len(operations) else ():
+                if state.key() not in known:
+                    known.add(state.key())
+                    inodes = self._rebuild(state)
+                    seen = contents(self.top, work=False)
+                    said = [*self._mixed(seen), *self._next_run(seen, inodes)]
+                    if n == len(operations) and seen != self.new:
+                        said.append(f"a complete run is lost: {_difference(seen, self.new)}")
+                    wrong += [f"power loss after operation {n}, {_brief(operations[:n])}: {what}" for what in said]
+            if n < len(operations):
+                disk.apply(operations[n])
+        return len(known), wrong
+
+    def _rebuild(self, state: State) -> dict[int, int]:
+        """Write this content. Returns its inodes -> those before."""
+        shutil.rmtree(self.top)
+        self.top.mkdir()
+        return state.build(self.top)
 
     def _killed_again(self, n: int) -> Run | None:
         """Kill the next run too, at a call that depends on n. None if it ended before that."""
@@ -192,6 +262,22 @@ class Tester:
         left = [p.name for p in self.top.iterdir() if _unfinished(p.name)]
         if done.code and not all(name in last for name in left):
             yield f"{left} remains, and the error does not tell: {last}"
+
+
+def _rename_inodes(inodes: dict[int, int]) -> None:
+    """In a child: show files that were written again with the inodes that they had before."""
+    real = work_folder._inode
+
+    def inode(path: Path) -> int | None:
+        found = real(path)
+        return None if found is None else inodes.get(found, found)
+
+    work_folder._inode = inode
+
+
+def _brief(operations: list[Operation]) -> str:
+    last = operations[-1] if operations else Operation("none", "")
+    return " ".join(filter(None, (last.kind, last.path, last.other)))
 
 
 def _called(job: Job, top: Path, inputs: Path) -> int:
@@ -239,11 +325,15 @@ class Answer:
 
 
 def answer(name: str, how: list[str], every: int, room: Path, inputs: Path) -> Answer:
-    """Test one job. how: ["random"]: `every` kills at random moments."""
-    tester = Tester(VERBS[name], room, inputs)
+    """Test one job. how: ["random"]: `every` kills at random moments; ["power"]: power losses."""
+    tester = Tester((VERBS | UNSYNCED)[name], room, inputs)
     if how == ["random"]:
         killed, wrong = tester.kill_at_random(every, seed=sum(name.encode()))
         return Answer((), str(tester.top), tester.undisturbed.pid, killed, tuple(wrong))
+    if how == ["power"]:
+        tried, wrong = tester.lose_power(every)
+        calls = tuple(c.name for c in tester.calls)
+        return Answer(calls, str(tester.top), tester.undisturbed.pid, tried, tuple(f"{name}: {w}" for w in wrong))
     wrong, tried = [], 0
     for n, kind in points(tester.verb, tester.calls, how, every):
         tried += 1

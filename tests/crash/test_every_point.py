@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,11 +42,19 @@ class Server:
         self._child.wait()
 
 
+@contextmanager
+def serving() -> Iterator[Server]:
+    server = Server()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.fixture(scope="module")
 def ask():
-    server = Server()
-    yield server
-    server.close()
+    with serving() as server:
+        yield server
 
 
 def check(found: dict, at_least: int) -> None:

@@ -24,7 +24,7 @@ from polyquant.msmodelslim.pair import write_pair
 from polyquant.storage import renames, work_folder
 from polyquant.testing.architectures import tiny_model
 
-__all__ = ["FOREIGN", "QUICK", "VERBS", "Files", "Job", "Verb", "make_inputs"]
+__all__ = ["FOREIGN", "QUICK", "UNSYNCED", "VERBS", "Files", "Job", "Verb", "make_inputs"]
 
 QUANT_BIAS = "model.layers.0.self_attn.k_proj.quant_bias"
 
@@ -64,6 +64,10 @@ def _no_exchange() -> None:
 
 def _no_renameat2() -> None:
     renames._rename = lambda old, new, how: False
+
+
+def _no_sync() -> None:
+    work_folder.sync_folder = lambda path: None
 
 
 def _no_kernel_copy() -> None:
@@ -225,3 +229,9 @@ VERBS = {
 
 QUICK = tuple(name for name in VERBS if name.startswith(("save", "edit", "pair")))
 """Jobs of few calls, which together cover every way to publish."""
+
+UNSYNCED = {
+    name: Verb(VERBS[of].job, VERBS[of].old, VERBS[of].partly, system=_no_sync)
+    for name, of in (("unsynced-file", "save-gguf-overwrite"), ("unsynced-split", "save-split-overwrite"))
+}
+"""Jobs that do not sync folders, which is wrong."""

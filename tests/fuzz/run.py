@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from random import Random
 from typing import Any
 
 SECONDS = 5
+STUCK = 3600
+"""Seconds of wall-clock time after which an input that does not return to Python is a finding; a run may be paused."""
 MEMORY = 1 << 30
 LARGEST = 60_000
 """Maximum size of an input."""
@@ -34,6 +37,10 @@ CORPUS = Path(__file__).parent / "corpus"
 def limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
+
+
+def too_slow(*_: object) -> None:
+    raise AssertionError(f"more than {SECONDS} s of processor time")
 
 
 def scratch() -> Path:
@@ -94,9 +101,17 @@ def guided(name: str, runs: int, seed: int, corpus: Path) -> None:
         return bytes(new[:most])
 
     def one(data: bytes) -> None:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         target.run(data, folder)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
-    limits = [f"-max_len={LARGEST}", f"-timeout={SECONDS}", "-rss_limit_mb=2048", f"-artifact_prefix={corpus.parent}/"]
+    signal.signal(signal.SIGPROF, too_slow)
+    limits = [
+        f"-max_len={LARGEST}",
+        f"-timeout={STUCK}",
+        "-rss_limit_mb=2048",
+        f"-artifact_prefix={corpus.parent}/{name}-",
+    ]
     progress = ["-print_final_stats=1", "-verbosity=1", f"-seed={seed}", f"-runs={runs}"]
     atheris.Setup([name, *limits, *progress, str(corpus)], one, custom_mutator=mutate)
     limit_memory()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import click
 
 from polyquant.capabilities import FitsInputs, WithBits
 from polyquant.cli.console import (
@@ -21,7 +24,8 @@ from polyquant.cli.console import (
 )
 from polyquant.cli.terminal import say, say_some
 from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
-from polyquant.conversion.execute import Report, StepReport, memory_limit
+from polyquant.conversion.execute import Engine, memory_limit
+from polyquant.conversion.report import Report, StepReport
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tasks import Part, cost, parse_part, shares
 from polyquant.errors import PolyquantError, listed, printable
@@ -33,12 +37,13 @@ from polyquant.storage.locations import located
 
 def run_conversion(
     *, src: str, dst: str, to: str | None, rules: tuple[str, ...], dry_run: bool, overwrite: bool, resume: Any,
-    threads: int | None, no_measure: bool, max_memory: str | None, part: str | None, style: str, shrink: bool = False,
-    **options: Any,
+    threads: int | None, no_measure: bool, max_memory: str | None, part: str | None, engine: str | None,
+    workers: int | None, address: str | None, lease: float | None, style: str, shrink: bool = False, **options: Any,
 ) -> None:  # fmt: skip
     """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec."""
     target = located(dst)
     share = parse_part(part) if part is not None else None
+    on_engine = _engine(engine, part, {"--workers": workers, "--address": address, "--lease": lease}, threads or 1)
     if dry_run:  # which writes nothing, so what exists there stops the run alone
         refuse_overlap(target, located(src))
     else:
@@ -72,12 +77,24 @@ def run_conversion(
             max_memory=max_memory,
             part=share,
             command=part_command(sys.argv, part),
+            engine=on_engine,
             on_progress=watcher(tell),
         )
     if style == "json":
         as_json(report.to_json())
     else:
         print_report(report, share)
+
+
+def _engine(name: str | None, part: str | None, options: Mapping[str, Any], threads: int) -> Engine | None:
+    """The engine of the options. Raises click.UsageError for options that need one, or contradict it."""
+    if name is None:
+        for flag in (flag for flag, value in options.items() if value is not None):
+            raise click.UsageError(f"{flag} needs --engine")
+        return None
+    if part is not None:
+        raise click.UsageError("--engine and --part are mutually exclusive")
+    return Engine(name, options["--workers"], threads, options["--address"], options["--lease"])
 
 
 def part_command(argv: list[str], part: str | None) -> str:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
 from polyquant.cli.console import json_option
+from polyquant.cli.grouped import GroupedOption
 from polyquant.cli.option_flags import format_options, writable
 from polyquant.cli.source_type import SOURCE
 from polyquant.errors import printable
@@ -36,6 +38,8 @@ class _TargetName(click.ParamType[str]):
             self.fail(f"'{printable(value)}' is not one of {', '.join(repr(n) for n in names)}.{hint}", param, ctx)
         return str(value)
 
+
+_shared = partial(click.option, cls=GroupedOption, group="Many machines")
 
 _OPTIONS = (
     click.argument("src", type=SOURCE),
@@ -78,19 +82,35 @@ _OPTIONS = (
         show_default=True,
         help="Resume an unfinished run of the same job.",
     ),
-    click.option("--threads", type=click.IntRange(1, 256), help="Worker threads.  [default: all cores]"),
+    click.option(
+        "--threads", type=click.IntRange(1, 256), help="Threads, with --engine of each worker.  [default: all cores; 1]"
+    ),
     click.option(
         "--max-memory",
         metavar="SIZE",
         help="Keep the resident memory of the process below SIZE, e.g. 2GB: fewer tensors are in progress at once.",
     ),
-    click.option(
+    click.option("--no-measure", is_flag=True, help="Do not measure the error of each tensor."),
+    json_option,
+    _shared(
         "--part",
         metavar="I/N",
         help="Do share I of N of the work, on any machine; `polyquant merge DST` publishes the whole.",
     ),
-    click.option("--no-measure", is_flag=True, help="Do not measure the error of each tensor."),
-    json_option,
+    _shared(
+        "--engine",
+        type=click.Choice(["ray", "dask"]),
+        help="Let workers do the work: of a cluster at --address, else new ones on this machine. DST must be in a "
+        "folder that all workers share.",
+    ),
+    _shared("--workers", type=click.IntRange(1, 10_000), metavar="N", help="Their number.  [default: one per core]"),
+    _shared("--address", metavar="HOST:PORT", help="A running Ray or Dask cluster."),
+    _shared(
+        "--lease",
+        type=click.FloatRange(1, 86_400),
+        metavar="SECONDS",
+        help="Replace a worker that takes longer for a unit of work.  [default: 10 times the expected time]",
+    ),
 )
 
 

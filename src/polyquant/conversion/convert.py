@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from polyquant.architectures.language_model import language_model
 from polyquant.calibration.importance import load_importance
-from polyquant.conversion.execute import Report, execute
+from polyquant.conversion.execute import Engine, execute
 from polyquant.conversion.plan import make_plan
+from polyquant.conversion.report import Report
 from polyquant.conversion.steps import Plan, with_name
 from polyquant.conversion.tasks import Part, parse_part, shares
 from polyquant.errors import PlanError, UnsupportedError
@@ -89,7 +91,11 @@ def plan(
         source = language_model(source)
     weights = load_importance(importance) if isinstance(importance, str | os.PathLike) else importance
     parsed = [parse_rule(r) if isinstance(r, str) else r for r in rules]
-    return make_plan(
+    request = {
+        "src": os.fspath(src), "to": to, "codec": codec, "recipe": recipe, "rules": tuple(parsed),
+        "requantize": requantize, "allow_unknown": allow_unknown, "importance": importance, **options,
+    }  # fmt: skip
+    made = make_plan(
         source,
         source_form.carry,
         form.name,
@@ -103,6 +109,7 @@ def plan(
         importance=weights,
         on_tensor=on_tensor,
     )
+    return replace(made, request=request)
 
 
 def targets() -> list[tuple[Format, Target]]:
@@ -148,6 +155,7 @@ def convert(
     max_memory: int | str | None = None,
     part: str | Part | None = None,
     command: str = "",
+    engine: Engine | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Report:
@@ -155,8 +163,8 @@ def convert(
 
     to: target format, by default from `guess_format`. measure: measure the error of each tensor (always done for
     trellis codes). part: "3/8" writes the third of eight shares, and `merge` publishes all of them; command: how to
-    make a part, for messages, with {part} for "3/8". options: as for `plan`. Returns the report with the measured
-    errors. Raises InputError, PlanError, UnknownNameError, OSError.
+    make a part, for messages, with {part} for "3/8". engine: let workers of a cluster do the work. options: as for
+    `plan`. Returns the report with the measured errors. Raises InputError, PlanError, UnknownNameError, OSError.
     """
     target = located(dst)
     if isinstance(src, Plan):
@@ -169,7 +177,7 @@ def convert(
     check_disk(plan_, target, share)
     return execute(
         plan_, target, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
-        part=share, command=command or f"polyquant.convert(..., {str(target)!r}, ..., part='{{part}}')",
+        part=share, command=command or f"polyquant.convert(..., {str(target)!r}, ..., part='{{part}}')", engine=engine,
         on_progress=on_progress,
     )  # fmt: skip
 
@@ -188,13 +196,14 @@ def quantize(
     max_memory: int | str | None = None,
     part: str | Part | None = None,
     command: str = "",
+    engine: Engine | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Report:
     """Like `convert`, with a default size: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
     to = to or guess_format(located(dst), src, **options)
     return convert(
         src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
-        part=part, command=command, on_progress=on_progress, **smaller(to, options),
+        part=part, command=command, engine=engine, on_progress=on_progress, **smaller(to, options),
     )  # fmt: skip
 
 

@@ -1,143 +1,46 @@
-"""Execute a plan: stream row blocks from the source's files to their slots, on several threads, measuring errors.
-
-Only the row blocks in progress are in memory, never a whole model. A step whose codec cannot be split by rows (I2_S,
-TL: one scale or one permutation per tensor) holds the codes of that tensor, one byte per weight. Trellis steps hold
-the floats of a whole tensor and their kernels use all cores, so only one runs at a time, in parallel with other steps.
-"""
+"""Execute a plan: stage its layout, run its steps, publish the result."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import numpy as np
-
-from polyquant.conversion import work
-from polyquant.conversion.memory import job_bytes, working_limit
+from polyquant.conversion.memory import working_limit
 from polyquant.conversion.parts import job_of, source_states
-from polyquant.conversion.read_ahead import reading_ahead, window_bytes
+from polyquant.conversion.read_ahead import window_bytes
+from polyquant.conversion.report import Report, StepReport
+from polyquant.conversion.run import Run
 from polyquant.conversion.steps import Plan
-from polyquant.conversion.tasks import Part, Task, shares, whole
-from polyquant.errors import CodecError, InputError, printable
+from polyquant.conversion.tasks import Part, shares, whole
+from polyquant.errors import PlanError
 from polyquant.formats.existing import refuse_target, replaceable
-from polyquant.formats.protocol import Context
 from polyquant.formats.sizes import memory_bytes
-from polyquant.formats.steps import Piece, Progress, Step
+from polyquant.formats.steps import Progress
 from polyquant.ops import native
-from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.locations import located
 from polyquant.storage.parts import staged_part
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
-from polyquant.tables import Table, decibel, size
-from polyquant.types import Affine, as_matrix
 
-__all__ = ["Report", "StepReport", "cores", "execute", "memory_limit"]
-
-
-_Result: TypeAlias = tuple[ErrorSums | None, str]
-
-_CHEAP = 64
-"""Approximate number of weights copied in the time of one trellis search."""
+__all__ = ["Engine", "cores", "execute", "kernel_threads", "memory_limit"]
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
-    """The result for one tensor. error: None if nothing was lost or it was not measured; note: about changed scales."""
+class Engine:
+    """Workers that do the work. name: "ray" or "dask"; address: of a running cluster, None for one on this machine;
+    workers: their number, by default one per core; threads: of each; lease: seconds after which a worker that has not
+    finished a unit is replaced, by default ten times the expected time.
+    """
 
-    tensor: str
-    shape: tuple[int, ...]
-    action: str
-    source: str
-    target: str
-    nbytes: int
-    error: ErrorSums | None = None
-    note: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The values as JSON-compatible types."""
-        out = asdict(self)
-        if self.error is not None:
-            out |= {
-                "snr_db": self.error.snr,
-                "rrmse": self.error.rrmse,
-                "cosine": self.error.cosine,
-                "max_error": self.error.worst,
-            }
-        return out
-
-    @staticmethod
-    def from_json(entry: dict[str, Any]) -> StepReport:
-        """The inverse of `to_json`. Raises KeyError, TypeError for other values."""
-        error = entry.get("error")
-        texts = {n: entry[n] for n in ("tensor", "action", "source", "target", "note")}
-        numbers = (entry["nbytes"], *entry["shape"], *(error.values() if error else ()))
-        if not all(isinstance(t, str) for t in texts.values()) or not all(type(n) in (int, float) for n in numbers):
-            raise TypeError("not a report")
-        return StepReport(
-            shape=tuple(entry["shape"]), error=ErrorSums(**error) if error else None, nbytes=entry["nbytes"], **texts
-        )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Report:
-    """A finished conversion."""
-
-    path: Path
-    format: str
-    nbytes: int
-    seconds: float
-    steps: tuple[StepReport, ...]
-    warnings: tuple[str, ...] = field(default=())
-
-    def __repr__(self) -> str:
-        warned = f", {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
-        what = f"{len(self.steps)} tensors, {size(self.nbytes)}, SNR {decibel(self.error.snr)}"
-        return f"<Report {printable(self.path)} ({self.format}): {what}, {self.seconds:.1f} s{warned}>"
-
-    def _repr_html_(self) -> str:
-        rows = (
-            (
-                s.tensor,
-                list(s.shape),
-                s.action,
-                s.source,
-                s.target,
-                size(s.nbytes),
-                decibel(s.error.snr) if s.error else "",
-                s.note,
-            )
-            for s in self.steps
-        )
-        columns = ("tensor", "shape", "action", "from", "to", "size", "SNR", "note")
-        return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
-
-    @property
-    def error(self) -> ErrorSums:
-        """Error sums over all measured tensors."""
-        return sum((s.error for s in self.steps if s.error is not None), ErrorSums())
-
-    def to_json(self) -> dict[str, Any]:
-        """The values as JSON-compatible types."""
-        total = self.error
-        return {
-            "path": str(self.path),
-            "format": self.format,
-            "bytes": self.nbytes,
-            "seconds": self.seconds,
-            "rrmse": total.rrmse,
-            "snr_db": total.snr,
-            "warnings": list(self.warnings),
-            "tensors": [s.to_json() for s in self.steps],
-        }
+    name: str
+    workers: int | None = None
+    threads: int = 1
+    address: str | None = None
+    lease: float | None = None
 
 
 def execute(
@@ -151,11 +54,13 @@ def execute(
     max_memory: int | str | None = None,
     part: Part | None = None,
     command: str = "",
+    engine: Engine | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Write the plan's output to `dst`, which appears only when complete. threads: default all cores. max_memory: limit
     of the process's resident memory, in bytes or as "2GB"; fewer jobs run at once to keep it. part: write only this
     share of the plan, for `merge` (conversion/parts.py); command: makes a part, with {part} for "3/8".
+    engine: let workers of a cluster run the steps.
 
     Raises PlanError (target exists, locked, disk or memory limit too small), InputError (source broken or not
     finite), OSError from the disk.
@@ -163,8 +68,7 @@ def execute(
     target, started = located(dst), time.monotonic()
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     tasks = whole(plan) if part is None else shares(plan, part.count)[part.number - 1]
-    limit, window = memory_limit(plan, max_memory), _window(plan, max_memory)
-    run = _Run(plan, tasks, threads or cores(), measure, on_progress, limit, window)
+    limit = memory_limit(plan, max_memory)
     if part is None:
         output = staged(
             target,
@@ -179,10 +83,41 @@ def execute(
             target, plan.layout, job_of(plan, part.count, command), part.number, tasks=len(tasks),
             sources=source_states(plan), resume=resume, check=lambda: refuse_changed(plan.source.opened),
         )  # fmt: skip
-    with output as staging, _kernel_threads(threads):
-        reports = run.all_tasks(staging)
+    with output as staging, kernel_threads(threads):
+        if engine is not None:
+            reports = _on_engine(engine, plan, target, staging, measure, max_memory, on_progress)
+        else:
+            reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit).all_tasks(staging)
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
     return Report(target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+
+
+def _on_engine(
+    engine: Engine, plan: Plan, target: Path, staging: Staging, measure: bool, max_memory: int | str | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> list[StepReport]:  # fmt: skip
+    """Run the steps on a cluster. Raises PlanError for a plan that workers cannot make."""
+    from polyquant.conversion.engines.cluster import Assignment, cluster_named
+    from polyquant.conversion.engines.driver import run_units
+
+    if plan.request is None:
+        raise PlanError("workers cannot read arrays in memory", hint="save them, or omit the engine")
+    assignment = Assignment(
+        plan.request,
+        str(target),
+        str(staging.folder),
+        plan.identity,
+        str(Path.cwd()),
+        engine.threads,
+        measure,
+        max_memory,
+    )
+    workers = engine.workers or max(1, cores() // engine.threads)
+    cluster = cluster_named(engine.name, assignment, workers=workers, address=engine.address)
+    try:
+        return run_units(plan, staging, cluster, lease=engine.lease, on_progress=on_progress)
+    finally:
+        cluster.close()
 
 
 def memory_limit(plan: Plan, max_memory: int | str | None) -> int | None:
@@ -190,15 +125,12 @@ def memory_limit(plan: Plan, max_memory: int | str | None) -> int | None:
     if max_memory is None:
         return None
     most = memory_bytes(max_memory)
-    return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=most, window=_window(plan, most))
-
-
-def _window(plan: Plan, max_memory: int | str | None) -> int:
-    return window_bytes(plan.source, None if max_memory is None else memory_bytes(max_memory))
+    window = window_bytes(plan.source, most)
+    return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=most, window=window)
 
 
 @contextmanager
-def _kernel_threads(count: int | None) -> Iterator[None]:
+def kernel_threads(count: int | None) -> Iterator[None]:
     """Set the thread count of the native kernels (a process-wide setting) within the block."""
     before = native.threads()
     if count is not None:
@@ -214,186 +146,3 @@ def cores() -> int:
     """Cores that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)  # Linux only; elsewhere all cores
     return len(allowed(0)) if allowed else os.cpu_count() or 1
-
-
-class _Run:
-    """The mutable state of one execution: a bounded window of jobs on a thread pool."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        tasks: Sequence[Task],
-        threads: int,
-        measure: bool,
-        on_progress: Callable[[Progress], None] | None,
-        limit: int | None = None,
-        window: int = 0,
-    ) -> None:
-        self.limit, self.window = limit, window
-        self.plan, self.tasks, self.threads = plan, tasks, threads
-        self.measure, self.on_progress = measure, on_progress
-        self.searches = any(t.step.searches for t in tasks)
-        self.total = sum(self._work(t.step, t.weights) for t in tasks)
-        learning = [t.step for t in tasks if t.step.searches or t.step.target.form is Affine]
-        self.calibrating = sum(s.weights for s in learning) if plan.text is not None else 0
-        self.calibrated = 0.0
-        self.done_weights = 0
-        self.started = time.monotonic()
-        self.stop = threading.Event()
-        self.worker = plan.target.worker(
-            Context(
-                plan.source,
-                plan.steps,
-                plan.options,
-                plan.importance,
-                partial(work.floats, plan.source),
-                self._calibrated,
-            )
-        )
-
-    def _work(self, step: Step, weights: int) -> int:
-        """The progress units of some weights of a step, weighted by duration so that the remaining time can be
-        estimated.
-        """
-        return weights if step.searches or not self.searches else weights // _CHEAP
-
-    def all_tasks(self, staging: Staging) -> list[StepReport]:
-        """Run the tasks that the journal does not contain. Returns reports in the plan's order."""
-        reports = {name: StepReport.from_json(entry) for name, entry in staging.done.items()}
-        tasks = {t.step.map.target: t for t in self.tasks}
-        self.done_weights = sum(self._work(t.step, t.weights) for name, t in tasks.items() if name in reports)
-        open_blocks: dict[str, int] = {}
-        sums: dict[str, list[_Result]] = {}
-        pending: dict[Future[_Result], tuple[Step, int, int]] = {}
-
-        def settle(done: set[Future[_Result]]) -> None:
-            for future in [
-                f for f in pending if f in done
-            ]:  # in order of submission: of two errors the first is reported
-                step, weights, _ = pending.pop(future)
-                name = step.map.target
-                sums[name].append(future.result())
-                self._tell(name, self._work(step, weights))
-                open_blocks[name] -= 1
-                if open_blocks[name] == 0:
-                    task = tasks[name]
-                    reports[name] = self._step_report(task, sums.pop(name))
-                    rows = {} if task.share is None else {"rows": task.share}
-                    staging.finish(name, reports[name].to_json(), task=task.index, **rows)
-
-        ordered = self._ordered([t.step for name, t in tasks.items() if name not in reports])
-        ahead = reading_ahead(self.plan.source, ((s, tasks[s.map.target].blocks()) for s in ordered), self.window)
-        with ahead, ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
-            try:
-                for step in ordered:
-                    row_blocks = tasks[step.map.target].blocks()
-                    open_blocks[step.map.target], sums[step.map.target] = len(row_blocks), []
-                    need = self._job_bytes(step)
-                    for rows in row_blocks:
-                        while len(pending) >= 2 * self.threads or not self._fits(need, pending.values()):
-                            settle(wait(pending, return_when=FIRST_COMPLETED).done)
-                        job = (lane if step.alone else pool).submit(self._job, step, rows, staging)
-                        pending[job] = (
-                            step,
-                            (rows.stop - rows.start) * as_matrix(step.map.shape)[1] if rows else step.weights,
-                            need,
-                        )
-                while pending:
-                    settle(wait(pending, return_when=FIRST_COMPLETED).done)
-            finally:  # after an error or an interrupt: running jobs stop early, others never start
-                self.stop.set()
-                for future in pending:
-                    future.cancel()
-        return [reports[name] for name in tasks]
-
-    def _job_bytes(self, step: Step) -> int:
-        return 0 if self.limit is None else job_bytes(step, calibrated=self.plan.text is not None)
-
-    def _fits(self, need: int, pending: Collection[tuple[Step, int, int]]) -> bool:
-        """True if one more job stays within the memory limit. A job alone always does: `memory_limit` checked it."""
-        return self.limit is None or not pending or need + sum(job[2] for job in pending) <= self.limit
-
-    def _ordered(self, steps: list[Step]) -> list[Step]:
-        """The steps in execution order; calibration runs here."""
-        return steps if self.worker is None else self.worker.order(steps)
-
-    def _calibrated(self, share: float) -> None:
-        """Report the share of the calibration that is done."""
-        if self.stop.is_set():
-            raise InterruptedError("the conversion ended before its calibration did")
-        self.calibrated = share
-        self._show("calibrating")
-
-    def _tell(self, name: str, weights: int) -> None:
-        self.done_weights += weights
-        self._show(name)
-
-    def _show(self, name: str) -> None:
-        if self.on_progress is not None:
-            done, total = self.done_weights + int(self.calibrated * self.calibrating), self.total + self.calibrating
-            self.on_progress(Progress(done, total, name, time.monotonic() - self.started))
-
-    def _step_report(self, task: Task, results: list[_Result]) -> StepReport:
-        step = task.step
-        measured = [e for e, _ in results if e is not None]
-        error = sum(measured, ErrorSums()) if measured else None
-        name = step.map.target
-        if error is not None:
-            self._refuse_infinite(step, error)
-        origin = "constant" if name in self.plan.translation.constants else "calibration"
-        source = str(step.source) if step.source is not None else origin
-        notes = "; ".join(dict.fromkeys(n for _, n in results if n))
-        return StepReport(name, step.map.shape, step.action.value, source, str(step.target), task.nbytes, error, notes)
-
-    def _refuse_infinite(self, step: Step, error: ErrorSums) -> None:
-        if not error.finite:
-            raise InputError(
-                "contains NaN or infinity",
-                file=self.plan.source.path,
-                tensor=step.map.origin,
-                hint="polyquant validate lists all of them",
-            )
-
-    def _job(self, step: Step, rows: slice | None, staging: Staging) -> _Result:
-        """Read, convert, measure and write one row block, or one whole tensor."""
-        if self.stop.is_set():
-            return None, ""
-        name = step.map.target
-        if step.source is None and name in self.plan.translation.constants:
-            staging.write(name, "blocks", 0, np.ascontiguousarray(self.plan.translation.constants[name], np.float32))
-            return None, ""
-        error, note = None, ""
-        try:
-            for piece in self._pieces(step, rows):
-                _write(staging, name, piece)
-                error = piece.error if error is None or piece.error is None else error + piece.error
-                note = piece.note or note
-        except CodecError as problem:
-            raise InputError(
-                problem.message,
-                file=self.plan.source.path,
-                tensor=step.map.origin,
-                expected=problem.expected,
-                found=f"{problem.found} (of rows {rows.start} to {rows.stop - 1})"
-                if rows and problem.found
-                else problem.found,
-                hint=problem.hint,
-            ) from None
-        if error is not None and self.worker is not None and (stated := self.worker.stated(step, error)):
-            self._refuse_infinite(step, error)
-            for part, array in stated.items():
-                staging.write(name, part, 0, array)
-        return error, note
-
-    def _pieces(self, step: Step, rows: slice | None) -> Iterable[Piece]:
-        if self.worker is not None and self.worker.takes(step):
-            return self.worker.pieces(step, rows, measure=self.measure)
-        if rows is not None:
-            return [work.convert_rows(self.plan, step, rows, measure=self.measure)]
-        return work.convert_tensor(self.plan, step, measure=self.measure)
-
-
-def _write(staging: Staging, tensor: str, piece: Piece) -> None:
-    for part, array in piece.parts.items():
-        offset = piece.start * array.nbytes // max(1, piece.rows)
-        staging.write(tensor, part, offset, np.ascontiguousarray(array))

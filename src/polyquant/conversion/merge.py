@@ -15,15 +15,16 @@ from itertools import pairwise
 from pathlib import Path
 
 from polyquant import __version__
-from polyquant.conversion.execute import Report, StepReport
+from polyquant.conversion.report import Report, StepReport
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.ops.metrics import ErrorSums
 from polyquant.storage.journal import Block
 from polyquant.storage.parts import Job, Receipt, between_blocks, folder_of, receipt
 from polyquant.storage.parts_copy import copy_parts
+from polyquant.storage.renames import named, sync_folder
 from polyquant.storage.staging import crc_of
-from polyquant.storage.work_folder import FILES, WorkFolder, named, sync_folder
+from polyquant.storage.work_folder import FILES, WorkFolder
 
 __all__ = ["discard_parts", "merge", "sum_reports"]
 

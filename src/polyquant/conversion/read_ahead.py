@@ -32,9 +32,13 @@ def window_bytes(source: Checkpoint, max_memory: int | None = None) -> int:
 
 
 def reading_ahead(
-    source: Checkpoint, work: Iterable[tuple[Step, Sequence[slice | None]]], window: int
+    source: Checkpoint, work: Iterable[tuple[Step, Sequence[slice | None]]], limit: int | None
 ) -> AbstractContextManager[None]:
-    """Fetch the bytes of these steps and row blocks ahead within the block; nothing is done if the window is 0."""
+    """Fetch the bytes of these steps and row blocks ahead within the block, if the source is remote.
+
+    limit: bytes that the jobs may use; the window is smaller.
+    """
+    window = window_bytes(source, limit)
     if window == 0:
         return nullcontext()
     return fetching((span for step, blocks in work for span in _spans(source, step, blocks)), window)

@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike
 from polyquant.codecs.arguments import real
 from polyquant.codecs.dtypes import PLAIN
 from polyquant.conversion.convert import check_disk, known_options, refuse_foreign, targets, writable
-from polyquant.conversion.execute import Report, execute
+from polyquant.conversion.execute import execute
 from polyquant.conversion.plan import make_plan
+from polyquant.conversion.report import Report
 from polyquant.conversion.steps import with_name
 from polyquant.errors import CodecError, PlanError, UnsupportedError
 from polyquant.formats.existing import refuse_target

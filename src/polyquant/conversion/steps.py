@@ -39,7 +39,7 @@ class Plan:
     """A conversion, ready to run.
 
     options: an instance of the target's option class. method: how codes are searched. text: the calibration text, a
-    file or OWN_TEXT.
+    file or OWN_TEXT. request: the arguments of `plan`, to make it again in another process.
     """
 
     source: Checkpoint
@@ -54,6 +54,7 @@ class Plan:
     importance: Mapping[str, F32] = field(default_factory=dict)
     method: str | None = None
     text: str | None = None
+    request: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         actions = ", ".join(f"{action.value} {count}" for action, count in self.actions.items())

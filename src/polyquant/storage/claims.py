@@ -15,6 +15,7 @@ from pathlib import Path
 
 from polyquant.errors import PlanError, printable
 from polyquant.storage.journal import Journal
+from polyquant.storage.renames import sync_folder
 from polyquant.storage.work_folder import FILES, Resume, WorkFolder, belongs_to
 
 __all__ = ["candidates", "claimed", "held_bytes", "parent_locked", "settle_all", "taken", "unmerged"]
@@ -72,7 +73,8 @@ def claimed(
                     and (earlier.job, earlier.files) == (job, tuple(files))
                 ):
                     work = folder, earlier
-                    with suppress(FileExistsError):  # killed before it was created
+                    sync_folder(folder.path)  # killed before it was synced
+                    with suppress(FileExistsError):  # or before it was created
                         folder.files.mkdir()
                 else:
                     folder.discard()

@@ -11,6 +11,8 @@ Anything else that leaves the folder is refused: a downloaded folder must not re
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -47,18 +49,16 @@ MODULES = "modules.json"
 """In an embedding model: the modules of sentence-transformers, each with the folder of its settings."""
 
 
+_PLAIN_NAME = re.compile(r"[^/\\:\0-\x1f]{1,255}")
+
+
 class LeavesFolderError(InputError):
     """A name or a link that points outside the folder."""
 
 
 def base_name(name: object) -> bool:
     """Return True for a plain file name, which cannot leave the folder."""
-    return (
-        isinstance(name, str)
-        and 0 < len(name) <= 255
-        and name not in (".", "..")
-        and not any(c in "/\\:" or ord(c) < 32 for c in name)
-    )
+    return isinstance(name, str) and name not in (".", "..") and _PLAIN_NAME.fullmatch(name) is not None
 
 
 def inner_name(name: object) -> bool:
@@ -82,13 +82,19 @@ def member(folder: Path, name: str) -> Path | None:
     if not base_name(name):
         raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain file name", found=name)
     path = folder / name
-    if not path.is_symlink() and not path.exists():
+    try:
+        mode = os.lstat(path).st_mode
+    except PermissionError as e:
+        raise InputError(f"cannot be read: {e.strerror}", file=path) from e
+    except (OSError, ValueError):  # ValueError: a surrogate in the name
         return None
+    if stat.S_ISREG(mode):
+        return path
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as e:
         raise InputError("is a broken link", file=path, hint="finish the download, or copy the file here") from e
-    if path.is_symlink() and not _allowed(folder.resolve(), target):
+    if stat.S_ISLNK(mode) and not _allowed(folder.resolve(), target):
         raise LeavesFolderError("is a link that leaves the folder", file=path, found=target, hint="copy the file here")
     if not stat.S_ISREG(target.stat().st_mode):
         raise InputError("is not a regular file", file=path)

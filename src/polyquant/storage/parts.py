@@ -27,9 +27,9 @@ from polyquant.errors import PlanError, printable
 from polyquant.storage import journal as journals
 from polyquant.storage.claims import candidates, parent_locked, taken, unmerged
 from polyquant.storage.journal import Done
-from polyquant.storage.renames import rename_new
+from polyquant.storage.renames import named, rename_new, sync_folder
 from polyquant.storage.staging import ForeignFileError, Staging
-from polyquant.storage.work_folder import Resume, WorkFolder, named, part_name, parts_name, sync_folder
+from polyquant.storage.work_folder import Resume, WorkFolder, part_name, parts_name
 from polyquant.types import Layout
 
 __all__ = [
@@ -238,6 +238,7 @@ def _create(path: Path, target: Path, job: Job) -> None:
     """Create the folder under a random name and rename it, so that it is complete under its own."""
     work = WorkFolder.create(target, job.name, job.files, parts=job.header)
     try:
+        sync_folder(work.path)
         rename_new(work.path, path)
     except FileExistsError:  # another machine was faster
         work.discard()
@@ -293,6 +294,7 @@ def staged_part(
                 journal.append(complete=True)
                 journal.sync()
             sync_folder(work.path)
+            sync_folder(dst.parent)
         except BaseException as error:
             if not _discard_empty(work, job):
                 error.add_note(f"the same command resumes this part; the parts are in '{printable(work.path)}'")

@@ -16,7 +16,8 @@ from typing import TypeAlias
 from polyquant.errors import InputError, PlanError, printable
 from polyquant.storage import journal as journals
 from polyquant.storage.parts import Job, Receipt, between_blocks, joined, receipt
-from polyquant.storage.work_folder import FILES, inside_work_folder, named, part_name, sync_folder
+from polyquant.storage.renames import named, sync_folder
+from polyquant.storage.work_folder import FILES, inside_work_folder, part_name
 
 __all__ = ["copy_parts"]
 
@@ -78,6 +79,7 @@ def _copy_into(own: Path, folders: Sequence[tuple[Path, Job]], job: Job, on_prog
     for part, (folder, _) in chosen.items():
         _copy_receipt(folder / part_name(part, job.count), own / part_name(part, job.count))
     sync_folder(own)
+    sync_folder(own.parent)
 
 
 def _common(job: Job) -> Job:

@@ -1,4 +1,4 @@
-"""Renames that `os` lacks: an atomic exchange of two names, and a rename that never replaces.
+"""Renames that `os` lacks: an atomic exchange of two names, and a rename that never replaces; sync of a folder.
 
 Linux has renameat2 (man 2 renameat2), macOS renamex_np. On other systems and file systems `exchange` returns False and
 `rename_new` falls back to a hard link, which also fails if the name exists.
@@ -8,16 +8,38 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["exchange", "rename_new"]
+__all__ = ["exchange", "named", "rename_new", "sync_folder"]
 
 _AT_FDCWD = -100
 _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NEW, _EXCHANGE = "new", "exchange"
 _FLAGS = {"renameat2": {_NEW: 1, _EXCHANGE: 2}, "renamex_np": {_NEW: 4, _EXCHANGE: 2}}
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Add the file name to an OSError from a descriptor."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = str(path)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Sync a folder, so that renames inside it are durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with named(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def exchange(a: Path, b: Path) -> bool:
@@ -37,6 +59,7 @@ def rename_new(old: Path, new: Path) -> None:
         except OSError:  # a file system without hard links
             pass
         else:
+            sync_folder(new.parent)  # after a power loss the file has at least one of the names
             old.unlink()
             return
     if os.path.lexists(new):

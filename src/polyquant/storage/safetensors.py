@@ -108,9 +108,12 @@ def read_header(source: Source) -> Header:
 
 
 @contextmanager
-def reusing_headers() -> Iterator[None]:
-    """Within the block, the valid header of an unchanged file is parsed once: opening and checking share it."""
-    token = _read.set({})
+def reusing_headers(known: dict[FileState, Header] | None = None) -> Iterator[None]:
+    """Within the block, the valid header of an unchanged file is parsed once: opening and checking share it.
+
+    known: headers of earlier blocks; new ones are added.
+    """
+    token = _read.set({} if known is None else known)
     try:
         yield
     finally:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from polyquant.errors import PlanError, PolyquantError
 from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
-from polyquant.storage.work_folder import FILES, Resume, WorkFolder, named, sync_folder
+from polyquant.storage.renames import named, sync_folder
+from polyquant.storage.work_folder import FILES, Resume, WorkFolder
 from polyquant.types import FilePlan, Layout, Slot
 
 __all__ = ["ForeignFileError", "Replaceable", "Resume", "Staging", "crc_of", "staged"]
@@ -177,9 +178,19 @@ class Staging:
 
     def finish(self, tensor: str, report: Any, **more: Any) -> None:
         """Record that a tensor is complete. more: further values of its line (storage/journal.py)."""
-        self.done[tensor] = report
         blocks = [[b.file, b.offset, b.nbytes, b.crc] for b in self._blocks.pop(tensor, [])]
+        self.record(tensor, report, blocks, **more)
+
+    def record(self, tensor: str, report: Any, blocks: Sequence[Sequence[int]], **more: Any) -> None:
+        """Record that a tensor is complete, whose blocks (storage/journal.py) another process has written."""
+        self.done[tensor] = report
         self._work.append(tensor=tensor, report=report, blocks=blocks, **more)
+
+    def flush(self) -> None:
+        """Sync the bytes written so far to disk. Raises OSError."""
+        for f in self.layout.files:
+            with named(self.folder / f.name):
+                os.fdatasync(self._fds[f.name])
 
     def sync(self) -> None:
         """Sync every file to disk. Raises PlanError if one was replaced or truncated since it was opened."""

@@ -90,6 +90,11 @@ def parse(data: Any, limit: Limit = OTHER, *, file: object = None) -> Any:
 
 def _measure(raw: np.ndarray[Any, np.dtype[np.uint8]], limit: Limit, file: object) -> None:
     """Check nesting and number of values by counting brackets and commas outside strings, in chunks."""
+    if len(raw) <= _CHUNK:
+        text = raw.tobytes()
+        most = text.count(b"[") + text.count(b"{")  # including those in strings
+        if most <= MAX_DEPTH and most + text.count(b",") <= limit.values:
+            return
     depth = values = 0
     in_string = odd_backslashes = False
     for a in range(0, len(raw), _CHUNK):

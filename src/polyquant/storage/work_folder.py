@@ -24,15 +24,15 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from polyquant.errors import PlanError, printable
 from polyquant.storage import journal as journals
 from polyquant.storage.journal import Journal, Move, Publication
-from polyquant.storage.renames import exchange, rename_new
+from polyquant.storage.renames import exchange, named, rename_new, sync_folder
 
 __all__ = [
     "FILES",
@@ -42,10 +42,8 @@ __all__ = [
     "belongs_to",
     "busy",
     "inside_work_folder",
-    "named",
     "part_name",
     "parts_name",
-    "sync_folder",
 ]
 
 Resume = Literal["auto", "required", "never"]
@@ -54,26 +52,6 @@ FILES, REPLACED = "files", "replaced"
 _MARK = re.compile(rb"\.(.*)\.polyquant-(parts-)?([0-9a-f]{8})([0-9a-f]{8})", re.DOTALL)
 _NAME_BYTES = 200
 """Bytes of the target's name used in the folder's name: a file name has at most 255 bytes."""
-
-
-@contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Add the file name to an OSError from a descriptor."""
-    try:
-        yield
-    except OSError as e:
-        e.filename = str(path)
-        raise
-
-
-def sync_folder(path: Path) -> None:
-    """Sync a folder, so that renames inside it are durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with named(path):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _checksum(target: str, token: bytes) -> bytes:
@@ -148,7 +126,7 @@ class WorkFolder:
         try:
             fcntl.flock(folder.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder.append(job=job, target=target.name, files=list(files), **more)
-            folder._sync()  # without it the content cannot be recognised as ours
+            folder._sync()  # without it the content cannot be recognised as ours after a power loss
             folder.files.mkdir()
         except BaseException as error:
             folder.abandon(error, resumable=False)
@@ -198,8 +176,10 @@ class WorkFolder:
             journals.append(self.journal, **values)
 
     def _sync(self) -> None:
+        """Sync the journal and its name."""
         with named(self.path / journals.NAME):
             os.fsync(self.journal)
+        sync_folder(self.path)
 
     def read_journal(self) -> Journal | None:
         """Return the journal of earlier runs; None if nothing in it is valid."""
@@ -221,6 +201,7 @@ class WorkFolder:
             (self.path / REPLACED).rmdir()
         if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED, *parts)):
             with suppress(OSError):
+                sync_folder(self.path)  # content that comes back after a power loss needs its journal
                 (self.path / journals.NAME).unlink(missing_ok=True)
                 self.path.rmdir()
 
@@ -255,12 +236,7 @@ class WorkFolder:
         if len(moves) == 1:
             self._publish_one(self.path / moves[0][0], moves[0][1], replace=moves[0][1].name in old)
         else:
-            for _, target in moves:
-                if target.name in old:
-                    self._set_aside(target)
-            for file, target in reversed(moves):
-                _rename_to_free(self.path / file, target)
-        sync_folder(self.target.parent)
+            self._publish_several(moves, old)
         self._finish(publication)
 
     def _publish_one(self, source: Path, target: Path, *, replace: bool) -> None:
@@ -274,11 +250,27 @@ class WorkFolder:
             self._set_aside(target)
             _rename_to_free(source, target)
 
+    def _publish_several(self, moves: Sequence[tuple[str, Path]], old: Mapping[str, Sequence[str]]) -> None:
+        """Rename several files so that the first one never exists without the others, even after a power loss."""
+        first, *rest = moves
+        for group in ([first], rest):
+            replaced = [target for _, target in group if target.name in old]
+            for target in replaced:
+                self._set_aside(target)
+            if replaced:
+                sync_folder(self.target.parent)
+        for file, target in reversed(rest):
+            _rename_to_free(self.path / file, target)
+        sync_folder(self.target.parent)
+        _rename_to_free(self.path / first[0], first[1])
+
     def _set_aside(self, target: Path) -> None:
         self._put_aside(target, target.name)
 
     def _put_aside(self, path: Path, name: str) -> None:
-        (self.path / REPLACED).mkdir(exist_ok=True, mode=0o700)
+        with suppress(FileExistsError):
+            (self.path / REPLACED).mkdir(mode=0o700)
+            sync_folder(self.path)
         rename_new(path, self.path / REPLACED / name)
 
     def settle(self) -> bool:
@@ -294,9 +286,10 @@ class WorkFolder:
             return True
         for move in published:
             rename_new(parent / move.target, self.path / move.file)
-        for name in publication.old:
+        for name in reversed(list(publication.old)):
             aside = self.path / REPLACED / name
             if os.path.lexists(aside):
+                sync_folder(parent)
                 _rename_to_free(aside, parent / name)
         sync_folder(parent)
         self._record(Publication((), {}))
@@ -304,6 +297,7 @@ class WorkFolder:
 
     def _finish(self, publication: Publication) -> None:
         """Remove the replaced content and this folder, after all targets are published."""
+        sync_folder(self.target.parent)
         first = publication.moves[0]
         if _inode(self.path / first.file) is not None and first.target in publication.old:
             self._put_aside(self.path / first.file, first.target)  # exchanged: the old folder is at our path
@@ -313,7 +307,7 @@ class WorkFolder:
         moves = [[m.file, m.target, m.inode] for m in publication.moves]
         self.append(moves=moves, old={k: list(v) for k, v in publication.old.items()})
         self._sync()
-        sync_folder(self.path)
+        sync_folder(self.target.parent)  # the name of this folder
 
 
 def _known(path: Path) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from polyquant.conversion.convert import convert
-from polyquant.conversion.execute import Report
+from polyquant.conversion.report import Report
 from polyquant.formats.sizes import DEFAULT_SHARD_SIZE, shard_bytes
 from polyquant.formats.steps import Progress
 from polyquant.trellis.loader import TrellisModelLoader

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyquant.conversion.convert import plan, quantize
-from polyquant.conversion.execute import Report
+from polyquant.conversion.report import Report
 from polyquant.conversion.steps import Plan
 from polyquant.formats.sizes import DEFAULT_SHARD_SIZE, shard_bytes
 from polyquant.formats.steps import Progress

@@ -193,11 +193,13 @@ def _write_in_place(header: Header, raw: bytes) -> str | None:
     old = np.frombuffer(source.pread(0, len(raw)).tobytes(), np.uint8)
     differ = np.flatnonzero(old != np.frombuffer(raw, np.uint8))
     if not len(differ):
+        with _writing(source.path):
+            os.fsync(source.fileno())  # an edit before a kill may have written it
         return "unchanged"
     start, stop = int(differ[0]), int(differ[-1]) + 1
     if start // _PAGE != (stop - 1) // _PAGE:
         return None
-    try:
+    with _writing(source.path):
         fd = os.open(source.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             _overwrite(fd, raw[start:stop], start)
@@ -207,9 +209,16 @@ def _write_in_place(header: Header, raw: bytes) -> str | None:
             raise
         finally:
             os.close(fd)
-    except OSError as e:
-        raise PlanError(f"cannot be written: {e.strerror}", file=source.path) from e
     return "in place"
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an OSError into a PlanError that names the file."""
+    try:
+        yield
+    except OSError as e:
+        raise PlanError(f"cannot be written: {e.strerror}", file=path) from e
 
 
 def _overwrite(fd: int, raw: bytes, at: int) -> None:
@@ -226,24 +235,25 @@ def _rewrite(
 ) -> int:
     """Write header and data to a file in a work folder, sync and rename it. Returns the size."""
     target = target.absolute()
-    try:
-        with claimed(target, "edit", [target.name], resume="never") as (work, _), ExitStack() as files:
-            path = work.files / target.name
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-                files.callback(os.close, fd)
-                fcntl.flock(fd, fcntl.LOCK_EX)  # an edit of the new file waits until the work folder is removed
-                size = _fill(header, raw, fd, in_place=in_place)
-                read_header(Source(path))  # verify the written header
-                refuse_changed(opened)
-                replaces = os.path.lexists(target) and (in_place or overwrite)
-                old = {target.name: () if in_place else replaceable(target)} if replaces else {}
-                work.publish([(f"{FILES}/{target.name}", target)], old)
-            except BaseException as error:
-                work.abandon(error, resumable=False)
-                raise
-    except OSError as e:
-        raise PlanError(f"cannot be written: {e.strerror}", file=target) from e
+    with (
+        _writing(target),
+        claimed(target, "edit", [target.name], resume="never") as (work, _),
+        ExitStack() as files,
+    ):
+        path = work.files / target.name
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            files.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX)  # an edit of the new file waits until the work folder is removed
+            size = _fill(header, raw, fd, in_place=in_place)
+            read_header(Source(path))  # verify the written header
+            refuse_changed(opened)
+            replaces = os.path.lexists(target) and (in_place or overwrite)
+            old = {target.name: () if in_place else replaceable(target)} if replaces else {}
+            work.publish([(f"{FILES}/{target.name}", target)], old)
+        except BaseException as error:
+            work.abandon(error, resumable=False)
+            raise
     return size
 
 

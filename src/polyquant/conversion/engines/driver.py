@@ -1,0 +1,225 @@
+"""The driver of an engine: hands out units of work, survives the workers that end or hang, and collects the results.
+
+Every unit has a lease. When it expires, or its worker is lost, another worker does the unit again: all write the same
+bytes at the same place. When no unit is left, idle workers repeat those that take much longer than expected, and the
+first result counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyquant.conversion.engines.cluster import Cluster, Handle, Outcome, Unit, WorkerLostError
+from polyquant.conversion.merge import sum_reports
+from polyquant.conversion.report import StepReport
+from polyquant.conversion.steps import Plan
+from polyquant.conversion.tasks import Task, cost, shares
+from polyquant.errors import CodecError, InputError, PlanError, PolyquantError, UnsupportedError
+from polyquant.formats.steps import Progress
+from polyquant.storage.staging import Staging
+from polyquant.types import as_matrix
+
+__all__ = ["run_units"]
+
+_ATTEMPTS = 5
+"""Workers that a unit may cost before the job ends."""
+_UNITS = 16
+"""Units per worker: enough for balance, few enough that a unit is worth its message."""
+_FIRST_LEASE, _SHORTEST_LEASE = 1800.0, 60.0
+"""Seconds of a lease before the pace is known, and the least afterwards."""
+_LEASE, _STRAGGLER = 10.0, 2.0
+"""Times the expected duration after which a lease expires, and after which an idle worker repeats a unit."""
+_KINDS: dict[str, type[PolyquantError]] = {k.__name__: k for k in (CodecError, InputError, PlanError, UnsupportedError)}
+_TICK = 0.5
+"""Seconds between two looks at leases and progress."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """A unit and its state. running: handle -> (slot, when it began)."""
+
+    unit: Unit
+    tasks: tuple[Task, ...]
+    cost: int
+    lost: int = 0
+    done: bool = False
+    running: dict[Handle, tuple[int, float]] = field(default_factory=dict)
+
+
+def run_units(
+    plan: Plan,
+    staging: Staging,
+    cluster: Cluster,
+    *,
+    lease: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[StepReport]:
+    """Run all steps of a plan that the journal does not contain. lease: seconds, by default from the measured pace.
+
+    Returns reports in the plan's order. Raises the errors of a worker's conversion, PlanError if a unit loses worker
+    after worker.
+    """
+    return _Driver(plan, staging, cluster, lease, on_progress).run()
+
+
+class _Driver:
+    def __init__(
+        self,
+        plan: Plan,
+        staging: Staging,
+        cluster: Cluster,
+        lease: float | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.plan, self.staging, self.cluster, self.lease, self.on_progress = plan, staging, cluster, lease, on_progress
+        parts = shares(plan, _UNITS * cluster.size)
+        tasks = [tuple(t for t in part if t.step.map.target not in staging.done) for part in parts]
+        self.queue = deque(_Job(tuple(map(_unit, t)), t, cost(plan, t)) for t in tasks if t)
+        self.total = sum(s.weights for s in plan.steps)
+        self.done_weights = sum(s.weights for s in plan.steps if s.map.target in staging.done)
+        self.lines: dict[str, list[Mapping[str, Any]]] = {}
+        self.jobs: dict[Handle, _Job] = {}
+        self.idle = list(range(cluster.size))[::-1]
+        self.pace = (0, 0.0)
+        self.replaced = 0
+        self.started = time.monotonic()
+
+    def run(self) -> list[StepReport]:
+        while self.queue or self.jobs:
+            self._hand_out()
+            ended = self.cluster.wait(list(self.jobs), _TICK)
+            for handle in ended:
+                self._settle(handle)
+            self._expire()
+            if ended:
+                self._show()
+        return [StepReport.from_json(self.staging.done[s.map.target]) for s in self.plan.steps]
+
+    # ---------------------------------------------------------------- units
+
+    def _hand_out(self) -> None:
+        while self.idle and self.queue:
+            self._start(self.queue.popleft())
+        while self.idle and (slow := self._straggler()) is not None:
+            self._start(slow)
+
+    def _start(self, job: _Job) -> None:
+        slot = self.idle.pop()
+        try:
+            handle = self.cluster.submit(slot, job.unit)
+        except WorkerLostError as problem:
+            self._lost(job, slot, problem)
+            return
+        self.jobs[handle] = job
+        job.running[handle] = slot, time.monotonic()
+
+    def _settle(self, handle: Handle) -> None:
+        """Take the result of an ended unit."""
+        job = self.jobs.pop(handle)
+        slot, began = job.running.pop(handle)
+        try:
+            outcome = self.cluster.result(handle)
+        except WorkerLostError as problem:
+            self._lost(job, slot, problem)
+            return
+        self.idle.append(slot)
+        if outcome.error:
+            raise _raised(outcome)
+        if job.done:
+            return
+        job.done = True
+        self.pace = self.pace[0] + job.cost, self.pace[1] + time.monotonic() - began
+        for line in outcome.lines:
+            self._record(line)
+
+    def _lost(self, job: _Job, slot: int, problem: Exception) -> None:
+        """Replace a worker and do its unit again, unless another worker is doing it."""
+        self.cluster.replace(slot)
+        self.replaced += 1
+        self.idle.insert(0, slot)
+        if job.done:
+            return
+        job.lost += 1
+        if job.lost >= _ATTEMPTS:
+            raise PlanError(
+                f"{job.lost} workers were lost while they converted it", file=self.plan.source.path,
+                tensor=job.tasks[0].step.map.origin, found=problem,
+                hint="the same command resumes; fewer --threads per worker or --max-memory use less memory",
+            )  # fmt: skip
+        if not job.running:
+            self.queue.appendleft(job)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for handle, job in list(self.jobs.items()):
+            slot, began = job.running[handle]
+            if job.done or now - began > self._lease(job):
+                del self.jobs[handle], job.running[handle]
+                self._lost(job, slot, WorkerLostError(f"no result after {now - began:.0f} s"))
+
+    def _expected(self, job: _Job) -> float | None:
+        """Seconds that a unit takes at the pace so far; None before the first is done."""
+        done, seconds = self.pace
+        return job.cost * seconds / done if done else None
+
+    def _lease(self, job: _Job) -> float:
+        if self.lease is not None:
+            return self.lease
+        expected = self._expected(job)
+        return _FIRST_LEASE if expected is None else max(_SHORTEST_LEASE, _LEASE * expected)
+
+    def _straggler(self) -> _Job | None:
+        """The unit that runs longest beyond its expected time, on one worker."""
+        now, late = time.monotonic(), []
+        for job in {id(j): j for j in self.jobs.values()}.values():
+            expected = self._expected(job)
+            if len(job.running) == 1 and not job.done and expected is not None:
+                ((_, began),) = job.running.values()
+                if now - began > max(1.0, _STRAGGLER * expected):
+                    late.append((now - began - expected, id(job), job))
+        return max(late)[2] if late else None
+
+    # ---------------------------------------------------------------- results
+
+    def _record(self, line: Mapping[str, Any]) -> None:
+        """Record a tensor once all its rows are there."""
+        name = line["tensor"]
+        lines = self.lines.setdefault(name, [])
+        lines.append(line)
+        step = self.plan.steps[line["task"]]
+        if "rows" in line:
+            rows = as_matrix(step.map.shape)[0]
+            start, stop, _ = line["rows"]
+            self.done_weights += step.weights * (stop - start) // max(1, rows)
+            if sum(x["rows"][1] - x["rows"][0] for x in lines) < rows:
+                return
+        else:
+            self.done_weights += step.weights
+        del self.lines[name]
+        lines.sort(key=lambda x: x.get("rows", (0,))[0])
+        first, *others = (StepReport.from_json(x["report"]) for x in lines)
+        blocks = [block for x in lines for block in x["blocks"]]
+        self.staging.record(name, sum_reports(first, others).to_json(), blocks, task=line["task"])
+
+    def _show(self) -> None:
+        if self.on_progress is not None:
+            names = [j.tasks[0].step.map.target for j in self.jobs.values()]
+            replaced = f", {self.replaced} replaced" if self.replaced else ""
+            text = f"{len(names)} of {self.cluster.size} workers{replaced}: {', '.join(names[:2])}"
+            self.on_progress(Progress(self.done_weights, self.total, text, time.monotonic() - self.started))
+
+
+def _unit(task: Task) -> tuple[int, int, int]:
+    return (task.index, 0, -1) if task.rows is None else (task.index, task.rows.start, task.rows.stop)
+
+
+def _raised(outcome: Outcome) -> Exception:
+    """The error of a worker as one of this process."""
+    if outcome.kind == "OSError":
+        return OSError(outcome.error)
+    kind = _KINDS.get(outcome.kind, InputError)
+    return kind(outcome.error)

@@ -1,0 +1,104 @@
+"""The result of a conversion, tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyquant.errors import printable
+from polyquant.ops.metrics import ErrorSums
+from polyquant.tables import Table, decibel, size
+
+__all__ = ["Report", "StepReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The result for one tensor. error: None if nothing was lost or it was not measured; note: about changed scales."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    action: str
+    source: str
+    target: str
+    nbytes: int
+    error: ErrorSums | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The values as JSON-compatible types."""
+        out = asdict(self)
+        if self.error is not None:
+            out |= {
+                "snr_db": self.error.snr,
+                "rrmse": self.error.rrmse,
+                "cosine": self.error.cosine,
+                "max_error": self.error.worst,
+            }
+        return out
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> StepReport:
+        """The inverse of `to_json`. Raises KeyError, TypeError for other values."""
+        error = entry.get("error")
+        texts = {n: entry[n] for n in ("tensor", "action", "source", "target", "note")}
+        numbers = (entry["nbytes"], *entry["shape"], *(error.values() if error else ()))
+        if not all(isinstance(t, str) for t in texts.values()) or not all(type(n) in (int, float) for n in numbers):
+            raise TypeError("not a report")
+        return StepReport(
+            shape=tuple(entry["shape"]), error=ErrorSums(**error) if error else None, nbytes=entry["nbytes"], **texts
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """A finished conversion."""
+
+    path: Path
+    format: str
+    nbytes: int
+    seconds: float
+    steps: tuple[StepReport, ...]
+    warnings: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        warned = f", {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
+        what = f"{len(self.steps)} tensors, {size(self.nbytes)}, SNR {decibel(self.error.snr)}"
+        return f"<Report {printable(self.path)} ({self.format}): {what}, {self.seconds:.1f} s{warned}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (
+                s.tensor,
+                list(s.shape),
+                s.action,
+                s.source,
+                s.target,
+                size(s.nbytes),
+                decibel(s.error.snr) if s.error else "",
+                s.note,
+            )
+            for s in self.steps
+        )
+        columns = ("tensor", "shape", "action", "from", "to", "size", "SNR", "note")
+        return Table(repr(self).strip("<>"), columns, rows, len(self.steps), self.warnings).html()
+
+    @property
+    def error(self) -> ErrorSums:
+        """Error sums over all measured tensors."""
+        return sum((s.error for s in self.steps if s.error is not None), ErrorSums())
+
+    def to_json(self) -> dict[str, Any]:
+        """The values as JSON-compatible types."""
+        total = self.error
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "bytes": self.nbytes,
+            "seconds": self.seconds,
+            "rrmse": total.rrmse,
+            "snr_db": total.snr,
+            "warnings": list(self.warnings),
+            "tensors": [s.to_json() for s in self.steps],
+        }

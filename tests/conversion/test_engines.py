@@ -1,0 +1,251 @@
+"""Workers of an engine: the bytes of one process, also if workers end, hang or dawdle; errors end the job."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+
+import polyquant as pq
+from golden import VECTORS
+from polyquant.conversion.engines import cluster as clusters
+from polyquant.conversion.engines import driver
+from polyquant.conversion.engines.cluster import WorkerLostError
+from polyquant.conversion.engines.worker import UnitRunner
+from polyquant.conversion.execute import Engine
+from polyquant.errors import InputError, PlanError, UnknownNameError, UnsupportedError
+
+SOURCE = VECTORS / "models/tiny-llama-tied/hf"
+JOBS = {
+    "gguf": ("out.gguf", {"recipe": "q4_k_m"}),
+    "sharded": ("out", {"to": "hf", "shard_bytes": 200_000}),
+    "trellis": ("out", {"to": "trellis-v3", "bits": 3, "effort": "fast"}),
+    "msmodelslim": ("out", {"to": "msmodelslim", "codec": "w8a16"}),
+}
+
+
+class Threads:
+    """A cluster of threads. `fault(number of the unit)` is called in the worker: it may raise, or wait."""
+
+    def __init__(self, assignment, workers, fault):
+        self.size, self._assignment, self._fault = workers, assignment, fault
+        self._pool = ThreadPoolExecutor(4 * workers + 4)
+        self._runners: dict[int, UnitRunner] = {}
+        self.replaced: list[int] = []
+        self.units: list[clusters.Unit] = []
+
+    def submit(self, slot, unit) -> Future:
+        runner = self._runners.setdefault(slot, UnitRunner(self._assignment))
+        self.units.append(unit)
+        number = len(self.units)
+
+        def work():
+            self._fault(number)
+            return runner.run(unit)
+
+        return self._pool.submit(work)
+
+    def wait(self, handles, timeout):
+        return list(wait(handles, timeout, FIRST_COMPLETED).done)
+
+    def result(self, handle):
+        return handle.result()
+
+    def replace(self, slot):
+        self.replaced.append(slot)
+        self._runners.pop(slot, None)
+
+    def close(self):
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Use a cluster of threads for the engine "ray": call it with the fault, it returns the list of clusters."""
+    made: list[Threads] = []
+
+    def use(fault=lambda number: None):
+        def cluster_named(name, assignment, *, workers, address):
+            made.append(Threads(assignment, workers, fault))
+            return made[-1]
+
+        monkeypatch.setattr(clusters, "cluster_named", cluster_named)
+        return made
+
+    monkeypatch.setattr(driver, "_TICK", 0.02)
+    monkeypatch.setattr("polyquant.conversion.engines.worker.kernel_threads", _unchanged)
+    return use
+
+
+class _unchanged:
+    """The thread count is a setting of the process, which these workers share."""
+
+    def __init__(self, count):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def convert(folder: Path, job: str = "gguf", engine: Engine | None = None, **more) -> dict[str, bytes]:
+    folder.mkdir(exist_ok=True)
+    name, options = JOBS[job]
+    pq.convert(SOURCE, folder / name, **options, engine=engine, **more)
+    return content(folder)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_workers_write_the_bytes_of_one_process(job, threads, tmp_path):
+    (tmp_path / "one").mkdir()
+    events = []
+    made = threads()
+    many = convert(tmp_path / "many", job, Engine("ray", 3), on_progress=events.append)
+    assert many == convert(tmp_path / "one", job)
+    assert events[-1].done == events[-1].total and len(made[0].units) > 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_workers_are_replaced(seed, threads, tmp_path):
+    rng = random.Random(seed)
+
+    def fault(number):
+        if number == 1 or (number < 12 and rng.random() < 0.4):
+            raise WorkerLostError("gone")
+
+    made = threads(fault)
+    assert convert(tmp_path / "many", engine=Engine("ray", 3)) == convert(tmp_path / "one")
+    assert made[0].replaced
+
+
+def test_a_hanging_worker_is_replaced(threads, tmp_path):
+    release = threading.Event()
+    made = threads(lambda number: number == 2 and release.wait(20))
+    report = convert(tmp_path / "many", engine=Engine("ray", 2, lease=0.3), on_progress=lambda e: None)
+    release.set()
+    assert report == convert(tmp_path / "one") and made[0].replaced
+
+
+def test_an_idle_worker_repeats_a_straggler(threads, tmp_path, monkeypatch):
+    """The last unit dawdles; an idle worker finishes it long before its lease ends."""
+    release = threading.Event()
+
+    def fault(number):
+        if number in (5, 6):
+            release.wait(20)
+
+    monkeypatch.setattr(driver, "_STRAGGLER", 1.5)
+    made = threads(fault)
+    started = time.monotonic()
+    many = convert(tmp_path / "many", engine=Engine("ray", 3))
+    release.set()
+    assert many == convert(tmp_path / "one") and time.monotonic() - started < 18
+    assert len(made[0].units) > len(set(made[0].units))
+
+
+def test_a_unit_that_loses_every_worker_ends_the_job(threads, tmp_path):
+    def fault(number):
+        raise WorkerLostError("out of memory")
+
+    threads(fault)
+    with pytest.raises(PlanError, match=r"5 workers were lost .*out of memory.*the same command resumes"):
+        convert(tmp_path / "many", engine=Engine("ray", 2))
+
+
+def test_a_killed_driver_resumes(threads, tmp_path):
+    def stop(event):
+        if event.done > event.total // 2:
+            raise KeyboardInterrupt
+
+    made = threads()
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "many", engine=Engine("ray", 2), on_progress=stop)
+    made[0].close()
+    again = convert(tmp_path / "many", engine=Engine("ray", 2))
+    assert again == convert(tmp_path / "one")
+    tensors = {index for unit in made[1].units for index, _, _ in unit}
+    assert 0 < len(tensors) < len(pq.plan(SOURCE, "gguf", recipe="q4_k_m").steps)
+
+
+def test_an_error_of_the_conversion_ends_the_job(threads, tmp_path):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(64, 64)).astype(np.float32)
+    w[3, 4] = np.nan
+    pq.save({"a.weight": rng.normal(size=(64, 64)).astype(np.float32), "b.weight": w}, tmp_path / "in.gguf")
+    threads()
+    with pytest.raises(InputError, match=r"b\.weight.*NaN"):
+        pq.convert(
+            tmp_path / "in.gguf", tmp_path / "out.gguf", codec="q8_0", allow_unknown=True, engine=Engine("ray", 2)
+        )
+    assert [p.name for p in tmp_path.iterdir()] == ["in.gguf"]
+
+
+def test_workers_that_see_another_source_are_refused(threads, tmp_path, monkeypatch):
+    threads()
+    monkeypatch.setattr("polyquant.conversion.engines.worker.with_name", lambda plan, path: plan)
+    with pytest.raises(PlanError, match="a worker makes another plan"):
+        convert(tmp_path / "many", "gguf", Engine("ray", 2))
+
+
+def test_engines_that_are_missing_or_silent(tmp_path, monkeypatch):
+    with pytest.raises(UnknownNameError, match="no engine is named 'slurm'"):
+        convert(tmp_path / "a", engine=Engine("slurm"))
+    with pytest.raises(PlanError, match=r"no cluster answers .*127\.0\.0\.1:1.*--address"):
+        convert(tmp_path / "a", engine=Engine("ray", address="127.0.0.1:1"))
+    for address in ("nowhere", "host:port", "[::1"):
+        with pytest.raises(PlanError, match="is not the address of a cluster"):
+            convert(tmp_path / "a", engine=Engine("ray", address=address))
+    monkeypatch.setitem(clusters.ENGINES, "dask", "polyquant.no_such_module:X")
+    with pytest.raises(UnsupportedError, match=r"pip install 'polyquant\[dask\]'"):
+        convert(tmp_path / "a", engine=Engine("dask"))
+    with pytest.raises(PlanError, match="arrays in memory"):
+        from polyquant.conversion.execute import execute
+
+        plan = pq.plan(SOURCE, "gguf")
+        import dataclasses
+
+        execute(dataclasses.replace(plan, request=None), tmp_path / "x.gguf", engine=Engine("ray"))
+
+
+def children(pid: int) -> list[int]:
+    """All processes below a process."""
+    try:
+        own = [int(c) for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return own + [c for child in own for c in children(child)]
+
+
+def kill_one(runs: list[int], name: str):
+    """After the first results: kill one worker process of ours."""
+
+    def tell(event):
+        for pid in children(os.getpid()) if not runs and event.done else []:
+            if name in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
+                os.kill(pid, signal.SIGKILL)
+                runs.append(pid)
+                return
+
+    return tell
+
+
+@pytest.mark.parametrize("engine, process", [("ray", "ray::UnitRunner"), ("dask", "spawn_main")])
+def test_a_real_cluster_with_a_killed_worker(engine, process, tmp_path):
+    pytest.importorskip("ray" if engine == "ray" else "distributed")
+    killed: list[int] = []
+    many = convert(tmp_path / "many", engine=Engine(engine, 2), on_progress=kill_one(killed, process))
+    assert many == convert(tmp_path / "one") and killed

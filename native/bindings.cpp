@@ -288,6 +288,7 @@ NB_MODULE(_native, m) {
   m.def("instruction_set", &instruction_set);
   bind_affine(m);
   bind_decoder(m);
+  bind_exact(m);
   bind_experts(m);
   bind_packed(m);
   bind_tape(m);

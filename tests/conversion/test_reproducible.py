@@ -43,13 +43,23 @@ def same(found: dict[str, str], wanted: dict[str, str]) -> None:
 
 
 def test_an_older_processor_and_more_blas_threads_give_the_same_bytes(wanted):
-    same(digests(2, "plain", "slow", OPENBLAS_NUM_THREADS="2", **OLDER), wanted)
+    same(digests(2, "plain", "slow", "calibrated", OPENBLAS_NUM_THREADS="2", **OLDER), wanted)
+
+
+def test_another_blas_gives_the_same_bytes(wanted):
+    """Nehalem's kernels have no fused multiply-add."""
+    same(digests(1, "calibrated", OPENBLAS_CORETYPE="Nehalem"), wanted)
 
 
 @pytest.mark.skipif(not native.available(), reason="native kernels are not built")
 def test_numpy_gives_the_same_bytes(wanted):
     """So every instruction set does: each is compared with numpy on the processors that run this test."""
     same(digests(2, "plain", POLYQUANT_NATIVE="0"), wanted)
+
+
+@pytest.mark.skipif(not native.available(), reason="native kernels are not built")
+def test_numpy_gives_the_same_calibrated_bytes(wanted):
+    same(digests(2, "calibrated", POLYQUANT_NATIVE="0"), wanted)
 
 
 @pytest.mark.slow

@@ -190,6 +190,17 @@ SOUND: dict[str, list[Callable[[], tuple[Any, ...]]]] = {
     "dequantize": [lambda: ("q4_0", u8(4 * 18), f32(4 * 32)), lambda: ("iq2_xs", u8(2 * 74), f32(512))],
     "dequantize_lanes": [lambda: (u8(64), f32(256), 0.5, *LANES)],
     "error_sums": [lambda: (f32(700), f32(700))],
+    "exact_cholesky": [lambda: (guarded(np.eye(70) * 2.0), "plain")],
+    "exact_exponential": [lambda: (whole(np.float64, 37), whole(np.float64, 37), "plain")],
+    "exact_float_exponential": [lambda: (f32(37), f32(37), "plain")],
+    "exact_product": [
+        lambda: (f32(2, 9, 21), f32(2, 21, 13), f32(2, 9, 13), False, "plain"),
+        lambda: (f32(1, 9, 21), f32(1, 21, 9), f32(1, 9, 9), True, ""),
+    ],
+    "exact_sets": [lambda: ()],
+    "exact_softmax": [
+        lambda: (f32(3, 13), whole(np.int32, 3), 12 * whole(np.int32, 3), 0.5, Maybe(f32(3)), "plain"),
+    ],
     "gate": [lambda: (f32(3, 5), Maybe(f32(3, 5)), f32(3, 5), 2)],
     "get_threads": [lambda: ()],
     "gguf_skip_strings": [lambda: (strings(), 0, 3, False, True, Maybe(whole(np.int64, 3)))],

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.calibration.statistics import CacheRanges
+from polyquant.ops import exact
 from polyquant.types import F32
 
 __all__ = [
@@ -79,7 +80,7 @@ class Moments:
 
     def add(self, x: F32) -> None:
         """Add inputs x [T, K]."""
-        product = x.T @ x
+        product = exact.gram(x)
         self._total = product if self._total is None else np.add(self._total, product, out=self._total)
         self.count += len(x)
 
@@ -94,7 +95,7 @@ class Moments:
         total = np.zeros((self._k, self._k), np.float32) if self._total is None else self._total
         if self._held:
             x = np.concatenate([x[rows] for x, rows in self._held])
-            total = total + x.T @ x
+            total = total + exact.gram(x)
         return np.asarray(total / np.float32(max(1, self.count)), np.float32)
 
 

@@ -25,6 +25,7 @@ from polyquant.calibration.stages import WINDOWS, calibration_stages
 from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
 from polyquant.operations import Stack
+from polyquant.ops import exact
 from polyquant.rows import matrix_name
 from polyquant.types import F32, Checkpoint, TensorMap
 
@@ -44,7 +45,7 @@ class Squares:
 
     def add(self, x: F32) -> None:
         """x [T, K]."""
-        self.total += np.einsum("tk,tk->k", x, x, dtype=np.float64)
+        self.total += exact.column_dots(x, x)
         self.count += len(x)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from polyquant.calibration.hessians import Hessians
 from polyquant.calibration.stages import DecoderStages, calibration_windows
 from polyquant.codecs.trellis import Trellis
+from polyquant.ops.arithmetic import defined_order, exp
 from polyquant.quantizers.ldlq import quantize_trellis
 from polyquant.registry import codec
 from polyquant.rows import in_memory
@@ -98,9 +99,10 @@ class Probe:
     def rewind(self) -> None:
         """Return to the first layer."""
         caches = [self.decoder.cache() for _ in self._tokens]
-        self.states: list[F32] = [
-            next(self.decoder.states(t, c)).copy() for t, c in zip(self._tokens, caches, strict=True)
-        ]
+        with defined_order():
+            self.states: list[F32] = [
+                next(self.decoder.states(t, c)).copy() for t, c in zip(self._tokens, caches, strict=True)
+            ]
         self.passing: list[Passing] = [c.passing for c in caches]
 
     def advance(self, index: int) -> None:
@@ -113,7 +115,8 @@ class Probe:
         total = count = 0.0
         for x, p in zip(self._through(index), self.reference, strict=True):
             q = self._log_probs(x)
-            total += float(np.einsum("nv,nv->", np.exp(p), p - q, dtype=np.float64))
+            with defined_order():
+                total += float((exp(p) * (p - q)).sum(dtype=np.float64))
             count += len(x)
         return max(total / count, 1e-12)
 
@@ -130,8 +133,10 @@ class Probe:
     def _alone(self, index: int, x: F32, passing: Passing) -> F32:
         cache = self.decoder.cache()
         cache.passing = passing
-        return self.decoder.run_layer(index, x, cache)
+        with defined_order():
+            return self.decoder.run_layer(index, x, cache)
 
     def _log_probs(self, x: F32) -> F32:
-        logits = self.decoder.logits(self.decoder.norm(x))
-        return logits - log_sum_exp(logits)[:, None].astype(np.float32)
+        with defined_order():
+            logits = self.decoder.logits(self.decoder.norm(x))
+            return logits - log_sum_exp(logits)[:, None].astype(np.float32)

@@ -21,6 +21,7 @@ from polyquant.calibration.samples import OWN_TEXT, read_samples
 from polyquant.calibration.statistics import CacheRanges
 from polyquant.calibration.taps import LinearTap, tapped, taps_of
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.ops.arithmetic import defined_order
 from polyquant.ops.decoder import PLAIN, Scores
 from polyquant.runtime.attention import Attention
 from polyquant.runtime.decoder import Decoder, Layer
@@ -67,6 +68,12 @@ class DecoderStages:
         self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None = None
     ) -> Mapping[str, G]:
         """See GatheringStages."""
+        with defined_order():
+            return self._gather(index, wanted, tick, make, cache)
+
+    def _gather(
+        self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None
+    ) -> Mapping[str, G]:
         decoder = self.model.decoder
         if index == 0:
             caches = [decoder.cache() for _ in self.windows]

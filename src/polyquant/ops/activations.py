@@ -11,7 +11,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from polyquant.ops.native import empty, lib
+from polyquant.ops import exact
+from polyquant.ops.arithmetic import exp, fast_kernels, is_defined
+from polyquant.ops.native import empty
 from polyquant.types import F32
 
 __all__ = ["ACTIVATIONS", "Kind", "activate", "gated", "xielu"]
@@ -34,7 +36,7 @@ ACTIVATIONS: dict[str, Kind] = {
 
 def gated(kind: Kind, gate: F32, up: F32) -> F32:
     """Return f(gate) * up, elementwise; both of the same shape."""
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         out = empty(*gate.shape)
         native.gate(gate, up, out, _CODES[kind])
         return out
@@ -43,7 +45,7 @@ def gated(kind: Kind, gate: F32, up: F32) -> F32:
 
 def activate(kind: Kind, x: F32) -> F32:
     """Return f(x), elementwise."""
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         out = empty(*x.shape)
         native.gate(x, None, out, _CODES[kind])
         return out
@@ -52,24 +54,27 @@ def activate(kind: Kind, x: F32) -> F32:
 
 def xielu(x: F32, positive: float, negative: float, beta: float, eps: float) -> F32:
     """Return positive x^2 + beta x where x > 0, else negative (e^min(x, eps) - 1 - x) + beta x."""
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         out = empty(*x.shape)
         native.xielu(x, out, positive, negative, beta, eps)
         return out
     wide = x.astype(np.float64)
-    grown = np.expm1(np.minimum(wide, eps)) - wide
+    low = np.minimum(wide, eps)
+    grown = (exact.exp(low) - 1.0 if is_defined() else np.expm1(low)) - wide
     return np.asarray(np.where(x > 0, positive * wide * wide, negative * grown) + beta * wide, np.float32)
 
 
 def _reference(kind: Kind, x: F32) -> F32:
     with np.errstate(over="ignore"):
         if kind == "silu":
-            return np.asarray(x / (1 + np.exp(-x)), np.float32)
+            return np.asarray(x / (1 + exp(-x)), np.float32)
         if kind == "gelu":
-            return np.asarray(x * (0.5 * _erfc(-x.astype(np.float64) * math.sqrt(0.5))), np.float32)
+            erfc = exact.erfc if is_defined() else _erfc
+            return np.asarray(x * (0.5 * erfc(-x.astype(np.float64) * math.sqrt(0.5))), np.float32)
         if kind == "gelu_tanh":
-            u = math.sqrt(2 / math.pi) * (x.astype(np.float64) + 0.044715 * x.astype(np.float64) ** 3)
-            return np.asarray(x / (1 + np.exp(-2 * u)), np.float32)
+            wide = x.astype(np.float64)
+            u = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
+            return np.asarray(x / (1 + exp(-2 * u)), np.float32)
     positive = np.maximum(x, np.float32(0))
     return positive if kind == "relu" else np.square(positive)
 

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.ops.activations import gated
+from polyquant.ops.arithmetic import fast_kernels, matmul, softmax, tanh
 from polyquant.ops.native import empty, lib
 from polyquant.types import F32, I8
 
@@ -58,6 +59,8 @@ __all__ = [
 
 BLOCK = 32
 """Positions per block of the cache."""
+_QUERIES = 64
+"""Queries whose scores are computed at a time."""
 
 F16: TypeAlias = NDArray[np.float16]
 
@@ -82,11 +85,11 @@ PLAIN = Scores()
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last axis; x [..., n], weight [n]."""
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         out = empty(*x.shape)
         native.rms_norm(x, weight, out, eps)
         return out
-    mean = np.einsum("...i,...i->...", x, x, dtype=np.float64)[..., None] / x.shape[-1]
+    mean = np.square(x, dtype=np.float64).sum(-1, keepdims=True) / x.shape[-1]
     return np.asarray(x * (1.0 / np.sqrt(mean + eps)).astype(np.float32) * weight, np.float32)
 
 
@@ -95,7 +98,7 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
 
     x [..., n], weight, bias [n]; or weight [H, n] for x [T, H, n].
     """
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         out = empty(*x.shape)
         native.layer_norm(x, weight.reshape(-1), bias, out, eps)
         return out
@@ -111,7 +114,7 @@ def rotate(x: F32, cos: F32, sin: F32, *, interleaved: bool) -> F32:
 
     Pairs are (i, i + R), or (2i, 2i + 1) if interleaved.
     """
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         out = empty(*x.shape)
         native.rotate(x, cos, sin, out, interleaved)
         return out
@@ -177,7 +180,7 @@ def attend(
     Head h reads group h * G // H. keys, values: with room for start + T positions. window: number of last positions
     that a query attends to, including its own; 0 for all.
     """
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         out = empty(*q.shape)
         native.attend(
             q, k, v, keys, values, out, start, scale, window, None, None, None, scores.softcap, scores.slopes,
@@ -228,7 +231,7 @@ def attend_int8(
     D], step and offset of the key and value channels, if known in advance.
     """
     out = empty(*q.shape)
-    if (native := lib()) is not None:
+    if (native := fast_kernels()) is not None:
         native.attend(
             q, k, v, keys, values, out, start, scale, window, steps, recent, grid, scores.softcap, scores.slopes,
             scores.sinks,
@@ -295,25 +298,37 @@ def _by_position(keys: F32, values: F32) -> tuple[F32, F32]:
 def _causal(q: F32, keys: F32, values: F32, *, start: int, scale: float, window: int, how: Scores) -> F32:
     """Attend causally with q [T, H, D] at positions start ... to keys, values [start + T, G, D] -> [T, H, D]."""
     tokens, heads, size = q.shape
-    span, groups = keys.shape[:2]
-    at = np.arange(start, start + tokens)[:, None]
-    past = np.arange(span)[None, :]
-    hidden = past > at if not window else (past > at) | (past <= at - window)  # [T, span]
-    if how.chunk:
-        hidden |= past < at - at % how.chunk
-    grouped = q.reshape(tokens, groups, heads // groups, size)
-    scores = np.einsum("tghd,sgd->gths", grouped, keys, optimize=True) * np.float32(scale)
-    per_head = (groups, 1, heads // groups, 1)
+    groups = keys.shape[1]
+    each = heads // groups
+    queries = q.reshape(tokens, groups, each, size).transpose(1, 0, 2, 3)
+    keys, values = keys.transpose(1, 2, 0), values.transpose(1, 0, 2)  # [G, D, S], [G, S, D]
+    out = np.empty((tokens, groups, each, size), np.float32)
+    for a in range(0, tokens, _QUERIES):
+        at = np.arange(start + a, start + min(a + _QUERIES, tokens), dtype=np.int32)
+        low = np.maximum(at - window + 1, 0) if window else np.zeros_like(at)
+        if how.chunk:
+            low = np.maximum(low, at - at % how.chunk)
+        first, last = int(low[0]), int(at[-1]) + 1
+        shape = groups, len(at), each, last - first
+        scores = matmul(queries[:, a : a + len(at)].reshape(groups, -1, size), keys[..., first:last])
+        if how.softcap or how.slopes is not None:
+            scores, factor = _bent(scores.reshape(shape) * np.float32(scale), at, first, how), 1.0
+        else:
+            factor = scale
+        sinks = None if how.sinks is None else np.tile(how.sinks.reshape(groups, 1, each), (1, len(at), 1)).reshape(-1)
+        begin, end = (np.tile(np.repeat(x - np.int32(first), each), groups) for x in (low, at + np.int32(1)))
+        weights = softmax(scores.reshape(-1, last - first), begin, end, factor, sinks)
+        part = matmul(weights.reshape(groups, -1, last - first), values[:, first:last])
+        out[a : a + len(at)] = part.reshape(groups, len(at), each, size).transpose(1, 0, 2, 3)
+    return out.reshape(q.shape)
+
+
+def _bent(scores: F32, at: NDArray[np.int32], first: int, how: Scores) -> F32:
+    """Cap and slope scaled scores [G, T, H / G, S] of queries at positions `at` for keys from `first` on."""
     if how.softcap:
-        scores = np.float32(how.softcap) * np.tanh(scores / np.float32(how.softcap))
+        scores = np.float32(how.softcap) * tanh(scores / np.float32(how.softcap))
     if how.slopes is not None:
-        scores += how.slopes.reshape(per_head) * (past - at).astype(np.float32)[None, :, None, :]
-    scores[:, hidden[:, None, :].repeat(heads // groups, 1)] = -np.inf
-    top = scores.max(-1, keepdims=True)
-    if how.sinks is not None:
-        top = np.maximum(top, how.sinks.reshape(per_head))
-    scores -= top
-    np.exp(scores, out=scores)
-    total = scores.sum(-1, keepdims=True)
-    scores /= total if how.sinks is None else total + np.exp(how.sinks.reshape(per_head) - top)
-    return np.ascontiguousarray(np.einsum("gths,sgd->tghd", scores, values, optimize=True)).reshape(q.shape)
+        distance = np.arange(first, first + scores.shape[-1]) - at[:, None]
+        slopes = how.slopes.reshape(scores.shape[0], 1, -1, 1)
+        scores = scores + slopes * distance.astype(np.float32)[None, :, None, :]
+    return np.asarray(scores, np.float32)

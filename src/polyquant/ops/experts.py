@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from polyquant.errors import InputError
 from polyquant.ops import native
 from polyquant.ops.activations import gated
+from polyquant.ops.arithmetic import exp, fast_kernels
 from polyquant.ops.decoder import add
 from polyquant.ops.matmul import ROUNDING_CODES
 from polyquant.types import F32, Rounding
@@ -112,7 +113,7 @@ def route(logits: F32, how: Routing, bias: F32 | None = None) -> tuple[Ids, F32]
         raise InputError("one logit and one bias per expert required", expected=how.experts, found=list(logits.shape))
     if bias is not None and how.gating == "softmax_after_topk":
         raise InputError("a selection bias requires scores of all experts", expected="softmax or sigmoid")
-    if (lib := native.lib()) is not None:
+    if (lib := fast_kernels()) is not None:
         ids = native.empty(len(logits), how.used).view(np.int32)
         weights = native.empty(len(logits), how.used)
         lib.route(
@@ -138,13 +139,13 @@ def _scores(logits: F32, how: Routing) -> F32:
     if how.gating == "softmax":
         return _softmax(logits)
     if how.gating == "sigmoid":
-        return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))), np.float32)
+        return np.asarray(1 / (1 + exp(-logits.astype(np.float64))), np.float32)
     return logits
 
 
 def _softmax(x: F32) -> F32:
     wide = x.astype(np.float64)
-    e = np.exp(wide - _ordered(x).max(1, keepdims=True))
+    e = exp(wide - _ordered(x).max(1, keepdims=True))
     return np.asarray(e / e.sum(1, keepdims=True), np.float32)
 
 
@@ -232,12 +233,12 @@ def weighted_inputs(x: F32, weights: F32) -> F32:
 
 def add_gated(y: F32, x: F32, gate: F32) -> F32:
     """Return y + sigmoid(gate) * x; y, x [T, n], gate [T, 1]."""
-    if (lib := native.lib()) is not None:
+    if (lib := fast_kernels()) is not None:
         out = native.empty(*y.shape)
         lib.add_gated(y, x, gate, out)
         return out
     with np.errstate(over="ignore"):
-        return y + (1 / (1 + np.exp(-gate.astype(np.float64)))).astype(np.float32) * x
+        return y + (1 / (1 + exp(-gate.astype(np.float64)))).astype(np.float32) * x
 
 
 def clamped_swiglu(gate: F32, up: F32, alpha: float = 1.702, limit: float = 7.0) -> F32:
@@ -245,10 +246,10 @@ def clamped_swiglu(gate: F32, up: F32, alpha: float = 1.702, limit: float = 7.0)
 
     gate, up [A, n], with any strides.
     """
-    if (lib := native.lib()) is not None:
+    if (lib := fast_kernels()) is not None:
         out = native.empty(*gate.shape)
         lib.clamped_swiglu(gate, up, out, alpha, limit)
         return out
     g, u = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
     with np.errstate(over="ignore"):
-        return np.asarray(g / (1 + np.exp(g * np.float32(-alpha))) * (u + 1), np.float32)
+        return np.asarray(g / (1 + exp(g * np.float32(-alpha))) * (u + 1), np.float32)

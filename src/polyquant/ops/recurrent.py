@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from polyquant.ops.arithmetic import exp, is_defined, log1p, matmul
 from polyquant.types import F32
 
 __all__ = [
@@ -44,7 +45,7 @@ _LEAST_SHARED = 1 << 18
 def sigmoid(x: F32) -> F32:
     """Return 1 / (1 + exp(-x))."""
     with np.errstate(over="ignore"):
-        return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+        return np.asarray(1 / (1 + exp(-x)), np.float32)
 
 
 def silu(x: F32) -> F32:
@@ -54,7 +55,10 @@ def silu(x: F32) -> F32:
 
 def softplus(x: F32) -> F32:
     """Return ln(1 + exp(x)) without overflow."""
-    return np.asarray(np.logaddexp(x, np.float32(0)), np.float32)
+    if not is_defined():
+        return np.asarray(np.logaddexp(x, np.float32(0)), np.float32)
+    wide = x.astype(np.float64)
+    return np.asarray(np.maximum(wide, 0) + log1p(exp(-np.abs(wide))), np.float32)
 
 
 def unit(x: F32, eps: float = 1e-6) -> F32:
@@ -82,10 +86,10 @@ def state_space_steps(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> tu
     each = x.shape[1] // b.shape[1]
     y = np.empty_like(x)
     for t in range(len(x)):
-        decay = np.exp(dt[t] * a)[:, None, None]
+        decay = exp(dt[t] * a)[:, None, None]
         added = (x[t] * dt[t][:, None])[:, :, None] * b[t].repeat(each, 0)[:, None]
         state = state * decay + added
-        y[t] = (state @ c[t].repeat(each, 0)[:, :, None])[:, :, 0]
+        y[t] = matmul(state, c[t].repeat(each, 0)[:, :, None])[:, :, 0]
     return y, state
 
 
@@ -101,14 +105,14 @@ def _state_space_chunk(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> t
     total = np.cumsum(dt * a, axis=0).T  # [H, L]: the log of the remaining factor of the state before the chunk
     keys, queries = b.swapaxes(0, 1), c.swapaxes(0, 1)  # [G, L, N]
     inner = (x * dt[:, :, None]).swapaxes(0, 1)  # [H, L, P]
-    mixed = (queries @ keys.swapaxes(1, 2))[:, None] * _decays(total).reshape(groups, -1, tokens, tokens)
-    y = mixed.reshape(heads, tokens, tokens) @ inner
+    mixed = matmul(queries, keys.swapaxes(1, 2))[:, None] * _decays(total).reshape(groups, -1, tokens, tokens)
+    y = matmul(mixed.reshape(heads, tokens, tokens), inner)
     grouped = state.reshape(groups, -1, size, state.shape[2])
-    before = (queries[:, None] @ grouped.swapaxes(2, 3)).reshape(heads, tokens, size)
-    y += before * np.exp(total)[:, :, None]
-    decayed = inner * np.exp(total[:, -1:] - total)[:, :, None]
-    added = decayed.reshape(groups, -1, tokens, size).swapaxes(2, 3) @ keys[:, None]
-    state = state * np.exp(total[:, -1])[:, None, None] + added.reshape(state.shape)
+    before = matmul(queries[:, None], grouped.swapaxes(2, 3)).reshape(heads, tokens, size)
+    y += before * exp(total)[:, :, None]
+    decayed = inner * exp(total[:, -1:] - total)[:, :, None]
+    added = matmul(decayed.reshape(groups, -1, tokens, size).swapaxes(2, 3), keys[:, None])
+    state = state * exp(total[:, -1])[:, None, None] + added.reshape(state.shape)
     return np.ascontiguousarray(y.swapaxes(0, 1)), np.asarray(state, np.float32)
 
 
@@ -117,10 +121,10 @@ def delta_rule_steps(state: F32, q: F32, k: F32, v: F32, g: F32, beta: F32) -> t
     state)."""
     y = np.empty_like(v)
     for t in range(len(v)):
-        state = state * np.exp(g[t])[:, None, None]
-        recalled = (k[t][:, None] @ state)[:, 0]
+        state = state * exp(g[t])[:, None, None]
+        recalled = matmul(k[t][:, None], state)[:, 0]
         state = state + k[t][:, :, None] * ((v[t] - recalled) * beta[t][:, None])[:, None]
-        y[t] = (q[t][:, None] @ state)[:, 0]
+        y[t] = matmul(q[t][:, None], state)[:, 0]
     return y, state
 
 
@@ -136,13 +140,13 @@ def _delta_rule_chunk(state: F32, q: F32, k: F32, v: F32, g: F32, beta: F32) -> 
     q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))  # [H, L, ...]
     total, rate = np.cumsum(g, axis=0).T, beta.T[:, :, None]  # [H, L], [H, L, 1]
     decay, keys = _decays(total), k.swapaxes(1, 2)
-    system = np.asarray(np.tril((k * rate) @ keys * decay, -1), np.float32)
-    grown = np.exp(total)[:, :, None]
-    target = rate * (v - grown * (k @ state))
+    system = np.asarray(np.tril(matmul(k * rate, keys) * decay, -1), np.float32)
+    grown = exp(total)[:, :, None]
+    target = rate * (v - grown * matmul(k, state))
     written = _solve_triangular(system, target)
-    y = grown * (q @ state) + ((q @ keys) * decay) @ written
-    decayed = k * np.exp(total[:, -1:] - total)[:, :, None]
-    state = state * np.exp(total[:, -1])[:, None, None] + decayed.swapaxes(1, 2) @ written
+    y = grown * matmul(q, state) + matmul(matmul(q, keys) * decay, written)
+    decayed = k * exp(total[:, -1:] - total)[:, :, None]
+    state = state * exp(total[:, -1])[:, None, None] + matmul(decayed.swapaxes(1, 2), written)
     return np.ascontiguousarray(y.swapaxes(0, 1)), np.asarray(state, np.float32)
 
 
@@ -150,7 +154,7 @@ def _solve_triangular(lower: F32, target: F32) -> F32:
     """Solve w + lower w = target for w, row by row; lower [H, L, L] strictly lower triangular, target [H, L, V]."""
     out = target.copy()
     for i in range(1, out.shape[1]):
-        out[:, i] -= (lower[:, i : i + 1, :i] @ out[:, :i])[:, 0]
+        out[:, i] -= matmul(lower[:, i : i + 1, :i], out[:, :i])[:, 0]
     return out
 
 
@@ -173,4 +177,4 @@ def _decays(total: F32) -> F32:
     """Return the decay matrix [H, L, L] from cumulative logs [H, L]: the factor from position s to l for s <= l, else
     0."""
     causal = np.tri(total.shape[1], dtype=bool)
-    return np.exp(np.where(causal, total[:, :, None] - total[:, None, :], np.float32(-np.inf)))
+    return exp(np.where(causal, total[:, :, None] - total[:, None, :], np.float32(-np.inf)))

@@ -17,7 +17,7 @@ import numpy as np
 from polyquant.codecs.affine_reader import FLOAT_TYPES
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.errors import CodecError
-from polyquant.ops import affine
+from polyquant.ops import affine, exact
 from polyquant.types import F32, I8, Affine
 
 __all__ = ["CLIPS", "quantize_gptq", "searched_grid"]
@@ -64,7 +64,7 @@ def _factor(h: F32) -> F32 | None:
         damped = h[::-1, ::-1].astype(np.float64)
         damped[np.diag_indices(len(h))] += damping * mean
         try:
-            lower = np.linalg.cholesky(damped)  # of H with rows and columns reversed; R is this factor reversed
+            lower = exact.cholesky(damped)  # of H with rows and columns reversed; R is this factor reversed
         except np.linalg.LinAlgError:
             continue
         lower /= np.diag(lower).copy()
@@ -89,7 +89,7 @@ def _compensated(codec: MsModelSlim, w: F32, diagonal: F32, factor: F32, grid: t
             b = min(a + _BLOCK, part.stop)
             own = (scale[:, g], offset[:, g])
             error = _block(codec, w[:, a:b], work[:, a:b], factor[a:b, a:b], own, codes[:, a:b])
-            work[:, b:] += error @ factor[a:b, b:]
+            work[:, b:] += exact.product(error, factor[a:b, b:])
     return Affine(codec.bits, codes, scale, offset)
 
 

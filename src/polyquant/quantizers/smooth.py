@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from polyquant.ops import exact
 from polyquant.types import F32
 
 __all__ = ["ALPHA", "LEAST", "power_of_two", "shared_by_heads", "smoothing_scale"]
@@ -23,13 +24,16 @@ LEAST = np.float32(1e-5)
 
 def smoothing_scale(inputs: F32, weights: F32, alpha: float) -> F32:
     """Return s [K] > 0. inputs: max|x| [K]; weights: max|w| [K] over the columns of all weights that read them."""
-    scale = np.power(inputs, np.float32(alpha)) / np.power(np.maximum(weights, LEAST), np.float32(1 - alpha))
+    wide, over = inputs.astype(np.float64), np.maximum(weights, LEAST).astype(np.float64)
+    scale = exact.power(wide, alpha) / exact.power(over, 1 - alpha)
     return np.maximum(scale, LEAST).astype(np.float32)
 
 
 def power_of_two(scale: F32) -> F32:
     """Round a scale [K] to powers of two, by ratio: at most a factor of sqrt(2) away."""
-    return np.exp2(np.rint(np.log2(scale))).astype(np.float32)
+    mantissa, exponent = np.frexp(scale)  # in [0.5, 1)
+    nearest = exponent - (mantissa < np.float32(0.5**0.5))
+    return np.asarray(np.ldexp(np.float32(1), nearest), np.float32)
 
 
 def shared_by_heads(scale: F32, kv_heads: int, size: int) -> tuple[F32, F32]:

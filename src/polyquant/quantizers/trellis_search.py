@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.codecs.trellis import Trellis
+from polyquant.ops import exact
 from polyquant.ops import trellis as ops
 from polyquant.ops.hadamard import hadamard
 from polyquant.ops.linalg import block_ldl
@@ -215,10 +216,10 @@ def with_feedback(w: F32, h: F32, scales: F32, coder: Coder) -> tuple[U8, F32, F
     codes = np.empty((full // _SIDE, -(-n // _SIDE), ops.TILE), np.uint8)
     for stop in range(full, 0, -_SPAN):
         start = max(0, stop - _SPAN)
-        target[start:stop] += lower[stop:, start:stop].T @ error[stop:]
+        target[start:stop] += exact.product(lower[stop:, start:stop].T, error[stop:])
         for a in range(stop - _SIDE, start - 1, -_SIDE):
             b = a + _SIDE
-            target[a:b] += lower[b:stop, a:b].T @ error[b:stop]
+            target[a:b] += exact.product(lower[b:stop, a:b].T, error[b:stop])
             own = np.divide(target[a:b], each[a:b], out=np.zeros((_SIDE, n), np.float32), where=each[a:b] != 0)
             codes[a // _SIDE : b // _SIDE], numbers[a:b] = coder(own)
             error[a : min(b, k)] = w[a:b] - (each[a:b] * numbers[a:b])[: k - a]
@@ -245,7 +246,7 @@ def _growth(lower: F32, middle: F64, distortion: float) -> float:
     cost = middle.reshape(blocks, _SIDE).sum(1)
     v = np.ones(blocks)
     for i in range(blocks - 2, -1, -1):
-        v[i] += distortion * (power[i + 1 :, i] @ v[i + 1 :])
+        v[i] += distortion * (power[i + 1 :, i] * v[i + 1 :]).sum()
     return float(np.sqrt(np.average(v, weights=cost)))
 
 
@@ -258,35 +259,30 @@ def best_scales(w: F32, numbers: F32, scales: F32, h: F32 | None) -> F32:
     out = np.zeros(scales.shape, np.float32)
     if h is not None:
         out[:] = scales
-        slope = h @ (w - wide(scales, len(w)) * numbers)
+        slope = exact.product(h, w - wide(scales, len(w)) * numbers)
     for g in range(groups):
         rows = slice(g * span, (g + 1) * span)
         u = numbers[rows]
-        weighted, remaining = (u, w[rows]) if h is None else (h[rows, rows] @ u, slope[rows])
-        step = _ratio(_dots(u, remaining), _dots(u, weighted))
+        weighted, remaining = (u, w[rows]) if h is None else (exact.product(h[rows, rows], u), slope[rows])
+        step = _ratio(exact.column_dots(u, remaining), exact.column_dots(u, weighted))
         out[g] += step
         if h is not None and groups > 1:
-            slope -= h[:, rows] @ (u * step)
+            slope -= exact.product(h[:, rows], u * step)
     return out
 
 
 def best_outputs(w: F32, u: F32, h: F32 | None) -> F32:
     """Return sv [N] of least error between u sv and w, both [K, N]."""
-    weighted = u if h is None else h @ u
-    return _ratio(_dots(weighted, w), _dots(weighted, u))
+    weighted = u if h is None else exact.product(h, u)
+    return _ratio(exact.column_dots(weighted, w), exact.column_dots(weighted, u))
 
 
 def best_inputs(w: F32, u: F32, h: F32 | None) -> F32:
     """Return su [K] of least error between su u and w, both [K, N]: the solution of (H o u u^T) su = diag(H w u^T)."""
     if h is None:
-        return _ratio(_dots(u.T, w.T), _dots(u.T, u.T))
-    matrix = h * (u @ u.T).astype(np.float64)
-    return np.asarray(np.linalg.solve(matrix, _dots((h @ w).T, u.T)), np.float32)
-
-
-def _dots(a: F32, b: F32) -> F64:
-    """Return the dot products of the columns of two arrays."""
-    return np.asarray(np.einsum("kn,kn->n", a, b, dtype=np.float64), np.float64)
+        return _ratio(exact.column_dots(u.T, w.T), exact.column_dots(u.T, u.T))
+    matrix = np.asarray(h * exact.gram(u.T).astype(np.float64), np.float64)
+    return np.asarray(exact.solve(matrix, exact.column_dots(exact.product(h, w).T, u.T)), np.float32)
 
 
 def _ratio(a: F64, b: F64) -> F32:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.architectures.hyper import Hyper
-from polyquant.ops import native
+from polyquant.ops.arithmetic import fast_kernels
 from polyquant.runtime.ends import Embedding, Head, LayerInputs
 from polyquant.runtime.kv_cache import INPUTS, CacheType, KVCache
 from polyquant.runtime.linear import Linear
@@ -84,7 +84,7 @@ class Decoder:
 
     def hidden(self, tokens: NDArray[np.int64], cache: KVCache) -> F32:
         """Return the states after the final norm [T, hidden] of the T tokens that follow the cached ones."""
-        if len(tokens) == 1 and self._recordable and native.lib() is not None:
+        if len(tokens) == 1 and self._recordable and fast_kernels() is not None:
             return self._step(tokens, cache)
         return deque(self.states(tokens, cache), maxlen=1).pop()
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from polyquant.architectures import parts
 from polyquant.architectures.hyper import Hyper
 from polyquant.errors import InputError
+from polyquant.ops.arithmetic import tanh
 from polyquant.ops.decoder import add
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.norm import Norm
@@ -102,7 +103,7 @@ class Head:
         if self.scale != 1:
             y = y * self.scale
         if self.softcap:
-            y = np.asarray(self.softcap * np.tanh(y / self.softcap), np.float32)
+            y = np.asarray(self.softcap * tanh(y / self.softcap), np.float32)
         return y
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from polyquant.capabilities import Packed
 from polyquant.errors import InputError
 from polyquant.ops import native
+from polyquant.ops.arithmetic import fast_kernels
 from polyquant.ops.experts import ExpertGroup, Ids, add_expert_bias
 from polyquant.rows import expert, matrix_name
 from polyquant.runtime.linear import Linear, packed_handle
@@ -66,7 +67,7 @@ class ExpertLinear:
     @property
     def kernel(self) -> Literal["packed", "apart"]:
         """The method of the next call: "packed" can be recorded, "apart" runs expert by expert in Python."""
-        return "packed" if self._group is not None and native.lib() is not None else "apart"
+        return "packed" if self._group is not None and fast_kernels() is not None else "apart"
 
     def __call__(self, x: F32, ids: Ids | None) -> Sequence[F32]:
         """Multiply x [T, K], or [A, K] with a row per assignment, by the experts ids [T, used] -> one [A, N_i] per
@@ -74,7 +75,7 @@ class ExpertLinear:
 
         ids: None if row i uses matrix i % E, as for heads.
         """
-        if self._group is None or native.lib() is None:
+        if self._group is None or fast_kernels() is None:
             return self._apart(x, self._row_ids(x) if ids is None else ids.reshape(-1))
         y = self._group(x, ids, self.rounding)
         for out, bias in zip(y, self.bias, strict=True):

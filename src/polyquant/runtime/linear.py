@@ -17,6 +17,7 @@ import numpy as np
 from polyquant.capabilities import HoldsBias, OwnProduct, Packed, TrellisDialect
 from polyquant.codecs.ternary import repacked
 from polyquant.ops import native
+from polyquant.ops.arithmetic import fast_kernels, is_defined, matmul
 from polyquant.ops.decoder import add_bias
 from polyquant.ops.matmul import Group, round_activations
 from polyquant.runtime import headers_only
@@ -25,6 +26,7 @@ from polyquant.types import F32, Floats, Rounding, Ternary, Weight
 __all__ = ["Linear", "Reader", "packed_handle"]
 
 _CHUNK = 1 << 20  # weights dequantized at a time
+_LARGE_CHUNK = 1 << 22  # with a defined order: a product packs its input once per chunk
 
 
 class Linear:
@@ -41,11 +43,11 @@ class Linear:
     @property
     def kernel(self) -> Literal["packed", "dequantized"]:
         """The method of the next call."""
-        return "packed" if self._groups and native.lib() is not None else "dequantized"
+        return "packed" if self._groups and fast_kernels() is not None else "dequantized"
 
     def __call__(self, x: F32) -> Sequence[F32]:
         """Multiply: x [T, K] -> one [T, N_i] per weight."""
-        if self._groups and native.lib() is not None:
+        if self._groups and fast_kernels() is not None:
             y: Sequence[F32] = [out for group in self._groups for out in group(x, self.rounding)]
         else:
             y = [_reference(w, x, self.rounding) for w in self.weights]
@@ -99,13 +101,15 @@ def _reference(weight: Weight, x: F32, rounding: Rounding) -> F32:
 
     Codecs that round their inputs differently provide their own product.
     """
-    if isinstance(weight.codec, OwnProduct):
+    if isinstance(weight.codec, OwnProduct) and not (is_defined() and rounding == "none"):
         return np.asarray(weight.codec.multiply(weight.parts, weight.shape, x, rounding), np.float32)
     x = x if weight.codec.form is Floats else round_activations(x, rounding)
     rows, k = weight.shape
+    if is_defined() and weight.codec.name == "f32":
+        return matmul(x, weight.codec.unpack(weight.parts, weight.shape).values.T)  # without a copy
     y = np.empty((len(x), rows), np.float32)
-    step = max(1, _CHUNK // k) if weight.codec.row_sliced else rows
+    step = max(1, (_LARGE_CHUNK if is_defined() else _CHUNK) // k) if weight.codec.row_sliced else rows
     for a in range(0, rows, step):
         part = weight.dequantize(rows=slice(a, min(a + step, rows))) if step < rows else weight.dequantize()
-        y[:, a : a + step] = x @ part.T
+        y[:, a : a + step] = matmul(x, part.T)
     return y

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from polyquant.architectures.hyper import Hyper
 from polyquant.architectures.rope import llama3_factors, longrope_factor, proportional_pairs
 from polyquant.errors import InputError, UnsupportedError
+from polyquant.ops import exact
+from polyquant.ops.arithmetic import cos_sin, log1p
 from polyquant.ops.decoder import rotate
 from polyquant.types import F32
 
@@ -69,9 +71,9 @@ class Rotary:
         cos, sin = out or (np.empty(shape, np.float32), np.empty(shape, np.float32))
         positions = np.arange(start, start + tokens, dtype=np.float64)[:, None]
         phases = positions * self.frequencies
-        amplitude = self.amplitude * (1 + self.growth * np.log1p((positions + 1) // self.floor))
-        np.multiply(np.cos(phases), amplitude, out=cos, casting="same_kind")
-        np.multiply(np.sin(phases), amplitude, out=sin, casting="same_kind")
+        amplitude = self.amplitude * (1 + self.growth * log1p((positions + 1) // self.floor))
+        for of_phases, held in zip(cos_sin(phases), (cos, sin), strict=True):
+            np.multiply(of_phases, amplitude, out=held, casting="same_kind")
         return cos, sin
 
 
@@ -112,7 +114,8 @@ def rotary(hyper: Hyper, *, interleaved: bool, divisors: F32 | None = None, file
     Raises InputError for invalid parameters, UnsupportedError.
     """
     size = hyper.rotary_size
-    frequencies = hyper.rope_theta ** (-np.arange(0, size, 2, dtype=np.float64) / size)  # [R]
+    exponents = np.arange(0, size, 2, dtype=np.float64) / size  # [R]
+    frequencies = exact.exp(-exponents * exact.log(np.array(hyper.rope_theta)))
     amplitude = 1.0
     if divisors is not None:
         frequencies = frequencies / _valid_divisors(divisors, "rope_freqs.weight", file)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError
+from polyquant.ops.arithmetic import exp, log
 from polyquant.runtime.decoder import Decoder
 from polyquant.runtime.kv_cache import KVCache
 from polyquant.runtime.windows import Window
@@ -52,8 +53,8 @@ def log_sum_exp(logits: F32) -> NDArray[np.float64]:
         raise InputError(
             "the model's output is not a number", hint="its weights hold NaN or infinity: polyquant validate"
         )
-    total = np.exp(logits - top[:, None]).sum(-1, dtype=np.float64)
-    return np.asarray(top + np.log(total), np.float64)
+    total = exp(logits - top[:, None]).sum(-1, dtype=np.float64)
+    return np.asarray(top + log(total), np.float64)
 
 
 def target_log_probs(decoder: Decoder, cache: KVCache, window: Window) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ declare -A sets=(
   [decoder_avx2]="-mavx2 -mfma -mf16c" [trellis_encode_avx2]="-mavx2"
   [packed_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
   [affine_vnni]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mprefer-vector-width=256"
+  [exact_avx2]="-mavx2 -mfma -mf16c" [exact_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"
   [decoder_avx512]="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl"
 )
 objects=()

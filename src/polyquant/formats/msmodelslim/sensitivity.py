@@ -21,6 +21,7 @@ from polyquant.errors import PlanError, UnsupportedError
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
 from polyquant.formats.msmodelslim.prepare import Prepared, prepare
 from polyquant.ops import affine
+from polyquant.ops.arithmetic import matmul
 from polyquant.quantizers.affine import input_grid, quantize_linear
 from polyquant.runtime.linear import Linear
 from polyquant.runtime.load import load
@@ -152,7 +153,7 @@ class _Multiplier:
         """x [T, K] -> [T, N]."""
         held = self.codes
         w = affine.decode(held.codes, held.scale, held.offset, np.empty(held.codes.shape, np.float32))
-        y = self._inputs(x) @ w.T
+        y = matmul(self._inputs(x), w.T)
         return y if bias is None else np.asarray(y + bias, np.float32)
 
     def _inputs(self, x: F32) -> F32:

@@ -25,6 +25,7 @@ from polyquant.calibration.statistics import InputRanges
 from polyquant.errors import UnsupportedError
 from polyquant.formats.linears import is_linear
 from polyquant.operations import Index, Stack
+from polyquant.ops import exact
 from polyquant.quantizers.smooth import ALPHA, power_of_two, shared_by_heads, smoothing_scale
 from polyquant.rows import matrix_name
 from polyquant.runtime import identity
@@ -291,4 +292,4 @@ class Smoothing:
     def _shifted(self, name: str, shift: F32) -> F32:
         """W @ shift, [N]."""
         weight = self.source[name]
-        return np.concatenate([floats(weight, rows) @ shift for rows in rows_of(weight)])
+        return np.concatenate([exact.product(floats(weight, rows), shift[:, None])[:, 0] for rows in rows_of(weight)])

@@ -1,0 +1,7 @@
+#include "exact_kernels.hpp"
+
+namespace polyquant {
+
+const ExactSet& exact_plain() { return kSet; }
+
+}  // namespace polyquant

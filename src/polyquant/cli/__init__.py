@@ -31,6 +31,7 @@ COMMANDS = {
     "convert": "Convert a model to another format.",
     "quantize": "Quantize a model, by a recipe such as q4_k_m.",
     "merge": "Publish a conversion whose parts ran separately (--part I/N).",
+    "push": "Upload a model with a model card to the Hugging Face hub.",
     "importance": "Measure an importance matrix for quantize --importance.",
     "run": "Continue a prompt, or chat.",
     "embed": "Compute embeddings with an embedding model.",

@@ -89,7 +89,9 @@ def execute(
         else:
             reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit).all_tasks(staging)
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
-    return Report(target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+    return Report(
+        target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings, plan.recipe.name
+    )
 
 
 def _on_engine(

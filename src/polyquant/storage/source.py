@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -94,11 +94,14 @@ def _state_now(path: Path) -> FileState | None:
         return None
 
 
-def fetch_ahead(paths: Iterable[Path]) -> None:
-    """Announce files that will be opened: remote ones are then opened at the same time."""
+def fetch_ahead(paths: Iterable[Path], header: Callable[[Source], object] | None = None) -> None:
+    """Announce files that will be opened: remote ones are then opened at the same time.
+
+    header: reads the bytes of a file that its reader needs first. Errors are left to the reader of the file.
+    """
     remote = [path for path in paths if isinstance(path, RemotePath)]
     if len(remote) > 1:
-        _FETCH_AHEAD(remote)
+        _FETCH_AHEAD(remote, None if header is None else lambda path: header(Source(path)))
 
 
 def fetching(spans: Iterable[tuple[Source, int, int]], window: int) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ import click
 from polyquant.cli.console import json_option
 from polyquant.cli.grouped import GroupedOption
 from polyquant.cli.option_flags import format_options, writable
+from polyquant.cli.source_type import SOURCE
 from polyquant.errors import printable
 
 __all__ = ["conversion_options"]
@@ -41,8 +42,8 @@ class _TargetName(click.ParamType[str]):
 _shared = partial(click.option, cls=GroupedOption, group="Many machines")
 
 _OPTIONS = (
-    click.argument("src", type=click.Path()),
-    click.argument("dst", type=click.Path()),
+    click.argument("src", type=SOURCE),
+    click.argument("dst", type=SOURCE),
     click.option(
         "--to",
         type=_TargetName(),

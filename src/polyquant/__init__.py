@@ -117,7 +117,8 @@ _CALLABLE = ("codecs", "formats", "recipes")
 __all__ = [
     "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited",
     "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind",
-    "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "RemoteError", "Repaired",
+    "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo",
+    "RemoteError", "Repaired",
     "Report", "Rule", "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
     "checksum", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
     "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "validate",

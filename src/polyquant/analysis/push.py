@@ -1,4 +1,4 @@
-"""Push a model to a repository of the hub: its files, a model card, nothing else of its folder."""
+"""Push a model to a repository of the hub: its files and a model card; other files of its folder stay."""
 
 from __future__ import annotations
 

@@ -58,5 +58,5 @@ def push(
     if made.skipped:
         say(f"not part of the model, not uploaded: {listed(made.skipped, 8)}")
     if not dry_run:
-        done = f"{len(made.changed)} files" if made.changed else "nothing: all files are there already"
+        done = f"{len(made.changed)} files" if made.changed else "nothing: the repository has all files already"
         say(f"uploaded {done}: {printable(made.url)}")

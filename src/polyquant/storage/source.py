@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError
-from polyquant.registry import Search
+from polyquant.storage.deferred import Deferred
 from polyquant.storage.file_state import FileState
 from polyquant.storage.locations import RemotePath, backend_of, located
 from polyquant.types import U8, ArraySpec
@@ -44,9 +44,9 @@ __all__ = [
 
 _READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
 _LFS = b"version https://git-lfs.github.com/spec/"
-_REMOTE_SOURCE = Search("polyquant.storage.remote.source:unopened")
-_FETCHING = Search("polyquant.storage.remote.read_ahead:fetching")
-_FETCH_AHEAD = Search("polyquant.storage.remote.ranges:fetch_ahead")
+_REMOTE_SOURCE = Deferred("polyquant.storage.remote.source:unopened")
+_FETCHING = Deferred("polyquant.storage.remote.read_ahead:fetching")
+_FETCH_AHEAD = Deferred("polyquant.storage.remote.ranges:fetch_ahead")
 _LFS_LIMIT = 1024
 """Pointer files of Git LFS are shorter, in bytes."""
 

@@ -28,7 +28,9 @@ from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.runtime.check import refuse_broken_model
 from polyquant.storage.claims import held_bytes
-from polyquant.storage.locations import located
+from polyquant.storage.locations import RemotePath, located
+from polyquant.storage.remote.spooled import spool_path
+from polyquant.storage.remote.uploads import STREAMING
 from polyquant.storage.work_folder import Resume
 from polyquant.types import F32
 
@@ -231,7 +233,12 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
 
 def check_disk(plan_: Plan, dst: Path, part: Part | None = None) -> None:
     """Raise PlanError now rather than OSError at the end. part: the share that is written."""
-    free = shutil.disk_usage(dst.absolute().parent).free
+    if isinstance(dst, RemotePath):
+        if dst.scheme in STREAMING:
+            return
+        dst = spool_path(dst)
+    folder = dst.absolute().parent
+    free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.is_dir())).free
     need = plan_.nbytes if part is None else sum(t.nbytes for t in shares(plan_, part.count)[part.number - 1])
-    if need > free + held_bytes(dst.absolute()):
+    if need > free + (held_bytes(dst.absolute()) if folder.is_dir() else 0):
         raise PlanError("not enough disk space", file=dst, expected=f"{need:,} bytes", found=f"{free:,} free")

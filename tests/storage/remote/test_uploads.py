@@ -58,8 +58,7 @@ def _clean(request, monkeypatch):
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")
         server.faults(0.0)
-        if server.fs.exists("bucket/run"):
-            server.fs.rm("bucket/run", recursive=True)
+        empty(server)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +81,22 @@ def content(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def visible(server) -> set[str]:
+    """The names of all visible objects of the run."""
+    answer = server.fs.call_s3("list_objects_v2", Bucket="bucket", Prefix="run/")
+    assert not answer.get("IsTruncated")
+    return {entry["Key"].removeprefix("run/") for entry in answer.get("Contents", [])}
+
+
 def objects(server) -> dict[str, bytes]:
     """All visible objects of the run."""
-    return {name.removeprefix("bucket/run/"): server.fs.cat_file(name) for name in server.fs.find("bucket/run")}
+    return {name: server.fs.cat_file(f"bucket/run/{name}") for name in visible(server)}
+
+
+def empty(server) -> None:
+    """Remove all objects of the run."""
+    for name in visible(server):
+        server.fs.call_s3("delete_object", Bucket="bucket", Key=f"run/{name}")
 
 
 def unfinished(server) -> int:
@@ -201,7 +213,8 @@ def test_permissions_that_end_during_an_upload(server, expected, status, message
 
     def expire(progress):
         calls.append(progress)
-        if len(calls) == 12:
+        if len(calls) == 7:
+            time.sleep(0.3)  # let the uploads that have begun end
             server.faults(0.0, refuse=status)
 
     with pytest.raises(RemoteError, match=message) as caught:
@@ -236,19 +249,19 @@ def interrupted(server, after: int, **options):
 
 
 def test_only_missing_parts_are_uploaded_again(server, expected):
-    interrupted(server, 14)
+    interrupted(server, 8)
     assert unfinished(server) == 1
     done = []
     server.counts(reset=True)
     pq.convert(SOURCE, "s3://bucket/run/out.gguf", codec="q8_0", on_progress=done.append)
     data = expected("gguf")["out.gguf"]
     assert server.counts()["bytes"] < 0.8 * len(data)
-    assert 0 < len(done) < 20  # the other tensors were not converted again
+    assert 0 < len(done) < 10  # the other tensors were not converted again
     assert objects(server) == {"out.gguf": data}
 
 
 def test_another_job_removes_what_an_unfinished_one_uploaded(server, expected):
-    interrupted(server, 14)
+    interrupted(server, 8)
     with pytest.raises(PlanError, match="nothing to resume"):
         pq.convert(SOURCE, "s3://bucket/run/out.gguf", codec="q4_0", resume="required")
     assert unfinished(server) == 1
@@ -257,18 +270,18 @@ def test_another_job_removes_what_an_unfinished_one_uploaded(server, expected):
 
 
 def test_resume_never_starts_over(server, expected):
-    interrupted(server, 14)
+    interrupted(server, 8)
     server.counts(reset=True)
     pq.convert(SOURCE, "s3://bucket/run/out.gguf", codec="q8_0", resume="never")
     assert server.counts()["bytes"] >= len(expected("gguf")["out.gguf"])
     assert objects(server) == expected("gguf")
     assert unfinished(server) == 0
-    interrupted(server, 10, resume="never", overwrite=True)
+    interrupted(server, 8, resume="never", overwrite=True)
     assert unfinished(server) == 0
 
 
 def test_an_upload_that_the_server_has_removed_starts_over(server, expected):
-    interrupted(server, 14)
+    interrupted(server, 8)
     (upload,) = server.fs.call_s3("list_multipart_uploads", Bucket="bucket")["Uploads"]
     server.fs.call_s3("abort_multipart_upload", Bucket="bucket", Key=upload["Key"], UploadId=upload["UploadId"])
     pq.convert(SOURCE, "s3://bucket/run/out.gguf", codec="q8_0")
@@ -276,7 +289,7 @@ def test_an_upload_that_the_server_has_removed_starts_over(server, expected):
 
 
 def test_a_part_that_another_program_has_replaced_is_uploaded_again(server, expected):
-    interrupted(server, 14)
+    interrupted(server, 8)
     (upload,) = server.fs.call_s3("list_multipart_uploads", Bucket="bucket")["Uploads"]
     where = {"Bucket": "bucket", "Key": upload["Key"], "UploadId": upload["UploadId"]}
     number = server.fs.call_s3("list_parts", **where)["Parts"][0]["PartNumber"]
@@ -299,7 +312,7 @@ def test_a_second_run_on_the_same_target_is_refused(server):
 
 
 def test_a_torn_line_of_the_journal(server, expected):
-    interrupted(server, 14)
+    interrupted(server, 8)
     path = next(p for p in state_folder(located("s3://bucket/run/out.gguf")).iterdir())
     os.truncate(path, path.stat().st_size - 5)
     pq.convert(SOURCE, "s3://bucket/run/out.gguf", codec="q8_0")
@@ -318,7 +331,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.is_set():
-            found = {k.removeprefix("bucket/run/") for k in self.server.fs.find("bucket/run")}
+            found = visible(self.server)
             if found and (not self.seen or self.seen[-1] != found):
                 self.seen.append(found)
             time.sleep(0.01)
@@ -376,7 +389,5 @@ def test_many_kills_and_faults(server, expected, job):
     for seed in range(20):
         kills += check_kills(server, expected, job, seed, rate=0.05)
         server.faults(0.0)
-        server.fs.rm("bucket/run", recursive=True)
+        empty(server)
     assert kills > 10
-    assert unfinished(server) <= kills  # an upload whose id was lost with the answer
-    server.fs.pipe_file("bucket/run/end", b"")

@@ -51,6 +51,25 @@ class S3:
 
         return self._call(path, ask)
 
+    def begun(self, prefix: RemotePath) -> set[tuple[str, str]]:
+        """All unfinished uploads of objects whose URL begins with `prefix`: (URL, upload id)."""
+
+        def ask(fs: Any, where: Mapping[str, str]) -> set[tuple[str, str]]:
+            out: set[tuple[str, str]] = set()
+            marker: dict[str, str] = {}
+            while True:
+                try:
+                    answer = fs.call_s3("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"], **marker)
+                except FileNotFoundError:
+                    raise _no_bucket(prefix, where) from None
+                found = answer.get("Uploads") or []
+                out |= {(f"{prefix.parts[0]}//{where['Bucket']}/{u['Key']}", str(u["UploadId"])) for u in found}
+                if not answer.get("IsTruncated") or not found:
+                    return out
+                marker = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+        return self._call(prefix, ask)
+
     def store(self, path: RemotePath, upload: str, number: int, data: bytearray) -> str:
         """Upload one part and return its ETag, after a check that these bytes were stored."""
         md5 = hashlib.md5(data, usedforsecurity=False)

@@ -6,12 +6,14 @@
         (a temporary file without a name)      parts in progress that do not fit into memory
 
     {"upload": JOB, "target": URL, "token": TOKEN, "files": [[URL, BYTES, PART_BYTES], ...]}
+    {"others": [[URL, UPLOAD_ID], ...]}
     {"begun": [FILE, UPLOAD_ID]}
     {"part": [FILE, NUMBER, ETAG]}
     {"tensor": NAME, "report": ..., "small": [[FILE, OFFSET, HEX], ...]}
     {"publish": [FILE, ...], "first": [FILE, ...], "replace": BOOL}
 
-FILE is an index. small: the bytes of small slots, which may lie in a part that waits for many tensors. publish: the
+FILE is an index. others: unfinished uploads that existed before ours, so that those whose ids were lost with an answer
+can be told apart. small: the bytes of small slots, which may lie in a part that waits for many tensors. publish: the
 order of the publication; first: files of which an old version is removed before it. There are no credentials in it.
 """
 
@@ -43,6 +45,7 @@ class Recorded:
     job: str = ""
     token: str = ""
     files: Sequence[Sequence[Any]] = ()
+    others: set[tuple[str, str]] | None = None
     uploads: dict[int, str] = field(default_factory=dict)
     parts: dict[int, dict[int, str]] = field(default_factory=dict)
     tensors: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -157,6 +160,8 @@ def _take(out: Recorded, entry: Mapping[str, Any]) -> None:
     """Apply one entry."""
     if "upload" in entry:
         out.job, out.token, out.files = entry["upload"], entry["token"], entry["files"]
+    elif "others" in entry:
+        out.others = {(url, upload) for url, upload in entry["others"]}
     elif "begun" in entry:
         index, upload = entry["begun"]
         out.uploads[index] = upload

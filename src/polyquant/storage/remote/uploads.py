@@ -68,6 +68,9 @@ class UploadStaging:
     def prepare(self) -> None:
         """Begin the uploads, or continue those of an earlier run. Raises RemoteError."""
         stored: set[Key] = set()
+        if self._state.known.others is None:
+            self._state.append(others=sorted(_begun(self._state, self._s3)))
+            self._state.sync()
         for i, (file, url) in enumerate(zip(self._files, self._urls, strict=True)):
             if not file.streams:
                 continue
@@ -79,6 +82,7 @@ class UploadStaging:
                 ours = self._state.known.parts.get(i, {})
                 stored |= {(i, number) for number, etag in ours.items() if there.get(number) == etag}
         self._state.sync()
+        abort_lost(self._state, self._s3)
         self.done = self._finished(stored)
         self._assembler.start(stored)
         for name in self.done:
@@ -203,6 +207,22 @@ def _parts(url: str) -> list[str]:
     return [scheme, *rest.split("/")]
 
 
+def _begun(state: UploadState, s3: S3) -> set[tuple[str, str]]:
+    """All unfinished uploads to our URLs."""
+    ours = {url for url, *_ in state.known.files}
+    prefix = RemotePath(*_parts(min(ours))).parent if len(ours) > 1 else RemotePath(*_parts(min(ours)))
+    return {(url, upload) for url, upload in s3.begun(prefix) if url in ours}
+
+
+def abort_lost(state: UploadState, s3: S3) -> None:
+    """Abort the uploads that we began without learning their ids, because the answer was lost or the run was killed."""
+    known = state.known
+    if known.others is not None:
+        ours = {(known.files[i][0], upload) for i, upload in known.uploads.items()}
+        for url, upload in _begun(state, s3) - ours - known.others:
+            s3.abort(RemotePath(*_parts(url)), upload)
+
+
 def discard(state: UploadState, s3: S3) -> None:
     """Abort the uploads in the journal, and remove the objects of its publication. Raises RemoteError."""
     known = state.known
@@ -213,6 +233,7 @@ def discard(state: UploadState, s3: S3) -> None:
             s3.remove(urls[i])
     for i, upload in known.uploads.items():
         s3.abort(urls[i], upload)
+    abort_lost(state, s3)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.request import Request, urlopen
 
 ENVIRONMENT = {
@@ -45,8 +46,8 @@ class Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     behind = 0
     rate, refuse = 0.0, 0
-    rng = random.Random(0)
-    counts: Counter[str] = Counter()
+    rng: random.Random
+    counts: ClassVar[Counter[str]] = Counter()
 
     def log_message(self, *args):
         return
@@ -81,7 +82,7 @@ class Proxy(BaseHTTPRequestHandler):
         self._answer(answer.status, data, headers, cut=fault == "truncate")
         return None
 
-    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _handle  # noqa: N815 - the names of http.server
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _handle
 
     def _fail(self):
         status = self.rng.choice((500, 503, 429, 0))
@@ -171,6 +172,7 @@ def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
+    Proxy.rng = random.Random(0)
     Proxy.behind = server.get_host_and_port()[1]
     proxy = Quiet(("127.0.0.1", 0), Proxy)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()

@@ -1,10 +1,11 @@
-"""Parts of an upload: planned from the layout, equal to the file whatever the order of the writes."""
+"""Parts of an upload: planned from the layout, equal to the file for any order of the writes."""
 
 from __future__ import annotations
 
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def random_file(rng: np.random.Generator, index: int) -> tuple[FilePlan, bytes, 
     size = int(rng.integers(1, 9000))
     cuts = sorted({0, size, *rng.integers(0, size + 1, rng.integers(1, 12)).tolist()})
     data, pieces, spans = bytearray(size), [], []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         kind = int(rng.integers(3))
         if kind:
             data[start:stop] = rng.bytes(stop - start)
@@ -83,7 +84,7 @@ def test_parts_equal_the_file_in_any_order(seed, tmp_path, monkeypatch):
     for i, (_, _, spans) in enumerate(made):
         for start, stop in spans:
             cuts = sorted({start, stop, *rng.integers(start, stop + 1, 4).tolist()})
-            writes += [(i, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+            writes += [(i, a, b) for a, b in pairwise(cuts)]
     writes += [writes[k] for k in rng.integers(0, len(writes), 5)] if writes else []  # some bytes twice
     rng.shuffle(writes)
     uploaded = Uploaded()

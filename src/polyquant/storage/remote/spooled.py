@@ -56,7 +56,7 @@ def staged_spooled(
             check()
         refuse_existing(dst, layout, urls, replaceable)
         store = Objects(dst)
-        for i in publication_order(layout):
+        for i in (i for group in publication_order(layout) for i in group):
             _send(store, written[0].folder / layout.files[i].name, urls[i], layout.files[i].size)
 
     with staged(local, layout, fingerprint, resume=resume, check=send) as staging:

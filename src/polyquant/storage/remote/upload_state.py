@@ -10,11 +10,12 @@
     {"begun": [FILE, UPLOAD_ID]}
     {"part": [FILE, NUMBER, ETAG]}
     {"tensor": NAME, "report": ..., "small": [[FILE, OFFSET, HEX], ...]}
-    {"publish": [FILE, ...], "first": [FILE, ...], "replace": BOOL}
+    {"publish": [[FILE, ...], ...], "first": [FILE, ...], "replace": BOOL}
 
 FILE is an index. others: unfinished uploads that existed before ours, so that those whose ids were lost with an answer
-can be told apart. small: the bytes of small slots, which may lie in a part that waits for many tensors. publish: the
-order of the publication; first: files of which an old version is removed before it. There are no credentials in it.
+can be recognised. small: the bytes of small slots, which may lie in a part that waits for many tensors. publish: groups
+of files in the order of the publication; first: files of which an old version is removed before it. There are no
+credentials in it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Recorded:
     uploads: dict[int, str] = field(default_factory=dict)
     parts: dict[int, dict[int, str]] = field(default_factory=dict)
     tensors: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    publish: Sequence[int] | None = None
+    publish: Sequence[Sequence[int]] | None = None
     first: Sequence[int] = ()
     replace: bool = False
 

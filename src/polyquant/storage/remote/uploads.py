@@ -7,7 +7,9 @@ folder last. What is uploaded is recorded on this machine (upload_state.py), so 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,6 +38,8 @@ __all__ = [
 STREAMING = frozenset({"s3", "s3a"})
 """Schemes with multipart uploads; output to others is written to this machine first (spooled.py)."""
 _BUDGET = 64 << 20
+_REQUESTS = 8
+"""Requests about different files at the same time."""
 _SMALL = 256
 """Bytes of a slot whose content is kept in the journal."""
 
@@ -71,16 +75,7 @@ class UploadStaging:
         if self._state.known.others is None:
             self._state.append(others=sorted(_begun(self._state, self._s3)))
             self._state.sync()
-        for i, (file, url) in enumerate(zip(self._files, self._urls, strict=True)):
-            if not file.streams:
-                continue
-            upload = self._state.known.uploads.get(i)
-            there = None if upload is None else self._s3.stored(url, upload)
-            if there is None:
-                self._state.append(begun=[i, self._s3.begin(url, self._state.known.token)])
-            else:
-                ours = self._state.known.parts.get(i, {})
-                stored |= {(i, number) for number, etag in ours.items() if there.get(number) == etag}
+        _at_once(lambda i: stored.update(self._begin(i)), [i for i, file in enumerate(self._files) if file.streams])
         self._state.sync()
         abort_lost(self._state, self._s3)
         self.done = self._finished(stored)
@@ -88,6 +83,16 @@ class UploadStaging:
         for name in self.done:
             for i, offset, data in self._state.known.tensors[name]["small"]:
                 self._assembler.write(i, offset, memoryview(bytes.fromhex(data)))
+
+    def _begin(self, i: int) -> set[Key]:
+        """Begin the upload of a file, or return the stored parts of an earlier run."""
+        url, upload = self._urls[i], self._state.known.uploads.get(i)
+        there = None if upload is None else self._s3.stored(url, upload)
+        if there is None:
+            self._state.append(begun=[i, self._s3.begin(url, self._state.known.token)])
+            return set()
+        ours = self._state.known.parts.get(i, {})
+        return {(i, number) for number, etag in ours.items() if there.get(number) == etag}
 
     def _finished(self, stored: set[Key]) -> dict[str, Any]:
         """The tensors of an earlier run whose bytes are all in stored parts, or in the journal."""
@@ -138,12 +143,12 @@ class UploadStaging:
 
     def publish(self, *, replace: bool) -> None:
         """Make the output visible. Raises PlanError if an object exists and replace is False, RemoteError."""
-        order = publication_order(self.layout)
-        for i in order:
-            if not self._files[i].streams:
-                self._state.keep(i, _content(self._files[i]))
-        last = [i for i in order if _rank(self.layout.files[i]) > 1] if self.layout.folder else order[-1:]
-        self._state.append(publish=order, first=last if replace and len(order) > 1 else [], replace=replace)
+        groups = publication_order(self.layout)
+        for i, file in enumerate(self._files):
+            if not file.streams:
+                self._state.keep(i, _content(file))
+        first = [i for group in groups[1:] for i in group] if replace else []
+        self._state.append(publish=groups, first=first, replace=replace)
         self._state.sync()
         publish(self._state, self._s3)
 
@@ -162,17 +167,17 @@ def _content(file: FileParts) -> bytes:
 
 
 def _rank(file: FilePlan) -> int:
-    """3 for config.json, 2 for an index, 1 for other small files, 0 for weights: the order of publication."""
-    if file.name == "config.json":
-        return 3
-    return 2 if file.name.endswith(".index.json") else int(file.name.endswith(".json"))
+    """2 for config.json, 1 for an index, else 0: the order of publication."""
+    return 2 if file.name == "config.json" else int(file.name.endswith(".index.json"))
 
 
-def publication_order(layout: Layout) -> list[int]:
-    """The order in which files become visible: the one that readers start from is last."""
-    if layout.folder:
-        return sorted(range(len(layout.files)), key=lambda i: _rank(layout.files[i]))
-    return list(reversed(range(len(layout.files))))
+def publication_order(layout: Layout) -> list[list[int]]:
+    """Groups of files in the order in which they become visible: those that readers start from are last."""
+    files = range(len(layout.files))
+    if not layout.folder:
+        return [group for group in ([*files[1:]], [0]) if group]
+    ranked = [[i for i in files if _rank(layout.files[i]) == rank] for rank in range(3)]
+    return [group for group in ranked if group]
 
 
 def publish(state: UploadState, s3: S3) -> None:
@@ -186,11 +191,12 @@ def publish(state: UploadState, s3: S3) -> None:
         found = s3.found(objects[i][0])
         if found is not None and found.token != known.token:
             s3.remove(objects[i][0])
-    for i in known.publish or ():
+
+    def show(i: int) -> None:
         url, size, count = objects[i]
         ours = Found(size, known.token)
         if s3.found(url) == ours:
-            continue
+            return
         if i in known.uploads:
             etags = [known.parts[i][number] for number in range(1, count + 1)]
             s3.complete(url, known.uploads[i], etags, known.token, replace=known.replace)
@@ -201,6 +207,16 @@ def publish(state: UploadState, s3: S3) -> None:
                 "another program has changed the object", file=url, expected=size, found=found and found.size
             )
 
+    for group in known.publish or ():
+        _at_once(show, group)
+
+
+def _at_once(act: Callable[[int], object], files: Sequence[int]) -> None:
+    """Call a function for some files, several at the same time. Raises the first error after all have ended."""
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        for future in [pool.submit(act, i) for i in files]:
+            future.result()
+
 
 def _parts(url: str) -> list[str]:
     scheme, _, rest = url.partition("//")
@@ -210,7 +226,7 @@ def _parts(url: str) -> list[str]:
 def _begun(state: UploadState, s3: S3) -> set[tuple[str, str]]:
     """All unfinished uploads to our URLs."""
     ours = {url for url, *_ in state.known.files}
-    prefix = RemotePath(*_parts(min(ours))).parent if len(ours) > 1 else RemotePath(*_parts(min(ours)))
+    prefix = RemotePath(*_parts(os.path.commonprefix(sorted(ours))))
     return {(url, upload) for url, upload in s3.begun(prefix) if url in ours}
 
 
@@ -227,7 +243,7 @@ def discard(state: UploadState, s3: S3) -> None:
     """Abort the uploads in the journal, and remove the objects of its publication. Raises RemoteError."""
     known = state.known
     urls = [RemotePath(*_parts(url)) for url, *_ in known.files]
-    for i in known.publish or ():
+    for i in (i for group in known.publish or () for i in group):
         found = s3.found(urls[i])
         if found is not None and found.token == known.token:
             s3.remove(urls[i])

@@ -87,7 +87,10 @@ def execute(
             assert isinstance(staging, Staging)
             reports = _on_engine(engine, plan, target, staging, measure, max_memory, on_progress)
         else:
-            shared = None if part is None else SharedCalibration(staging.folder.with_name(CALIBRATION))
+            shared = None
+            if part is not None:
+                assert isinstance(staging, Staging)
+                shared = SharedCalibration(staging.folder.with_name(CALIBRATION))
             reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit, shared).all_tasks(staging)
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
     return Report(target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings)

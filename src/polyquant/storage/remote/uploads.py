@@ -226,7 +226,7 @@ def _parts(url: str) -> list[str]:
 def _begun(state: UploadState, s3: S3) -> set[tuple[str, str]]:
     """All unfinished uploads to our URLs."""
     ours = {url for url, *_ in state.known.files}
-    prefix = RemotePath(*_parts(os.path.commonprefix(sorted(ours))))
+    prefix = RemotePath(*_parts(os.path.commonprefix(sorted(ours))))  # noqa: RUF071 - of strings
     return {(url, upload) for url, upload in s3.begun(prefix) if url in ours}
 
 

@@ -60,6 +60,7 @@ def plan(
     allow_unknown: bool = False,
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
+    measured: Mapping[str, Any] | None = None,
     **options: Unpack[FormatKeywords],
 ) -> Plan:
     """Open `src` and plan every step and byte of its conversion to `to` ("gguf", "hf", "trellis-v3", "msmodelslim").
@@ -68,7 +69,8 @@ def plan(
     `PATTERN=CODEC`, which take precedence. requantize: allow requantizing quantized weights. allow_unknown: also write
     models of an unknown architecture, or with missing or extra tensors. importance: an imatrix GGUF file, or a mapping
     from target tensor name to float32 [K], for a stack of experts also [experts, K]. on_tensor: called with (done,
-    total, name) during long measurements.
+    total, name) during long measurements; measured: `Plan.measured` of an equal plan, whose measurements are not
+    repeated.
 
     The other keywords are options of the formats, which `polyquant convert --help` explains: options of the target
     (bits, effort, calibration, smooth, shard_bytes, ...), and properties of the source that its bytes do not show
@@ -110,8 +112,9 @@ def plan(
         allow_unknown=allow_unknown,
         importance=weights,
         on_tensor=on_tensor,
+        measured=measured,
     )
-    return replace(made, request=request)
+    return replace(made, request={**request, "measured": made.measured})
 
 
 def targets() -> list[tuple[Format, Target]]:

@@ -20,7 +20,7 @@ from polyquant.types import Checkpoint
 __all__ = ["Push", "prepare_push", "push"]
 
 CARD = "README.md"
-_UPLOAD = Search("polyquant.storage.remote.upload:upload")
+_UPLOAD = Search("polyquant.storage.remote.hub_upload:upload")
 
 
 @dataclass(frozen=True, slots=True)

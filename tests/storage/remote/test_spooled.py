@@ -73,7 +73,9 @@ def test_what_could_not_be_sent_is_sent_by_the_next_run(memory, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(type(memory), "put_file", fail)
-        with pytest.raises(RemoteError, match=r"cannot be written: ConnectionResetError: gone \(3 attempts\)") as caught:
+        with pytest.raises(
+            RemoteError, match=r"cannot be written: ConnectionResetError: gone \(3 attempts\)"
+        ) as caught:
             pq.convert(SOURCE, "memory://m/out.gguf", codec="q8_0")
     assert "the same command resumes" in caught.value.__notes__[0]
     assert objects(memory) == {}

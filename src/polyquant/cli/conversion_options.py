@@ -16,7 +16,7 @@ from polyquant.cli.grouped import GroupedOption
 from polyquant.cli.option_flags import format_options, writable
 from polyquant.errors import printable
 
-__all__ = ["conversion_options"]
+__all__ = ["conversion_options", "options_of_conversions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,8 +41,6 @@ class _TargetName(click.ParamType[str]):
 _shared = partial(click.option, cls=GroupedOption, group="Many machines")
 
 _OPTIONS = (
-    click.argument("src", type=click.Path()),
-    click.argument("dst", type=click.Path()),
     click.option(
         "--to",
         type=_TargetName(),
@@ -114,6 +112,12 @@ _OPTIONS = (
 
 
 def conversion_options(command: F) -> F:
+    """Add SRC, DST and all options of a conversion, those of the formats last."""
+    command = click.argument("dst", type=click.Path())(options_of_conversions(command))
+    return click.argument("src", type=click.Path())(command)
+
+
+def options_of_conversions(command: F) -> F:
     """Add all options of a conversion, those of the formats last."""
     command = format_options(sources=True, targets=True)(command)
     for option in reversed(_OPTIONS):

@@ -1,7 +1,7 @@
 """Convert in 1, 2 and 4 processes at once (--part I/N --threads 1, then merge), against the time that `polyquant plan
 --simulate` predicts from the plan. Four processes share the cores of this machine if it has fewer.
 
-Run it on a quiet machine: the prediction is for cores that do nothing else.
+Run it on a quiet machine: the prediction is for idle cores.
 """
 
 from __future__ import annotations

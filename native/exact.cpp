@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -36,10 +37,32 @@ void loop(size_t chunks, bool parallel, F&& work) {
   for (size_t i = 0; i < chunks; ++i) work(i);
 }
 
-// Scratch of one product: packed blocks of a and b, and the sums of a block.
-struct Room {
-  std::vector<double> a, b, sums;
+// Memory that grows, uninitialized.
+class Scratch {
+ public:
+  double* of(size_t n) {
+    if (n > size_) {
+      data_.reset();
+      data_ = std::make_unique_for_overwrite<double[]>(n);
+      size_ = n;
+    }
+    return data_.get();
+  }
+
+ private:
+  std::unique_ptr<double[]> data_;
+  size_t size_ = 0;
 };
+
+// Scratch of one product: packed blocks of a and b, and the sums of a block. At most 7 MB, kept by the thread.
+struct Room {
+  Scratch a, b, sums;
+};
+
+Room& own_room() {
+  thread_local Room room;
+  return room;
+}
 
 // One product of two-dimensional matrices.
 struct Product {
@@ -63,10 +86,8 @@ struct Product {
 
   void block(Room& room, size_t i, size_t j, size_t rows, size_t columns) const {
     const size_t left = panels(rows, set.rows), right = panels(columns, set.columns), stride = right * set.columns;
-    room.a.resize(std::max(room.a.size(), left * set.rows * kDepth));
-    room.b.resize(std::max(room.b.size(), stride * kDepth));
-    room.sums.resize(std::max(room.sums.size(), left * set.rows * stride));
-    double *pa = room.a.data(), *pb = room.b.data(), *sums = room.sums.data();
+    double *pa = room.a.of(left * set.rows * kDepth), *pb = room.b.of(stride * kDepth),
+           *sums = room.sums.of(left * set.rows * stride);
     const size_t bands = panels(left, kGroup), groups = panels(right, kGroup);
     for (size_t k = 0; k < size.depth; k += kDepth) {
       const size_t depth = std::min(kDepth, size.depth - k);
@@ -184,13 +205,9 @@ void exact_product(const FloatMatrices& a, const FloatMatrices& b, const Product
     Product{set, left, right, size, out + item * outputs, parallel}.run(room);
   };
   if (apart) {
-    loop(size.items, size.items * work > kSmall, [&](size_t item) {
-      thread_local Room room;
-      one(item, room, false);
-    });
+    loop(size.items, size.items * work > kSmall, [&](size_t item) { one(item, own_room(), false); });
   } else {
-    Room room;
-    for (size_t item = 0; item < size.items; ++item) one(item, room, work > kSmall);
+    for (size_t item = 0; item < size.items; ++item) one(item, own_room(), work > kSmall);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -28,6 +29,7 @@ constexpr size_t kLanes = 2, kRows = 4, kVectors = 2;
 constexpr size_t kColumns = kLanes * kVectors;
 
 using Doubles = double __attribute__((vector_size(8 * kLanes)));
+using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Bits = uint64_t __attribute__((vector_size(8 * kLanes)));
 
 PQ_INLINE Doubles take(const double* p) {
@@ -77,19 +79,48 @@ void tile(const double* a, const double* b, double* c, size_t stride, size_t dep
     for (size_t v = 0; v < kVectors; ++v) put(c + r * stride + kLanes * v, sum[r][v]);
 }
 
+PQ_INLINE Doubles widened(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return __builtin_convertvector(v, Doubles);
+}
+
+// Exchanges the lanes with bit d of `a` for those without it of `b`.
+template <size_t d, size_t... lane>
+PQ_INLINE void exchange(Doubles& a, Doubles& b, std::index_sequence<lane...>) {
+  const Doubles low = __builtin_shufflevector(a, b, (lane & d ? kLanes + lane - d : lane)...);
+  b = __builtin_shufflevector(a, b, (lane & d ? kLanes + lane : lane + d)...);
+  a = low;
+}
+
+template <size_t d>
+PQ_INLINE void transpose(Doubles* rows) {
+#pragma GCC unroll 8
+  for (size_t i = 0; i < kLanes; ++i)
+    if (!(i & d)) exchange<d>(rows[i], rows[i + d], std::make_index_sequence<kLanes>{});
+  if constexpr (d > 1) transpose<d / 2>(rows);
+}
+
 template <size_t width>
 void pack_panel(const float* from, ptrdiff_t across, ptrdiff_t along, size_t count, size_t depth, double* to) {
-  if (count < width) {
-    for (size_t k = 0; k < depth; ++k)
-      for (size_t i = 0; i < width; ++i)
-        to[k * width + i] = i < count ? double(from[ptrdiff_t(i) * across + ptrdiff_t(k) * along]) : 0.0;
-  } else if (across == 1) {
-    for (size_t k = 0; k < depth; ++k)
-      for (size_t i = 0; i < width; ++i) to[k * width + i] = double(from[ptrdiff_t(k) * along + ptrdiff_t(i)]);
-  } else {
-    for (size_t k = 0; k < depth; ++k)
-      for (size_t i = 0; i < width; ++i) to[k * width + i] = double(from[ptrdiff_t(i) * across + ptrdiff_t(k) * along]);
+  size_t k = 0;
+  if (count == width && across == 1) {
+    for (; k < depth; ++k)
+      for (size_t i = 0; i < width; i += kLanes) put(to + k * width + i, widened(from + ptrdiff_t(k) * along + i));
+  } else if (count == width && along == 1) {
+    for (; k + kLanes <= depth; k += kLanes)
+      for (size_t i = 0; i < width; i += kLanes) {
+        Doubles rows[kLanes];
+#pragma GCC unroll 8
+        for (size_t j = 0; j < kLanes; ++j) rows[j] = widened(from + ptrdiff_t(i + j) * across + k);
+        transpose<kLanes / 2>(rows);
+#pragma GCC unroll 8
+        for (size_t j = 0; j < kLanes; ++j) put(to + (k + j) * width + i, rows[j]);
+      }
   }
+  for (; k < depth; ++k)
+    for (size_t i = 0; i < width; ++i)
+      to[k * width + i] = i < count ? double(from[ptrdiff_t(i) * across + ptrdiff_t(k) * along]) : 0.0;
 }
 
 void pack(const float* from, ptrdiff_t across, ptrdiff_t along, size_t count, size_t depth, size_t width, double* to) {
@@ -143,8 +174,6 @@ void exponential(const double* x, double* out, size_t n) {
   put(rest, exponential_of(take(rest)));
   std::memcpy(out + i, rest, (n - i) * sizeof(double));
 }
-
-using Floats = float __attribute__((vector_size(4 * kLanes)));
 
 // out = float(e^(x - base)); returns its values as doubles.
 PQ_INLINE Doubles floats_exponential(const float* x, float base, float* out) {

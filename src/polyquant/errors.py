@@ -2,6 +2,7 @@
 
     PolyquantError             exit code 2; str() is one actionable line
     ├── InputError             invalid input bytes: truncated, contradictory, malicious
+    ├── RemoteError            a URL could not be read: network, server, permission, a missing package
     ├── UnsupportedError       valid input that asks for an unsupported feature; names the alternative
     ├── PlanError              the requested job is rejected: lossy without permission, target exists, disk too small
     ├── UnknownNameError       no codec, format or finding of that name; suggests close ones
@@ -13,6 +14,7 @@ Bugs are never one of these: they surface as other exceptions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from heapq import nlargest
@@ -23,15 +25,19 @@ __all__ = [
     "InputError",
     "PlanError",
     "PolyquantError",
+    "RemoteError",
     "UnknownNameError",
     "UnknownTensorError",
     "UnsupportedError",
     "escaped",
     "listed",
+    "masked",
     "printable",
 ]
 
 
+_USER = re.compile(r"(https?://)[^/\s@]+@", re.IGNORECASE)
+_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"…]+", re.IGNORECASE)
 _NAME = 80
 """Maximum characters of a name in a list of names, or of an unknown name."""
 _MESSAGE = 600
@@ -49,6 +55,13 @@ def escaped(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in shown)
+
+
+def masked(text: str) -> str:
+    """Remove user names, passwords and query strings, which may be signatures, from the URLs of a message."""
+    if "://" not in text:
+        return text
+    return _QUERY.sub(r"\1?…", _USER.sub(r"\1…@", text))
 
 
 def printable(text: object, limit: int = 200) -> str:
@@ -91,7 +104,8 @@ def _bare(name: str) -> str:
 class PolyquantError(Exception):
     """Base of all errors: file, tensor, the problem, `expected`, `found`, and `hint` (what to do).
 
-    Each may quote a file: str() escapes and limits them; the attributes are unchanged.
+    Each may quote a file: str() escapes and limits them, and removes credentials from URLs; the attributes are
+    unchanged.
     """
 
     def __init__(
@@ -116,11 +130,15 @@ class PolyquantError(Exception):
         if self.found is not None:
             detail.append(f"found {printable(self.found)}")
         text = where + printable(self.message, _MESSAGE) + (f" ({', '.join(detail)})" if detail else "")
-        return text + (f"; {printable(self.hint, _MESSAGE)}" if self.hint else "")
+        return masked(text + (f"; {printable(self.hint, _MESSAGE)}" if self.hint else ""))
 
 
 class InputError(PolyquantError):
     """Invalid input."""
+
+
+class RemoteError(PolyquantError):
+    """A URL that could not be read; its file may be valid."""
 
 
 class UnsupportedError(PolyquantError):

@@ -14,6 +14,7 @@ from polyquant.keywords import OPEN_DEFAULTS, OpenKeywords
 from polyquant.no_collection import no_collection
 from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.registry import FORMATS, PluginWarning, Search, formats
+from polyquant.storage.locations import is_folder, located
 from polyquant.storage.safetensors import reusing_headers
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence, Finding, Severity
@@ -39,8 +40,8 @@ def detect(path: str | os.PathLike[str]) -> tuple[Format, Evidence]:
     A format of an installed package whose `sniff` raises is skipped: a PluginWarning names it, and so does the error if
     no other format matches.
     """
-    where = Path(path)
-    folder = os.path.isdir(where)  # noqa: PTH112 - False for an invalid name, which opening reports
+    where = located(path)
+    folder = is_folder(where)  # False for an invalid name, which opening reports
     head = b"" if folder else _first_bytes(where)
     failed: dict[str, Exception] = {}
     for form in formats():
@@ -136,7 +137,7 @@ def open_as(form: Format, path: str | os.PathLike[str], options: Mapping[str, An
             refuse_unknown([name], {n for f in formats() for n in options_of(f.open_options)}, "open")
             raise UnsupportedError(f"{name} applies to {' and '.join(having)} only", file=path)
     with no_collection(), opened_files() as opened:
-        checkpoint = form.open(Path(path), build(form.open_options, options))
+        checkpoint = form.open(located(path), build(form.open_options, options))
         return replace(checkpoint, opened=opened, other_name=Search("polyquant.architectures.find:other_name"))
 
 
@@ -155,12 +156,12 @@ def open_sound(form: Format, path: str | os.PathLike[str], options: Mapping[str,
 def _refuse_invalid(form: Format, path: str | os.PathLike[str]) -> None:
     if not isinstance(form, ChecksHeaders):
         return
-    errors = [f for f in form.check_headers(Path(path)) if f.severity is Severity.ERROR]
+    errors = [f for f in form.check_headers(located(path)) if f.severity is Severity.ERROR]
     if errors:
         first, more = errors[0], f" ({len(errors)} errors)" if len(errors) > 1 else ""
         raise InputError(
             first.message,
-            file=Path(path) / first.file if first.file and os.path.isdir(path) else path,  # noqa: PTH112
+            file=located(path) / first.file if first.file and is_folder(path) else path,
             tensor=first.tensor,
             hint=f"finding {first.code}{more}, see `polyquant validate`",
         )

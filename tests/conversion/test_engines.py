@@ -160,7 +160,7 @@ def test_a_unit_that_loses_every_worker_ends_the_job(threads, tmp_path):
         raise WorkerLostError("out of memory")
 
     threads(fault)
-    with pytest.raises(PlanError, match=r"5 workers were lost .*out of memory.*the same command resumes"):
+    with pytest.raises(PlanError, match=r"8 workers failed to convert it .*out of memory.*the same command resumes"):
         convert(tmp_path / "many", engine=Engine("ray", 2))
 
 

@@ -123,7 +123,7 @@ def test_a_calibrated_plan_goes_layer_by_layer(tmp_path):
     text.write_text("In the beginning was the word. " * 40)
     plan = pq.plan(SOURCE, "trellis-v3", bits=3, effort="fast", calibration=str(text))
     work = Workload(plan, REFERENCE)
-    assert work.parallelism().calibrated == 14
+    assert work.parallelism().calibrated == sum(s.searches for s in plan.steps) > 0
     assert any("layer by layer" in barrier for barrier in work.parallelism().barriers)
     first, last = work.loads(16)[0].seconds, work.loads(16)[-2].seconds
     assert last > first  # the model runs up to the layer of the part
@@ -132,7 +132,7 @@ def test_a_calibrated_plan_goes_layer_by_layer(tmp_path):
 def test_this_machine_is_measured():
     plan = pq.plan(SOURCE, "gguf", codec="q8_0")
     speed = measure_speed(plan.steps)
-    assert 0.01 < speed.traffic < 100 and set(speed.codes) == {("bf16", "q8_0")}
+    assert 0.01 < speed.traffic < 100 and set(speed.codes) == {("f16", "q8_0")}
     assert all(0.01 < factor < 100 for factor in speed.codes.values())
     slow = Speed(2 * speed.traffic, {k: 2 * v for k, v in speed.codes.items()}, 2 * speed.others)
     assert sum(Workload(plan, slow).seconds) == pytest.approx(2 * sum(Workload(plan, speed).seconds))

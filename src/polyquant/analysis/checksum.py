@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from polyquant.analysis.integrity.files import model_files, sha256_list
 from polyquant.analysis.integrity.hashing import file_names, hash_all
@@ -16,6 +15,7 @@ from polyquant.analysis.integrity.record import Checksums, is_record
 from polyquant.codecs.tl import Tile
 from polyquant.formats.steps import Progress
 from polyquant.opening import accepted, detect, open_as
+from polyquant.storage.locations import is_folder, located
 from polyquant.storage.source import refuse_changed
 from polyquant.types import Checkpoint
 
@@ -82,7 +82,7 @@ def recorded(
 
     Options that its format does not have are ignored. Raises InputError.
     """
-    if not os.path.isdir(path) and is_record(Path(path)):  # noqa: PTH112 - False for an invalid name
+    if not is_folder(path) and is_record(located(path)):
         return Checksums.read(path)
     options = accepted(detect(path)[0], {"ternary_layout": ternary_layout, "tile": tile})
     return checksum(path, threads=threads, on_progress=on_progress, **options)

@@ -26,7 +26,7 @@ from polyquant.ops.metrics import ErrorSums, error_sums
 from polyquant.tables import Table, decibel
 from polyquant.types import Checkpoint, Ternary, as_matrix
 
-__all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints"]
+__all__ = ["Comparison", "TensorComparison", "compare", "compare_checkpoints", "sides"]
 
 _BLOCK = 1 << 20
 
@@ -151,7 +151,7 @@ def compare_checkpoints(
     a: Checkpoint, b: Checkpoint, *, on_progress: Callable[[Progress], None] | None = None
 ) -> Comparison:
     """Compare opened checkpoints. Raises PlanError if they have no tensor in common or shapes differ."""
-    left, right = _sides(a, b)
+    left, right = sides(a, b)
     common = [n for n in left if n in right]
     if not common:
         raise PlanError(f"no tensor of {b.path} is in {a.path}", hint="are these the same model?")
@@ -171,7 +171,9 @@ def compare_checkpoints(
     )
 
 
-def _sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, Side], dict[str, Side]]:
+def sides(a: Checkpoint, b: Checkpoint) -> tuple[dict[str, Side], dict[str, Side]]:
+    """Return the tensors of both, named alike: as stored, or by GGUF's names if they have different schemes."""
+
     def plain(c: Checkpoint) -> dict[str, Side]:
         return {w.name: Side((w,), w.shape) for w in c.values()}
 

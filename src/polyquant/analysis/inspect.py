@@ -14,6 +14,7 @@ from polyquant.analysis.layer_table import LayerTable, layer_table
 from polyquant.errors import printable
 from polyquant.formats.protocol import ReportsLayerTypes
 from polyquant.opening import detect, open_as
+from polyquant.storage.locations import shown_path
 from polyquant.tables import Table, size
 from polyquant.types import Checkpoint, Weight
 
@@ -133,7 +134,7 @@ def inspect(
         codecs[str(w.codec)] = codecs.get(str(w.codec), 0) + math.prod(w.shape)
     dialect = f"{checkpoint.dialect.name}: {checkpoint.dialect.why}" if checkpoint.dialect else ""
     return Inspection(
-        path=str(path),
+        path=shown_path(path),
         format=checkpoint.format,
         why=evidence.why,
         dialect=dialect,

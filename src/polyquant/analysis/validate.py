@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from polyquant.analysis.compare import compare_checkpoints
+from polyquant.analysis.headers import without_data
 from polyquant.analysis.integrity.check import checksum_findings, read_recorded
 from polyquant.analysis.model_check import model_findings
 from polyquant.capabilities import CountsSymbols, DecodesRows, Opaque, Tiled
@@ -22,8 +23,10 @@ from polyquant.codecs.tl import Tile
 from polyquant.errors import InputError, PlanError, PolyquantError, UnsupportedError
 from polyquant.formats.protocol import ChecksConsumers
 from polyquant.formats.steps import Progress
-from polyquant.opening import detect, open_as, open_checkpoint
+from polyquant.opening import ChecksHeaders, detect, open_as, open_checkpoint
 from polyquant.registry import formats
+from polyquant.storage.locations import located
+from polyquant.storage.safetensors import reusing_headers
 from polyquant.types import Checkpoint, Finding, Findings, Severity, Weight, as_matrix
 
 __all__ = ["CODES", "MIN_SNR", "validate"]
@@ -71,30 +74,35 @@ def validate(
     tile: Tile | None = None,
     target: str | None = None,
     checksums: str | os.PathLike[str] | None = None,
+    headers: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
     """All findings about the checkpoint at `path`. An empty list means that it is valid.
+
+    headers: check headers and small files only; the data of tensors is not read, and checksums are not compared.
 
     target: also report what this program ("vllm-ascend", "mindie", "sglang"; msModelSlim folders only) rejects or
     computes wrongly. checksums: a file of `polyquant checksum` or a list of SHA-256 lines; by default those next to the
     model. Raises InputError only if the path is not a checkpoint; a broken one gives findings of severity
     error. Raises UnsupportedError or UnknownNameError for a target that cannot be checked.
     """
+    if headers:
+        return _of_headers(path, against, checksums, ternary_layout=ternary_layout, tile=tile)
     form, _ = detect(path)
-    recorded = read_recorded(Path(path), None if checksums is None else Path(checksums))
+    recorded = read_recorded(located(path), None if checksums is None else located(checksums))
     findings = Findings()
     if target is not None:
         if not isinstance(form, ChecksConsumers):
             having = " and ".join(f.title for f in formats() if isinstance(f, ChecksConsumers))
             raise UnsupportedError(f"--target applies to {having} only", file=path, found=form.name)
-        findings += form.check_consumer(Path(path), target)
-    findings = Findings([*form.check(Path(path)), *findings])
+        findings += form.check_consumer(located(path), target)
+    findings = Findings([*form.check(located(path)), *findings])
     try:
         checkpoint = open_as(form, path, {"ternary_layout": ternary_layout, "tile": tile})
     except InputError:
         if not any(f.severity is Severity.ERROR for f in findings):
             raise
-        findings += checksum_findings(Path(path), None, recorded, on_progress=on_progress)
+        findings += checksum_findings(located(path), None, recorded, on_progress=on_progress)
         return findings
     findings += _declared_layers(checkpoint)
     if checkpoint.undecoded is None:
@@ -106,10 +114,30 @@ def validate(
         done += weight.nbytes
         if on_progress is not None:
             on_progress(Progress(done, total, weight.name, 0.0))
-    findings += checksum_findings(Path(path), checkpoint, recorded, on_progress=on_progress)
+    findings += checksum_findings(located(path), checkpoint, recorded, on_progress=on_progress)
     if against is not None and checkpoint.undecoded is None:
         findings += _compared(open_checkpoint(against), checkpoint)
     return findings
+
+
+def _of_headers(path: str | os.PathLike[str], against: object, checksums: object, **options: Any) -> Findings:
+    """The findings from headers and small files."""
+    if against is not None or checksums is not None:
+        raise PlanError("headers only: data is neither compared nor checked against checksums", file=path)
+    with reusing_headers():
+        form, _ = detect(path)
+        check = form.check_headers if isinstance(form, ChecksHeaders) else form.check
+        findings = Findings(check(located(path)))
+        try:
+            checkpoint = open_as(form, path, options)
+        except InputError:
+            if not any(f.severity is Severity.ERROR for f in findings):
+                raise
+            return findings
+        findings += _declared_layers(checkpoint)
+        if checkpoint.undecoded is None:
+            findings += model_findings(without_data(checkpoint))
+        return findings
 
 
 def _declared_layers(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ import numpy as np
 from polyquant.architectures.hyper import Hyper, bounded_integer, real_number
 from polyquant.errors import InputError
 from polyquant.gguf_values import f32, string, u32
+from polyquant.ops import exact
 from polyquant.types import F32, Meta
 
 __all__ = [
@@ -194,7 +195,8 @@ def longrope_factor(rope: Mapping[str, Any], context: int) -> float:
     if isinstance(attention, int | float) and _number(attention):
         return float(attention)
     scale = float(factor) if isinstance(factor, int | float) and _number(factor) else context / original
-    return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    logs = exact.log(np.array([scale, original], np.float64))  # the C library's last bit depends on the processor
+    return math.sqrt(1 + float(logs[0] / logs[1])) if scale > 1 else 1.0
 
 
 def proportional_pairs(rope: Mapping[str, Any], head: int) -> int:

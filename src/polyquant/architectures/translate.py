@@ -26,6 +26,7 @@ from polyquant.errors import InputError, PlanError, UnknownNameError, Unsupporte
 from polyquant.gguf_values import string, u32
 from polyquant.storage import strict_json
 from polyquant.storage.folder import MODULES
+from polyquant.storage.locations import is_remote
 from polyquant.tokenizers import reading as tokenizer
 from polyquant.tokenizers import vocabulary
 from polyquant.tokenizers import writing as tokenizer_files
@@ -276,6 +277,7 @@ def _title(checkpoint: Checkpoint) -> str:
     else:
         names = [p for p in parts if p not in ("hf", "/")]
         stem = names[-1] if names else "model"
+        stem = stem.partition("@")[0] if is_remote(checkpoint.path) else stem  # the revision
     stem = stem.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # file names need not be UTF-8
     words = stem.replace("_", "-").split("-")
     # As in llama.cpp's converter: lower-case words are capitalized, "7B" and "v0.3" stay.

@@ -10,6 +10,7 @@ from polyquant.analysis.certify import Certificate, refuse_output
 from polyquant.analysis.certify import certify as run
 from polyquant.cli.console import as_json, json_option, paragraph, progress, watcher
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, styled
 from polyquant.errors import printable
 from polyquant.types import Severity
@@ -25,8 +26,8 @@ Examples:
   polyquant certify hf-folder/ model.gguf -o certificate.json; echo $?
   polyquant certify model.gguf hf-folder/ --no-logits --format json""",
 )
-@click.argument("source", type=click.Path())
-@click.argument("target", type=click.Path())
+@click.argument("source", type=SOURCE)
+@click.argument("target", type=SOURCE)
 @click.option("-o", "--output", type=click.Path(), metavar="FILE", help="Write the certificate as JSON.")
 @click.option("--logits/--no-logits", default=True, show_default=True, help="Also run both models on a short text.")
 @source_option("ternary_layout")

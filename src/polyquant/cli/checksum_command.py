@@ -13,6 +13,7 @@ from polyquant.analysis.integrity.check import compare_tensors
 from polyquant.analysis.integrity.record import record_of, refuse_folder, refuse_record
 from polyquant.cli.console import as_json, json_option, progress, watcher
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, styled
 from polyquant.errors import PlanError, printable
 from polyquant.findings import Finding, Severity
@@ -28,7 +29,7 @@ Examples:
   polyquant checksum hf-folder/ --against model.gguf
   polyquant checksum hf-folder/ --sha256 > SHA256SUMS""",
 )
-@click.argument("path", type=click.Path())
+@click.argument("path", type=SOURCE)
 @click.option(
     "-o",
     "--output",
@@ -39,7 +40,7 @@ Examples:
 @click.option("--overwrite", is_flag=True, help="Replace existing checksums.")
 @click.option(
     "--against",
-    type=click.Path(),
+    type=SOURCE,
     metavar="B",
     help="Compare the weights with another model or a file of checksums. Written only with -o.",
 )

@@ -8,6 +8,7 @@ import click
 
 from polyquant.analysis.compare import Comparison
 from polyquant.analysis.compare import compare as run
+from polyquant.analysis.headers import HeaderComparison, compare_headers
 from polyquant.analysis.outputs import compare_outputs
 from polyquant.cli.console import (
     as_json,
@@ -19,6 +20,7 @@ from polyquant.cli.console import (
     watcher,
 )
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say
 from polyquant.errors import listed, printable
 
@@ -28,10 +30,11 @@ from polyquant.errors import listed, printable
 Examples:
   polyquant compare hf-folder/ model.gguf
   polyquant compare a.gguf b.gguf --sort error --format json
-  polyquant compare hf-folder/ w8a8/ --text book.txt    # outputs, by layer""",
+  polyquant compare hf-folder/ w8a8/ --text book.txt    # outputs, by layer
+  polyquant compare hf://org/model model.gguf --headers # shapes and types""",
 )
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a", type=SOURCE)
+@click.argument("b", type=SOURCE)
 @click.option(
     "--sort",
     type=click.Choice(["file", "error"]),
@@ -57,6 +60,7 @@ Examples:
     help="Run both on this text and show the error of each layer's outputs. B runs with the integer activations and "
     "caches of its format.",
 )
+@click.option("--headers", is_flag=True, help="Compare names, shapes, codecs and metadata; do not read the data.")
 @json_option
 def compare(
     a: str,
@@ -69,6 +73,7 @@ def compare(
     repair: bool,
     axes: str | None,
     text: str | None,
+    headers: bool,
     style: str,
 ) -> None:
     """Measure the error of B against A, tensor by tensor: SNR (dB), cosine, largest error, share of equal codes.
@@ -77,6 +82,9 @@ def compare(
     """
     if text is not None:
         _outputs(a, b, text, style)
+        return
+    if headers:
+        _headers(compare_headers(a, b, ternary_layout=ternary_layout, a_layout=a_layout, tile=tile), limit, style)
         return
     with progress("comparing") as tell:
         result = run(
@@ -119,6 +127,30 @@ def _print(result: Comparison, sort: str, limit: int) -> None:
     for side, names in (("A", result.only_a), ("B", result.only_b)):
         if names:
             say(f"only in {side}: {listed(names)}")
+
+
+def _headers(result: HeaderComparison, limit: int, style: str) -> None:
+    """Print tensors whose shapes or codecs differ, and names and metadata keys of one side."""
+    if style == "json":
+        as_json(result.to_json())
+        return
+    differing = [t for t in result.tensors if not t.fits or t.a != t.b]
+    t = table("tensor", "a", "b", "shape in a", "shape in b")
+    for x in differing[: limit or None]:
+        shapes = ["x".join(map(str, shape)) for shape in (x.a_shape, x.b_shape)]
+        t.add_row(printable(x.name), x.a, x.b, shapes[0], "" if x.fits else shapes[1])
+    if differing:
+        t.show()
+        say()
+    paragraph(
+        f"{len(result.tensors)} tensors, {len(result.misfits)} of different shapes",
+        f"{sum(x.a != x.b for x in result.tensors)} of different types; data not read",
+    )
+    for side, names in (("A", result.only_a), ("B", result.only_b)):
+        if names:
+            say(f"only in {side}: {listed(names)}")
+    if result.metadata:
+        say(f"metadata that differs: {listed(result.metadata, 8)}")
 
 
 def _outputs(a: str, b: str, text: str, style: str) -> None:

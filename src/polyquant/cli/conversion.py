@@ -32,6 +32,7 @@ from polyquant.errors import PolyquantError, listed, printable
 from polyquant.formats.existing import refuse_existing, refuse_overlap, refuse_target
 from polyquant.ops import native
 from polyquant.ops.metrics import ErrorSums
+from polyquant.storage.locations import located
 
 
 def run_conversion(
@@ -40,13 +41,13 @@ def run_conversion(
     workers: int | None, address: str | None, lease: float | None, style: str, shrink: bool = False, **options: Any,
 ) -> None:  # fmt: skip
     """Plan, print, and convert unless it is a dry run. shrink: quantize even if no option selects a codec."""
-    target = Path(dst)
+    target = located(dst)
     share = parse_part(part) if part is not None else None
     on_engine = _engine(engine, part, {"--workers": workers, "--address": address, "--lease": lease}, threads or 1)
     if dry_run:  # which writes nothing, so what exists there stops the run alone
-        refuse_overlap(target, Path(src))
+        refuse_overlap(target, located(src))
     else:
-        refuse_target(target, Path(src), overwrite=overwrite)
+        refuse_target(target, located(src), overwrite=overwrite)
     conversion = planned(src, target, to, shrink=shrink, rules=rules, **options)
     if style == "human":
         print_plan(conversion, steps=dry_run)

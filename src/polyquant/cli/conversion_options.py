@@ -14,6 +14,7 @@ import click
 from polyquant.cli.console import json_option
 from polyquant.cli.grouped import GroupedOption
 from polyquant.cli.option_flags import format_options, writable
+from polyquant.cli.source_type import SOURCE
 from polyquant.errors import printable
 
 __all__ = ["conversion_options", "options_of_conversions"]
@@ -113,8 +114,8 @@ _OPTIONS = (
 
 def conversion_options(command: F) -> F:
     """Add SRC, DST and all options of a conversion, those of the formats last."""
-    command = click.argument("dst", type=click.Path())(options_of_conversions(command))
-    return click.argument("src", type=click.Path())(command)
+    command = click.argument("dst", type=SOURCE)(options_of_conversions(command))
+    return click.argument("src", type=SOURCE)(command)
 
 
 def options_of_conversions(command: F) -> F:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say
 from polyquant.errors import PlanError, printable
 from polyquant.formats.gguf.edit import edit as run
@@ -20,7 +21,7 @@ Examples:
   polyquant edit model.gguf --set my.flag:bool=true --output copy.gguf
   polyquant edit model.gguf --rename general.nmae=general.name""",
 )
-@click.argument("file", type=click.Path())
+@click.argument("file", type=SOURCE)
 @click.option(
     "--set",
     "settings",

@@ -15,6 +15,7 @@ import numpy as np
 from polyquant.architectures.pooling import KINDS, Kind
 from polyquant.cli.console import activations_option, as_json
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import InputError, PlanError
 from polyquant.runtime.embed import resolved_pooling, text_ids, vectors
@@ -39,7 +40,7 @@ Examples:
 Python:
   vectors = polyquant.load("model.gguf").embed(["a cat", "a small feline"])""",
 )
-@click.argument("path", metavar="MODEL", type=click.Path())
+@click.argument("path", metavar="MODEL", type=SOURCE)
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option("--file", type=click.Path(), help="A UTF-8 file with one input per line.")
 @click.option("--pooling", type=click.Choice(KINDS), help="Pooling of the token states.  [default: from the model]")

@@ -19,6 +19,7 @@ from polyquant.cli.console import (
     table,
 )
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
 from polyquant.runtime.kv_cache import CacheType
@@ -36,12 +37,12 @@ Examples:
   polyquant eval model-q4_k_m.gguf --text wiki.test.raw --against hf-folder/
   polyquant eval model.gguf --text book.txt --stride 256 --format json""",
 )
-@click.argument("path", type=click.Path())
+@click.argument("path", type=SOURCE)
 @click.option("--text", required=True, type=click.Path(), help="UTF-8 evaluation text, not seen in training.")
 @click.option(
     "--against",
     metavar="OTHER",
-    type=click.Path(),
+    type=SOURCE,
     help="Reference model with the same vocabulary, e.g. the unquantized model.",
 )
 @click.option(

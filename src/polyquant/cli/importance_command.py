@@ -7,6 +7,7 @@ import click
 from polyquant.calibration.importance import unreached_notice
 from polyquant.calibration.stages import TOKENS, WINDOWS
 from polyquant.cli.console import as_json, json_option, progress, size
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
 from polyquant.formats.gguf.imatrix import importance as run
@@ -19,7 +20,7 @@ Examples:
   polyquant importance model-f16.gguf imatrix.gguf --calibration self
   polyquant quantize hf-folder/ model.gguf --importance imatrix.gguf""",
 )
-@click.argument("src", type=click.Path())
+@click.argument("src", type=SOURCE)
 @click.argument("dst", type=click.Path())
 @click.option(
     "--calibration",

@@ -11,6 +11,7 @@ from polyquant.analysis.inspect import inspect as run
 from polyquant.analysis.layer_table import LayerTable
 from polyquant.cli.console import as_json, json_option, size, table
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some, styled, width
 from polyquant.errors import printable
 
@@ -23,15 +24,19 @@ MOST_KEYS = 200
 Examples:
   polyquant inspect model.gguf
   polyquant inspect hf-folder/ --tensors '*attn_q*'
+  polyquant inspect hf://org/model@main               # fetches headers only
+  polyquant inspect https://host/model.gguf
   polyquant inspect model.gguf --format json | jq .bpw""",
 )
-@click.argument("path", type=click.Path())
+@click.argument("path", type=SOURCE)
 @click.option("--tensors", metavar="GLOB", help="List tensors whose names match, one per line.")
 @click.option("--metadata/--no-metadata", default=True, help="Show the key/value metadata.")
 @source_option("ternary_layout")
 @json_option
 def inspect(path: str, tensors: str | None, metadata: bool, ternary_layout: str | None, style: str) -> None:
-    """Show the contents of PATH (a GGUF file, a Hugging Face, Trellis or msModelSlim folder). Reads headers only."""
+    """Show the contents of PATH (a GGUF file, a Hugging Face, Trellis or msModelSlim folder; a path or a URL). Reads
+    headers only.
+    """
     inspection = run(path, tensors=tensors, ternary_layout=ternary_layout)
     if style == "json":
         as_json(inspection.to_json())

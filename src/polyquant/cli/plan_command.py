@@ -13,6 +13,7 @@ import click
 from polyquant.cli.console import as_json, size, table
 from polyquant.cli.conversion_options import options_of_conversions
 from polyquant.cli.grouped import GroupedCommand, GroupedOption
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 
 if TYPE_CHECKING:
@@ -30,12 +31,11 @@ Examples:
   polyquant plan hf-folder/ model.gguf --recipe q4_k_m
   polyquant plan hf-folder/ --to trellis-v3 --bits 3
   polyquant plan hf-folder/ model.gguf --simulate 64,32,1.25,2000
-  polyquant plan hf-folder/ model.gguf --engine ray --simulate 64,32,1.25,2000 \\
-    --storage 20 --price 1.50
+  polyquant plan hf/ out.gguf --engine ray --simulate 64,32,1.25,2000
   polyquant plan hf-folder/ model.gguf --simulate 1,8,0,0 --workers 4""",
 )
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path(), required=False)
+@click.argument("src", type=SOURCE)
+@click.argument("dst", type=SOURCE, required=False)
 @_simulated(
     "--simulate",
     metavar="NODES,CORES,GBPS,MTBF",

@@ -7,6 +7,7 @@ import sys
 import click
 
 from polyquant.cli.console import as_json, json_option, progress, watcher
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import printable
 from polyquant.formats.msmodelslim.repair import repair as run
@@ -19,7 +20,7 @@ Examples:
   polyquant repair msmodelslim-folder/ repaired/ --type W8A16
   polyquant repair msmodelslim-folder/ repaired/ --dialect v1""",
 )
-@click.argument("src", type=click.Path())
+@click.argument("src", type=SOURCE)
 @click.argument("dst", type=click.Path())
 @click.option(
     "--type", "kind", metavar="WORD", help="Type (W8A16, W8A8, ...) of layers whose type cannot be determined."

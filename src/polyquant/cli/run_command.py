@@ -16,6 +16,7 @@ from polyquant.cli.console import activations_option, as_json, cache_option, jso
 from polyquant.cli.conversation import Conversation
 from polyquant.cli.grouped import SPEED, GroupedCommand, GroupedOption
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some, stream
 from polyquant.errors import InputError, printable
 from polyquant.runtime.chat import render_chat
@@ -48,7 +49,7 @@ Examples:
   echo "It was a dark" | polyquant run model.gguf --format json | jq .text
   polyquant run model.gguf              (on a terminal: a chat; /help, /exit)""",
 )
-@click.argument("path", type=click.Path())
+@click.argument("path", type=SOURCE)
 @_prompting("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: stdin; on a terminal, chat]")
 @_prompting("-f", "--file", type=click.Path(), help="Read the prompt from a file; one trailing newline is removed.")
 @_prompting("--chat", is_flag=True, help="Treat the prompt as a user message and apply the chat template.")

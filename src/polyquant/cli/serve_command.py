@@ -10,6 +10,7 @@ import click
 
 from polyquant.architectures.pooling import KINDS, Kind
 from polyquant.cli.console import activations_option, cache_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, say_some
 from polyquant.errors import InputError, UnsupportedError, printable
 
@@ -32,7 +33,7 @@ Examples:
 Python:
   client = openai.OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="-")""",
 )
-@click.argument("path", type=click.Path())
+@click.argument("path", type=SOURCE)
 @click.option(
     "--host",
     default="127.0.0.1",

@@ -11,6 +11,7 @@ from polyquant.analysis.integrity.record import record_of
 from polyquant.analysis.validate import validate as run
 from polyquant.cli.console import as_json, progress, watcher
 from polyquant.cli.option_flags import source_option
+from polyquant.cli.source_type import SOURCE
 from polyquant.cli.terminal import say, styled
 from polyquant.errors import PolyquantError, printable
 from polyquant.types import Finding, Severity
@@ -24,11 +25,12 @@ Examples:
   polyquant validate model.gguf
   polyquant validate model.gguf --against hf-folder/
   polyquant validate msmodelslim-folder/ --target vllm-ascend
+  polyquant validate hf://org/model --headers         # fetches a few ranges
   polyquant validate model.gguf --format json; echo $?
   polyquant validate model.gguf --format sarif > findings.sarif""",
 )
-@click.argument("path", type=click.Path())
-@click.option("--against", type=click.Path(), metavar="SRC", help="Compare with the source model.")
+@click.argument("path", type=SOURCE)
+@click.option("--against", type=SOURCE, metavar="SRC", help="Compare with the source model.")
 @click.option(
     "--target",
     metavar="PROGRAM",
@@ -38,9 +40,12 @@ Examples:
 @source_option("tile")
 @click.option(
     "--checksums",
-    type=click.Path(),
+    type=SOURCE,
     metavar="FILE",
     help="Check against this file of `polyquant checksum`, or list of SHA-256 lines.  [default: those next to PATH]",
+)
+@click.option(
+    "--headers", is_flag=True, help="Check headers and small files only; do not read the data of tensors or checksums."
 )
 @click.option(
     "--format",
@@ -57,6 +62,7 @@ def validate(
     ternary_layout: str | None,
     tile: tuple[int, int, int] | None,
     checksums: str | None,
+    headers: bool,
     style: str,
 ) -> None:
     """Validate PATH. Exit 0: clean (notes allowed), 1: findings, 2: cannot be read."""
@@ -69,6 +75,7 @@ def validate(
                 tile=tile,
                 target=target,
                 checksums=checksums,
+                headers=headers,
                 on_progress=watcher(tell),
             )
     except PolyquantError as problem:
@@ -90,8 +97,9 @@ def validate(
         if serious:
             say(f"{len(serious)} finding{'s' * (len(serious) > 1)}; polyquant explain {serious[0].code}")
         else:
-            agree = checksums is not None or record_of(path).exists()
-            say(styled("sound", fg="green"), f": {printable(path)}", ", checksums agree" if agree else "")
+            agree = not headers and (checksums is not None or record_of(path).exists())
+            more = ", checksums agree" if agree else ", data not read" if headers else ""
+            say(styled("sound", fg="green"), f": {printable(path)}", more)
     if serious:
         sys.exit(1)
 

@@ -28,6 +28,7 @@ from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.runtime.check import refuse_broken_model
 from polyquant.storage.claims import held_bytes
+from polyquant.storage.locations import located
 from polyquant.storage.work_folder import Resume
 from polyquant.types import F32
 
@@ -165,11 +166,11 @@ def convert(
     make a part, for messages, with {part} for "3/8". engine: let workers of a cluster do the work. options: as for
     `plan`. Returns the report with the measured errors. Raises InputError, PlanError, UnknownNameError, OSError.
     """
-    target = Path(dst)
+    target = located(dst)
     if isinstance(src, Plan):
         plan_ = src
     else:
-        refuse_target(target, Path(src), overwrite=overwrite)
+        refuse_target(target, located(src), overwrite=overwrite)
         plan_ = plan(src, to or guess_format(target, src, **options), **options)
     plan_ = with_name(plan_, target)
     share = parse_part(part) if isinstance(part, str) else part
@@ -199,7 +200,7 @@ def quantize(
     **options: Unpack[PlanKeywords],
 ) -> Report:
     """Like `convert`, with a default size: q4_k_m for GGUF, 4 bits for Trellis, w8a16 for msModelSlim."""
-    to = to or guess_format(Path(dst), src, **options)
+    to = to or guess_format(located(dst), src, **options)
     return convert(
         src, dst, to=to, resume=resume, overwrite=overwrite, threads=threads, measure=measure, max_memory=max_memory,
         part=part, command=command, engine=engine, on_progress=on_progress, **smaller(to, options),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from polyquant.conversion.memory import working_limit
 from polyquant.conversion.parts import job_of, source_states
+from polyquant.conversion.read_ahead import window_bytes
 from polyquant.conversion.report import Report, StepReport
 from polyquant.conversion.run import Run
 from polyquant.conversion.steps import Plan
@@ -20,6 +21,7 @@ from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.sizes import memory_bytes
 from polyquant.formats.steps import Progress
 from polyquant.ops import native
+from polyquant.storage.locations import located
 from polyquant.storage.parts import staged_part
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
@@ -63,7 +65,7 @@ def execute(
     Raises PlanError (target exists, locked, disk or memory limit too small), InputError (source broken or not
     finite), OSError from the disk.
     """
-    target, started = Path(dst), time.monotonic()
+    target, started = located(dst), time.monotonic()
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     tasks = whole(plan) if part is None else shares(plan, part.count)[part.number - 1]
     limit = memory_limit(plan, max_memory)
@@ -122,7 +124,9 @@ def memory_limit(plan: Plan, max_memory: int | str | None) -> int | None:
     """Bytes that the jobs of a plan may use at once; None without a limit. Raises PlanError if one job needs more."""
     if max_memory is None:
         return None
-    return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=memory_bytes(max_memory))
+    most = memory_bytes(max_memory)
+    window = window_bytes(plan.source, most)
+    return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=most, window=window)
 
 
 @contextmanager

@@ -58,12 +58,12 @@ def working_bytes(steps: Sequence[Step], *, calibrated: bool, threads: int = 2) 
     return alone + threads * pool + (calibration_bytes(steps) if calibrated else 0)
 
 
-def working_limit(steps: Sequence[Step], *, calibrated: bool, max_memory: int) -> int:
+def working_limit(steps: Sequence[Step], *, calibrated: bool, max_memory: int, window: int = 0) -> int:
     """Bytes that jobs may use at once, so that the process stays within `max_memory` bytes.
 
-    Raises PlanError if one job needs more.
+    window: of data that is fetched ahead. Raises PlanError if one job needs more.
     """
-    base = program_bytes() + (calibration_bytes(steps) if calibrated else 0)
+    base = program_bytes() + window + (calibration_bytes(steps) if calibrated else 0)
     largest = max(steps, key=lambda s: job_bytes(s, calibrated=calibrated), default=None)
     need = base + (job_bytes(largest, calibrated=calibrated) if largest is not None else 0)
     if need > max_memory:

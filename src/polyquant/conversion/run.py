@@ -18,6 +18,7 @@ import numpy as np
 
 from polyquant.conversion import work
 from polyquant.conversion.memory import job_bytes
+from polyquant.conversion.read_ahead import reading_ahead
 from polyquant.conversion.report import StepReport
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tasks import Task
@@ -100,9 +101,11 @@ class Run:
                     rows = {} if task.share is None else {"rows": task.share}
                     staging.finish(name, reports[name].to_json(), task=task.index, **rows)
 
-        with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
+        ordered = self._ordered([t.step for name, t in tasks.items() if name not in reports])
+        ahead = reading_ahead(self.plan.source, ((s, tasks[s.map.target].blocks()) for s in ordered), self.limit)
+        with ahead, ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as lane:
             try:
-                for step in self._ordered([t.step for name, t in tasks.items() if name not in reports]):
+                for step in ordered:
                     row_blocks = tasks[step.map.target].blocks()
                     open_blocks[step.map.target], sums[step.map.target] = len(row_blocks), []
                     need = self._job_bytes(step)

@@ -18,7 +18,9 @@ from polyquant.formats.protocol import Target
 from polyquant.formats.steps import Step
 from polyquant.recipes.recipe import Recipe
 from polyquant.runtime.text import read_text
-from polyquant.storage.source import FileState, state_of
+from polyquant.storage.file_state import FileState
+from polyquant.storage.locations import is_remote
+from polyquant.storage.source import state_of
 from polyquant.tables import Table, size
 from polyquant.types import (
     F32,
@@ -141,7 +143,7 @@ def _files(root: Path) -> list[Path]:
     """Files of a folder and of its layer folders (Trellis v2), without dangling links and unreadable folders."""
 
     def inside(folder: Path) -> list[Path]:
-        readable = os.access(folder, os.R_OK | os.X_OK)
+        readable = is_remote(folder) or os.access(folder, os.R_OK | os.X_OK)
         return sorted(p for p in folder.iterdir() if p.exists()) if readable else []
 
     return [p for top in inside(root) for p in ([top, *inside(top)] if top.is_dir() else [top])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyquant.errors import InputError, PolyquantError
+from polyquant.errors import InputError, PolyquantError, RemoteError
 from polyquant.storage.folder import LeavesFolderError
 from polyquant.types import Finding, Severity
 
@@ -40,7 +40,9 @@ class Breach:
 
 
 def breach_of(error: PolyquantError, code: str, file: Path, tensor: str | None = None, *, leaves: str) -> Breach:
-    """The breach for an error. leaves: the code for files outside the folder."""
+    """The breach for an error. leaves: the code for files outside the folder. Raises a RemoteError: it is none."""
+    if isinstance(error, RemoteError):
+        raise error
     where = error.file if isinstance(error.file, Path) else file
     if isinstance(error, LeavesFolderError):
         code = leaves

@@ -14,6 +14,7 @@ from polyquant.errors import InputError, PlanError, PolyquantError, printable
 from polyquant.opening import detect
 from polyquant.storage.claims import settle_all
 from polyquant.storage.folder import CHECKSUMS
+from polyquant.storage.locations import RemotePath
 from polyquant.storage.work_folder import inside_work_folder
 
 __all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
@@ -35,8 +36,13 @@ def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
 
 def refuse_overlap(dst: Path, source: Path | None) -> None:
     """Raise PlanError for a target that is, contains or is inside the source, and for unfinished output of a run."""
+    if isinstance(dst, RemotePath):
+        raise PlanError(
+            "a URL is only read", file=dst, hint="write to a folder; `polyquant push` uploads it to the hub"
+        )
     real = Path(os.path.realpath(dst))  # never fails, even for a loop of links
-    origin = None if source is None else Path(os.path.realpath(source))  # None: arrays in memory
+    here = source is not None and not isinstance(source, RemotePath)
+    origin = Path(os.path.realpath(source)) if source is not None and here else None  # None: arrays in memory, a URL
     if origin is not None and (real == origin or origin in real.parents or real in origin.parents):
         raise PlanError("target is, contains or is inside the source", file=dst, hint="choose another target")
     if inside_work_folder(real) or (origin is not None and inside_work_folder(origin)):

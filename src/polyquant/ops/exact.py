@@ -139,7 +139,9 @@ def cholesky(h: F64) -> F64:
     lower = np.array(h, np.float64, order="C")
     if not lib.exact_cholesky(lower):
         raise np.linalg.LinAlgError("Matrix is not positive definite")
-    return np.tril(lower)
+    for k in range(len(lower)):  # in place: the matrices are large
+        lower[k, k + 1 :] = 0
+    return lower
 
 
 def cholesky_reference(h: F64) -> F64:
@@ -158,11 +160,9 @@ def cholesky_reference(h: F64) -> F64:
 
 def solve(h: F64, b: F64) -> F64:
     """Solve H x = b for a symmetric positive definite H [n, n] and b [n]. Raises numpy.linalg.LinAlgError."""
-    lower = cholesky(h)
-    upper, x = np.ascontiguousarray(lower.T), np.array(b, np.float64)
+    lower, x = cholesky(h), np.array(b, np.float64)
     for k in range(len(x)):
-        x[k] /= lower[k, k]
-        x[k + 1 :] -= upper[k, k + 1 :] * x[k]
+        x[k] = (x[k] - (lower[k, :k] * x[:k]).sum()) / lower[k, k]
     for k in range(len(x) - 1, -1, -1):
         x[k] /= lower[k, k]
         x[:k] -= lower[k, :k] * x[k]

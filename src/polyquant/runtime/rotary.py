@@ -199,7 +199,7 @@ def _yarn_amplitude(hyper: Hyper, factor: float, file: object) -> float:
     """Return attention_factor, or DeepSeek's mscale / mscale_all_dim ratio, or the paper's 0.1 ln(factor) + 1."""
     if hyper.rope.get("attention_factor") is not None:
         return _positive(hyper, "attention_factor", None, file)
-    grown = 0.1 * math.log(max(factor, 1.0))
+    grown = 0.1 * float(exact.log(np.array(max(factor, 1.0))))
     if hyper.rope.get("mscale") and hyper.rope.get("mscale_all_dim"):
         return (_positive(hyper, "mscale", None, file) * grown + 1) / (
             _positive(hyper, "mscale_all_dim", None, file) * grown + 1

@@ -11,7 +11,6 @@ Anything else that leaves the folder is refused: a downloaded folder must not re
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from pathlib import Path
@@ -83,7 +82,7 @@ def member(folder: Path, name: str) -> Path | None:
         raise LeavesFolderError("name leaves the folder", file=folder, expected="a plain file name", found=name)
     path = folder / name
     try:
-        mode = os.lstat(path).st_mode
+        mode = path.lstat().st_mode
     except PermissionError as e:
         raise InputError(f"cannot be read: {e.strerror}", file=path) from e
     except (OSError, ValueError):  # ValueError: a surrogate in the name

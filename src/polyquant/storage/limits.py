@@ -23,3 +23,5 @@ GGUF_ALIGNMENT = (8, 1 << 20)
 GGUF_SPLIT_FILES = 4_096
 EMPTY_EXTENT = 1 << 20
 """Product of the other dimensions of an empty tensor: no bytes pay for the time and memory that its rows take."""
+REMOTE_HEADER = 128 << 20
+"""Bytes of a header that is read from a URL; a local one is mapped."""

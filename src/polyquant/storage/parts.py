@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -231,6 +231,8 @@ def joined(target: Path, job: Job) -> Iterator[WorkFolder]:
                 raise PlanError("is not a folder of this program", file=path, hint="move it away")
             stack.callback(work.close)
         _refuse_other(work, target, job)
+        with suppress(FileExistsError):  # killed while the folder was being removed
+            work.files.mkdir()
         yield work
 
 

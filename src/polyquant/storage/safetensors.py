@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,7 +24,7 @@ from typing import Any
 
 from polyquant.errors import InputError
 from polyquant.storage import limits, strict_json
-from polyquant.storage.source import FileArray, FileState, Source, state_of
+from polyquant.storage.source import FileArray, FileState, Source
 from polyquant.types import ArraySpec, Shape, StoredArray
 
 __all__ = [
@@ -126,7 +125,7 @@ def survey(source: Source, most: int = 1000) -> tuple[Header, list[Breach]]:
     known = _read.get()
     if known is None:
         return _survey(source, most)
-    state = state_of(os.fstat(source.fileno()))
+    state = source.state()
     if (header := known.get(state)) is not None:
         return header, []
     header, breaches = _survey(source, most)

@@ -1,7 +1,8 @@
 """Files as byte sources: positioned reads, and one lazy memory map per file.
 
 Conversions read (`Source.read_into`): a file that shrinks raises an error. Inspecting a few weights maps
-(`Source.map`): nothing is copied, but a file that shrinks under a map kills the process, so long jobs do not use it.
+(`Source.view`): nothing is copied, but a file that shrinks under a map kills the process, so long jobs do not use it.
+`Source(path)` of a URL is a RemoteSource (storage.remote): every read fetches a range, nothing is mapped.
 """
 
 from __future__ import annotations
@@ -11,34 +12,43 @@ import os
 import stat
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError
+from polyquant.registry import Search
+from polyquant.storage.file_state import FileState
+from polyquant.storage.locations import RemotePath, backend_of, located
 from polyquant.types import U8, ArraySpec
 
-__all__ = ["FileArray", "FileState", "Source", "Swap", "file_bytes", "opened_files", "refuse_changed", "state_of"]
+__all__ = [
+    "FileArray",
+    "FileState",
+    "Source",
+    "Swap",
+    "fetch_ahead",
+    "fetching",
+    "file_bytes",
+    "opened_files",
+    "record_opened",
+    "refuse_changed",
+    "state_of",
+]
 
 _READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
 _LFS = b"version https://git-lfs.github.com/spec/"
+_REMOTE_SOURCE = Search("polyquant.storage.remote.source:unopened")
+_FETCHING = Search("polyquant.storage.remote.read_ahead:fetching")
+_FETCH_AHEAD = Search("polyquant.storage.remote.ranges:fetch_ahead")
 _LFS_LIMIT = 1024
 """Pointer files of Git LFS are shorter, in bytes."""
-
-
-class FileState(NamedTuple):
-    """Stat fields that change with the content: a write changes mtime and ctime, a replaced file has another inode."""
-
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
 
 
 _opened: ContextVar[dict[Path, FileState] | None] = ContextVar("opened files", default=None)
@@ -55,6 +65,12 @@ def opened_files() -> Iterator[dict[Path, FileState]]:
         _opened.reset(token)
 
 
+def record_opened(path: Path, state: FileState) -> None:
+    """Record a file in the enclosing `opened_files`, if any."""
+    if (opened := _opened.get()) is not None:
+        opened.setdefault(path.absolute(), state)
+
+
 def state_of(status: os.stat_result) -> FileState:
     """Return the stat fields that change with the content."""
     return FileState(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -63,25 +79,54 @@ def state_of(status: os.stat_result) -> FileState:
 def refuse_changed(files: Mapping[Path, tuple[int, ...]]) -> None:
     """Raise InputError if one of `opened_files` has changed since: the data read may mix old and new content."""
     for path, state in files.items():
-        try:
-            same = state_of(path.stat()) == state
-        except OSError:
-            same = False
-        if not same:
+        if _state_now(path) != state:
             raise InputError("changed while it was read", file=path, hint="run again when no program is writing to it")
 
 
+def _state_now(path: Path) -> FileState | None:
+    """Return the present state of a file, None if it is gone."""
+    if isinstance(path, RemotePath):
+        entry = backend_of(path).current(path)
+        return None if entry is None else entry.state
+    try:
+        return state_of(path.stat())
+    except OSError:
+        return None
+
+
+def fetch_ahead(paths: Iterable[Path]) -> None:
+    """Announce files that will be opened: remote ones are then opened at the same time."""
+    remote = [path for path in paths if isinstance(path, RemotePath)]
+    if len(remote) > 1:
+        _FETCH_AHEAD(remote)
+
+
+def fetching(spans: Iterable[tuple[Source, int, int]], window: int) -> AbstractContextManager[None]:
+    """Announce spans (source, offset, bytes) in the order of their reads: remote ones are fetched ahead in the block.
+
+    window: bytes of memory for fetched data.
+    """
+    announced: AbstractContextManager[None] = _FETCHING(spans, window)
+    return announced
+
+
 class Source:
-    """A regular file opened for reading.
+    """A regular file, or the file of a URL, opened for reading.
 
     Opening never blocks (FIFOs, devices and folders are refused); links are followed.
     """
 
     __slots__ = ("__weakref__", "_close", "_fd", "_map", "path", "size")
 
+    def __new__(cls, path: str | os.PathLike[str]) -> Self:
+        """Return a RemoteSource for a URL, as Path returns a PosixPath."""
+        if cls is Source and isinstance(located(path), RemotePath):
+            return _REMOTE_SOURCE()  # type: ignore[no-any-return] # Python then calls its __init__
+        return object.__new__(cls)
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the file. Raises InputError if it is not a readable regular file, or is a Git LFS pointer."""
-        self.path = Path(path)
+        self.path = located(path)
         self._map: U8 | None = None
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,19 +140,33 @@ class Source:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
             raise InputError("is not a regular file", file=self.path, found=kind)
         self.size = status.st_size
-        if self.size < _LFS_LIMIT and os.pread(fd, len(_LFS), 0) == _LFS:
+        self._refuse_pointer()
+        record_opened(self.path, state_of(status))
+
+    def _refuse_pointer(self) -> None:
+        if len(_LFS) <= self.size < _LFS_LIMIT and self.pread(0, len(_LFS)).tobytes() == _LFS:
             raise InputError(
                 "is a Git LFS pointer, not the file itself",
                 file=self.path,
                 found=f"{self.size} bytes",
                 hint="run `git lfs pull` in that repository, or download the file",
             )
-        if (opened := _opened.get()) is not None:
-            opened.setdefault(self.path.absolute(), state_of(status))
 
     def fileno(self) -> int:
         """Return the file descriptor, for copies inside the kernel."""
         return self._fd
+
+    def state(self) -> FileState:
+        """Return the state of the open file."""
+        return state_of(os.fstat(self._fd))
+
+    def start(self, n: int) -> U8:
+        """Return at least the first n bytes (all of a shorter file), read-only: of a local file the whole map."""
+        return self.map()
+
+    def view(self, offset: int, n: int) -> U8:
+        """Return n bytes at `offset`, read-only: a view of the map, where there is one."""
+        return self.map()[offset : offset + n]
 
     def map(self) -> U8:
         """Return the file as a read-only map, uint8 [size]; created once, on first use."""
@@ -201,11 +260,11 @@ class FileArray:
             )
 
     def view(self) -> NDArray[Any]:
-        """Return the array as a read-only map.
+        """Return the array as a read-only map; from a URL, in memory.
 
         A copy if bytes must be swapped or the offset is not aligned to the dtype.
         """
-        raw = self.source.map()[self.offset : self.offset + self.spec.nbytes]
+        raw = self.source.view(self.offset, self.spec.nbytes)
         if self.swap is None:
             array = np.require(raw.view(self.spec.dtype), requirements="A").reshape(self.spec.shape)
         else:

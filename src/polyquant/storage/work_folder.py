@@ -200,8 +200,9 @@ class WorkFolder:
         with suppress(OSError):
             (self.path / REPLACED).rmdir()
         if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED, *parts)):
-            with suppress(OSError):
+            with suppress(OSError):  # a full disk
                 sync_folder(self.path)  # content that comes back after a power loss needs its journal
+            with suppress(OSError):
                 (self.path / journals.NAME).unlink(missing_ok=True)
                 self.path.rmdir()
 

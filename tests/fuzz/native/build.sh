@@ -23,6 +23,7 @@ objects=()
 for file in "$root"/native/*.cpp "$root"/tests/fuzz/native/*.cpp; do
   [[ $file == */native/bindings* ]] && continue
   name=$(basename "$file" .cpp)
+  [[ $file == */fuzz/native/* ]] && name="fuzz_$name"
   object="$out/$name.o"
   objects+=("$object")
   while (($(jobs -rp | wc -l) >= 2)); do wait -n; done

@@ -146,9 +146,9 @@ void layout(Input in) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace polyquant::fuzz;
   static constexpr std::pair<const char*, void (*)(Input)> targets[] = {
-      {"dequantize", dequantize}, {"quantize", quantize}, {"product", product},
-      {"layout", layout},         {"affine", affine},     {"trellis", trellis},
-      {"attention", attention},   {"decoder", decoder},   {"experts", experts}};
+      {"dequantize", dequantize}, {"quantize", quantize}, {"product", product},     {"layout", layout},
+      {"affine", affine},         {"trellis", trellis},   {"attention", attention}, {"decoder", decoder},
+      {"experts", experts},       {"exact", exact}};
   static const auto chosen = [] {
     const char* name = std::getenv("FUZZ");
     for (const auto& [known, target] : targets)

@@ -20,6 +20,7 @@ from polyquant.errors import InputError, listed, printable
 from polyquant.findings import Finding, Severity
 from polyquant.formats.steps import Progress
 from polyquant.storage.folder import entries, inner_name, member, subfolder
+from polyquant.storage.locations import is_remote
 from polyquant.types import Checkpoint
 
 __all__ = ["Recorded", "checksum_findings", "compare_tensors", "read_recorded"]
@@ -49,7 +50,7 @@ def read_recorded(path: Path, given: Path | None) -> Recorded:
     broken: list[Finding] = []
     record, lists = None, {}
     place = record_of(path)
-    if os.path.lexists(place):
+    if place.exists() if is_remote(place) else os.path.lexists(place):
         try:
             record = Checksums.read(place)
         except InputError as problem:

@@ -9,13 +9,13 @@ DIGEST                  only in NAME.sha256: the digest of NAME
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyquant.errors import InputError, printable
+from polyquant.storage.locations import is_folder, is_remote
 from polyquant.storage.source import file_bytes
 from polyquant.types import Checkpoint
 
@@ -38,13 +38,14 @@ class FileDigest:
 
 def root_of(path: Path) -> Path:
     """The folder to which names of files are relative: the model's, or that of its file."""
-    return path if os.path.isdir(path) else path.parent  # noqa: PTH112 - False for an invalid name
+    return path if is_folder(path) else path.parent
 
 
 def model_files(checkpoint: Checkpoint) -> dict[str, Path]:
     """The files of a checkpoint, by name relative to its folder, sorted."""
     root = root_of(checkpoint.path).absolute()
-    linked = {p.resolve(): p for p in root.iterdir() if p.is_symlink()}  # as in the cache of the hub
+    inside = () if is_remote(root) else root.iterdir()  # where there are no links
+    linked = {p.resolve(): p for p in inside if p.is_symlink()}  # as in the cache of the hub
     paths = dict.fromkeys(
         linked.get(p.resolve(), p.absolute()) for p in (*checkpoint.opened, *checkpoint.files.values())
     )

@@ -27,6 +27,7 @@ from polyquant.errors import InputError, PlanError, printable
 from polyquant.storage import strict_json
 from polyquant.storage.claims import settle_all
 from polyquant.storage.folder import CHECKSUMS
+from polyquant.storage.locations import is_folder, located
 from polyquant.storage.one_file import write_file
 from polyquant.storage.source import Source
 from polyquant.tables import Table
@@ -44,9 +45,8 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 def record_of(path: str | os.PathLike[str]) -> Path:
     """Where `polyquant checksum PATH` writes, and `validate` looks."""
-    where = Path(path)
-    folder = os.path.isdir(where)  # noqa: PTH112 - False for an invalid name
-    return where / CHECKSUMS if folder else where.parent / (where.name + SUFFIX)
+    where = located(path)
+    return where / CHECKSUMS if is_folder(where) else where.parent / (where.name + SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -108,7 +108,7 @@ class Checksums:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Checksums:
         """Read a file that `write` wrote. Raises InputError."""
-        where = Path(path)
+        where = located(path)
         data = strict_json.typed(strict_json.read(where, _LIMIT), dict, "checksums", file=where)
         if data.get("checksums") != VERSION or isinstance(data["checksums"], bool):
             found = printable(data.get("checksums"), 40)

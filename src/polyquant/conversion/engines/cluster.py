@@ -53,11 +53,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a unit: lines for the journal, or an error that another attempt would meet too."""
+    """The result of a unit: lines for the journal, or an error. code: errno of an OSError."""
 
     lines: tuple[Mapping[str, Any], ...] = ()
     error: str = ""
     kind: str = ""
+    code: int = 0
     seconds: float = 0.0
 
 

@@ -51,6 +51,7 @@ class DaskCluster:
             raise PlanError("Dask does not start", found=str(problem)[:200], hint="check --address") from None
         self._slots: dict[int, str] = {}
         self._where: dict[Any, str] = {}
+        self._given_up: set[str] = set()
 
     def submit(self, slot: int, unit: Unit) -> Handle:
         """See Cluster."""
@@ -69,7 +70,7 @@ class DaskCluster:
         """The address of a worker that no slot uses; a replaced one takes a moment to start."""
         until = time.monotonic() + _PATIENCE
         while True:
-            free = sorted(self._alive() - set(self._slots.values()))
+            free = sorted(self._alive() - self._given_up - set(self._slots.values()))
             if free:
                 return str(free[0])
             if time.monotonic() > until:
@@ -99,8 +100,11 @@ class DaskCluster:
     def replace(self, slot: int) -> None:
         """See Cluster."""
         address = self._slots.pop(slot, None)
-        if address in self._alive():
-            self._client.restart_workers([address], timeout=_PATIENCE, raise_for_error=False)
+        if address is not None and address in self._alive():
+            try:
+                self._client.restart_workers([address], timeout=_PATIENCE, raise_for_error=False)
+            except ValueError:  # a worker without a nanny cannot be restarted
+                self._given_up.add(address)
 
     def close(self) -> None:
         """See Cluster."""

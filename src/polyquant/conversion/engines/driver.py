@@ -7,6 +7,7 @@ first result counts.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,10 +26,12 @@ from polyquant.types import as_matrix
 
 __all__ = ["ATTEMPTS", "FIRST_LEASE", "LEASE", "SHORTEST_LEASE", "STRAGGLER", "UNITS", "run_units"]
 
-ATTEMPTS = 5
-"""Workers that a unit may cost before the job ends."""
+ATTEMPTS = 8
+"""Failed attempts at a unit before the job ends."""
 UNITS = 16
 """Units per worker: enough for balance, few enough that a unit is worth its message."""
+_TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN}
+"""Errors of shared storage that another attempt may not meet."""
 FIRST_LEASE, SHORTEST_LEASE = 1800.0, 60.0
 """Seconds of a lease before the pace is known, and the least afterwards."""
 LEASE, STRAGGLER = 10.0, 2.0
@@ -45,7 +48,7 @@ class _Job:
     unit: Unit
     tasks: tuple[Task, ...]
     cost: int
-    lost: int = 0
+    failures: int = 0
     done: bool = False
     running: dict[Handle, tuple[int, float]] = field(default_factory=dict)
 
@@ -127,6 +130,9 @@ class _Driver:
             self._lost(job, slot, problem)
             return
         self.idle.append(slot)
+        if outcome.error and outcome.code in _TRANSIENT:
+            self._failed(job, outcome.error)
+            return
         if outcome.error:
             raise _raised(outcome)
         if job.done:
@@ -137,17 +143,21 @@ class _Driver:
             self._record(line)
 
     def _lost(self, job: _Job, slot: int, problem: Exception) -> None:
-        """Replace a worker and do its unit again, unless another worker is doing it."""
+        """Replace a worker and do its unit again."""
         self.cluster.replace(slot)
         self.replaced += 1
         self.idle.insert(0, slot)
+        self._failed(job, f"worker lost: {problem}")
+
+    def _failed(self, job: _Job, why: str) -> None:
+        """Do a unit again, unless another worker is doing it. Raises PlanError after too many attempts."""
         if job.done:
             return
-        job.lost += 1
-        if job.lost >= ATTEMPTS:
+        job.failures += 1
+        if job.failures >= ATTEMPTS:
             raise PlanError(
-                f"{job.lost} workers were lost while they converted it", file=self.plan.source.path,
-                tensor=job.tasks[0].step.map.origin, found=problem,
+                f"{job.failures} workers failed to convert it", file=self.plan.source.path,
+                tensor=job.tasks[0].step.map.origin, found=why,
                 hint="the same command resumes; fewer --threads per worker or --max-memory use less memory",
             )  # fmt: skip
         if not job.running:

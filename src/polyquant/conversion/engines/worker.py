@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import ForeignFileError, Staging
 
 __all__ = ["UnitRunner"]
+
+
+_PAUSES = (0.1, 0.3, 1.0, 3.0)
+"""Seconds before the source is opened again."""
 
 
 class _Lines:
@@ -44,10 +49,10 @@ class UnitRunner:
         try:
             lines = self._run(unit)
         except PolyquantError as problem:
-            return Outcome(error=str(problem), kind=type(problem).__name__)
+            return Outcome(error=str(problem), kind=type(problem).__name__, code=_errno(problem))
         except OSError as problem:
             where = f"{problem.filename}: " if problem.filename else ""
-            return Outcome(error=f"{where}{problem.strerror or problem}", kind="OSError")
+            return Outcome(error=f"{where}{problem.strerror or problem}", kind="OSError", code=problem.errno or 0)
         return Outcome(tuple(lines), seconds=time.monotonic() - started)
 
     def _run(self, unit: Unit) -> list[dict[str, Any]]:
@@ -68,12 +73,10 @@ class UnitRunner:
         """The driver's plan. Raises PlanError if this machine sees another source or not the driver's files."""
         if self._plan is not None:
             return self._plan
-        from polyquant.conversion.convert import plan
-
         given = self._assignment
         if Path(given.folder).is_dir():
             os.chdir(given.folder)
-        made = with_name(plan(**given.request), Path(given.target))
+        made = with_name(_planned(given.request), Path(given.target))
         if made.identity != given.identity:
             raise PlanError("a worker makes another plan: its source or its version of polyquant differs",
                             file=made.source.path, expected=given.identity[:16], found=made.identity[:16])  # fmt: skip
@@ -83,6 +86,27 @@ class UnitRunner:
         self._limit = memory_limit(made, given.max_memory)
         self._plan = made
         return made
+
+
+def _planned(request: Mapping[str, Any]) -> Plan:
+    """Make the driver's plan. The driver could, so an error is tried again: storage may fail for a moment."""
+    from polyquant.conversion.convert import plan
+
+    for pause in _PAUSES:
+        try:
+            return plan(**request)
+        except (PolyquantError, OSError):
+            time.sleep(pause)
+    return plan(**request)
+
+
+def _errno(problem: BaseException | None) -> int:
+    """The errno of the system call behind an error; 0 if there is none."""
+    while problem is not None:
+        if isinstance(problem, OSError):
+            return problem.errno or 0
+        problem = problem.__cause__ or problem.__context__
+    return 0
 
 
 def _staging(journal: _Lines, plan: Plan) -> Staging:

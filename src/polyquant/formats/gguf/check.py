@@ -73,7 +73,7 @@ def _check_architecture(header: Header) -> None:
 
 def _check_values(header: Header) -> None:
     """Check for text that is not UTF-8 and bools other than 0 and 1."""
-    buffer = header.source.map()
+    buffer = header.buffer
     for key, entry in header.entries.items():
         if entry.kind is Kind.BOOL and buffer[entry.start] > 1:
             header.findings.warning("GGUF030", f"'{printable(key)}' is the bool {int(buffer[entry.start])}")

@@ -1,4 +1,8 @@
-"""A cursor over a GGUF header. Every step checks the remaining bytes before it trusts a count."""
+"""A cursor over a GGUF header. Every step checks the remaining bytes before it trusts a count.
+
+The buffer has the first bytes of the file, all of them if it is local. A step past the end of a shorter buffer raises
+IncompleteError; `read_header` then starts again with more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from polyquant.storage import limits
 from polyquant.storage.source import Source
 from polyquant.types import U8, Kind
 
-__all__ = ["Cursor", "HeaderError"]
+__all__ = ["Cursor", "HeaderError", "IncompleteError"]
 
 _WIDTHS = {kind: Struct("<" + letter).size for kind, letter in FORMATS.items()}
 
@@ -25,6 +29,14 @@ class HeaderError(InputError):
         self.code = code
 
 
+class IncompleteError(Exception):
+    """The header continues after the buffer. need: bytes from the start of the file that it takes at least."""
+
+    def __init__(self, need: int) -> None:
+        super().__init__(need)
+        self.need = need
+
+
 class Cursor:
     """A position in the header. Every step checks the remaining bytes before it trusts a count."""
 
@@ -32,7 +44,7 @@ class Cursor:
 
     def __init__(self, buffer: U8, at: int, order: Order, wide: bool, source: Source) -> None:
         self.buffer, self.at, self.order, self.big, self.wide = buffer, at, order, order == ">", wide
-        self.size, self.source, self.nested, self.view = len(buffer), source, 0, buffer.data
+        self.size, self.source, self.nested, self.view = source.size, source, 0, buffer.data
         self._u32, self._length = Struct(order + "I"), Struct(order + ("Q" if wide else "I"))
 
     def fail(self, code: str, message: str, **detail: Any) -> NoReturn:
@@ -48,9 +60,14 @@ class Cursor:
                 found=f"a file of {self.size} bytes",
                 hint="copy the file again",
             )
+        self._have(self.at + form.size)
         fields = form.unpack_from(self.view, self.at)
         self.at += form.size
         return fields
+
+    def _have(self, need: int) -> None:
+        if need > len(self.buffer):
+            raise IncompleteError(need)
 
     def u32(self, what: str) -> int:
         """The next u32."""
@@ -66,6 +83,7 @@ class Cursor:
             self.fail("GGUF004", f"the header claims more {what} than the file contains", found=count)
         if most is not None and count > most:
             self.fail("GGUF004", f"the header claims too many {what}", expected=f"at most {most}", found=count)
+        self._have(self.at + count * least)
 
     def text(self, what: str, most: int) -> bytes:
         """The next length-prefixed string."""
@@ -121,6 +139,7 @@ class Cursor:
         elif item is Kind.STRING:
             end = skip_strings(self.buffer, self.at, count, big_endian=self.big, wide=self.wide)
             if end < 0:
+                self._have(min(self.size, len(self.buffer) + 1))
                 self.fail(
                     "GGUF004",
                     f"a string in '{printable(key)}' runs past the end of the file",

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from polyquant.errors import InputError, printable
-from polyquant.formats.gguf.cursor import Cursor, HeaderError
+from polyquant.formats.gguf.cursor import Cursor, HeaderError, IncompleteError
 from polyquant.formats.gguf.findings import Findings
 from polyquant.formats.gguf.values import FORMATS, NumberArray, Order, StringArray
 from polyquant.storage import limits
 from polyquant.storage.source import Source
-from polyquant.types import Kind, Meta, Shape
+from polyquant.types import U8, Kind, Meta, Shape
 
 __all__ = ["Entry", "Header", "Metadata", "TensorInfo", "read_header"]
 
@@ -60,9 +60,12 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The parsed header. order: "<" or ">"; size: bytes of keys and tensor entries; data: start of the data."""
+    """The parsed header. buffer: at least its bytes; order: "<" or ">"; size: bytes of keys and tensor entries; data:
+    start of the data.
+    """
 
     source: Source
+    buffer: U8
     version: int
     order: Order
     entries: dict[str, Entry]
@@ -80,7 +83,7 @@ class Header:
     def value_bytes(self, key: str) -> bytes:
         """The stored bytes of a value, without its kind (arrays: with item kind and count)."""
         entry = self.entries[key]
-        return self.source.map()[entry.start : entry.end].tobytes()
+        return self.buffer[entry.start : entry.end].tobytes()
 
     def typed(self, key: str) -> Meta:
         """The value of a key with its stored type. Raises InputError for a string that is not UTF-8."""
@@ -128,7 +131,7 @@ class Metadata(Mapping[str, Any]):
 
 def _decode(header: Header, key: str, kind: Kind, start: int, end: int) -> Any:
     """Decode one value; its bounds were checked when the header was read."""
-    buffer, order, wide = header.source.map(), header.order, header.wide
+    buffer, order, wide = header.buffer, header.order, header.wide
     if kind is Kind.STRING:
         try:
             return buffer[start + (8 if wide else 4) : end].tobytes().decode()
@@ -162,7 +165,15 @@ def read_header(source: Source) -> Header:
     """Read keys and tensor entries. Raises HeaderError if the header cannot be parsed; lesser violations go to
     `findings`.
     """
-    buffer = source.map()
+    need = 16
+    while True:
+        try:
+            return _parsed(source, source.start(need))
+        except IncompleteError as more:  # of a remote file, only a part was fetched
+            need = more.need
+
+
+def _parsed(source: Source, buffer: U8) -> Header:
     findings = Findings(printable(source.path.name))
     if len(buffer) < 16 or buffer[:4].tobytes() != b"GGUF":
         raise HeaderError(
@@ -187,7 +198,7 @@ def read_header(source: Source) -> Header:
     alignment = _alignment(cursor, entries, findings)
     tensors = _read_tensors(cursor, n_tensors, findings)
     data = -(-cursor.at // alignment) * alignment if tensors else cursor.at
-    return Header(source, version, order, entries, tensors, alignment, cursor.at, data, findings)
+    return Header(source, buffer, version, order, entries, tensors, alignment, cursor.at, data, findings)
 
 
 def _name(raw: bytes, what: str, findings: Findings) -> str:

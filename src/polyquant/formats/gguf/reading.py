@@ -18,7 +18,8 @@ from polyquant.formats.gguf.options import LAYOUTS
 from polyquant.formats.gguf.place import Placed, place
 from polyquant.registry import codec as named_codec
 from polyquant.storage import limits
-from polyquant.storage.source import FileArray, Source, Swap, foreign
+from polyquant.storage.locations import located
+from polyquant.storage.source import FileArray, Source, Swap, fetch_ahead, foreign
 from polyquant.types import ArraySpec, Checkpoint, Evidence, Kind, Weight
 
 __all__ = ["LAYOUTS", "members", "open_gguf", "sniff", "split_number", "with_tile"]
@@ -65,6 +66,7 @@ def members(header: Header) -> list[Path]:
             hint="give the files their original names",
         )
     paths = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    fetch_ahead(paths)
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -129,7 +131,7 @@ def open_gguf(path: str | Path, *, dialect: str | None = None, ternary_layout: s
             "tensors are missing from the files of this split model", file=path, expected=expected, found=len(weights)
         )
     return Checkpoint(
-        "gguf", Path(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
+        "gguf", located(path), weights, metadata=Metadata(first), dialect=evidence, notes=tuple(notes), naming="gguf"
     )
 
 

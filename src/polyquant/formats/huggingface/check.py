@@ -25,7 +25,8 @@ from polyquant.formats.huggingface.open import Shard, Tensor, check_pair, open, 
 from polyquant.formats.huggingface.quantized import method_of, with_older_files
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, strict_json, torch_file
-from polyquant.storage.source import Source
+from polyquant.storage.locations import located
+from polyquant.storage.source import Source, fetch_ahead
 from polyquant.types import ArraySpec, Finding, Severity
 
 __all__ = ["check", "check_headers"]
@@ -51,12 +52,12 @@ class _Contents:
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """Findings about a folder or one weight file. Raises InputError only if `path` does not exist."""
-    return _check(Path(path), payload=True)
+    return _check(located(path), payload=True)
 
 
 def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """The findings of `check` without payloads, and without those about missing tensors."""
-    return _check(Path(path), payload=False)
+    return _check(located(path), payload=False)
 
 
 def _check(path: Path, *, payload: bool) -> Iterator[Finding]:
@@ -151,6 +152,7 @@ def _weight_files(folder: Path, contents: _Contents) -> Iterator[Finding]:
     for note in chosen.notes:
         yield Finding("HF018", WARNING, note, file=folder.name)
     present = set(folders.entries(folder))
+    fetch_ahead(folder / name for name in chosen.names)
     for name in chosen.names:
         if name not in present:
             contents.complete = False

@@ -21,7 +21,8 @@ from polyquant.formats.huggingface.quantized import Method, method_of, with_olde
 from polyquant.formats.huggingface.undecoded import find_undecoded
 from polyquant.storage import folder as folders
 from polyquant.storage import safetensors, torch_file
-from polyquant.storage.source import Source
+from polyquant.storage.locations import located
+from polyquant.storage.source import Source, fetch_ahead
 from polyquant.types import ArraySpec, Checkpoint, Codec, Evidence, Shape, StoredArray, Undecoded, Weight
 
 __all__ = ["Shard", "Tensor", "check_pair", "open", "read_shard", "read_small", "sniff"]
@@ -59,7 +60,7 @@ class Shard:
 
 def sniff(path: str | os.PathLike[str]) -> Evidence | None:
     """Evidence that this is a Hugging Face folder or one of its weight files, by content; None if not."""
-    path = Path(path)
+    path = located(path)
     if path.is_dir():
         names = folders.entries(path)
         for name in _WEIGHTS:
@@ -78,7 +79,7 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a folder, or one .safetensors or .bin file. Reads headers only. Raises InputError, UnsupportedError."""
-    path = Path(path)
+    path = located(path)
     if not path.is_dir():
         shard = read_shard(path)
         read = _weights({name: (shard, t) for name, t in shard.tensors.items()}, {}, None)
@@ -112,6 +113,7 @@ def _gather(
     tensors: dict[str, tuple[Shard, Tensor]] = {}
     metadata: Mapping[str, str] = {}
     unlisted = []
+    fetch_ahead(folder / name for name in chosen.names)
     for name in chosen.names:
         path = folders.member(folder, name)
         if path is None:

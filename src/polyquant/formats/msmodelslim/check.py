@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from polyquant.formats.msmodelslim.check_layers import check_layers
 from polyquant.formats.msmodelslim.check_model import check_cache, check_norms
 from polyquant.formats.msmodelslim.description import FLOAT
 from polyquant.formats.msmodelslim.survey import Survey, survey
 from polyquant.formats.side_files import check_side_files
+from polyquant.storage.locations import located
 from polyquant.types import Finding, Severity
 
 __all__ = ["check", "check_headers"]
@@ -25,7 +25,7 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """Findings about a folder. Raises InputError only if `path` does not exist."""
-    contents = survey(Path(path))
+    contents = survey(located(path))
     yield from _headers(contents)
     yield from check_layers(contents)
     yield from check_cache(contents)
@@ -34,7 +34,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
 
 def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """The findings of `check` without the values of layers, cache and norms."""
-    return _headers(survey(Path(path)))
+    return _headers(survey(located(path)))
 
 
 def _headers(contents: Survey) -> Iterator[Finding]:

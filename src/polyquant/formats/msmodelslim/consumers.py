@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from polyquant.errors import InputError, UnknownNameError
 from polyquant.formats.msmodelslim.check_layers import floats
@@ -23,6 +22,7 @@ from polyquant.formats.msmodelslim.check_model import cache_layers
 from polyquant.formats.msmodelslim.description import FLOAT, split
 from polyquant.formats.msmodelslim.survey import Linear, Survey, survey
 from polyquant.storage.folder import entries
+from polyquant.storage.locations import located
 from polyquant.types import Finding, Severity
 
 __all__ = ["TARGETS", "check_target"]
@@ -48,7 +48,7 @@ def check_target(path: str | os.PathLike[str], target: str) -> Iterator[Finding]
     """Findings of a consumer about a folder. Raises UnknownNameError for an unknown consumer."""
     if target not in TARGETS:
         raise UnknownNameError("target", target, TARGETS)
-    consumer, contents = TARGETS[target], survey(Path(path))
+    consumer, contents = TARGETS[target], survey(located(path))
     yield from _kernels(contents, consumer, target)
     for rule in consumer.checks:
         yield from rule(contents)

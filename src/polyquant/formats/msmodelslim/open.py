@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from polyquant.errors import printable
@@ -19,6 +18,7 @@ from polyquant.formats.msmodelslim.folder import descriptions, weight_stems
 from polyquant.formats.msmodelslim.survey import Linear, Survey, survey
 from polyquant.formats.stored import plain_weight
 from polyquant.storage import folder as folders
+from polyquant.storage.locations import located
 from polyquant.types import Checkpoint, Evidence, Weight
 
 __all__ = ["open", "sniff", "unquantized_linears"]
@@ -26,7 +26,7 @@ __all__ = ["open", "sniff", "unquantized_linears"]
 
 def sniff(path: str | os.PathLike[str]) -> Evidence | None:
     """Evidence that this is an msModelSlim folder, by its files; None if not."""
-    path = Path(path)
+    path = located(path)
     if not path.is_dir():
         return None
     names = folders.entries(path)
@@ -38,7 +38,7 @@ def sniff(path: str | os.PathLike[str]) -> Evidence | None:
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:
     """Open the folder. Raises InputError with the first error."""
-    path = Path(path)
+    path = located(path)
     contents = survey(path)
     for breach in contents.breaches:
         if breach.stops:

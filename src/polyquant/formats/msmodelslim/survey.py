@@ -21,7 +21,7 @@ from polyquant.formats.msmodelslim.infer import Facts, codec_for
 from polyquant.formats.stored import Stored
 from polyquant.storage import safetensors
 from polyquant.storage.folder import member, read_config
-from polyquant.storage.source import Source
+from polyquant.storage.source import Source, fetch_ahead
 from polyquant.types import Shape
 
 __all__ = ["Linear", "Stored", "Survey", "survey"]
@@ -136,6 +136,7 @@ def survey(path: Path, *, indexed: bool = True) -> Survey:
         out.broken(e, "ASC005" if about_json else "ASC004", path)
         return out
     _describe(out)
+    fetch_ahead(path / name for name in out.files.names)
     for name in out.files.names:
         _shard(out, name)
     _index(out)

@@ -39,9 +39,9 @@ class HeadedTiles:
         return b * (n + 1)
 
     def view(self) -> NDArray[Any]:
-        """A read-only map of the file that skips the headers."""
+        """A read-only view of the file that skips the headers."""
         a, b, n = self.spec.shape
-        tiles = self.source.map()[self.offset : self.offset + a * self._stride()].reshape(a, b, n + 1)[..., 1:]
+        tiles = self.source.view(self.offset, a * self._stride()).reshape(a, b, n + 1)[..., 1:]
         tiles.flags.writeable = False
         return tiles
 

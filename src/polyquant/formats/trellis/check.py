@@ -20,6 +20,7 @@ from polyquant.formats.trellis.survey import Survey, axes_of, survey
 from polyquant.formats.trellis.weights import Facts
 from polyquant.storage import strict_json
 from polyquant.storage.folder import member
+from polyquant.storage.locations import located
 from polyquant.types import Finding, Severity
 
 __all__ = ["check", "check_headers"]
@@ -30,7 +31,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 
 def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """Findings about a folder or one shard. Raises InputError only if `path` does not exist."""
-    contents = survey(Path(path))
+    contents = survey(located(path))
     yield from _headers(contents)
     if contents.path.is_dir():
         yield from check_model(contents)
@@ -40,7 +41,7 @@ def check(path: str | os.PathLike[str]) -> Iterator[Finding]:
 
 def check_headers(path: str | os.PathLike[str]) -> Iterator[Finding]:
     """The findings of `check` without payloads, and without those about missing tensors."""
-    return _headers(survey(Path(path)))
+    return _headers(survey(located(path)))
 
 
 def _headers(contents: Survey) -> Iterator[Finding]:

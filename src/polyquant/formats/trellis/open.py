@@ -13,6 +13,7 @@ from polyquant.formats.trellis.survey import Survey, axes_of, survey
 from polyquant.formats.trellis.weights import Axes, weight_of
 from polyquant.storage import safetensors, strict_json
 from polyquant.storage.folder import SIDE_FILES, entries, member
+from polyquant.storage.locations import located
 from polyquant.storage.source import Source
 from polyquant.types import Checkpoint, Evidence, Weight
 
@@ -21,7 +22,7 @@ __all__ = ["open", "sniff"]
 
 def sniff(path: str | os.PathLike[str]) -> Evidence | None:
     """Evidence that this is a Trellis folder or one of its shards, by content; None if not."""
-    path = Path(path)
+    path = located(path)
     if not path.is_dir():
         return _sniff_file(path) if path.is_file() and path.suffix == ".safetensors" else None
     names = set(entries(path))
@@ -76,7 +77,7 @@ def open(
     "nk" for all weights, if the files do not show it. Raises InputError with the first error; UnknownNameError for
     other axes.
     """
-    path = Path(path)
+    path = located(path)
     if axes not in (None, "kn", "nk"):
         raise UnknownNameError("axes", str(axes), ("kn", "nk"))
     requested: Axes | None = "kn" if axes == "kn" else "nk" if axes == "nk" else None

@@ -21,7 +21,7 @@ from polyquant.formats.trellis.metadata import Metadata, read_metadata
 from polyquant.formats.trellis.weights import Axes, Facts, examine
 from polyquant.storage import safetensors
 from polyquant.storage.folder import member, read_config
-from polyquant.storage.source import Source
+from polyquant.storage.source import Source, fetch_ahead
 
 __all__ = ["PLUGIN", "Survey", "axes_of", "component", "survey", "survey_file"]
 
@@ -86,6 +86,7 @@ def survey(path: Path) -> Survey:
         out.broken(e, "TRL019" if e.file == path else "TRL010" if about_json else "TRL017", path)
         return out
     tensors: dict[str, Stored] = {}
+    fetch_ahead(folder / name for folder, name in (*out.files.names, *out.files.base))
     for folder, name in out.files.names:
         _shard(out, folder, name, tensors, out.files.weight_map)
     for folder, name in out.files.base:

@@ -1,0 +1,13 @@
+"""Files of URLs, read by ranges.
+
+locations.py (above)  a URL as a path; `Source` opens it like any file
+source.py             RemoteSource: `Source` for a RemotePath
+ranges.py             fetched headers and small files, so that each is read once per process
+read_ahead.py         fetches the data of a conversion shortly before it is needed
+backend.py            the interface of the backends:
+  web.py              https://   any web server with ranges
+  hub.py              hf://      model repositories of the hub
+  objects.py          s3://, gs://, az:// and every other URL of fsspec
+http.py, retry.py     requests, redirects, deadlines, repetition
+urls.py               parsing; the only place with credentials
+"""

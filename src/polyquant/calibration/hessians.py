@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,9 @@ class Gatherer(Protocol):
     def add(self, x: F32) -> None:
         """Add inputs x [T, K]."""
 
+    def merge(self, other: Any) -> None:
+        """Add what another one of this class, which is not used afterwards, has gathered from later windows."""
+
 
 G = TypeVar("G", bound=Gatherer)
 
@@ -88,6 +91,24 @@ class Moments:
         """See Holder."""
         self._held.append((x, rows))
         self.count += len(rows)
+
+    def merge(self, other: Moments) -> None:
+        """See Gatherer."""
+        if other._total is not None:
+            self._total = other._total if self._total is None else self._total + other._total
+        self._held += other._held
+        self.count += other.count
+
+    def parts(self) -> dict[str, Any]:
+        """See calibration/shared.py: Kept."""
+        return {"k": self._k, "count": self.count, "total": self._total, "held": [list(h) for h in self._held]}
+
+    @classmethod
+    def restored(cls, parts: Mapping[str, Any]) -> Moments:
+        """See calibration/shared.py: Kept."""
+        out = cls(parts["k"])
+        out.count, out._total, out._held = parts["count"], parts["total"], [(x, rows) for x, rows in parts["held"]]
+        return out
 
     @property
     def hessian(self) -> F32:
@@ -129,15 +150,17 @@ class Hessians:
     """Hessians by tensor, from any thread.
 
     wanted: the tensors that will be requested, each listed once per request (several targets may be rows of one
-    source); others are not collected. tick: called with the finished share of the needed stages; an exception from it
-    ends the calibration.
+    source); others are not collected, except `others`, which other processes request (calibration/shared.py). tick:
+    called with the finished share of the needed stages; an exception from it ends the calibration.
     """
 
-    def __init__(self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None) -> None:
+    def __init__(
+        self, stages: Stages, wanted: Iterable[str], tick: Tick | None = None, others: Iterable[str] = ()
+    ) -> None:
         self._stages, self._left, self._tick = stages, Counter(iter(wanted)), tick
-        self.wanted = frozenset(self._left)
+        self.wanted = frozenset(self._left) | frozenset(others)
         self._stage_of = {name: i for i, names in enumerate(stages.names) for name in names}
-        self._last = max((i for name, i in self._stage_of.items() if name in self.wanted), default=0)
+        self._last = max((i for name, i in self._stage_of.items() if name in self._left), default=0)
         self._held: dict[str, Moments] = {}
         self._next = 0
         self._lock = threading.Lock()

@@ -48,6 +48,10 @@ class Squares:
         self.total += exact.column_dots(x, x)
         self.count += len(x)
 
+    def merge(self, other: Squares) -> None:
+        """Add what another one has gathered from later windows."""
+        self.total, self.count = self.total + other.total, self.count + other.count
+
 
 @dataclass(frozen=True, slots=True)
 class Summed:

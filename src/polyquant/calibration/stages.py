@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,26 @@ from polyquant.runtime.model import Model
 from polyquant.runtime.text import read_text, text_tokens
 from polyquant.types import F32
 
-__all__ = ["OWN_TEXT", "TOKENS", "WINDOWS", "DecoderStages", "calibration_stages", "calibration_windows"]
+__all__ = [
+    "OWN_TEXT",
+    "SHARD",
+    "TOKENS",
+    "WINDOWS",
+    "DecoderStages",
+    "States",
+    "calibration_stages",
+    "calibration_windows",
+    "merge",
+]
 
 WINDOWS, TOKENS = 128, 512
 
+SHARD = 8
+"""Windows that are summed first: what is gathered is the sum of the shards, so that processes can share the work."""
+
 Tokens = NDArray[np.int64]
+States: TypeAlias = list[tuple[F32, Passing]]
+"""Per window: the inputs of a stage, [T, hidden], and the values that earlier layers pass on."""
 
 
 class DecoderStages:
@@ -47,18 +62,13 @@ class DecoderStages:
         self._names = [_names(layer) for layer in decoder.layers]
         self._names.append([w.name for w in decoder.head.weights])
         self._tokens = sum(len(w) for w in windows)
-        self._states: list[F32] = []
-        self._passing: list[Passing] = []
+        self.shards = [slice(a, a + SHARD) for a in range(0, len(windows), SHARD)]
+        self._held: list[States] = []
 
     @property
     def names(self) -> Sequence[Sequence[str]]:
         """See Stages."""
         return self._names
-
-    @property
-    def states(self) -> Sequence[F32]:
-        """Inputs of the next stage, [T, hidden] per window; valid until it runs."""
-        return self._states
 
     def run(self, index: int, wanted: frozenset[str], tick: Tick) -> Mapping[str, Moments]:
         """See Stages."""
@@ -74,30 +84,66 @@ class DecoderStages:
     def _gather(
         self, index: int, wanted: frozenset[str], tick: Tick, make: Callable[[int], G], cache: CacheRanges | None
     ) -> Mapping[str, G]:
-        decoder = self.model.decoder
+        total: dict[str, G] = {}
         if index == 0:
-            caches = [decoder.cache() for _ in self.windows]
-            self._states = [
-                next(decoder.states(tokens, cache)).copy() for tokens, cache in zip(self.windows, caches, strict=True)
-            ]
-            self._passing = [cache.passing for cache in caches]
+            self._held = []
+        for i, shard in enumerate(self.shards):
+            states = self.first(shard) if index == 0 else self._held[i]
+            part = _part(tick, i, len(self.shards))
+            states, gathered = self.advance(index, states, wanted, part, make, cache)
+            self._held[i:] = [states, *self._held[i + 1 :]]
+            merge(total, gathered)
+        if index == len(self.model.decoder.layers):
+            self._held = []
+        return total
+
+    def first(self, shard: slice) -> States:
+        """The inputs of the first stage for some windows, and the values that its layers pass on."""
+        decoder, out = self.model.decoder, []
+        for tokens in self.windows[shard]:
+            cache = decoder.cache()
+            out.append((next(decoder.states(tokens, cache)).copy(), cache.passing))
+        return out
+
+    def advance(
+        self, index: int, states: States, wanted: frozenset[str], tick: Tick, make: Callable[[int], G],
+        cache: CacheRanges | None,
+    ) -> tuple[States, Mapping[str, G]]:  # fmt: skip
+        """Run a stage on a shard: the inputs of the next stage, and what was gathered from these windows."""
+        decoder, out = self.model.decoder, []
         if index < len(decoder.layers):
             layer = decoder.layers[index]
             taps = taps_of(layer, wanted, make, self._tokens)
             with tapped(taps), _kept(layer, decoder, cache) as empty:
-                for i, x in enumerate(self._states):
+                for i, (x, passing) in enumerate(states):
                     held = empty()
-                    held.passing = self._passing[i]
-                    self._states[i] = decoder.run_layer(index, x, held)
-                    tick((i + 1) / len(self._states))
-            return {name: inputs for _, tap in taps for name, inputs in tap.gathered.items()}
+                    held.passing = passing
+                    out.append((decoder.run_layer(index, x, held), held.passing))
+                    tick((i + 1) / len(states))
+            return out, {name: inputs for _, tap in taps for name, inputs in tap.gathered.items()}
         head = LinearTap(decoder.head, wanted, make)
         if head.gathered:
-            for x in self._states:
+            for x, _ in states:
                 head.add(decoder.norm(x))
-        self._states, self._passing = [], []
         tick(1)
-        return head.gathered
+        return [], head.gathered
+
+
+def merge(total: dict[str, G], gathered: Mapping[str, G]) -> None:
+    """Add what a later shard gathered; tensors with the same inputs share an object."""
+    if not total:
+        total.update(gathered)
+        return
+    done: set[int] = set()
+    for name, found in gathered.items():
+        if id(total[name]) not in done:
+            done.add(id(total[name]))
+            total[name].merge(found)
+
+
+def _part(tick: Tick, index: int, count: int) -> Tick:
+    """A tick for part `index` of `count`."""
+    return lambda share: tick((index + share) / count)
 
 
 def _names(layer: Layer) -> list[str]:

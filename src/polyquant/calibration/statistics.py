@@ -7,6 +7,7 @@ channel and sample.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,23 @@ class InputRanges:
             self.high.append(x.max(0))
             self.total += x.sum(0, dtype=np.float64)
             self.count += len(x)
+
+    def merge(self, other: InputRanges) -> None:
+        """Add what another one has gathered from later windows."""
+        self.low += other.low
+        self.high += other.high
+        self.total, self.count = self.total + other.total, self.count + other.count
+
+    def parts(self) -> dict[str, Any]:
+        """See calibration/shared.py: Kept."""
+        return {"low": list(self.low), "high": list(self.high), "total": self.total, "count": self.count}
+
+    @classmethod
+    def restored(cls, parts: Mapping[str, Any]) -> InputRanges:
+        """See calibration/shared.py: Kept."""
+        out = cls(len(parts["total"]))
+        out.low, out.high, out.total, out.count = parts["low"], parts["high"], parts["total"], parts["count"]
+        return out
 
     @property
     def extremes(self) -> tuple[F32, F32]:
@@ -86,6 +104,23 @@ class CacheRanges:
         self._keys.add(keys)
         self._values.add(values)
 
+    def merge(self, other: CacheRanges) -> None:
+        """Add what another one has gathered."""
+        self._keys.merge(other._keys)
+        self._values.merge(other._values)
+
+    def parts(self) -> dict[str, Any]:
+        """See calibration/shared.py: Kept."""
+        return {"before": self.before, "keys": self._keys.parts(), "values": self._values.parts()}
+
+    @classmethod
+    def restored(cls, parts: Mapping[str, Any]) -> CacheRanges:
+        """See calibration/shared.py: Kept."""
+        out = cls(before=parts["before"])
+        for extremes, held in ((out._keys, parts["keys"]), (out._values, parts["values"])):
+            extremes.low, extremes.high = held
+        return out
+
     @property
     def keys(self) -> tuple[F32, F32]:
         """Minimum and maximum of every channel, [C] each. Raises InputError."""
@@ -110,6 +145,14 @@ class _Extremes:
         low, high = (f(x.reshape(len(x), -1), axis=0).astype(np.float32) for f in (np.min, np.max))
         self.low = low if self.low is None else np.minimum(self.low, low)
         self.high = high if self.high is None else np.maximum(self.high, high)
+
+    def merge(self, other: _Extremes) -> None:
+        if other.low is not None and other.high is not None:
+            self.low = other.low if self.low is None else np.minimum(self.low, other.low)
+            self.high = other.high if self.high is None else np.maximum(self.high, other.high)
+
+    def parts(self) -> list[F32 | None]:
+        return [self.low, self.high]
 
     @property
     def result(self) -> tuple[F32, F32]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyquant.calibration.shared import SharedCalibration
 from polyquant.conversion.memory import working_limit
 from polyquant.conversion.parts import job_of, source_states
 from polyquant.conversion.read_ahead import window_bytes
@@ -25,6 +26,7 @@ from polyquant.storage.locations import located
 from polyquant.storage.parts import staged_part
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
+from polyquant.storage.work_folder import CALIBRATION
 
 __all__ = ["Engine", "cores", "execute", "kernel_threads", "memory_limit"]
 
@@ -87,7 +89,8 @@ def execute(
         if engine is not None:
             reports = _on_engine(engine, plan, target, staging, measure, max_memory, on_progress)
         else:
-            reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit).all_tasks(staging)
+            shared = None if part is None else SharedCalibration(staging.folder.with_name(CALIBRATION))
+            reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit, shared).all_tasks(staging)
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
     return Report(target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
 

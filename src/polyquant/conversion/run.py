@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from polyquant.calibration.shared import SharedCalibration
 from polyquant.conversion import work
 from polyquant.conversion.memory import job_bytes
 from polyquant.conversion.read_ahead import reading_ahead
@@ -48,6 +49,7 @@ class Run:
         measure: bool,
         on_progress: Callable[[Progress], None] | None,
         limit: int | None = None,
+        calibration: SharedCalibration | None = None,
     ) -> None:
         self.limit = limit
         self.plan, self.tasks, self.threads = plan, tasks, threads
@@ -68,6 +70,7 @@ class Run:
                 plan.importance,
                 partial(work.floats, plan.source),
                 self._calibrated,
+                calibration,
             )
         )
 

@@ -101,7 +101,7 @@ def _stack(x: F32, lead: tuple[int, ...]) -> F32:
 
 def product_reference(a: F32, b: F32) -> F32:
     """Compute `product` by rank-1 updates."""
-    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64, order="C")
     lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     rows, columns = left.shape[-2], right.shape[-1]
     out = np.zeros((*lead, rows, columns), np.float32)
@@ -110,8 +110,10 @@ def product_reference(a: F32, b: F32) -> F32:
         for start in range(0, rows, step):
             some = left[..., start : start + step, :]
             total = np.zeros((*lead, some.shape[-2], columns))
+            added = np.empty_like(total)
             for k in range(left.shape[-1]):
-                total += some[..., k, None] * right[..., None, k, :]
+                np.multiply(some[..., k, None], right[..., None, k, :], out=added)
+                np.add(total, added, out=total)
             out[..., start : start + step, :] = total
     return out
 

@@ -5,6 +5,7 @@
         journal                         locked while a run uses the folder; lists its content (storage/journal.py)
         files/                          the future output
         replaced/                       the previous content of the target
+        calibration/                    what the processes of a job share (calibration/shared.py)
 
 The folder of a job in parts (storage/parts.py) is called .NAME.polyquant-parts-..., and only `merge` publishes it.
 
@@ -35,6 +36,7 @@ from polyquant.storage.journal import Journal, Move, Publication
 from polyquant.storage.renames import exchange, named, rename_new, sync_folder
 
 __all__ = [
+    "CALIBRATION",
     "FILES",
     "REPLACED",
     "Resume",
@@ -48,7 +50,9 @@ __all__ = [
 
 Resume = Literal["auto", "required", "never"]
 
-FILES, REPLACED = "files", "replaced"
+FILES, REPLACED, CALIBRATION = "files", "replaced", "calibration"
+_SHARED = re.compile(r"[0-9a-f]{8}-.+\.(json|npy|claim|new|probe)")
+"""Files of a calibration that several processes share (calibration/shared.py)."""
 _MARK = re.compile(rb"\.(.*)\.polyquant-(parts-)?([0-9a-f]{8})([0-9a-f]{8})", re.DOTALL)
 _NAME_BYTES = 200
 """Bytes of the target's name used in the folder's name: a file name has at most 255 bytes."""
@@ -195,11 +199,14 @@ class WorkFolder:
             _remove(self.files, journal.files)
         for part in parts:
             _remove(self.path / part, ())
+        with suppress(OSError):
+            shared = [p.name for p in (self.path / CALIBRATION).iterdir()]
+            _remove(self.path / CALIBRATION, [name for name in shared if _SHARED.fullmatch(name)])
         for name, inside in old.items():
             _remove(self.path / REPLACED / name, inside)
         with suppress(OSError):
             (self.path / REPLACED).rmdir()
-        if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED, *parts)):
+        if not any(os.path.lexists(self.path / name) for name in (FILES, REPLACED, CALIBRATION, *parts)):
             with suppress(OSError):  # a full disk
                 sync_folder(self.path)  # content that comes back after a power loss needs its journal
             with suppress(OSError):

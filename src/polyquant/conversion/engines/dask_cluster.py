@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,10 +43,11 @@ class DaskCluster:
         self._local: Any = None
         try:
             if address is None:
-                self._local = distributed.LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0,
-                    silence_logs=logging.CRITICAL,
-                )  # fmt: skip
+                with warnings.catch_warnings(action="ignore"):  # about ports of a dashboard
+                    self._local = distributed.LocalCluster(
+                        n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None,
+                        memory_limit=0, silence_logs=logging.CRITICAL,
+                    )  # fmt: skip
             self._client: Any = distributed.Client(self._local or address, timeout=_PATIENCE)
         except (OSError, RuntimeError, ValueError) as problem:
             raise PlanError("Dask does not start", found=str(problem)[:200], hint="check --address") from None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyquant.calibration.shared import SharedCalibration
 from polyquant.conversion.engines.cluster import Assignment, Outcome, Unit
 from polyquant.conversion.execute import kernel_threads, memory_limit
 from polyquant.conversion.run import Run
@@ -16,6 +17,7 @@ from polyquant.conversion.tasks import Task
 from polyquant.errors import PlanError, PolyquantError
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import ForeignFileError, Staging
+from polyquant.storage.work_folder import CALIBRATION
 
 __all__ = ["UnitRunner"]
 
@@ -42,6 +44,7 @@ class UnitRunner:
         self._assignment = assignment
         self._plan: Plan | None = None
         self._limit: int | None = None
+        self._calibration = SharedCalibration(Path(assignment.files).with_name(CALIBRATION))
 
     def run(self, unit: Unit) -> Outcome:
         """Run the tasks of a unit; their bytes are on disk when it returns."""
@@ -62,7 +65,8 @@ class UnitRunner:
         staging = _staging(journal, plan)
         try:
             with kernel_threads(threads):
-                Run(plan, tasks, threads, self._assignment.measure, None, self._limit).all_tasks(staging)
+                run = Run(plan, tasks, threads, self._assignment.measure, None, self._limit, self._calibration)
+                run.all_tasks(staging)
             refuse_changed(plan.source.opened)
             staging.flush()
         finally:

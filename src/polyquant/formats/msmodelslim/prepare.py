@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -185,17 +186,20 @@ class Prepared:
 
 
 def prepare(
-    source: Checkpoint, options: MsModelSlimOptions, targets: Collection[tuple[str, MsModelSlim]], tick: Tick
-) -> Prepared:
+    source: Checkpoint, options: MsModelSlimOptions, targets: Collection[tuple[str, MsModelSlim]], tick: Tick,
+    stages_on: Callable[..., GatheringStages] | None = None,
+) -> Prepared:  # fmt: skip
     """Run the calibration text through the float model.
 
     targets: the source of each quantized weight's inputs (Step.inputs), and its codec. tick: called with the finished
-    share, from 0 to 1. Raises InputError, UnsupportedError.
+    share, from 0 to 1. stages_on: returns the stages on a text, by default of this process alone. Raises InputError,
+    UnsupportedError.
     """
     assert options.calibration is not None
     wants_hessians = options.effort == "max"
     size = {} if wants_hessians else {"windows": WINDOWS}
-    stages = calibration_stages(source.path, options.calibration, **size)
+    make = stages_on if stages_on is not None else partial(calibration_stages, source.path)
+    stages = make(options.calibration, **size)
     half = 0.5 if wants_hessians else 1.0
     smoothing = Smoothing(source, options.smooth) if options.smooth is not None else None
     run = _CalibrationRun(source, options, {n for n, c in targets if c.static}, smoothing)

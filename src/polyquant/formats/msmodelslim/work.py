@@ -52,7 +52,9 @@ class MsModelSlimWorker:
             for s in self._context.steps
             if isinstance(s.target, MsModelSlim) and s.action is not Action.COPY
         ]
-        self._prepared = prepared = prepare(self._context.source, options, targets, self._context.tick)
+        self._prepared = prepared = prepare(
+            self._context.source, options, targets, self._context.tick, self._context.stages
+        )
         return sorted(steps, key=lambda s: prepared.order(s.inputs) if s.alone else -1)
 
     def takes(self, step: Step) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.calibration.hessians import Hessians
-from polyquant.calibration.stages import calibration_stages
 from polyquant.codecs.trellis import Trellis
 from polyquant.errors import UnsupportedError
 from polyquant.formats.protocol import Context
@@ -37,7 +36,7 @@ class TrellisWorker:
             return list(steps)
         self._context.tick(0.0)
         path = self._context.source.path
-        stages = calibration_stages(path, self._text)
+        stages = self._context.stages(self._text)
         if not any(set(wanted) & set(names) for names in stages.names):
             raise UnsupportedError(
                 "calibration reaches none of the weights to be quantized",
@@ -45,8 +44,13 @@ class TrellisWorker:
                 expected=f"inputs of {wanted[0]}",
                 hint="use --method trellis_viterbi, which needs no calibration",
             )
-        self._hessians = hessians = Hessians(stages, wanted, self._context.tick)
+        self._hessians = hessians = Hessians(stages, wanted, self._context.tick, self._others())
         return sorted(steps, key=lambda s: hessians.order(s.inputs) if s.searches else -1)
+
+    def _others(self) -> list[str]:
+        """The inputs that other processes need if they share this calibration."""
+        shared = self._context.calibration is not None
+        return [s.inputs for s in self._context.steps if s.searches] if shared else []
 
     def takes(self, step: Step) -> bool:
         """True if codes change; copied or unchanged codes need no search."""

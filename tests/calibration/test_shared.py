@@ -1,0 +1,139 @@
+"""A calibration that several processes share: the sums of one process, whoever computes which shard."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyquant as pq
+from golden import VECTORS
+from polyquant.calibration import shared
+from polyquant.calibration.hessians import Hessians, Moments
+from polyquant.calibration.shared import SharedCalibration
+from polyquant.calibration.stages import SHARD, calibration_stages
+from polyquant.calibration.statistics import CacheRanges, InputRanges
+
+SOURCE = VECTORS / "models/tiny-llama-tied/hf"
+MIXTURE = VECTORS / "architectures/mixtral"
+
+
+def text(folder: Path) -> Path:
+    path = folder / "text.txt"
+    path.write_text(" ".join(f"and it came to pass {i} that day" for i in range(3000)))
+    return path
+
+
+def matrices(path: Path) -> list[str]:
+    return [w.name for w in pq.open(path).values() if len(w.shape) == 2 and "embed" not in w.name]
+
+
+def hessians(stages, names) -> dict[str, np.ndarray | None]:
+    found = Hessians(stages, names)
+    return {name: found.of(name)[0] for name in sorted(names, key=found.order)}
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a if a[k] is not None or b[k] is not None)
+
+
+@pytest.mark.parametrize("source", [SOURCE, MIXTURE], ids=["llama", "mixtral"])
+def test_the_sums_of_one_process(source, tmp_path):
+    alone = hessians(calibration_stages(source, text(tmp_path)), matrices(source))
+    assert any(h is not None for h in alone.values())
+    for _ in range(2):  # computed, then found
+        calibration = SharedCalibration(tmp_path / "calibration")
+        assert same(hessians(calibration.stages(source, text(tmp_path)), matrices(source)), alone)
+    assert not list((tmp_path / "calibration").glob("*-shard-*"))
+
+
+def test_threads_that_start_together(tmp_path):
+    path, names, found = text(tmp_path), matrices(SOURCE), []
+    alone = hessians(calibration_stages(SOURCE, path), names)
+
+    def work():
+        found.append(hessians(SharedCalibration(tmp_path / "calibration").stages(SOURCE, path), names))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 4 and all(same(f, alone) for f in found)
+
+
+def test_ranges_are_shared_too(tmp_path):
+    path = text(tmp_path)
+    own, ours = calibration_stages(SOURCE, path), SharedCalibration(tmp_path / "calibration").stages(SOURCE, path)
+    for index, names in enumerate(own.names):
+        caches = [CacheRanges(before=False), CacheRanges(before=False)] if index == 0 else [None, None]
+        a = own.gather(index, frozenset(names), lambda _: None, InputRanges, caches[0])
+        b = ours.gather(index, frozenset(names), lambda _: None, InputRanges, caches[1])
+        assert a.keys() == b.keys()
+        for name in a:
+            assert a[name].count == b[name].count and np.array_equal(a[name].mean, b[name].mean)
+            assert all(map(np.array_equal, a[name].extremes, b[name].extremes))
+        if caches[0] is not None and caches[1] is not None:
+            assert all(map(np.array_equal, caches[0].keys, caches[1].keys))
+
+
+def test_a_claim_of_an_ended_process_is_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared, "_LEASE", 0.5)
+    path, names = text(tmp_path), matrices(SOURCE)
+    alone = hessians(calibration_stages(SOURCE, path), names)
+    program = f"""
+import os, signal, sys
+from polyquant.calibration import shared, stages
+from polyquant.calibration.hessians import Hessians
+advance, calls = stages.DecoderStages.advance, []
+def killed(self, *args):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advance(self, *args)
+stages.DecoderStages.advance = killed
+names = {names!r}
+calibration = shared.SharedCalibration(shared.Path({str(tmp_path / "calibration")!r}))
+Hessians(calibration.stages({str(SOURCE)!r}, {str(path)!r}), names).of(names[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ}, check=False)
+    assert done.returncode == -9
+    assert list((tmp_path / "calibration").glob("*.claim"))
+    started = time.monotonic()
+    assert same(hessians(SharedCalibration(tmp_path / "calibration").stages(SOURCE, path), names), alone)
+    assert time.monotonic() - started > 0.3 and not list((tmp_path / "calibration").glob("*.claim"))
+
+
+@pytest.mark.parametrize("damage", ["json", "npy", "gone"])
+def test_damaged_files_are_computed_again(damage, tmp_path):
+    path, names = text(tmp_path), matrices(SOURCE)
+    alone = hessians(calibration_stages(SOURCE, path), names)
+    hessians(SharedCalibration(tmp_path / "calibration").stages(SOURCE, path), names)
+    for file in (tmp_path / "calibration").glob("*-sum*.json" if damage == "json" else "*-sum.*.npy"):
+        if damage == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-40])
+    assert same(hessians(SharedCalibration(tmp_path / "calibration").stages(SOURCE, path), names), alone)
+
+
+def test_a_sum_is_that_of_its_shards(tmp_path):
+    stages = calibration_stages(SOURCE, text(tmp_path))
+    assert len(stages.shards) > 1
+    name = next(n for n in stages.names[0] if "q_proj" in n)
+    whole = stages.run(0, frozenset([name]), lambda _: None)[name]
+    parts = [
+        stages.advance(0, stages.first(s), frozenset([name]), lambda _: None, Moments, None)[1][name]
+        for s in stages.shards
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total.merge(part)
+    assert total.count == whole.count == sum(len(w) for w in stages.windows) and SHARD > 1
+    assert np.allclose(total.hessian, whole.hessian, rtol=1e-4)

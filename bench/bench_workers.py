@@ -32,6 +32,7 @@ JOBS = {
     "q4_k_m": (LARGE, "out.gguf", ["--recipe", "q4_k_m"]),
     "trellis 3 bits, fast": (SMALL, "out", ["--bits", "3", "--effort", "fast"]),
 }
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as for an installed package
 POLYQUANT = [sys.executable, "-c", "from polyquant.cli import main; main()"]
 
 
@@ -44,7 +45,7 @@ def predicted(source: Path, target: Path, options: list[str], processes: int) ->
     """Return the seconds that `plan` predicts."""
     machine = ["--simulate", f"1,{cores()},0,0", "--spread", "0", "--workers", str(processes), "--threads", "1"]
     command = [*POLYQUANT, "plan", str(source), str(target), *options, *machine, "--format", "json"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=ENVIRONMENT)
     return json.loads(done.stdout)["simulation"]["seconds"]
 
 
@@ -52,7 +53,7 @@ def measured(source: Path, target: Path, options: list[str], processes: int) -> 
     """Return the seconds of all processes and the merge."""
     shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
     command = [*POLYQUANT, "convert", str(source), str(target), *options, "--threads", "1"]
-    quiet = {"stdout": subprocess.DEVNULL}
+    quiet = {"stdout": subprocess.DEVNULL, "env": ENVIRONMENT}
     start = time.perf_counter()
     if processes == 1:
         subprocess.run(command, check=True, **quiet)

@@ -125,8 +125,10 @@ def test_a_calibrated_plan_goes_layer_by_layer(tmp_path):
     work = Workload(plan, REFERENCE)
     assert work.parallelism().calibrated == sum(s.searches for s in plan.steps) > 0
     assert any("layer by layer" in barrier for barrier in work.parallelism().barriers)
-    first, last = work.loads(16)[0].seconds, work.loads(16)[-2].seconds
-    assert last > first  # the model runs up to the layer of the part
+    plain = Workload(pq.plan(SOURCE, "trellis-v3", bits=3, effort="fast"), REFERENCE)
+    assert sum(work.seconds) > sum(plain.seconds)  # feedback products
+    extra = [sum(x.seconds for x in work.loads(n)) - sum(work.seconds) for n in (1, 2)]
+    assert extra[0] > 0 and extra[1] == pytest.approx(extra[0])  # the processes share the calibration
 
 
 def test_this_machine_is_measured():

@@ -6,9 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from polyquant.calibration.stages import TOKENS, WINDOWS
+from polyquant.calibration.stages import SHARD, TOKENS, WINDOWS
 from polyquant.conversion import work
 from polyquant.conversion.costs import step_costs
 from polyquant.conversion.engines.driver import UNITS
@@ -58,11 +57,14 @@ class Workload:
         costs = step_costs(plan.steps, calibrated=plan.text is not None, measure=measure)
         self.read = [c.read for c in costs]
         self.seconds = [speed.seconds(s, c) for s, c in zip(plan.steps, costs, strict=True)]
-        self._before = self._calibration(speed) if plan.text is not None else [0.0] * len(plan.steps)
+        self._calibration = self._calibrating(speed) if plan.text is not None else 0.0
 
-    def loads(self, count: int) -> list[Load]:
-        """The work of each of `count` shares. Empty shares are left out."""
-        return [self._load(tasks) for tasks in shares(self.plan, count) if tasks]
+    def loads(self, processes: int, units: int = 1) -> list[Load]:
+        """The work of each of `units` shares per process; empty ones are left out. Processes of one job share the
+        calibration, at most one for each shard of the text.
+        """
+        own = self._calibration / min(processes, -(-WINDOWS // SHARD)) / units
+        return [self._load(tasks, own) for tasks in shares(self.plan, processes * units) if tasks]
 
     def estimate(self, start: float, workers: Sequence[int] = WORKERS) -> dict[int, float]:
         """Seconds for each number of workers, with a core each and no limit of the network. start: of a process."""
@@ -77,7 +79,7 @@ class Workload:
         """Run the plan on simulated machines: in units of an engine's queue, or in one part per process."""
         processes = machines.nodes * machines.processes
         if engine:
-            return simulate(self.loads(UNITS * processes), machines, scheme="units", start=start + _EXIT)
+            return simulate(self.loads(processes, UNITS), machines, scheme="units", start=start + _EXIT)
         end = merge_seconds(self.plan) if processes > 1 else 0.0
         return simulate(self.loads(processes), machines, scheme="parts", start=start + _EXIT, end=end)
 
@@ -92,35 +94,34 @@ class Workload:
             barriers.append("bits: allocated in the plan, once all matrices are measured; every worker repeats it")
         if calibrated:
             barriers.append(
-                f"calibration: layer by layer; every worker runs the model on {WINDOWS * TOKENS:,} tokens up to its "
-                "last layer"
+                f"calibration: layer by layer; each layer waits for all {-(-WINDOWS // SHARD)} shards of the text, "
+                "which the workers share"
             )
         barriers.append("merge: waits for all workers, and publishes the output")
         total = sum(divided)
         bound = largest / max(1e-12, sum(self.seconds))
         return Parallelism(total, len(divided) - total, calibrated, bound, tuple(barriers))
 
-    def _load(self, tasks: Iterable[Task]) -> Load:
-        seconds, nbytes, count, calibration = 0.0, 0, 0, 0.0
+    def _load(self, tasks: Iterable[Task], calibration: float) -> Load:
+        seconds, nbytes, count = 0.0, 0, 0
         for task in tasks:
             start, stop, rows = task.share or (0, 1, 1)
             part = (stop - start) / max(1, rows)
             seconds += part * self.seconds[task.index]
             nbytes += round(part * self.read[task.index]) + task.nbytes
-            calibration = max(calibration, self._before[task.index])
             count += 1
         return Load(seconds + calibration, nbytes, count)
 
-    def _calibration(self, speed: Speed) -> list[float]:
-        """Seconds of the calibration that each step waits for: the model runs up to its layer."""
+    def _calibrating(self, speed: Speed) -> float:
+        """Seconds to run the model on the calibration text."""
         steps = self.plan.steps
         places = [_shape_in_layer(s) for s in steps]
-        alike, costs = Counter(places), []
+        alike, products = Counter(places), 0.0
         for step, place in zip(steps, places, strict=True):
             active = 1.0 if alike[place] <= _DENSE else _ROUTED / alike[place]
-            product = not step.map.is_vector and _LAYER.match(step.map.target) is not None
-            costs.append(active * step.weights * WINDOWS * TOKENS * _TOKEN * speed.others / 1e12 if product else 0.0)
-        return [t if _calibrated(s) else 0.0 for s, t in zip(steps, accumulate(costs), strict=True)]
+            if not step.map.is_vector and _LAYER.match(step.map.target) is not None:
+                products += active * step.weights
+        return products * WINDOWS * TOKENS * _TOKEN * speed.others / 1e12
 
 
 def merge_seconds(plan: Plan) -> float:

@@ -63,6 +63,7 @@ class ChoiceKeywords(TypedDict, total=False):
     allow_unknown: bool
     importance: str | os.PathLike[str] | Mapping[str, F32] | None
     on_tensor: Callable[[int, int, str], None] | None
+    measured: Mapping[str, Any] | None
 
 
 class PlanKeywords(ChoiceKeywords, FormatKeywords, total=False):

@@ -28,6 +28,9 @@ JOBS = {
     "sharded": ("out", {"to": "hf", "shard_bytes": 200_000}),
     "trellis": ("out", {"to": "trellis-v3", "bits": 3, "effort": "fast"}),
     "msmodelslim": ("out", {"to": "msmodelslim", "codec": "w8a16"}),
+    "calibrated": ("out", {"bits": 3, "effort": "fast", "to": "trellis-v3", "calibration": __file__}),
+    "ranges": ("out", {"to": "msmodelslim", "codec": "w8a8", "calibration": __file__}),
+    "allocated": ("out", {"to": "trellis-v3", "effort": "fast", "target_bpw": 3.5}),
 }
 
 

@@ -24,7 +24,7 @@ from polyquant.cli.console import (
 )
 from polyquant.cli.terminal import say, say_some
 from polyquant.conversion.convert import check_disk, convert, guess_format, plan, smaller
-from polyquant.conversion.execute import Engine, memory_limit
+from polyquant.conversion.execute import Engine, memory_limit, refuse_shared
 from polyquant.conversion.report import Report, StepReport
 from polyquant.conversion.steps import Plan
 from polyquant.conversion.tasks import Part, cost, parse_part, shares
@@ -44,6 +44,7 @@ def run_conversion(
     target = located(dst)
     share = parse_part(part) if part is not None else None
     on_engine = _engine(engine, part, {"--workers": workers, "--address": address, "--lease": lease}, threads or 1)
+    refuse_shared(target, share, on_engine)
     if dry_run:  # which writes nothing, so what exists there stops the run alone
         refuse_overlap(target, located(src))
     else:
@@ -128,7 +129,7 @@ def _refusals(conversion: Plan, target: Path, overwrite: bool, max_memory: str |
     try:
         refuse_existing(target, overwrite=overwrite)
         check_disk(conversion, target)
-        memory_limit(conversion, max_memory)
+        memory_limit(conversion, max_memory, target)
     except PolyquantError as problem:
         return [str(problem)]
     return []

@@ -21,11 +21,12 @@ Examples:
   polyquant convert trellis-v2/ trellis-v3/             # codes are kept
   polyquant convert trellis-v3/ floats/ --to hf --codec bf16
   polyquant convert msmodelslim/ older/ --dialect v0    # codes are kept
-  polyquant convert msmodelslim/ floats/ --to hf --codec bf16""",
+  polyquant convert msmodelslim/ floats/ --to hf --codec bf16
+  polyquant convert hf-folder/ s3://bucket/model.gguf   # no copy on this disk""",
 )
 @conversion_options
 def convert(**options: Any) -> None:
-    """Convert SRC (GGUF file, Hugging Face, Trellis or msModelSlim folder) to DST.
+    """Convert SRC (GGUF file, Hugging Face, Trellis or msModelSlim folder) to DST (a path, or a URL such as s3://).
 
     Without --codec or --recipe the weights keep their types.
     """

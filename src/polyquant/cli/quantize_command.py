@@ -26,7 +26,8 @@ Examples:
   polyquant quantize hf/ out/ --codec w8a8 --smooth m4 --calibration text.txt
   polyquant quantize hf/ out/ --codec w8a8 --kv c8 --calibration text.txt
   polyquant quantize hf/ out/ --codec w8a8.dynamic --keep '*down_proj'
-  polyquant quantize hf/ out/ --codec w8a16 --effort max --calibration t.txt""",
+  polyquant quantize hf/ out/ --codec w8a16 --effort max --calibration t.txt
+  polyquant quantize hf-folder/ s3://bucket/model.gguf""",
 )
 @conversion_options
 def quantize(**options: Any) -> None:

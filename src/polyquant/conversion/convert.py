@@ -28,7 +28,9 @@ from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named, formats
 from polyquant.runtime.check import refuse_broken_model
 from polyquant.storage.claims import held_bytes
-from polyquant.storage.locations import located
+from polyquant.storage.locations import RemotePath, located
+from polyquant.storage.remote.spooled import spool_path
+from polyquant.storage.remote.uploads import STREAMING
 from polyquant.storage.work_folder import Resume
 from polyquant.types import F32
 
@@ -58,6 +60,7 @@ def plan(
     allow_unknown: bool = False,
     importance: str | os.PathLike[str] | Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
+    measured: Mapping[str, Any] | None = None,
     **options: Unpack[FormatKeywords],
 ) -> Plan:
     """Open `src` and plan every step and byte of its conversion to `to` ("gguf", "hf", "trellis-v3", "msmodelslim").
@@ -66,7 +69,8 @@ def plan(
     `PATTERN=CODEC`, which take precedence. requantize: allow requantizing quantized weights. allow_unknown: also write
     models of an unknown architecture, or with missing or extra tensors. importance: an imatrix GGUF file, or a mapping
     from target tensor name to float32 [K], for a stack of experts also [experts, K]. on_tensor: called with (done,
-    total, name) during long measurements.
+    total, name) during long measurements; measured: `Plan.measured` of an equal plan, whose measurements are not
+    repeated.
 
     The other keywords are options of the formats, which `polyquant convert --help` explains: options of the target
     (bits, effort, calibration, smooth, shard_bytes, ...), and properties of the source that its bytes do not show
@@ -108,8 +112,9 @@ def plan(
         allow_unknown=allow_unknown,
         importance=weights,
         on_tensor=on_tensor,
+        measured=measured,
     )
-    return replace(made, request=request)
+    return replace(made, request={**request, "measured": made.measured})
 
 
 def targets() -> list[tuple[Format, Target]]:
@@ -231,7 +236,12 @@ def guess_format(dst: Path, src: str | os.PathLike[str], **options: Any) -> str:
 
 def check_disk(plan_: Plan, dst: Path, part: Part | None = None) -> None:
     """Raise PlanError now rather than OSError at the end. part: the share that is written."""
-    free = shutil.disk_usage(dst.absolute().parent).free
+    if isinstance(dst, RemotePath):
+        if dst.scheme in STREAMING:
+            return
+        dst = spool_path(dst)
+    folder = dst.absolute().parent
+    free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.is_dir())).free
     need = plan_.nbytes if part is None else sum(t.nbytes for t in shares(plan_, part.count)[part.number - 1])
-    if need > free + held_bytes(dst.absolute()):
+    if need > free + (held_bytes(dst.absolute()) if folder.is_dir() else 0):
         raise PlanError("not enough disk space", file=dst, expected=f"{need:,} bytes", found=f"{free:,} free")

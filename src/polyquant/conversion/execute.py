@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,15 @@ from polyquant.formats.existing import refuse_target, replaceable
 from polyquant.formats.sizes import memory_bytes
 from polyquant.formats.steps import Progress
 from polyquant.ops import native
-from polyquant.storage.locations import located
+from polyquant.storage.locations import RemotePath, located
 from polyquant.storage.parts import staged_part
+from polyquant.storage.remote.spooled import staged_spooled
+from polyquant.storage.remote.uploads import STREAMING, UploadStaging, staged_upload, upload_memory
 from polyquant.storage.source import refuse_changed
 from polyquant.storage.staging import Resume, Staging, staged
 from polyquant.storage.work_folder import CALIBRATION
 
-__all__ = ["Engine", "cores", "execute", "kernel_threads", "memory_limit"]
+__all__ = ["Engine", "cores", "execute", "kernel_threads", "memory_limit", "refuse_shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +70,13 @@ def execute(
     finite), OSError from the disk.
     """
     target, started = located(dst), time.monotonic()
+    refuse_shared(target, part, engine)
     refuse_target(target, None if plan.source.in_memory else plan.source.path, overwrite=overwrite)
     tasks = whole(plan) if part is None else shares(plan, part.count)[part.number - 1]
-    limit = memory_limit(plan, max_memory)
+    limit = memory_limit(plan, max_memory, target)
+    output: AbstractContextManager[Staging | UploadStaging]
     if part is None:
-        output = staged(
-            target,
-            plan.layout,
-            plan.fingerprint,
-            resume=resume,
-            replaceable=replaceable if overwrite else None,
-            check=lambda: refuse_changed(plan.source.opened),
-        )
+        output = _whole_output(plan, target, resume, overwrite, max_memory)
     else:
         output = staged_part(
             target, plan.layout, job_of(plan, part.count, command), part.number, tasks=len(tasks),
@@ -87,12 +84,45 @@ def execute(
         )  # fmt: skip
     with output as staging, kernel_threads(threads):
         if engine is not None:
+            assert isinstance(staging, Staging)
             reports = _on_engine(engine, plan, target, staging, measure, max_memory, on_progress)
         else:
-            shared = None if part is None else SharedCalibration(staging.folder.with_name(CALIBRATION))
+            shared = None
+            if part is not None:
+                assert isinstance(staging, Staging)
+                shared = SharedCalibration(staging.folder.with_name(CALIBRATION))
             reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit, shared).all_tasks(staging)
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
     return Report(target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+
+
+def refuse_shared(target: Path, part: Part | None, engine: Engine | None) -> None:
+    """Raise PlanError for a URL that several machines would write."""
+    if isinstance(target, RemotePath) and (part is not None or engine is not None):
+        raise PlanError(
+            f"{'--part writes' if part is not None else '--engine needs'} a folder that all machines share, not a URL",
+            file=target,
+            hint="write to such a folder, then copy the output, e.g. `aws s3 cp --recursive`",
+        )
+
+
+def _whole_output(
+    plan: Plan, target: Path, resume: Resume, overwrite: bool, max_memory: int | str | None
+) -> AbstractContextManager[Staging | UploadStaging]:
+    """The output that becomes visible at `target` when complete."""
+
+    def check() -> None:
+        refuse_changed(plan.source.opened)
+
+    old = replaceable if overwrite else None
+    if not isinstance(target, RemotePath):
+        return staged(target, plan.layout, plan.fingerprint, resume=resume, replaceable=old, check=check)
+    if target.scheme not in STREAMING:
+        return staged_spooled(target, plan.layout, plan.fingerprint, resume=resume, replaceable=old, check=check)
+    budget = upload_memory(plan.layout, None if max_memory is None else memory_bytes(max_memory))
+    return staged_upload(
+        target, plan.layout, plan.fingerprint, budget=budget, resume=resume, replaceable=old, check=check
+    )
 
 
 def _on_engine(
@@ -123,12 +153,16 @@ def _on_engine(
         cluster.close()
 
 
-def memory_limit(plan: Plan, max_memory: int | str | None) -> int | None:
-    """Bytes that the jobs of a plan may use at once; None without a limit. Raises PlanError if one job needs more."""
+def memory_limit(plan: Plan, max_memory: int | str | None, target: Path | None = None) -> int | None:
+    """Bytes that the jobs of a plan may use at once; None without a limit. target: needs memory for parts if it is a
+    URL. Raises PlanError if one job needs more.
+    """
     if max_memory is None:
         return None
     most = memory_bytes(max_memory)
     window = window_bytes(plan.source, most)
+    if isinstance(target, RemotePath) and target.scheme in STREAMING:
+        window += upload_memory(plan.layout, most)
     return working_limit(plan.steps, calibrated=plan.text is not None, max_memory=most, window=window)
 
 

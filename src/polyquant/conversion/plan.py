@@ -59,6 +59,7 @@ def make_plan(
     allow_unknown: bool = False,
     importance: Mapping[str, F32] | None = None,
     on_tensor: OnTensor | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Make the plan. carry: the source's names, metadata and files as they are (Format.carry). options: those of
     `target`, which writes the format `to`.
@@ -80,7 +81,7 @@ def make_plan(
         source, target, translation, chosen, _facts(source, translation, importance), options,
         lambda tensor, choose: _step(source, tensor, choose),
         tuple(_constant(name, values) for name, values in translation.constants.items()),
-        requantize, on_tensor,
+        requantize, on_tensor, dict(measured or {}),
     )  # fmt: skip
     planning, steps = target.prepare(planning)
     warnings = (*source.notes, *translation.unknown, *translation.warnings, *_mismatches(steps, importance))
@@ -90,7 +91,7 @@ def make_plan(
     return Plan(
         source, to, target, planning.options, planning.recipe, translation, tuple(steps), layout,
         (*warnings, *target.warnings(planning, steps)), importance or {}, target.method(planning, steps),
-        target.text(steps, planning.options),
+        target.text(steps, planning.options), measured=planning.measured,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from polyquant.errors import CodecError, InputError
 from polyquant.formats.protocol import Context
 from polyquant.formats.steps import Piece, Progress, Step
 from polyquant.ops.metrics import ErrorSums
-from polyquant.storage.staging import Staging
+from polyquant.storage.staging import Sink
 from polyquant.types import Affine, as_matrix
 
 __all__ = ["Run"]
@@ -80,7 +80,7 @@ class Run:
         """
         return weights if step.searches or not self.searches else weights // _CHEAP
 
-    def all_tasks(self, staging: Staging) -> list[StepReport]:
+    def all_tasks(self, staging: Sink) -> list[StepReport]:
         """Run the tasks that the journal does not contain. Returns reports in the plan's order."""
         reports = {name: StepReport.from_json(entry) for name, entry in staging.done.items()}
         tasks = {t.step.map.target: t for t in self.tasks}
@@ -177,7 +177,7 @@ class Run:
                 hint="polyquant validate lists all of them",
             )
 
-    def _job(self, step: Step, rows: slice | None, staging: Staging) -> _Result:
+    def _job(self, step: Step, rows: slice | None, staging: Sink) -> _Result:
         """Read, convert, measure and write one row block, or one whole tensor."""
         if self.stop.is_set():
             return None, ""
@@ -216,7 +216,7 @@ class Run:
         return work.convert_tensor(self.plan, step, measure=self.measure)
 
 
-def _write(staging: Staging, tensor: str, piece: Piece) -> None:
+def _write(staging: Sink, tensor: str, piece: Piece) -> None:
     for part, array in piece.parts.items():
         offset = piece.start * array.nbytes // max(1, piece.rows)
         staging.write(tensor, part, offset, np.ascontiguousarray(array))

@@ -39,7 +39,8 @@ class Plan:
     """A conversion, ready to run.
 
     options: an instance of the target's option class. method: how codes are searched. text: the calibration text, a
-    file or OWN_TEXT. request: the arguments of `plan`, to make it again in another process.
+    file or OWN_TEXT. request: the arguments of `plan`, to make it again in another process; measured: results of
+    measurements on the model, for the same purpose.
     """
 
     source: Checkpoint
@@ -55,6 +56,7 @@ class Plan:
     method: str | None = None
     text: str | None = None
     request: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         actions = ", ".join(f"{action.value} {count}" for action, count in self.actions.items())

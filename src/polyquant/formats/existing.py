@@ -10,11 +10,13 @@ import os
 import stat
 from pathlib import Path
 
-from polyquant.errors import InputError, PlanError, PolyquantError, printable
+from polyquant.errors import InputError, PlanError, PolyquantError, RemoteError, printable
 from polyquant.opening import detect
 from polyquant.storage.claims import settle_all
 from polyquant.storage.folder import CHECKSUMS
-from polyquant.storage.locations import RemotePath
+from polyquant.storage.locations import RemotePath, forget
+from polyquant.storage.remote.upload_state import publishing
+from polyquant.storage.remote.uploads import STREAMING
 from polyquant.storage.work_folder import inside_work_folder
 
 __all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
@@ -30,16 +32,16 @@ def refuse_target(dst: Path, source: Path | None, *, overwrite: bool) -> None:
     The unfinished publication of a killed run is completed or rolled back first.
     """
     refuse_overlap(dst, source)
-    settle_all(dst.absolute())
+    if not isinstance(dst, RemotePath):
+        settle_all(dst.absolute())
     refuse_existing(dst, overwrite=overwrite)
 
 
 def refuse_overlap(dst: Path, source: Path | None) -> None:
     """Raise PlanError for a target that is, contains or is inside the source, and for unfinished output of a run."""
     if isinstance(dst, RemotePath):
-        raise PlanError(
-            "a URL is only read", file=dst, hint="write to a folder; `polyquant push` uploads it to the hub"
-        )
+        _refuse_url(dst, source)
+        return
     real = Path(os.path.realpath(dst))  # never fails, even for a loop of links
     here = source is not None and not isinstance(source, RemotePath)
     origin = Path(os.path.realpath(source)) if source is not None and here else None  # None: arrays in memory, a URL
@@ -49,13 +51,31 @@ def refuse_overlap(dst: Path, source: Path | None) -> None:
         raise PlanError("is the unfinished output of a run", file=source or dst, hint="repeat that run to finish it")
 
 
+def _refuse_url(dst: RemotePath, source: Path | None) -> None:
+    """Raise PlanError for a URL that is only read, and one that is, contains or is inside the source."""
+    if dst.scheme in ("http", "https"):
+        raise PlanError("a web server is only read", file=dst, hint="write to a folder, or to s3://BUCKET/NAME")
+    if dst.scheme == "hf":
+        raise PlanError(
+            "the hub is not written directly", file=dst, hint="write to a folder; `polyquant push` uploads it"
+        )
+    if len(dst.parts) < (3 if dst.scheme in STREAMING else 2):
+        raise PlanError("the URL has no name", file=dst, expected=f"{dst.scheme}://BUCKET/NAME")
+    if isinstance(source, RemotePath) and (dst == source or dst in source.parents or source in dst.parents):
+        raise PlanError("target is, contains or is inside the source", file=dst, hint="choose another target")
+
+
 def refuse_existing(dst: Path, *, overwrite: bool) -> None:
     """Raise PlanError for an existing target that may not be overwritten, and for a target in a missing folder."""
-    if os.path.lexists(dst):
+    if isinstance(dst, RemotePath):
+        if publishing(dst):  # the files of a killed run, which the next one completes
+            return
+        forget(dst)
+    if dst.exists() if isinstance(dst, RemotePath) else os.path.lexists(dst):
         if not overwrite:
             raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")
         replaceable(dst)
-    if not dst.absolute().parent.is_dir():
+    if not isinstance(dst, RemotePath) and not dst.absolute().parent.is_dir():
         raise PlanError("the target's folder does not exist", file=dst, hint=f"mkdir -p {dst.absolute().parent}")
 
 
@@ -71,7 +91,7 @@ def replaceable(target: Path) -> tuple[str, ...]:
             found=target.readlink(),
             hint="name the file itself",
         )
-    if stat.S_ISREG(mode) and target.stat().st_size == 0:
+    if stat.S_ISREG(mode) and target.lstat().st_size == 0:
         return ()
     names = _files(target) if stat.S_ISDIR(mode) else []
     if stat.S_ISDIR(mode) and not names:
@@ -80,7 +100,7 @@ def replaceable(target: Path) -> tuple[str, ...]:
         form, _ = detect(target)
         own = {*form.own_files(target, names), CHECKSUMS} if names else set()
     except PolyquantError as e:
-        if not isinstance(e, InputError) and names:
+        if isinstance(e, RemoteError) or (not isinstance(e, InputError) and names):
             raise
         kind = "folder" if names else "file"
         raise PlanError(
@@ -100,6 +120,11 @@ def replaceable(target: Path) -> tuple[str, ...]:
 def _files(folder: Path, prefix: str = "", depth: int = _DEPTH) -> list[str]:
     """All non-folder entries below a folder, as relative names; folders that are too deep or empty count as files."""
     out = []
+    if isinstance(folder, RemotePath):
+        for path in folder.iterdir():
+            inside = _files(path, f"{prefix}{path.name}/", depth - 1) if depth > 1 and path.is_dir() else []
+            out += inside or [prefix + path.name]
+        return out
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
             inside = _files(Path(entry.path), f"{prefix}{entry.name}/", depth - 1) if _walk(entry, depth) else []

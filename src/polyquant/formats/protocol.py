@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -213,7 +213,9 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """A plan under construction. options: of the target; facts: for the recipe's rules."""
+    """A plan under construction. options: of the target; facts: for the recipe's rules. measured: results of long
+    measurements on the model, by name; an equal plan in another process takes them from here.
+    """
 
     source: Checkpoint
     target: Target
@@ -225,6 +227,13 @@ class Planning:
     constants: tuple[Step, ...] = ()
     requantize: bool = False
     on_tensor: OnTensor | None = None
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def measure(self, name: str, call: Callable[[], Any]) -> Any:
+        """The result of a measurement, which runs unless `measured` has it."""
+        if name not in self.measured:
+            self.measured[name] = call()
+        return self.measured[name]
 
     @no_collection()
     def steps(self) -> list[Step]:

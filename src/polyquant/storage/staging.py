@@ -19,14 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.errors import PlanError, PolyquantError
+from polyquant.errors import PlanError, PolyquantError, RemoteError
 from polyquant.storage.claims import claimed
 from polyquant.storage.journal import Block, Done
 from polyquant.storage.renames import named, sync_folder
 from polyquant.storage.work_folder import FILES, Resume, WorkFolder
 from polyquant.types import FilePlan, Layout, Slot
 
-__all__ = ["ForeignFileError", "Replaceable", "Resume", "Staging", "crc_of", "staged"]
+__all__ = ["ForeignFileError", "Replaceable", "Resume", "Sink", "Staging", "crc_of", "resumable", "staged"]
 
 Replaceable = Callable[[Path], Sequence[str]]
 """Existing target -> the files inside it that may be removed ([] for a file).
@@ -48,6 +48,18 @@ class Journaled(Protocol):
 
     def append(self, **values: Any) -> None:
         """Append one line to the journal. Raises OSError."""
+
+
+class Sink(Protocol):
+    """Takes the bytes of tensors: `Staging`, and UploadStaging of storage/remote/uploads.py."""
+
+    done: dict[str, Any]
+
+    def write(self, tensor: str, part: str, offset: int, data: NDArray[Any]) -> None:
+        """Write bytes of one part (a C-contiguous array of any dtype) at `offset` in its slot. Thread-safe."""
+
+    def finish(self, tensor: str, report: Any, **more: Any) -> None:
+        """Record that a tensor is complete."""
 
 
 class Staging:
@@ -258,7 +270,7 @@ def staged(
                 check()
             _publish(work, dst, layout, replaceable)
         except BaseException as error:
-            work.abandon(error, resumable=bool(staging.done) and resume != "never" and _resumable(error))
+            work.abandon(error, resumable=bool(staging.done) and resume != "never" and resumable(error))
             raise
 
 
@@ -291,9 +303,11 @@ def _opened(dst: Path, layout: Layout, fingerprint: str, resume: Resume) -> Iter
         yield opened
 
 
-def _resumable(error: BaseException) -> bool:
+def resumable(error: BaseException) -> bool:
     """Return False if a retry would fail the same way, because the request or the source is wrong."""
-    return not isinstance(error, PolyquantError) or isinstance(error.__cause__, OSError)
+    return (
+        not isinstance(error, PolyquantError) or isinstance(error, RemoteError) or isinstance(error.__cause__, OSError)
+    )
 
 
 def _publish(work: WorkFolder, dst: Path, layout: Layout, replaceable: Replaceable | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -73,7 +74,8 @@ class MsModelSlimTarget(PlainTarget):
         """Plan the steps: --keep auto, then biases, norms and cache scales of the dialect."""
         steps = planning.steps()
         if AUTO in planning.options.keep:
-            options, how = with_proposal(planning.source, steps, planning.options, planning.on_tensor)
+            propose = partial(with_proposal, planning.source, steps, planning.options, planning.on_tensor)
+            options, how = planning.measure("keep", propose)
             planning = planning.with_changes(options=options, named=f"{planning.recipe.name}, {how}")
             steps = planning.steps()
         lossy = next((s for s in steps if s.action is Action.REQUANTIZE), None)

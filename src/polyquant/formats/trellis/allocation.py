@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,20 +19,20 @@ from polyquant.rows import whole_floats
 from polyquant.types import Checkpoint, Codec, Shape
 
 if TYPE_CHECKING:
-    from polyquant.formats.steps import Step
+    from polyquant.formats.protocol import Planning
+from polyquant.formats.steps import Step
 
 __all__ = ["with_allocation"]
 
 OnTensor = Callable[[int, int, str], None]
 
 
-def with_allocation(
-    source: Checkpoint, steps: Sequence[Step], options: TrellisOptions, on_tensor: OnTensor | None
-) -> tuple[list[Step], str]:
+def with_allocation(planning: Planning, steps: Sequence[Step]) -> tuple[list[Step], str]:
     """The steps with allocated bits for each weight without a rule, and a name for the allocation.
 
     All components of every quantized weight count. Raises PlanError if the target is below 2 bits plus scales.
     """
+    options = planning.options
     assert options.target_bpw is not None
     open_steps = [s for s in steps if s.searches and not s.why]
     if not open_steps:
@@ -41,7 +42,8 @@ def with_allocation(
         )
     fixed = [s for s in steps if isinstance(s.target, Trellis) and s not in open_steps]
     budget = int(options.target_bpw * sum(s.weights for s in (*open_steps, *fixed)) / 8) - sum(s.nbytes for s in fixed)
-    damage, what, how = _damage(source, open_steps, options, on_tensor)
+    measured = partial(_damage, planning.source, open_steps, options, planning.on_tensor)
+    damage, what, how = planning.measure("damage", measured)
     books = {bits: codec(options.codec_name(bits)) for bits in range(2, 9)}
     choices = [
         Choice(

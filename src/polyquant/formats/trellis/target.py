@@ -200,7 +200,7 @@ class TrellisTarget(PlainTarget):
         if planning.options.target_bpw is not None:
             from polyquant.formats.trellis.allocation import with_allocation
 
-            steps, how = with_allocation(planning.source, steps, planning.options, planning.on_tensor)
+            steps, how = with_allocation(planning, steps)
             planning = planning.with_changes(named=how)
         return planning, steps
 

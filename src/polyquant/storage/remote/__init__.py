@@ -1,4 +1,4 @@
-"""Files of URLs, read by ranges.
+"""Files of URLs, read by ranges and written in parts.
 
 locations.py (above)  a URL as a path; `Source` opens it like any file
 source.py             RemoteSource: `Source` for a RemotePath
@@ -10,4 +10,9 @@ backend.py            the interface of the backends:
   objects.py          s3://, gs://, az:// and every other URL of fsspec
 http.py, retry.py     requests, redirects, deadlines, repetition
 urls.py               parsing; the only place with credentials
+uploads.py            UploadStaging: output to s3://, one multipart upload per file
+upload_parts.py       the parts of the uploads, and those in progress
+upload_state.py       what an unfinished upload leaves on this machine, to resume it
+s3.py                 the requests of multipart uploads
+spooled.py            output to other URLs of fsspec: written to this machine, then sent
 """

@@ -60,7 +60,7 @@ class Objects:
     def current(self, path: RemotePath) -> Entry | None:
         """Ask for size and ETag."""
         try:
-            return self._call(path, lambda fs, inside: _entry(_refreshed(fs, inside).info(inside)))
+            return self.call(path, lambda fs, inside: _entry(_refreshed(fs, inside).info(inside)))
         except InputError:
             return None
 
@@ -79,7 +79,7 @@ class Objects:
                     out[name] = _entry(info)
             return out
 
-        found = self._call(folder, ask)
+        found = self.call(folder, ask)
         names = sorted(base_names(found, folder))
         with self._lock:
             self._entries |= {str(folder / name): entry for name, entry in found.items()}
@@ -110,7 +110,7 @@ class Objects:
                 raise FailedRequestError(f"the answer has {len(data)} of {n} bytes")
             out[:] = data
 
-        self._call(path, ask)
+        self.call(path, ask)
 
     def forget(self, path: RemotePath) -> None:
         """Drop the known state of the path and of all paths below it."""
@@ -121,8 +121,11 @@ class Objects:
                 self._entries.pop(key, None)
                 self._listed.pop(key, None)
 
-    def _call(self, path: RemotePath, ask: Callable[[Any, str], T]) -> T:
-        """Call a function with the file system and the path inside it; errors become those of polyquant."""
+    def call(self, path: RemotePath, ask: Callable[[Any, str], T], doing: str = "read") -> T:
+        """Call a function with the file system and the path inside it; errors become those of polyquant.
+
+        doing: "read" or "written", for messages. Failed requests are repeated.
+        """
 
         def attempt() -> T:
             try:
@@ -130,9 +133,9 @@ class Objects:
             except (PolyquantError, FailedRequestError):
                 raise
             except Exception as problem:  # noqa: BLE001 - each package of fsspec has its own exceptions
-                raise _translated(problem, path) from None
+                raise _translated(problem, path, doing) from None
 
-        return repeated(path, attempt)
+        return repeated(path, attempt, doing)
 
 
 def _refreshed(fs: Any, inside: str) -> Any:
@@ -159,7 +162,7 @@ def _nanoseconds(when: object) -> int:
     return max(0, int(seconds * 1e9)) if isinstance(seconds, int | float) else 0
 
 
-def _translated(problem: Exception, path: RemotePath) -> Exception:
+def _translated(problem: Exception, path: RemotePath, doing: str) -> Exception:
     name, module = type(problem).__name__, type(problem).__module__
     text = printable(masked(str(problem)), 160)
     if isinstance(problem, FileNotFoundError | IsADirectoryError):
@@ -173,5 +176,5 @@ def _translated(problem: Exception, path: RemotePath) -> Exception:
     if isinstance(problem, PermissionError) or named or status in (401, 403):
         return RemoteError(f"access is denied: {text}", file=path, hint=_DENIED)
     if isinstance(problem, ValueError | TypeError | KeyError) or (400 <= status < 500 and status not in (408, 429)):
-        return RemoteError(f"cannot be read: {name}: {text}", file=path)
+        return RemoteError(f"cannot be {doing}: {name}: {text}", file=path)
     return FailedRequestError(f"{name}: {text}")

@@ -31,8 +31,11 @@ class FailedRequestError(Exception):
         self.reason, self.wait = reason, wait
 
 
-def repeated(file: object, attempt: Callable[[], T]) -> T:
-    """Call `attempt` until it succeeds. Raises RemoteError after the last FailedRequestError."""
+def repeated(file: object, attempt: Callable[[], T], doing: str = "read") -> T:
+    """Call `attempt` until it succeeds. Raises RemoteError after the last FailedRequestError.
+
+    doing: "read" or "written", for messages.
+    """
     began, tried = time.monotonic(), 0
     while True:
         try:
@@ -42,10 +45,12 @@ def repeated(file: object, attempt: Callable[[], T]) -> T:
             reason, wait = failure.reason, failure.wait
         if wait is not None and wait > LONGEST_WAIT:
             raise RemoteError(
-                f"cannot be read: {reason}", file=file, hint=f"the server asks to try again in {wait:.0f} s"
+                f"cannot be {doing}: {reason}", file=file, hint=f"the server asks to try again in {wait:.0f} s"
             )
         if tried >= ATTEMPTS or time.monotonic() - began > GIVE_UP:
             times = f"{tried} attempts" if tried > 1 else "one attempt"
-            raise RemoteError(f"cannot be read: {reason} ({times})", file=file, hint="check the network and run again")
+            raise RemoteError(
+                f"cannot be {doing}: {reason} ({times})", file=file, hint="check the network and run again"
+            )
         jitter = random.uniform(0, min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tried - 1)))  # noqa: S311 - not a secret
         time.sleep(jitter if wait is None else wait + jitter / 4)

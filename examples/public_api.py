@@ -129,7 +129,7 @@ def errors(folder: Path) -> None:
     ):
         try:
             call()
-        except (pq.InputError, pq.PlanError, pq.UnknownNameError, pq.UnsupportedError) as problem:
+        except (pq.InputError, pq.PlanError, pq.RemoteError, pq.UnknownNameError, pq.UnsupportedError) as problem:
             assert isinstance(problem, pq.PolyquantError)
             print(problem)
 

@@ -38,7 +38,8 @@ class Server:
     """files: URL path -> file. repos: "org/name" -> folder, served as a hub repository.
 
     fault: called with each request and its number; the name of a fault, or None. large: files from this size redirect
-    to `storage`, another server, as on the hub. token: required for the repositories.
+    to `storage`, another server, as on the hub. token: required for the repositories. git: listings have the hashes of
+    the content, as on the hub, for uploads to `new_repos`.
     """
 
     files: dict[str, Path] = field(default_factory=dict)
@@ -52,6 +53,10 @@ class Server:
     requests: list[Request] = field(default_factory=list)
     url: str = ""
     delay: float = 0.0
+    new_repos: Path = Path("/nonexistent")
+    created: list[dict] = field(default_factory=list)
+    commits: list[list[dict]] = field(default_factory=list)
+    git: bool = False
 
     @property
     def sent(self) -> int:
@@ -108,6 +113,51 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.request_.ended = time.monotonic()
 
+    def do_POST(self):
+        """The upload API: repositories are created, files committed at once."""
+        split = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.request_ = Request(unquote(split.path), split.query, None, dict(self.headers))
+        self.state.requests.append(self.request_)
+        if not self._allowed(self.request_) or self._faulty(self.request_):
+            return
+        if split.path == "/api/repos/create":
+            fields = json.loads(body)
+            name = f"{fields['organization']}/{fields['name']}" if fields.get("organization") else fields["name"]
+            self.state.created.append(fields)
+            status = 409 if name in self.state.repos else 200
+            if status == 200:
+                self.state.repos[name] = self.state.new_repos / name
+                self.state.repos[name].mkdir(parents=True)
+            self._json(status, {"url": f"{self.state.url}/{name}"})
+            return
+        if split.path == "/api/validate-yaml":
+            self._json(200, {"errors": [], "warnings": []})
+            return
+        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/([^/]+)", split.path)
+        if match is None or match[1] not in self.state.repos:
+            self._status(404)
+        elif match[2] == "preupload":
+            paths = [f["path"] for f in json.loads(body)["files"]]
+            modes = [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]
+            self._json(200, {"files": modes})
+        else:
+            self._commit(match[1], [json.loads(line) for line in body.splitlines()])
+
+    def _commit(self, repo: str, lines: list[dict]) -> None:
+        if lines[0]["value"].get("parentCommit") not in (None, COMMIT):
+            self._status(412)
+            return
+        self.state.commits.append(lines)
+        for line in lines[1:]:
+            path = self.state.repos[repo] / line["value"]["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(line["value"]["content"]))
+        self._json(200, {"commitUrl": f"{self.state.url}/{repo}/commit/{COMMIT}", "commitOid": COMMIT})
+
+    def _json(self, status: int, value: object) -> None:
+        self._status(status, json.dumps(value).encode(), Content_Type="application/json")
+
     def _get(self):
         split = urlsplit(self.path)
         request = Request(unquote(split.path), split.query, self.headers.get("Range"), dict(self.headers))
@@ -153,7 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             size = path.stat().st_size
-            entry = {"rfilename": path.relative_to(folder).as_posix(), "size": size, "blobId": tag_of(path)}
+            tag = _blob(path) if self.state.git else tag_of(path)
+            entry = {"rfilename": path.relative_to(folder).as_posix(), "size": size, "blobId": tag}
             if size >= self.state.large:
                 entry["lfs"] = {"size": size, "sha256": hashlib.sha256(tag_of(path).encode()).hexdigest()}
             siblings.append(entry)
@@ -262,3 +313,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.sendall(bytes(1 << 16))
         else:
             self._send(path, start, stop)
+
+
+def _blob(path: Path) -> str:
+    """The id of a git blob."""
+    data = path.read_bytes()
+    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from polyquant.errors import InputError as InputError
     from polyquant.errors import PlanError as PlanError
     from polyquant.errors import PolyquantError as PolyquantError
+    from polyquant.errors import RemoteError as RemoteError
     from polyquant.errors import UnknownNameError as UnknownNameError
     from polyquant.errors import UnsupportedError as UnsupportedError
     from polyquant.formats.gguf.edit import Edited as Edited
@@ -92,7 +93,7 @@ _MODULES = {
     "conversion.merge": "merge",
     "conversion.save": "save",
     "conversion.steps": "Plan",
-    "errors": "CodecError InputError PlanError PolyquantError UnknownNameError UnsupportedError",
+    "errors": "CodecError InputError PlanError PolyquantError RemoteError UnknownNameError UnsupportedError",
     "formats.gguf.edit": "Edited edit",
     "formats.gguf.imatrix": "Importance importance",
     "formats.msmodelslim.repair": "Repaired repair",
@@ -116,8 +117,9 @@ _CALLABLE = ("codecs", "formats", "recipes")
 __all__ = [
     "Certificate", "Check", "Checkpoint", "Checksums", "Codec", "CodecError", "CodecInfo", "Comparison", "Edited",
     "Evaluation", "Finding", "Findings", "FormatInfo", "Generation", "Importance", "InputError", "Inspection", "Kind",
-    "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo", "Repaired", "Report",
-    "Rule", "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
+    "Meta", "Model", "Outcome", "Plan", "PlanError", "PolyquantError", "Progress", "RecipeInfo",
+    "RemoteError", "Repaired",
+    "Report", "Rule", "Severity", "Token", "UnknownNameError", "UnsupportedError", "Weight", "__version__", "certify",
     "checksum", "codec", "codecs", "compare", "convert", "demo", "doctor", "edit", "evaluate", "explain", "formats",
     "importance", "inspect", "load", "merge", "open", "plan", "quantize", "recipes", "repair", "save", "validate",
 ]  # fmt: skip

@@ -7,6 +7,8 @@ import os
 import random
 from typing import Any
 
+from polyquant.conversion.engines import worker as _imported_in_advance  # noqa: F401
+
 _SHARE = 0.05
 
 

@@ -1,4 +1,4 @@
-"""polyquant plan: the plan, what is parallel, estimates and simulations; nothing is written."""
+"""polyquant plan: the plan, its parallel steps, estimates and simulations; nothing is written."""
 
 from __future__ import annotations
 

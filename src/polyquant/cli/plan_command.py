@@ -105,7 +105,7 @@ _OF_A_RUN = ("dry_run", "overwrite", "resume", "max_memory", "address", "lease")
 
 
 def _print_parallelism(found: Parallelism) -> None:
-    """Print what can run at once, and the barriers."""
+    """Print the parallel steps and the barriers."""
     whole = f"; {found.whole:,} whole, the largest {100 * found.largest:.1f} % of the work" if found.whole else ""
     say(f"parallel: {found.divided:,} tensors can be divided at row blocks{whole}")
     if found.calibrated:

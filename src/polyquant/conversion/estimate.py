@@ -1,4 +1,4 @@
-"""What of a plan can run in parallel, what has to wait, and how long it takes on several workers."""
+"""Parallel steps and barriers of a plan, and its time on several workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DENSE, _ROUTED = 8, 8
 _EXIT = 0.1
 """Seconds to publish the output or a receipt, and to end the process."""
 _MERGE_SECONDS, _MERGE_TASK = 0.5, 60e-6
-"""Of a merge: its start, and the receipt of a tensor."""
+"""A merge: its start, and the receipt of each tensor."""
 _LAYER = re.compile(r"\D*\d+")
 
 
@@ -39,7 +39,7 @@ class Parallelism:
 
     divided: steps that workers share at row blocks; whole: steps that one worker does, because their codes have one
     scale, permutation or rotation; calibrated: steps whose search needs the inputs of their layer. largest: share of
-    the most expensive whole step in the work, which bounds the speed-up. barriers: what all workers wait for or repeat.
+    the most expensive whole step in the work, which bounds the speed-up. barriers: a line for each.
     """
 
     divided: int
@@ -84,7 +84,7 @@ class Workload:
         return simulate(self.loads(processes), machines, scheme="parts", start=start + _EXIT, end=end)
 
     def parallelism(self) -> Parallelism:
-        """Sort the steps by what they wait for."""
+        """Count the steps that run in parallel, and list the barriers."""
         steps, options = self.plan.steps, self.plan.options
         divided = [next(iter(work.blocks(s))) is not None for s in steps]
         calibrated = sum(map(_calibrated, steps)) if self.plan.text is not None else 0

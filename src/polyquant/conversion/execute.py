@@ -93,7 +93,9 @@ def execute(
                 shared = SharedCalibration(staging.folder.with_name(CALIBRATION))
             reports = Run(plan, tasks, threads or cores(), measure, on_progress, limit, shared).all_tasks(staging)
     nbytes = plan.nbytes if part is None else sum(task.nbytes for task in tasks)
-    return Report(target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings)
+    return Report(
+        target, plan.format, nbytes, time.monotonic() - started, tuple(reports), plan.warnings, plan.recipe.name
+    )
 
 
 def refuse_shared(target: Path, part: Part | None, engine: Engine | None) -> None:

@@ -61,6 +61,7 @@ class Report:
     seconds: float
     steps: tuple[StepReport, ...]
     warnings: tuple[str, ...] = field(default=())
+    recipe: str = ""
 
     def __repr__(self) -> str:
         warned = f", {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
@@ -95,6 +96,7 @@ class Report:
         return {
             "path": str(self.path),
             "format": self.format,
+            "recipe": self.recipe,
             "bytes": self.nbytes,
             "seconds": self.seconds,
             "rrmse": total.rrmse,

@@ -147,7 +147,7 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A process. cpu: seconds on one core left of its start-up or unit, of `given`; moving: its transfer goes on.
+    """A process. cpu: seconds on one core left of its start-up or unit, of `given`; moving: its transfer has not ended.
 
     version, serial: numbers of its present computation and unit, which invalidate earlier events.
     """
@@ -331,7 +331,7 @@ class _Run:
         self._predict(process.machine)
 
     def _finish(self, process: _Process) -> None:
-        """The end of a unit, if neither its arithmetic nor its transfer goes on."""
+        """The end of a unit, if both its arithmetic and its transfer have ended."""
         job = process.job
         if job is None or process.cpu > 0 or process.moving:
             return

@@ -36,6 +36,7 @@ __all__ = [
     "Context",
     "DeclaresCodecs",
     "Format",
+    "NamesReaders",
     "OnTensor",
     "Planning",
     "ReportsLayerTypes",
@@ -113,6 +114,14 @@ class ReportsLayerTypes(Protocol):
 
     def layer_types(self, checkpoint: Checkpoint) -> Mapping[str, str]:
         """Matrix -> the stated type."""
+
+
+@runtime_checkable
+class NamesReaders(Protocol):
+    """A format whose files other programs read, with a command for each (used by model cards)."""
+
+    readers: Mapping[str, str]
+    """Program -> command, with {repo} and {file} for the model's place on the hub."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Paths and URLs. Every source is a pathlib path: `located` turns a URL into a RemotePath, anything else into a Path.
+"""Paths and URLs. Every source is a pathlib path: `located` makes a RemotePath of a URL, a Path of anything else.
 
 A RemotePath answers what the readers of formats ask of a path (`is_dir`, `iterdir`, `stat`, `/`), so they need not know
 where a file is; `Source` reads its bytes. polyquant.storage.remote has one module per protocol. The
@@ -18,21 +18,21 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from polyquant.errors import UnsupportedError
-from polyquant.registry import Search
+from polyquant.storage.deferred import Deferred
 from polyquant.storage.file_state import Entry
 from polyquant.storage.remote.urls import parse
 
 __all__ = ["Backend", "RemotePath", "backend_of", "forget", "is_folder", "is_remote", "located", "shown_path"]
 
 _BACKENDS = {
-    "http": Search("polyquant.storage.remote.web:Web"),
-    "https": Search("polyquant.storage.remote.web:Web"),
-    "hf": Search("polyquant.storage.remote.hub:Hub"),
+    "http": Deferred("polyquant.storage.remote.web:Web"),
+    "https": Deferred("polyquant.storage.remote.web:Web"),
+    "hf": Deferred("polyquant.storage.remote.hub:Hub"),
 }
-_OTHERS = Search("polyquant.storage.remote.objects:Objects")
-_OPEN_FILE = Search("polyquant.storage.remote.source:RemoteFile")
-_FORGET_RANGES = Search("polyquant.storage.remote.ranges:forget")
-_STALE = Search("polyquant.storage.remote.ranges:stale")
+_OTHERS = Deferred("polyquant.storage.remote.objects:Objects")
+_OPEN_FILE = Deferred("polyquant.storage.remote.source:RemoteFile")
+_FORGET_RANGES = Deferred("polyquant.storage.remote.ranges:forget")
+_STALE = Deferred("polyquant.storage.remote.ranges:stale")
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 

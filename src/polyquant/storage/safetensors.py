@@ -37,6 +37,7 @@ __all__ = [
     "read_header",
     "reusing_headers",
     "survey",
+    "touch_header",
 ]
 
 # Bits per element, in ascending order of rank in a file.
@@ -97,6 +98,12 @@ def plausible(source: Source) -> bool:
     """Return True if the first bytes look like a safetensors header, even a truncated or oversized one."""
     first = source.pread(0, min(source.size, 10)).tobytes()
     return first[8:] in (b'{"', b"{}", b"{ ", b"{\n") and int.from_bytes(first[:8], "little") >= 2
+
+
+def touch_header(source: Source) -> None:
+    """Read the bytes of the header of a safetensors file, for `fetch_ahead`. Raises InputError."""
+    if plausible(source):
+        _raw_header(source)
 
 
 def read_header(source: Source) -> Header:

@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyquant.errors import InputError
-from polyquant.registry import Search
+from polyquant.storage.deferred import Deferred
 from polyquant.storage.file_state import FileState
 from polyquant.storage.locations import RemotePath, backend_of, located
 from polyquant.types import U8, ArraySpec
@@ -44,9 +44,9 @@ __all__ = [
 
 _READ_AT_ONCE = 1 << 30  # Linux transfers at most 2 GiB - 4 KiB per call
 _LFS = b"version https://git-lfs.github.com/spec/"
-_REMOTE_SOURCE = Search("polyquant.storage.remote.source:unopened")
-_FETCHING = Search("polyquant.storage.remote.read_ahead:fetching")
-_FETCH_AHEAD = Search("polyquant.storage.remote.ranges:fetch_ahead")
+_REMOTE_SOURCE = Deferred("polyquant.storage.remote.source:unopened")
+_FETCHING = Deferred("polyquant.storage.remote.read_ahead:fetching")
+_FETCH_AHEAD = Deferred("polyquant.storage.remote.ranges:fetch_ahead")
 _LFS_LIMIT = 1024
 """Pointer files of Git LFS are shorter, in bytes."""
 
@@ -94,11 +94,14 @@ def _state_now(path: Path) -> FileState | None:
         return None
 
 
-def fetch_ahead(paths: Iterable[Path]) -> None:
-    """Announce files that will be opened: remote ones are then opened at the same time."""
+def fetch_ahead(paths: Iterable[Path], header: Callable[[Source], object] | None = None) -> None:
+    """Announce files that will be opened: remote ones are then opened at the same time.
+
+    header: reads the bytes of a file that its reader needs first. Errors are left to the reader of the file.
+    """
     remote = [path for path in paths if isinstance(path, RemotePath)]
     if len(remote) > 1:
-        _FETCH_AHEAD(remote)
+        _FETCH_AHEAD(remote, None if header is None else lambda path: header(Source(path)))
 
 
 def fetching(spans: Iterable[tuple[Source, int, int]], window: int) -> AbstractContextManager[None]:

@@ -109,7 +109,7 @@ def test_a_folder_of_100_shards_is_read_in_parallel(hub, tmp_path):
     assert sum(r.path.startswith("/api/") for r in hub.requests) == 1
     assert len(hub.storage.requests) == 100
     assert len(hub.requests) <= 104
-    assert hub.sent + hub.storage.sent < 40_000_000
+    assert hub.sent + hub.storage.sent < 6_000_000
     assert max(_overlaps(hub.storage)) > 4
 
 
@@ -310,3 +310,21 @@ def test_a_whole_check_and_checksums_of_a_repository(hub, tmp_path):
     assert remote.tensors == local.tensors
     assert {n: f.sha256 for n, f in remote.files.items()} == {n: f.sha256 for n, f in local.files.items()}
     assert pq.compare(LLAMA, "hf://org/llama").error.rrmse == 0
+
+
+def test_other_verbs(hub, tmp_path):
+    """A model of a URL runs, is certified and repaired; it cannot be edited."""
+    hub.repos["org/llama"] = LLAMA
+    broken = shutil.copytree(VECTORS / "msmodelslim" / "v1" / "fp32" / "w8a8_smoothasym_c8", tmp_path / "w8a8")
+    for description in broken.glob("quant_model_description*.json"):
+        description.unlink()
+    hub.repos["org/w8a8"] = broken
+    assert len(list(pq.load("hf://org/llama").generate("hello", max_tokens=2))) == 2
+    pq.convert("hf://org/llama", tmp_path / "m.gguf", codec="q8_0")
+    assert pq.certify("hf://org/llama", tmp_path / "m.gguf").certified
+    for source, target in (("hf://org/w8a8", "repaired"), (broken, "local")):
+        pq.repair(source, tmp_path / target, kind="W8A8")
+    same = [p.name for p in (tmp_path / "local").iterdir()]
+    assert all((tmp_path / "repaired" / n).read_bytes() == (tmp_path / "local" / n).read_bytes() for n in same)
+    with pytest.raises(pq.PlanError, match=r"cannot be edited.*download the file"):
+        pq.edit("hf://org/llama/model.safetensors", tmp_path / "x.gguf")

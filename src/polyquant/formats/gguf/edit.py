@@ -26,6 +26,7 @@ from polyquant.formats.gguf.layout import encode_entry, encode_header, encode_ke
 from polyquant.formats.gguf.place import place
 from polyquant.formats.gguf.settings import parse_value
 from polyquant.storage.claims import claimed, settle_all
+from polyquant.storage.locations import is_remote, located
 from polyquant.storage.source import FileState, Source, opened_files, refuse_changed
 from polyquant.storage.work_folder import FILES
 from polyquant.types import Kind, Meta
@@ -61,6 +62,8 @@ def edit(
     `remove`. Raises UnknownNameError for missing keys or tensors, PlanError for values that cannot be written and
     changes that would move tensor data (general.alignment), InputError for broken files.
     """
+    if is_remote(src):
+        raise PlanError("a URL cannot be edited", file=located(src), hint="download the file, then edit the copy")
     path = Path(src).resolve() if dst is None else Path(src)
     if dst is not None:
         refuse_target(Path(dst), path, overwrite=overwrite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from polyquant.formats.gguf.options import LAYOUTS, GGUFOpenOptions, GGUFOptions
 from polyquant.formats.packaged import PackagedFormat
@@ -18,6 +18,7 @@ __all__ = ["GGUF"]
 class _GGUF(PackagedFormat):
     name, title, priority = "gguf", "GGUF files", 30
     files = "one .gguf file, or the members of a split model"
+    readers: ClassVar[Mapping[str, str]] = {"llama.cpp": "llama-cli -hf {repo} -hff {file}"}
     open_options: type = GGUFOpenOptions
     target_options: type = GGUFOptions
     package, target_place, sniff_place = "polyquant.formats.gguf", "target:GGUFTarget", "reading:sniff"

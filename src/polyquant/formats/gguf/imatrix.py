@@ -27,6 +27,7 @@ from polyquant.formats.gguf.layout import lay_out
 from polyquant.gguf_values import string, strings, u32
 from polyquant.opening import open_checkpoint
 from polyquant.registry import codec
+from polyquant.storage.locations import located
 from polyquant.storage.staging import staged
 from polyquant.tables import size
 from polyquant.types import F32, Shape, TensorSpec
@@ -69,7 +70,7 @@ def importance(
     on_progress: called with the finished share, from 0 to 1. Raises InputError, UnsupportedError, PlanError, OSError.
     """
     target = Path(dst)
-    refuse_target(target, Path(src), overwrite=overwrite)
+    refuse_target(target, located(src), overwrite=overwrite)
     summed_by_name = measure(
         language_model(open_checkpoint(src)), calibration, windows=windows, tick=on_progress or (lambda _: None)
     )

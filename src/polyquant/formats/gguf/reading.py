@@ -66,7 +66,7 @@ def members(header: Header) -> list[Path]:
             hint="give the files their original names",
         )
     paths = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    fetch_ahead(paths)
+    fetch_ahead(paths, read_header)
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

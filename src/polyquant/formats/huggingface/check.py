@@ -152,7 +152,7 @@ def _weight_files(folder: Path, contents: _Contents) -> Iterator[Finding]:
     for note in chosen.notes:
         yield Finding("HF018", WARNING, note, file=folder.name)
     present = set(folders.entries(folder))
-    fetch_ahead(folder / name for name in chosen.names)
+    fetch_ahead((folder / name for name in chosen.names), safetensors.touch_header)
     for name in chosen.names:
         if name not in present:
             contents.complete = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from polyquant.formats.folder_format import FolderFormat
 from polyquant.formats.huggingface.options import HuggingFaceOptions
@@ -20,6 +20,9 @@ __all__ = ["HUGGINGFACE"]
 class _HuggingFace(FolderFormat):
     name, title, priority = "hf", "Hugging Face folders", 10
     files = "a folder, or one .safetensors or .bin file"
+    readers: ClassVar[Mapping[str, str]] = {
+        "transformers": "python -c \"from transformers import pipeline; pipeline(model='{repo}')\""
+    }
     open_options: type = NoOptions
     target_options: type = HuggingFaceOptions
     package, target_place = "polyquant.formats.huggingface", "target:HuggingFaceTarget"

@@ -113,7 +113,7 @@ def _gather(
     tensors: dict[str, tuple[Shard, Tensor]] = {}
     metadata: Mapping[str, str] = {}
     unlisted = []
-    fetch_ahead(folder / name for name in chosen.names)
+    fetch_ahead((folder / name for name in chosen.names), safetensors.touch_header)
     for name in chosen.names:
         path = folders.member(folder, name)
         if path is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from polyquant.formats.folder_format import FolderFormat
 from polyquant.formats.msmodelslim.options import MsModelSlimOptions
@@ -18,6 +18,7 @@ __all__ = ["MSMODELSLIM"]
 
 class _MsModelSlim(FolderFormat):
     name, title, priority = "msmodelslim", "msModelSlim folders", 40
+    readers: ClassVar[Mapping[str, str]] = {"vllm-ascend": "vllm serve {repo} --quantization ascend"}
     files = "a folder with quant_model_description.json"
     open_options: type = NoOptions
     target_options: type = MsModelSlimOptions

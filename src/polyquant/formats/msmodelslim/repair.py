@@ -32,6 +32,7 @@ from polyquant.opening import detect
 from polyquant.ops.int8 import quant_bias
 from polyquant.storage import strict_json
 from polyquant.storage.folder import entries, member
+from polyquant.storage.locations import located
 from polyquant.storage.source import FileState, file_bytes, opened_files, refuse_changed
 from polyquant.storage.staging import Staging, staged
 from polyquant.types import ArraySpec, Finding, Layout, Severity, TensorSpec
@@ -84,7 +85,7 @@ def repair(
     names and keys; default: that of `src`. Raises PlanError for errors that cannot be repaired, InputError,
     UnsupportedError for another format, UnknownNameError.
     """
-    source, target = Path(src), Path(dst)
+    source, target = located(src), located(dst)
     refuse_target(target, source, overwrite=overwrite)
     form, _ = detect(source)
     if form.name != "msmodelslim":

@@ -136,7 +136,7 @@ def survey(path: Path, *, indexed: bool = True) -> Survey:
         out.broken(e, "ASC005" if about_json else "ASC004", path)
         return out
     _describe(out)
-    fetch_ahead(path / name for name in out.files.names)
+    fetch_ahead((path / name for name in out.files.names), safetensors.touch_header)
     for name in out.files.names:
         _shard(out, name)
     _index(out)

@@ -86,7 +86,8 @@ def survey(path: Path) -> Survey:
         out.broken(e, "TRL019" if e.file == path else "TRL010" if about_json else "TRL017", path)
         return out
     tensors: dict[str, Stored] = {}
-    fetch_ahead(folder / name for folder, name in (*out.files.names, *out.files.base))
+    named = (*out.files.names, *out.files.base)
+    fetch_ahead((folder / name for folder, name in named), safetensors.touch_header)
     for folder, name in out.files.names:
         _shard(out, folder, name, tensors, out.files.weight_map)
     for folder, name in out.files.base:

@@ -23,12 +23,12 @@ from polyquant.storage.remote.extra import missing
 from polyquant.storage.remote.http import Resource, open_range, read_range, small_body
 from polyquant.storage.remote.names import base_names
 
-__all__ = ["Hub", "repository"]
+__all__ = ["HINTS", "Hub", "repository"]
 
 _ANSWER = 64 << 20
 """Bytes of a listing; 10,000 files take about 4 MB."""
 _LISTING = strict_json.Limit(_ANSWER, 4_000_000)
-_HINTS = {
+HINTS = {
     401: "check the name; a private repository needs `hf auth login` or HF_TOKEN, and an expired token a new one",
     403: "the token has no access: accept the model's licence on its page, or use another token",
     404: "check the name, the revision and the file",
@@ -99,7 +99,7 @@ class Hub:
         entry = self.entry(path)
         if entry is None or entry.folder:
             found = "a folder" if entry else None
-            raise InputError("is not a file of the repository", file=path, found=found, hint=_HINTS[404])
+            raise InputError("is not a file of the repository", file=path, found=found, hint=HINTS[404])
         snapshot, inside = self._snapshot(path), repository(path)[2]
         answer = open_range(self._resource(path), n)
         if answer.entry.size != entry.size:
@@ -114,6 +114,11 @@ class Hub:
         opened = self._snapshot(path).opened.get(repository(path)[2])
         read_range(self._resource(path), opened or Entry(entry.size), start, out)
 
+    def files(self, path: RemotePath) -> tuple[str, Mapping[str, Entry]]:
+        """Return the commit and all its files."""
+        snapshot = self._snapshot(path)
+        return snapshot.commit, snapshot.files
+
     def forget(self, path: RemotePath) -> None:
         """Drop the listing of the revision."""
         name, revision, _ = repository(path)
@@ -124,7 +129,7 @@ class Hub:
         snapshot, (name, _, inside) = self._snapshot(path), repository(path)
         if inside not in snapshot.resources:
             url = f"{self._endpoint}/{name}/resolve/{snapshot.commit}/{quote(inside)}"
-            snapshot.resources[inside] = Resource(path, url, self._authorization, _HINTS)
+            snapshot.resources[inside] = Resource(path, url, self._authorization, HINTS)
         return snapshot.resources[inside]
 
     def _snapshot(self, path: RemotePath) -> _Snapshot:
@@ -138,7 +143,7 @@ class Hub:
     def _fetched(self, path: RemotePath, name: str, revision: str) -> _Snapshot:
         root = RemotePath(*path.parts[:3])
         url = f"{self._endpoint}/api/models/{name}/revision/{quote(revision, safe='')}?blobs=true"
-        body = small_body(Resource(root, url, self._authorization, _HINTS), _ANSWER)
+        body = small_body(Resource(root, url, self._authorization, HINTS), _ANSWER)
         answer = strict_json.typed(strict_json.parse(body, _LISTING, file=root), dict, "the listing", file=root)
         commit = strict_json.typed(answer.get("sha"), str, "the commit", file=root)
         if not (0 < len(commit) <= 64 and commit.isalnum() and commit.isascii()):

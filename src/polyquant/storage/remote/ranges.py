@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from polyquant.errors import InputError, RemoteError
+from polyquant.errors import InputError, PolyquantError, RemoteError
 from polyquant.storage import limits
 from polyquant.storage.locations import Backend, RemotePath, backend_of
 
@@ -21,6 +21,8 @@ __all__ = ["Ranges", "fetch_ahead", "forget", "known", "stale"]
 
 FIRST = 1 << 18
 """Bytes fetched when a file is opened: most safetensors headers, and GGUF headers without a vocabulary."""
+_LEAST = 1 << 15
+"""Bytes fetched when one of many files is opened."""
 _STEP = 1 << 16
 """Least size of a later request."""
 _KEPT = 64 << 20
@@ -167,14 +169,19 @@ def stale(path: RemotePath) -> bool:
     return any(time.monotonic() - then > FRESH for then in times)
 
 
-def fetch_ahead(paths: Iterable[RemotePath]) -> None:
-    """Fetch the first bytes of these files at the same time. Errors are left to the reader of the file."""
+def fetch_ahead(paths: Iterable[RemotePath], header: Callable[[RemotePath], object] | None = None) -> None:
+    """Fetch the first bytes of these files, and those that `header` reads, at the same time.
+
+    Errors are left to the reader of the file.
+    """
     wanted = list(paths)
-    first = max(_STEP, min(FIRST, _KEPT // 4 // max(1, len(wanted))))
+    first = max(_LEAST, min(FIRST, _KEPT // 16 // max(1, len(wanted))))
 
     def fetch(path: RemotePath) -> None:
-        with suppress(InputError, RemoteError):
+        with suppress(PolyquantError):
             known(path, first)
+            if header is not None:
+                header(path)
 
     if len(wanted) > 1:
         with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), thread_name_prefix="polyquant-headers") as pool:

@@ -31,7 +31,7 @@ _GAP = 1 << 16
 """Gaps of at most this size are fetched rather than skipped."""
 _THREADS = 8
 _SLACK = 64
-"""A piece that is so many pieces before the last one read will not be read any more."""
+"""A piece that is N pieces before the last one read will not be read any more."""
 
 
 class _State(Enum):

@@ -83,7 +83,7 @@ def _web(text: str) -> tuple[list[str], bool]:
 
 
 def _remember(parts: tuple[str, ...], access: Access) -> bool:
-    """Keep what the user gave. Returns True if it differs from what was given for this file before."""
+    """Keep the credentials of a file. Returns True if they differ from its earlier ones."""
     with _lock:
         before = _given.get(parts)
         _given[parts] = access

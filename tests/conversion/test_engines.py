@@ -149,7 +149,7 @@ def test_an_idle_worker_repeats_a_straggler(threads, tmp_path, monkeypatch):
         if number in (5, 6):
             release.wait(20)
 
-    monkeypatch.setattr(driver, "_STRAGGLER", 1.5)
+    monkeypatch.setattr(driver, "STRAGGLER", 1.5)
     made = threads(fault)
     started = time.monotonic()
     many = convert(tmp_path / "many", engine=Engine("ray", 3))

@@ -32,9 +32,10 @@ _TOGETHER = "ffn_gate_up_exps"
 def mlx_names(names: Iterable[str], record: Architecture) -> dict[str, str]:
     """Return name -> GGUF name of the tensors with mlx-lm names; {} for a transformers folder."""
     stems = _stems(record)
+    ends = tuple(f".{stem}.{suffix}" for stem in stems for suffix in ("weight", "bias"))
     out = {}
     for name in names if stems else ():
-        if (place := record.names.within(name)) is None:
+        if not name.endswith(ends) or (place := record.names.within(name)) is None:
             continue
         stem, _, suffix = place[1].rpartition(".")
         if stem in stems and suffix in ("weight", "bias"):

@@ -61,8 +61,9 @@ class NameTable:
 
     def within(self, name: str) -> tuple[int, str] | None:
         """Return (layer, name inside it) of a Hugging Face tensor; None outside the layers."""
-        name = self.full(name)
-        match = _IN_LAYER.fullmatch(name.removeprefix(self.prefix)) if name.startswith(self.prefix) else None
+        if self.outer or not name.startswith(self.prefix) or name.startswith(NESTED):
+            name = self.full(name)
+        match = _IN_LAYER.fullmatch(name, len(self.prefix)) if name.startswith(self.prefix) else None
         return (int(match[1]), match[2]) if match else None
 
     def full(self, name: str) -> str:

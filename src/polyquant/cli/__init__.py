@@ -30,6 +30,7 @@ COMMANDS = {
     "checksum": "Write digests of tensors and files, which validate checks; compare models.",
     "convert": "Convert a model to another format.",
     "quantize": "Quantize a model, by a recipe such as q4_k_m.",
+    "plan": "Estimate a conversion on several workers or many machines.",
     "merge": "Publish a conversion whose parts ran separately (--part I/N).",
     "push": "Upload a model with a model card to the Hugging Face hub.",
     "importance": "Measure an importance matrix for quantize --importance.",

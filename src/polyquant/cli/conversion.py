@@ -49,15 +49,9 @@ def run_conversion(
         refuse_overlap(target, located(src))
     else:
         refuse_target(target, located(src), overwrite=overwrite)
-    to = to or guess_format(target, src, **options)
-    if shrink:
-        options = smaller(to, options)
-    with progress("measuring", "tensors/s", 1) as tell:
-        conversion = plan(src, to, rules=rules, on_tensor=tell, **options)
+    conversion = planned(src, target, to, shrink=shrink, rules=rules, **options)
     if style == "human":
         print_plan(conversion, steps=dry_run)
-        if options.get("target_bpw") is not None:
-            print_allocation(conversion)
         if share is not None:
             print_share(conversion, share)
     if dry_run:
@@ -85,6 +79,17 @@ def run_conversion(
         as_json(report.to_json())
     else:
         print_report(report, share)
+
+
+def planned(src: str, target: Path, to: str | None, *, shrink: bool = False, **options: Any) -> Plan:
+    """Plan a conversion, with progress. to: None to guess the format. shrink: quantize even if no option selects a
+    codec.
+    """
+    to = to or guess_format(target, src, **options)
+    if shrink:
+        options = smaller(to, options)
+    with progress("measuring", "tensors/s", 1) as tell:
+        return plan(src, to, on_tensor=tell, **options)
 
 
 def _engine(name: str | None, part: str | None, options: Mapping[str, Any], threads: int) -> Engine | None:
@@ -192,6 +197,8 @@ def print_plan(made: Plan, *, steps: bool) -> None:
     if native.lib() is None:
         say("note: no native kernels: slower, same bytes (see polyquant doctor)")
     say_some(made.warnings, "warning: ")
+    if getattr(made.options, "target_bpw", None) is not None:
+        print_allocation(made)
 
 
 def print_allocation(made: Plan) -> None:

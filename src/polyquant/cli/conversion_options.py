@@ -17,7 +17,7 @@ from polyquant.cli.option_flags import format_options, writable
 from polyquant.cli.source_type import SOURCE
 from polyquant.errors import printable
 
-__all__ = ["conversion_options"]
+__all__ = ["conversion_options", "options_of_conversions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +42,6 @@ class _TargetName(click.ParamType[str]):
 _shared = partial(click.option, cls=GroupedOption, group="Many machines")
 
 _OPTIONS = (
-    click.argument("src", type=SOURCE),
-    click.argument("dst", type=SOURCE),
     click.option(
         "--to",
         type=_TargetName(),
@@ -115,6 +113,12 @@ _OPTIONS = (
 
 
 def conversion_options(command: F) -> F:
+    """Add SRC, DST and all options of a conversion, those of the formats last."""
+    command = click.argument("dst", type=SOURCE)(options_of_conversions(command))
+    return click.argument("src", type=SOURCE)(command)
+
+
+def options_of_conversions(command: F) -> F:
     """Add all options of a conversion, those of the formats last."""
     command = format_options(sources=True, targets=True)(command)
     for option in reversed(_OPTIONS):

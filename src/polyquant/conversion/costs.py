@@ -6,13 +6,15 @@ product for a calibrated search: its 2 K operations per weight (LDLQ, GPTQ).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from polyquant.conversion.cost_table import COSTS
 from polyquant.formats.steps import Step
-from polyquant.types import Action, Affine, Codec, Floats, TensorSpec, TrellisCodes, as_matrix
+from polyquant.types import Action, Affine, Codec, Floats, Shape, TrellisCodes, as_matrix
 
-__all__ = ["step_cost"]
+__all__ = ["Cost", "codec_cost", "codes_cost", "step_costs"]
 
 _READ, _WRITE = 150, 700
 """Picoseconds per byte: read from the page cache; checksum and write."""
@@ -28,20 +30,59 @@ _OTHER = (20_000, 500)
 """A codec that is not in the table, such as a plugin's."""
 
 
-def step_cost(step: Step, *, calibrated: bool = False, measure: bool = True) -> int:
-    """The cost of a whole step. calibrated: codes are searched with a Hessian."""
-    read = sum(_read(s) for s in step.sources) or step.nbytes
-    traffic = _STEP + _READ * read + _WRITE * step.nbytes
+class Cost(NamedTuple):
+    """Picoseconds of a step: bookkeeping, reading and writing; arithmetic on codes. read: bytes of its sources."""
+
+    traffic: int
+    codes: int
+    read: int
+
+    @property
+    def total(self) -> int:
+        """Picoseconds of the whole step."""
+        return self.traffic + self.codes
+
+
+def step_costs(steps: Iterable[Step], *, calibrated: bool = False, measure: bool = True) -> list[Cost]:
+    """The cost of each step. calibrated: codes are searched with a Hessian."""
+    stored, arithmetic = _Memory(_stored_bytes), _Memory(lambda a, b: codes_cost(a, b, measure=measure))
+    return [_step_cost(s, stored, arithmetic, calibrated=calibrated) for s in steps]
+
+
+def _step_cost(step: Step, stored: _Memory, arithmetic: _Memory, *, calibrated: bool) -> Cost:
+    read = sum([stored(s.codec, s.shape) for s in step.sources])
+    traffic = _STEP + _READ * (read or step.nbytes) + _WRITE * step.nbytes
     if step.source is None or step.action is Action.COPY:
-        return traffic
-    _, source = codec_cost(step.source)
-    encode, decode = codec_cost(step.target)
+        return Cost(traffic, 0, read)
     if step.action is Action.TRANSCODE:
-        return traffic + step.weights * _REPACK
-    work = source + encode + (decode + _MEASURE if measure else 0)
+        return Cost(traffic, step.weights * _REPACK, read)
+    work = arithmetic(step.source, step.target)
     if calibrated and (step.searches or step.target.form is Affine):
         work += _FEEDBACK * as_matrix(step.map.shape)[1]
-    return traffic + step.weights * work
+    return Cost(traffic, step.weights * work, read)
+
+
+class _Memory:
+    """Results of a function of a codec and a second argument, for 70,000 steps with few codecs and shapes. A codec may
+    not be hashable; its identity is enough while the steps exist.
+    """
+
+    def __init__(self, function: Callable[[Codec, Any], int]) -> None:
+        self._function = function
+        self._found: dict[tuple[int, Any], int] = {}
+
+    def __call__(self, codec: Codec, other: Any) -> int:
+        key = id(codec), other if isinstance(other, tuple) else id(other)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._function(codec, other)
+        return found
+
+
+def codes_cost(source: Codec, target: Codec, *, measure: bool = True) -> int:
+    """Picoseconds per weight to quantize what `source` holds to `target`."""
+    encode, decode = codec_cost(target)
+    return codec_cost(source)[1] + encode + (decode + _MEASURE if measure else 0)
 
 
 def codec_cost(codec: Codec) -> tuple[int, int]:
@@ -67,6 +108,6 @@ def _costs(name: str, trellis: bool, floats: bool) -> tuple[int, int]:
     return COSTS["f32"] if floats else _OTHER
 
 
-def _read(source: TensorSpec) -> int:
-    """Bytes of a source tensor."""
-    return sum(spec.nbytes for spec in source.codec.specs(source.shape).values())
+def _stored_bytes(codec: Codec, shape: Shape) -> int:
+    """Bytes of all parts of a tensor."""
+    return sum(spec.nbytes for spec in codec.specs(shape).values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from polyquant.conversion import work
-from polyquant.conversion.costs import step_cost
+from polyquant.conversion.costs import step_costs
 from polyquant.conversion.steps import Plan
 from polyquant.errors import PlanError
 from polyquant.formats.steps import Step
@@ -84,15 +84,16 @@ def whole(plan: Plan) -> tuple[Task, ...]:
 def cost(plan: Plan, tasks: Sequence[Task]) -> int:
     """The cost of some tasks, in picoseconds on one core of the reference machine (conversion/costs.py)."""
     out = 0
-    for task in tasks:
+    costs = step_costs((t.step for t in tasks), calibrated=plan.text is not None)
+    for task, step in zip(tasks, costs, strict=True):
         start, stop, rows = task.share or (0, 1, 1)
-        out += step_cost(task.step, calibrated=plan.text is not None) * (stop - start) // max(1, rows)
+        out += step.total * (stop - start) // max(1, rows)
     return out
 
 
 def shares(plan: Plan, count: int) -> list[tuple[Task, ...]]:
     """Divide a plan into `count` shares of about equal cost; some are empty if there are more parts than blocks."""
-    costs = [step_cost(s, calibrated=plan.text is not None) for s in plan.steps]
+    costs = [c.total for c in step_costs(plan.steps, calibrated=plan.text is not None)]
     ends = list(accumulate(costs))
     total = ends[-1] if ends else 0
     cuts = [(0, 0), *(_cut(plan.steps, costs, ends, total * i // count) for i in range(1, count)), (len(costs), 0)]

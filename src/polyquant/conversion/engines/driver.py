@@ -24,17 +24,17 @@ from polyquant.formats.steps import Progress
 from polyquant.storage.staging import Staging
 from polyquant.types import as_matrix
 
-__all__ = ["run_units"]
+__all__ = ["ATTEMPTS", "FIRST_LEASE", "LEASE", "SHORTEST_LEASE", "STRAGGLER", "UNITS", "run_units"]
 
-_ATTEMPTS = 8
+ATTEMPTS = 8
 """Failed attempts at a unit before the job ends."""
-_UNITS = 16
+UNITS = 16
 """Units per worker: enough for balance, few enough that a unit is worth its message."""
 _TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN}
 """Errors of shared storage that another attempt may not meet."""
-_FIRST_LEASE, _SHORTEST_LEASE = 1800.0, 60.0
+FIRST_LEASE, SHORTEST_LEASE = 1800.0, 60.0
 """Seconds of a lease before the pace is known, and the least afterwards."""
-_LEASE, _STRAGGLER = 10.0, 2.0
+LEASE, STRAGGLER = 10.0, 2.0
 """Times the expected duration after which a lease expires, and after which an idle worker repeats a unit."""
 _KINDS: dict[str, type[PolyquantError]] = {k.__name__: k for k in (CodecError, InputError, PlanError, UnsupportedError)}
 _TICK = 0.5
@@ -79,7 +79,7 @@ class _Driver:
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.plan, self.staging, self.cluster, self.lease, self.on_progress = plan, staging, cluster, lease, on_progress
-        parts = shares(plan, _UNITS * cluster.size)
+        parts = shares(plan, UNITS * cluster.size)
         tasks = [tuple(t for t in part if t.step.map.target not in staging.done) for part in parts]
         self.queue = deque(_Job(tuple(map(_unit, t)), t, cost(plan, t)) for t in tasks if t)
         self.total = sum(s.weights for s in plan.steps)
@@ -154,7 +154,7 @@ class _Driver:
         if job.done:
             return
         job.failures += 1
-        if job.failures >= _ATTEMPTS:
+        if job.failures >= ATTEMPTS:
             raise PlanError(
                 f"{job.failures} workers failed to convert it", file=self.plan.source.path,
                 tensor=job.tasks[0].step.map.origin, found=why,
@@ -180,7 +180,7 @@ class _Driver:
         if self.lease is not None:
             return self.lease
         expected = self._expected(job)
-        return _FIRST_LEASE if expected is None else max(_SHORTEST_LEASE, _LEASE * expected)
+        return FIRST_LEASE if expected is None else max(SHORTEST_LEASE, LEASE * expected)
 
     def _straggler(self) -> _Job | None:
         """The unit that runs longest beyond its expected time, on one worker."""
@@ -189,7 +189,7 @@ class _Driver:
             expected = self._expected(job)
             if len(job.running) == 1 and not job.done and expected is not None:
                 ((_, began),) = job.running.values()
-                if now - began > max(1.0, _STRAGGLER * expected):
+                if now - began > max(1.0, STRAGGLER * expected):
                     late.append((now - began - expected, id(job), job))
         return max(late)[2] if late else None
 

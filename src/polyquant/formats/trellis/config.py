@@ -25,7 +25,7 @@ from typing import Any
 
 from polyquant.codecs.trellis import Trellis
 from polyquant.formats.trellis.options import METHODS
-from polyquant.types import TensorSpec, TrellisCode
+from polyquant.types import Shape, TensorSpec, TrellisCode
 
 __all__ = [
     "FILE",
@@ -75,7 +75,13 @@ def mse_text(mse: float) -> bytes:
 
 def effective_bits(tensors: Sequence[TensorSpec]) -> float:
     """Bits per weight of these tensors, every component byte counted; 0 without tensors."""
-    stored = sum(s.nbytes for t in tensors for s in t.codec.specs(t.shape).values())
+    equal: dict[tuple[int, Shape], int] = {}  # 70,000 experts have few shapes
+    stored = 0
+    for t in tensors:
+        key = id(t.codec), t.shape
+        if key not in equal:
+            equal[key] = sum(s.nbytes for s in t.codec.specs(t.shape).values())
+        stored += equal[key]
     return 8 * stored / max(1, sum(math.prod(t.shape) for t in tensors))
 
 
@@ -106,7 +112,6 @@ def config_text(
     measured.
     """
     common = _common_code(tensors)
-    entries = {t.name: _entry(t, origins[t.name], common, i) for i, t in enumerate(tensors)}
     content = {
         "quantization_version": "trellis_v3",
         "quantization_method": method,
@@ -121,10 +126,12 @@ def config_text(
             else "per_group",
             "codebook": _codebook(common),
         },
-        "tensor_metadata": entries,
+        "tensor_metadata": {},
         "layer_allocation": _allocation(tensors),
     }
-    text = bytearray((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    entries = '"tensor_metadata": {\n    ' + _entries(tensors, origins, common) + "\n  }"
+    outside = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    text = bytearray(outside.replace('"tensor_metadata": {}', entries, 1).encode())
     holes, at = {}, 0
     for i, t in enumerate(tensors):
         # This cannot occur in a string, where its quotes would be escaped.
@@ -159,14 +166,28 @@ def _codebook(code: tuple[str, int, str]) -> dict[str, Any]:
     return dict(zip(("type", "window_bits", "tile_order"), code, strict=True))
 
 
-def _entry(tensor: TensorSpec, origin: Origin, common: tuple[str, int, str], number: int) -> dict[str, Any]:
+def _entries(tensors: Sequence[TensorSpec], origins: Mapping[str, Origin], common: tuple[str, int, str]) -> str:
+    """The text of all entries. Equal ones are made once: an indented one takes json 20 microseconds, of 70,000."""
+    made: dict[tuple[int, Shape, int, str], str] = {}
+    out = []
+    for number, tensor in enumerate(tensors):
+        origin = origins[tensor.name]
+        key = id(tensor.codec), tensor.shape, origin.nbytes, origin.dtype
+        if key not in made:
+            made[key] = json.dumps(_entry(tensor, origin, common), indent=2, ensure_ascii=False).replace("\n", "\n    ")
+        entry = made[key].replace(f'"mse": {_HOLE}', f'"mse": {_HOLE + number}', 1)
+        out.append(f"{json.dumps(tensor.name, ensure_ascii=False)}: {entry}")
+    return ",\n    ".join(out)
+
+
+def _entry(tensor: TensorSpec, origin: Origin, common: tuple[str, int, str]) -> dict[str, Any]:
     code, (n, k) = _code(tensor), tensor.shape
     stored = sum(s.nbytes for s in tensor.codec.specs(tensor.shape).values())
     own = (code.codebook, code.window_bits, code.tile_order)
     return {
         "bits": code.bits,
         "shape": [k, n],
-        "mse": _HOLE + number,
+        "mse": _HOLE,
         "original_bytes": origin.nbytes,
         "original_dtype": origin.dtype,
         "compressed_bytes": stored,

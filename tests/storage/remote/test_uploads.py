@@ -16,10 +16,11 @@ import pytest
 import polyquant as pq
 import upload_child
 from golden import VECTORS
+from polyquant.conversion import execute
 from polyquant.conversion.execute import Engine
 from polyquant.errors import InputError, PlanError, RemoteError
 from polyquant.storage.locations import located
-from polyquant.storage.remote import retry, upload_parts
+from polyquant.storage.remote import retry, s3, upload_parts
 from polyquant.storage.remote.upload_state import state_folder
 from s3_server import s3_server
 
@@ -115,8 +116,6 @@ def test_an_upload_equals_a_local_output(server, expected, job):
 
 @pytest.mark.parametrize("job", JOBS)
 def test_parts_beyond_the_budget_wait_in_a_file(server, expected, job, monkeypatch):
-    from polyquant.conversion import execute
-
     monkeypatch.setattr(execute, "upload_memory", lambda layout, limit=None: 3 * upload_child.PART)
     name, options = JOBS[job]
     pq.convert(SOURCE, f"s3://bucket/run/{name}", threads=4, **options)
@@ -134,6 +133,26 @@ def test_faults_of_the_server(server, expected, job):
     server.faults(0.0)
     assert sum(n for kind, n in counts.items() if kind.startswith("fault")) >= 4
     assert objects(server) == {f"{seed}/{n}": data for seed in range(4) for n, data in expected(job).items()}
+
+
+def test_a_small_object_that_was_damaged_is_written_again(server, expected, monkeypatch):
+    original, answers = s3._checked, []
+
+    def damaged(answer, md5):
+        answers.append(answer)
+        return original({**answer, "ETag": "0" * 32} if len(answers) in (1, 3) else answer, md5)
+
+    monkeypatch.setattr(s3, "_checked", damaged)
+    name, options = JOBS["folder"]
+    server.counts(reset=True)
+    pq.convert(SOURCE, f"s3://bucket/run/{name}", **options)
+    assert server.counts()["PUT"] == len(answers)
+    assert objects(server) == expected("folder")
+    store, url = s3.S3(located("s3://bucket/run/small")), located("s3://bucket/run/small")
+    answers[:] = [None, None]
+    store.put(url, b"content", "token", replace=False)
+    assert len(answers) == 4
+    assert objects(server)["small"] == b"content"
 
 
 # ---------------------------------------------------------------- existing targets, refusals

@@ -114,7 +114,7 @@ class S3:
             try:
                 _unless_exists(fs, "complete_multipart_upload", send, replace=replace)
             except (FileNotFoundError, FileExistsError) as problem:
-                if self._found(fs, where)[1] == token:  # carried out by an earlier attempt, whose answer was lost
+                if self._found(fs, where).token == token:  # carried out by an earlier attempt, whose answer was lost
                     return
                 raise (_exists(path) if isinstance(problem, FileExistsError) else _gone(path)) from None
 
@@ -128,10 +128,13 @@ class S3:
             sum_ = base64.b64encode(md5.digest()).decode()
             send = {**where, "Body": data, "ContentMD5": sum_, "Metadata": {_TOKEN: token}}
             try:
-                _checked(_unless_exists(fs, "put_object", send, replace=replace), md5.hexdigest())
-            except FileExistsError:
-                if self._found(fs, where)[1] != token:
-                    raise _exists(path) from None
+                try:
+                    answer = _unless_exists(fs, "put_object", send, replace=replace)
+                except FileExistsError:
+                    if self._found(fs, where).token != token:
+                        raise _exists(path) from None
+                    answer = fs.call_s3("put_object", **send)  # of an earlier attempt, perhaps damaged
+                _checked(answer, md5.hexdigest())
             except FileNotFoundError:
                 raise _no_bucket(path, where) from None
 

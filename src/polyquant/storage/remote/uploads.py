@@ -195,9 +195,9 @@ def publish(state: UploadState, s3: S3) -> None:
     def show(i: int) -> None:
         url, size, count = objects[i]
         ours = Found(size, known.token)
-        if s3.found(url) == ours:
-            return
         if i in known.uploads:
+            if s3.found(url) == ours:
+                return
             etags = [known.parts[i][number] for number in range(1, count + 1)]
             s3.complete(url, known.uploads[i], etags, known.token, replace=known.replace)
         else:

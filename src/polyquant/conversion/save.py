@@ -29,6 +29,7 @@ from polyquant.recipes.recipe import Rule
 from polyquant.registry import DEFAULT_TARGET, format_named
 from polyquant.registry import codec as codec_named
 from polyquant.rows import in_memory
+from polyquant.storage.locations import located
 from polyquant.types import F32, Checkpoint, Codec, Floats, TensorMap, Weight
 
 __all__ = ["save"]
@@ -66,7 +67,7 @@ def save(
     Tensors are not renamed, and rows are not permuted: use `convert` to turn a model into another naming scheme.
     Raises PlanError for unsupported tensors or options, UnknownNameError, CodecError, OSError.
     """
-    target_path = Path(path)
+    target_path = located(path)
     refuse_target(target_path, None, overwrite=overwrite)
     form = format_named(to or _format_of(target_path, {**options, "codec": codec}))
     target = writable(form)

@@ -7,6 +7,7 @@ recognises if it contains only files of such a model. Everything else is rejecte
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from polyquant.storage.work_folder import inside_work_folder
 
 __all__ = ["refuse_existing", "refuse_overlap", "refuse_target", "replaceable"]
 
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")
 _SHOWN = 3
 _DEPTH = 2
 """Folders of a Trellis v2 model hold one folder per layer."""
@@ -76,6 +78,8 @@ def refuse_existing(dst: Path, *, overwrite: bool) -> None:
             raise PlanError("target exists", file=dst, hint="choose another name, or pass --overwrite")
         replaceable(dst)
     if not isinstance(dst, RemotePath) and not dst.absolute().parent.is_dir():
+        if any(_SCHEME.fullmatch(part) for part in dst.parts):
+            raise PlanError("this is written to local files only, not to a URL", file=dst, hint="name a local path")
         raise PlanError("the target's folder does not exist", file=dst, hint=f"mkdir -p {dst.absolute().parent}")
 
 

@@ -50,7 +50,7 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 class Cluster:
-    """A Dask scheduler and workers, in processes of their own; a worker that ended is started again."""
+    """A Dask scheduler and workers, each a process; a worker that ended is started again."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         file = folder / "scheduler.json"
@@ -77,7 +77,7 @@ class Cluster:
             self._workers = [p if p.poll() is None else self._worker() for p in self._workers]
 
     def kill_one(self, rng: random.Random) -> None:
-        """Kill a worker, whatever it is doing."""
+        """Kill a random worker."""
         rng.choice(self._workers).kill()
 
     def close(self) -> None:

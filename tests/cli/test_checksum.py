@@ -1,4 +1,4 @@
-"""`polyquant checksum`, and what `validate` prints about checksums."""
+"""`polyquant checksum`, and the lines of `validate` about checksums."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def make(seed: int, folder: Path) -> Path:
 
 
 def read_everything(path: Path) -> bool:
-    """Every way to read; True if the input could be opened. Raises whatever is not a PolyquantError."""
+    """Every way to read; True if the input could be opened. Raises everything except a PolyquantError."""
     verbs: list[Callable[[], object]] = [
         lambda: polyquant.inspect(path).to_json(),
         lambda: [str(f) for f in polyquant.validate(path)],
@@ -113,7 +113,7 @@ def read_everything(path: Path) -> bool:
 
 
 def attempt(seed: int) -> bool:
-    """One input. Raises AssertionError that says the seed and where the input was left."""
+    """One input. Raises AssertionError with the seed and the file of the input."""
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{seed}-"))
     start = time.process_time()
     try:

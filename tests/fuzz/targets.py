@@ -46,7 +46,7 @@ from sentencepiece_files import sentencepiece as sentencepiece_file
 KEPT = 20_000
 """Bytes of a seed: larger files are cut."""
 PLANNED, WHOLE, HASHED = 16, 64, 8
-"""Every N-th input, on average, goes through a stage that is slow and depends little on the input."""
+"""Every N-th input, on average, runs a slow stage that depends little on the input."""
 _READ = 1 << 20
 """Elements of a tensor that are dequantized."""
 

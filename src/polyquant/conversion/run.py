@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from polyquant.calibration.shared import SharedCalibration
+from polyquant.calibration.stages import calibration_stages
 from polyquant.conversion import work
 from polyquant.conversion.memory import job_bytes
 from polyquant.conversion.read_ahead import reading_ahead
@@ -70,7 +71,8 @@ class Run:
                 plan.importance,
                 partial(work.floats, plan.source),
                 self._calibrated,
-                calibration,
+                partial(calibration_stages if calibration is None else calibration.stages, plan.source.path),
+                calibration is not None,
             )
         )
 

@@ -10,12 +10,11 @@ A conversion calls the target in this order:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -25,10 +24,6 @@ from polyquant.no_collection import no_collection
 from polyquant.ops.metrics import ErrorSums
 from polyquant.recipes.recipe import Facts, Recipe, Rule
 from polyquant.types import F32, Action, Checkpoint, Codec, Evidence, Finding, Layout, TensorMap, Translation
-
-if TYPE_CHECKING:
-    from polyquant.calibration.hessians import GatheringStages
-    from polyquant.calibration.shared import SharedCalibration
 
 __all__ = [
     "ChecksConsumers",
@@ -277,7 +272,8 @@ class Planning:
 class Context:
     """The inputs of a worker. floats: a step -> its whole source as float32 [rows, K] in the target's order.
 
-    tick: called with the finished share of a calibration. calibration: shared with other processes.
+    tick: called with the finished share of a calibration. stages: called with a calibration text, returns the
+    GatheringStages (calibration.hessians) of the source; shared: they are shared with other processes of the job.
     """
 
     source: Checkpoint
@@ -286,14 +282,8 @@ class Context:
     importance: Mapping[str, F32]
     floats: Callable[[Step], F32]
     tick: Callable[[float], None]
-    calibration: SharedCalibration | None = None
-
-    def stages(self, text: str | os.PathLike[str], **size: int) -> GatheringStages:
-        """The stages of the source on a calibration text. Raises InputError, UnsupportedError."""
-        from polyquant.calibration.stages import calibration_stages
-
-        make = calibration_stages if self.calibration is None else self.calibration.stages
-        return make(self.source.path, text, **size)
+    stages: Callable[..., Any]
+    shared: bool = False
 
 
 class Worker(Protocol):

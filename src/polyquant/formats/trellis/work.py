@@ -49,8 +49,7 @@ class TrellisWorker:
 
     def _others(self) -> list[str]:
         """The inputs that other processes need if they share this calibration."""
-        shared = self._context.calibration is not None
-        return [s.inputs for s in self._context.steps if s.searches] if shared else []
+        return [s.inputs for s in self._context.steps if s.searches] if self._context.shared else []
 
     def takes(self, step: Step) -> bool:
         """True if codes change; copied or unchanged codes need no search."""

@@ -65,7 +65,8 @@ class Sink(Protocol):
 class Staging:
     """Files being written.
 
-    `done`: complete tensor -> report of its step if an earlier run wrote it, else None. `folder`: the folder of the files.
+    `done`: complete tensor -> report of its step if an earlier run wrote it, else None. `folder`: the folder of the
+    files.
     """
 
     def __init__(self, work: Journaled, layout: Layout) -> None:

@@ -84,6 +84,7 @@ class _Driver:
         self.queue = deque(_Job(tuple(map(_unit, t)), t, cost(plan, t)) for t in tasks if t)
         self.total = sum(s.weights for s in plan.steps)
         self.done_weights = sum(s.weights for s in plan.steps if s.map.target in staging.done)
+        self.reports = {name: StepReport.from_json(entry) for name, entry in staging.done.items()}
         self.lines: dict[str, list[Mapping[str, Any]]] = {}
         self.jobs: dict[Handle, _Job] = {}
         self.idle = list(range(cluster.size))[::-1]
@@ -100,7 +101,7 @@ class _Driver:
             self._expire()
             if ended:
                 self._show()
-        return [StepReport.from_json(self.staging.done[s.map.target]) for s in self.plan.steps]
+        return [self.reports[s.map.target] for s in self.plan.steps]
 
     # ---------------------------------------------------------------- units
 
@@ -213,7 +214,8 @@ class _Driver:
         lines.sort(key=lambda x: x.get("rows", (0,))[0])
         first, *others = (StepReport.from_json(x["report"]) for x in lines)
         blocks = [block for x in lines for block in x["blocks"]]
-        self.staging.record(name, sum_reports(first, others).to_json(), blocks, task=line["task"])
+        self.reports[name] = sum_reports(first, others)
+        self.staging.record(name, self.reports[name].to_json(), blocks, task=line["task"])
 
     def _show(self) -> None:
         if self.on_progress is not None:

@@ -250,5 +250,10 @@ def kill_one(runs: list[int], name: str):
 def test_a_real_cluster_with_a_killed_worker(engine, process, tmp_path):
     pytest.importorskip("ray" if engine == "ray" else "distributed")
     killed: list[int] = []
-    many = convert(tmp_path / "many", engine=Engine(engine, 2), on_progress=kill_one(killed, process))
+    try:
+        many = convert(tmp_path / "many", engine=Engine(engine, 2), on_progress=kill_one(killed, process))
+    except PlanError as problem:
+        if "does not start" in str(problem):  # a machine without the network interfaces or memory that it needs
+            pytest.skip(str(problem))
+        raise
     assert many == convert(tmp_path / "one") and killed

@@ -147,4 +147,5 @@ def test_no_change_escapes(tmp_path):
         server.close()
     log = (tmp_path / "log").read_text()
     for verb, answer in found.items():
-        assert traced(log, answer["pid"], answer["top"]) == [SAME.get(c, c) for c in answer["calls"]], verb
+        seen = traced(log, answer["pid"], answer["top"])
+        assert sorted(seen) == sorted(SAME.get(c, c) for c in answer["calls"]), verb  # two threads write

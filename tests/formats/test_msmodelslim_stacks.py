@@ -14,8 +14,9 @@ from format_modules import gguf
 from polyquant.calibration.hessians import Moments
 from polyquant.codecs.msmodelslim import MsModelSlim
 from polyquant.conversion import plan as planning
+from polyquant.conversion import run
 from polyquant.errors import PlanError, UnsupportedError
-from polyquant.formats.msmodelslim import keep, prepare, smooth
+from polyquant.formats.msmodelslim import keep, smooth
 from polyquant.formats.msmodelslim.sensitivity import Proposal
 from polyquant.operations import SAME, Matrix, Slice, chain
 from polyquant.quantizers.affine import quantize_linear
@@ -84,7 +85,7 @@ def source(tmp_path, monkeypatch):
         shape = op.shape([found[name].shape])
         maps.append(TensorMap(target, (name,), shape, op, keep_float=len(shape) < 2))
     monkeypatch.setattr(planning, "_translate", lambda *_: Translation("synthetic", tuple(maps)))
-    monkeypatch.setattr(prepare, "calibration_stages", Stages)
+    monkeypatch.setattr(run, "calibration_stages", Stages)
     (tmp_path / "text").write_text("calibration text")
     return tmp_path / "source.gguf"
 

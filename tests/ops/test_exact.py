@@ -137,3 +137,13 @@ def test_the_defined_order_ends_with_its_block():
         assert arithmetic.fast_kernels() is None
         assert np.array_equal(arithmetic.matmul(x, x.T), exact.product(x, x.T))
     assert arithmetic.fast_kernels() is native.lib()
+
+
+def test_products_of_unaligned_arrays():
+    """Tensors of a mapped file may begin at any byte."""
+    rng = np.random.default_rng(7)
+    a, b = rng.normal(size=(5, 9)).astype(np.float32), rng.normal(size=(9, 6)).astype(np.float32)
+    raw = np.frombuffer(b"\0" + b.T.tobytes(), np.uint8)[1:].view(np.float32).reshape(6, 9)
+    assert not raw.flags.aligned
+    assert np.array_equal(exact.product(a, raw.T), exact.product(a, b))
+    assert np.array_equal(exact.gram(raw), exact.gram(raw.copy()))

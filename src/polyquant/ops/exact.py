@@ -84,7 +84,7 @@ def _product(a: F32, b: F32, *, symmetric: bool) -> F32:
     if (lib := _kernels()) is None:
         return product_reference(a, b)
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    left, right = (_stack(np.asarray(x, np.float32), lead) for x in (a, b))
+    left, right = (_stack(np.require(x, np.float32, "A"), lead) for x in (a, b))  # maps may be unaligned
     out = np.empty((len(left), left.shape[1], right.shape[2]), np.float32)
     lib.exact_product(left, right, out, symmetric)
     return out.reshape(*lead, *out.shape[1:])

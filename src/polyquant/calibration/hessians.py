@@ -32,6 +32,7 @@ __all__ = [
     "Moments",
     "Stages",
     "Tick",
+    "part_of",
 ]
 
 LEAST_INPUTS = 64
@@ -47,6 +48,11 @@ def too_few(count: int) -> str:
 
 
 Tick = Callable[[float], None]
+
+
+def part_of(tick: Tick, index: int, count: int) -> Tick:
+    """A tick for part `index` of `count`."""
+    return lambda share: tick((index + share) / count)
 
 
 class Gatherer(Protocol):

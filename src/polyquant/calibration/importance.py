@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyquant.architectures.translate import to_gguf
-from polyquant.calibration.hessians import UNREACHED, GatheringStages
+from polyquant.calibration.hessians import UNREACHED, GatheringStages, part_of
 from polyquant.calibration.stages import WINDOWS, calibration_stages
 from polyquant.errors import InputError
 from polyquant.opening import open_checkpoint
@@ -136,7 +136,7 @@ def measure(
     maps = [m for m in _maps(source) if m.target != _EMBEDDING and len(m.shape) > 1]
     out: dict[str, Summed] = {}
     for index in range(len(stages.names)):
-        _one_stage(stages, index, maps, out, lambda share, i=index: tick((i + share) / len(stages.names)))  # type: ignore[misc]
+        _one_stage(stages, index, maps, out, part_of(tick, index, len(stages.names)))
     if not out:
         raise InputError("no matrix of the model got inputs", file=source.path)
     return {m.target: out[m.target] for m in maps if m.target in out}

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,7 +36,6 @@ _LEASE, _RENEWAL, _PAUSE = 30.0, 3.0, 0.1
 """Seconds after which a claim is old, between two renewals, and between two looks at the work of others."""
 
 
-@runtime_checkable
 class Kept(Protocol):
     """A Gatherer that can be stored: as numbers, lists and arrays."""
 

@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick
+from polyquant.calibration.hessians import LEAST_INPUTS, G, GatheringStages, Moments, Tick, part_of
 from polyquant.calibration.samples import OWN_TEXT, read_samples
 from polyquant.calibration.statistics import CacheRanges
 from polyquant.calibration.taps import LinearTap, tapped, taps_of
@@ -89,7 +89,7 @@ class DecoderStages:
             self._held = []
         for i, shard in enumerate(self.shards):
             states = self.first(shard) if index == 0 else self._held[i]
-            part = _part(tick, i, len(self.shards))
+            part = part_of(tick, i, len(self.shards))
             states, gathered = self.advance(index, states, wanted, part, make, cache)
             self._held[i:] = [states, *self._held[i + 1 :]]
             merge(total, gathered)
@@ -139,11 +139,6 @@ def merge(total: dict[str, G], gathered: Mapping[str, G]) -> None:
         if id(total[name]) not in done:
             done.add(id(total[name]))
             total[name].merge(found)
-
-
-def _part(tick: Tick, index: int, count: int) -> Tick:
-    """A tick for part `index` of `count`."""
-    return lambda share: tick((index + share) / count)
 
 
 def _names(layer: Layer) -> list[str]:

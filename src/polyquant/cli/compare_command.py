@@ -124,9 +124,7 @@ def _print(result: Comparison, sort: str, limit: int) -> None:
         f"{len(result.tensors)} tensors, {result.bpw:.3f} effective bits per weight in B",
         f"total SNR {decibel(e.snr)} dB, relative RMSE {e.rrmse:.5f}, cosine {e.cosine:.6f}",
     )
-    for side, names in (("A", result.only_a), ("B", result.only_b)):
-        if names:
-            say(f"only in {side}: {listed(names)}")
+    _say_alone(result)
 
 
 def _headers(result: HeaderComparison, limit: int, style: str) -> None:
@@ -146,11 +144,16 @@ def _headers(result: HeaderComparison, limit: int, style: str) -> None:
         f"{len(result.tensors)} tensors, {len(result.misfits)} of different shapes",
         f"{sum(x.a != x.b for x in result.tensors)} of different types; data not read",
     )
+    _say_alone(result)
+    if result.metadata:
+        say(f"metadata that differs: {listed(result.metadata, 8)}")
+
+
+def _say_alone(result: Comparison | HeaderComparison) -> None:
+    """Print the names that only one side has."""
     for side, names in (("A", result.only_a), ("B", result.only_b)):
         if names:
             say(f"only in {side}: {listed(names)}")
-    if result.metadata:
-        say(f"metadata that differs: {listed(result.metadata, 8)}")
 
 
 def _outputs(a: str, b: str, text: str, style: str) -> None:

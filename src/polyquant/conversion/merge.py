@@ -23,8 +23,8 @@ from polyquant.storage.journal import Block
 from polyquant.storage.parts import Job, Receipt, between_blocks, folder_of, receipt
 from polyquant.storage.parts_copy import copy_parts
 from polyquant.storage.renames import named, sync_folder
-from polyquant.storage.staging import crc_of
-from polyquant.storage.work_folder import FILES, WorkFolder
+from polyquant.storage.staging import crc_of, publish
+from polyquant.storage.work_folder import WorkFolder
 
 __all__ = ["discard_parts", "merge", "sum_reports"]
 
@@ -67,7 +67,8 @@ def merge(
                 with named(work.files / name):
                     os.fsync(fd)
         try:
-            _publish(work, target, job, overwrite=overwrite)
+            sync_folder(work.files)
+            publish(work, target, job.files, folder=job.folder, replaceable=replaceable if overwrite else None)
         except BaseException:
             work.settle()
             raise
@@ -215,19 +216,6 @@ def _verify(receipts: Iterable[Receipt], job: Job, fds: Sequence[int], target: P
                         found=f"other bytes at {block.offset} of {job.files[block.file]}",
                         hint=f"make the part again: {job.command_of(r.part)}",
                     )  # fmt: skip
-
-
-def _publish(work: WorkFolder, target: Path, job: Job, *, overwrite: bool) -> None:
-    if job.folder:
-        moves = [(FILES, target)]
-    elif len(job.files) == 1:
-        moves = [(f"{FILES}/{job.files[0]}", target)]
-    else:
-        moves = [(f"{FILES}/{name}", target.parent / name) for name in job.files]
-    old = {path.name: replaceable(path) for _, path in moves if overwrite and os.path.lexists(path)}
-    sync_folder(work.files)
-    sync_folder(work.path)
-    work.publish(moves, old)
 
 
 def _reports(receipts: Sequence[Receipt], job: Job, target: Path) -> Iterator[StepReport]:

@@ -26,7 +26,7 @@ from polyquant.storage.renames import named, sync_folder
 from polyquant.storage.work_folder import FILES, Resume, WorkFolder
 from polyquant.types import FilePlan, Layout, Slot
 
-__all__ = ["ForeignFileError", "Replaceable", "Resume", "Sink", "Staging", "crc_of", "resumable", "staged"]
+__all__ = ["ForeignFileError", "Replaceable", "Resume", "Sink", "Staging", "crc_of", "publish", "resumable", "staged"]
 
 Replaceable = Callable[[Path], Sequence[str]]
 """Existing target -> the files inside it that may be removed ([] for a file).
@@ -269,7 +269,7 @@ def staged(
                 staging.sync()
             if check is not None:
                 check()
-            _publish(work, dst, layout, replaceable)
+            publish(work, dst, [f.name for f in layout.files], folder=layout.folder, replaceable=replaceable)
         except BaseException as error:
             work.abandon(error, resumable=bool(staging.done) and resume != "never" and resumable(error))
             raise
@@ -311,14 +311,19 @@ def resumable(error: BaseException) -> bool:
     )
 
 
-def _publish(work: WorkFolder, dst: Path, layout: Layout, replaceable: Replaceable | None) -> None:
-    """Make the output visible."""
-    if layout.folder:
+def publish(
+    work: WorkFolder, dst: Path, names: Sequence[str], *, folder: bool, replaceable: Replaceable | None
+) -> None:  # fmt: skip
+    """Make the files of a work folder visible at `dst`: a folder, one file, or the files of a split model next to it.
+
+    replaceable: see `staged`. Raises PlanError if a target exists, OSError.
+    """
+    if folder:
         moves = [(FILES, dst)]
-    elif len(layout.files) == 1:
-        moves = [(f"{FILES}/{layout.files[0].name}", dst)]
+    elif len(names) == 1:
+        moves = [(f"{FILES}/{names[0]}", dst)]
     else:
-        moves = [(f"{FILES}/{f.name}", dst.parent / f.name) for f in layout.files]
+        moves = [(f"{FILES}/{name}", dst.parent / name) for name in names]
     old: dict[str, Sequence[str]] = {}
     for _, target in moves:
         if os.path.lexists(target):

@@ -59,7 +59,6 @@ class Outcome:
     error: str = ""
     kind: str = ""
     code: int = 0
-    seconds: float = 0.0
 
 
 class Cluster(Protocol):

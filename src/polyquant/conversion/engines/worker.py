@@ -48,15 +48,14 @@ class UnitRunner:
 
     def run(self, unit: Unit) -> Outcome:
         """Run the tasks of a unit; their bytes are on disk when it returns."""
-        started = time.monotonic()
         try:
             lines = self._run(unit)
         except PolyquantError as problem:
             return Outcome(error=str(problem), kind=type(problem).__name__, code=_errno(problem))
         except OSError as problem:
             where = f"{problem.filename}: " if problem.filename else ""
-            return Outcome(error=f"{where}{problem.strerror or problem}", kind="OSError", code=problem.errno or 0)
-        return Outcome(tuple(lines), seconds=time.monotonic() - started)
+            return Outcome(error=f"{where}{problem.strerror or problem}", kind="OSError", code=_errno(problem))
+        return Outcome(tuple(lines))
 
     def _run(self, unit: Unit) -> list[dict[str, Any]]:
         plan = self._opened()

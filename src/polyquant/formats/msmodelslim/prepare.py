@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from polyquant.calibration.hessians import LEAST_INPUTS, GatheringStages, Hessians, Tick, too_few
+from polyquant.calibration.hessians import LEAST_INPUTS, GatheringStages, Hessians, Tick, part_of, too_few
 from polyquant.calibration.stages import calibration_stages
 from polyquant.calibration.statistics import CacheRanges, InputRanges
 from polyquant.codecs.msmodelslim import MsModelSlim
@@ -210,11 +210,6 @@ def prepare(
     return Prepared(source, smoothing, run.values(), run.ranges, run.means, hessians, run.notes)
 
 
-def _part(tick: Tick, index: int, count: int) -> Tick:
-    """A tick for part `index` of `count`."""
-    return lambda share: tick((index + share) / count)
-
-
 class _CalibrationRun:
     """The results of one run of the stages."""
 
@@ -237,7 +232,7 @@ class _CalibrationRun:
         last = max((i for i, names in enumerate(stages.names) if wanted & set(names) or caches[i]), default=-1)
         for i in range(last + 1):
             watched = CacheRanges(before=self.options.dialect != "v1") if caches[i] else None
-            gathered = stages.gather(i, wanted, _part(tick, i, last + 1), InputRanges, watched)
+            gathered = stages.gather(i, wanted, part_of(tick, i, last + 1), InputRanges, watched)
             self._smooth(gathered)
             rare = {name for name, inputs in gathered.items() if inputs.count < LEAST_INPUTS} & self.static
             families = expert_families(self.source) if rare else {}

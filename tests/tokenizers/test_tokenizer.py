@@ -297,6 +297,14 @@ BROKEN = {
     "no model": {},
     "unknown model": shell(model={"type": "Nope"}),
     "merge of unknown": shell(model={"type": "BPE", "vocab": {"a": 0}, "merges": ["z q"]}),
+    "merge without the prefix": shell(
+        model={"type": "BPE", "vocab": {"a": 0, "é": 9}, "merges": [["a", "é"]], "continuing_subword_prefix": "#"}
+    ),
+    "merge without the escaped prefix": json.dumps(
+        shell(model={"vocab": {"a": 0, "é": 9}, "merges": ["a é"], "continuing_subword_prefix": "#"})
+    )
+    .replace("continuing_s", r"continuing\u005fs")
+    .encode(),
     "deep": b'{"model":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "no UTF-8": b'{"model": "\xff"}',
     "bad expression": shell(
@@ -310,6 +318,12 @@ def test_a_broken_tokenizer_is_a_one_line_error(case, tmp_path):
     with pytest.raises(InputError) as caught:
         open_tokenizer(folder(tmp_path, BROKEN[case]))
     assert "tokenizer.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_merges_of_a_bpe_with_a_prefix(tmp_path):
+    merges = {"vocab": {"a": 0, "##b": 1, "ab": 2}, "merges": ["a ##b"], "continuing_subword_prefix": "##"}
+    tokenizer = open_tokenizer(folder(tmp_path, shell(model={"type": "BPE", **merges})))
+    assert tokenizer.encode("ab") == [2]
 
 
 def test_a_file_too_large_is_not_read(tmp_path):

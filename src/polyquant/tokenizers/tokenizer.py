@@ -10,6 +10,7 @@ replace the post-processor, as in transformers; in a GGUF file, llama.cpp's defa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -39,6 +40,8 @@ _TURN_ENDS = (
     "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[",
 )  # fmt: skip
 """Control tokens that end an answer regardless of the file's eos entry; most of llama.cpp's list."""
+_PREFIX = re.compile(r'"continuing_subword_prefix"(?!\s*:\s*(null|""))|\\u00(5f|[67])', re.IGNORECASE)
+"""A key with a value that is not empty, or letters written as escapes, which could be such a key."""
 _MESSAGE_END = "<|end|>"
 _HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 """If both tokens of a pair exist, `<|end|>` ends a message but not the answer (gpt-oss, Solar Open)."""
@@ -284,10 +287,38 @@ def _core(raw: bytes, file: object) -> Core:
         text = raw.decode()
     except UnicodeDecodeError as e:
         raise InputError(f"tokenizer.json is not UTF-8 (byte {e.start})", file=file) from None
+    _check_prefix(text, file)
     core: Core = engine.guarded(lambda: package.Tokenizer.from_str(text), "tokenizer.json cannot be used", file)
     core.no_truncation()
     core.no_padding()
     return core
+
+
+def _check_prefix(text: str, file: object) -> None:
+    """Raise InputError for a BPE whose merges contradict continuing_subword_prefix.
+
+    The package (0.23) cuts as many bytes off the second part of each merge without looking at them, which can end the
+    process. Files without a prefix, which are most, are not parsed.
+    """
+    if not _PREFIX.search(text):
+        return
+    body = strict_json.parse(text.encode(), strict_json.TOKENIZER, file=file)
+    model = body.get("model") if isinstance(body, dict) else None
+    if not isinstance(model, dict):
+        return
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        parts = merge.split(" ", 1) if isinstance(merge, str) else merge
+        second = parts[-1] if isinstance(parts, list) and parts else None
+        if not isinstance(second, str) or not second.startswith(prefix):
+            raise InputError(
+                "a merge contradicts continuing_subword_prefix",
+                file=file,
+                expected=f"a second part that starts with {printable(prefix)!r}",
+                found=printable(second),
+            )
 
 
 def _assembled(body: Mapping[str, Any]) -> Core:

@@ -15,7 +15,7 @@ from polyquant.no_collection import no_collection
 from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.registry import FORMATS, PluginWarning, Search, formats
 from polyquant.storage.locations import is_folder, located
-from polyquant.storage.safetensors import reusing_headers
+from polyquant.storage.parsed import parsed_once
 from polyquant.storage.source import Source, opened_files
 from polyquant.types import Checkpoint, Evidence, Finding, Severity
 
@@ -145,7 +145,7 @@ def open_sound(form: Format, path: str | os.PathLike[str], options: Mapping[str,
     """Open a path in a known format for use. Raises as `open_checkpoint`, and InputError for the first error that
     `validate` finds in headers and small files.
     """
-    with reusing_headers():
+    with parsed_once():
         checkpoint = open_as(form, path, options)
         if checkpoint.undecoded is not None:
             raise checkpoint.undecoded.error()

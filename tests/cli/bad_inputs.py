@@ -107,8 +107,8 @@ def nested(depth: int) -> bytes:
 
 
 def full(member: str) -> bytes:
-    """A header of as many members as 14 MB or half a million values allow."""
-    n = min(13_900_000 // (len(member) + 5), 490_000 // (member.count(",") + member.count("{") + member.count("[")))
+    """A header of as many members as 16 MB or 620,000 values allow."""
+    n = min(15_900_000 // (len(member) + 5), 610_000 // (member.count(",") + member.count("{") + member.count("[")))
     return raw_safetensors("{" + "".join(member % i for i in range(n)) + '"x":0}')
 
 
@@ -151,15 +151,15 @@ UNUSABLE: dict[str, Maker] = {
     "gguf key twice": saved("x.gguf", file([ARCH, ARCH])),
     "gguf overlap": saved("x.gguf", file([ARCH], [tensor("a", (8,), 0, 0), tensor("b", (8,), 0, 0)], bytes(64))),
     "safetensors header over 100 MB": sparse("x.safetensors", struct.pack("<Q", 100_000_001) + b'{"', 110_000_000),
-    "safetensors header at the limit": sparse("x.safetensors", struct.pack("<Q", 14_000_000) + b'{"', 14_000_100),
+    "safetensors header at the limit": sparse("x.safetensors", struct.pack("<Q", 16_000_000) + b'{"', 16_000_100),
     "safetensors many tensors": saved("x.safetensors",
         lambda: full('"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')),
     "safetensors many objects": saved("x.safetensors", lambda: full('"%d":{"":0},')),
-    "safetensors one long name": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"a" * 13_900_000 + b'":1}')),
+    "safetensors one long name": saved("x.safetensors", lambda: raw_safetensors(b'{"' + b"a" * 15_900_000 + b'":1}')),
     "safetensors one long escaped name": saved("x.safetensors",
         lambda: raw_safetensors(b'{"' + b"\\u4e2d" * 2_300_000 + b'":1}')),
     "safetensors wide characters": saved("x.safetensors",
-        lambda: raw_safetensors(b'{"\xf0\x9f\x98\x80' + b"a" * 13_900_000 + b'":1}')),
+        lambda: raw_safetensors(b'{"\xf0\x9f\x98\x80' + b"a" * 15_900_000 + b'":1}')),
     "safetensors many brackets": saved("x.safetensors", lambda: raw_safetensors(b'{"a":' + b"[]," * 4_500_000 + b"1}")),
     "safetensors length overflow": saved("x.safetensors", b"\xff" * 8 + b'{"a":1}'),
     "safetensors duplicate": saved("x.safetensors",
@@ -187,7 +187,7 @@ UNUSABLE: dict[str, Maker] = {
     "config nested 1000": model("config.json", b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}"),
     "config a list": model("config.json", b"[]"),
     "config not UTF-8": model("config.json", b'{"model_type": "\xff"}'),
-    "config of 20 MB": model("config.json", b'{"a": "' + b"x" * 20_000_000 + b'"}'),
+    "config of 20 MB": model("config.json", b'{"a": "' + b"x" * 16_000_000 + b'"}'),
     "config of a million values": model("config.json", b'{"a": [' + b"1," * 7_000_000 + b"1]}"),
     "pickle bomb": saved("pytorch_model.bin", b"PK\x03\x04" + b"\0" * 100),
     "pickle truncated": cut(VECTORS / "hf_bin/pytorch_model.bin", 0.5),

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,8 @@ from polyquant.integrations.server.embeddings import embedding_request
 from polyquant.integrations.server.requests import chat_request, completion_request
 from polyquant.opening import ChecksHeaders, detect, open_as
 from polyquant.recipes.reading import load_recipe
-from polyquant.storage import pickle_reader, safetensors, strict_json
+from polyquant.storage import pickle_reader, strict_json
+from polyquant.storage.parsed import parsed_once
 from polyquant.storage.source import FileState
 from polyquant.tokenizers import reading, sentencepiece
 from polyquant.tokenizers.tokenizer import open_tokenizer
@@ -255,7 +257,7 @@ def _of_folder(
     check: Callable[[Path], bool] = check_model,
 ) -> Target:
     """Replace one of the files; `names` are relative to the folder. check: runs for most inputs; use: for a few."""
-    headers: dict[FileState, safetensors.Header] = {}
+    headers: dict[FileState, Any] = {}
 
     def run(data: bytes, folder: Path) -> bool:
         originals = _originals(make, folder, names)
@@ -264,7 +266,7 @@ def _of_folder(
         model = folder / "model"
         write(model / file, content)
         try:
-            with safetensors.reusing_headers(headers):
+            with parsed_once(headers):
                 if content == originals[file] or one_in(WHOLE, data):
                     return bool(read_model(model) & accepted(lambda: use(model)))
                 return check(model) and (not one_in(PLANNED, data) or accepted(lambda: use(model)))

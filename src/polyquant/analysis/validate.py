@@ -26,7 +26,7 @@ from polyquant.formats.steps import Progress
 from polyquant.opening import ChecksHeaders, detect, open_as, open_checkpoint
 from polyquant.registry import formats
 from polyquant.storage.locations import located
-from polyquant.storage.safetensors import reusing_headers
+from polyquant.storage.parsed import parsed_once
 from polyquant.types import Checkpoint, Finding, Findings, Severity, Weight, as_matrix
 
 __all__ = ["CODES", "MIN_SNR", "validate"]
@@ -124,7 +124,7 @@ def _of_headers(path: str | os.PathLike[str], against: object, checksums: object
     """The findings from headers and small files."""
     if against is not None or checksums is not None:
         raise PlanError("headers only: data is neither compared nor checked against checksums", file=path)
-    with reusing_headers():
+    with parsed_once():
         form, _ = detect(path)
         check = form.check_headers if isinstance(form, ChecksHeaders) else form.check
         findings = Findings(check(located(path)))

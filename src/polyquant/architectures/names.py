@@ -63,8 +63,11 @@ class NameTable:
         """Return (layer, name inside it) of a Hugging Face tensor; None outside the layers."""
         if self.outer or not name.startswith(self.prefix) or name.startswith(NESTED):
             name = self.full(name)
-        match = _IN_LAYER.fullmatch(name, len(self.prefix)) if name.startswith(self.prefix) else None
-        return (int(match[1]), match[2]) if match else None
+        if not name.startswith(self.prefix):
+            return None
+        number, _, inside = name[len(self.prefix) :].partition(".")
+        # Called for every tensor of a model, several times: twice as fast as a regular expression.
+        return (int(number), inside) if inside and len(number) < 6 and number.isascii() and number.isdigit() else None
 
     def full(self, name: str) -> str:
         """Return the name with the root that bare decoders omit, and without prefixes of models with a head or

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from polyquant.architectures.changes import PairedRows
 from polyquant.architectures.hyper import Hyper
@@ -113,10 +114,17 @@ def _moved(record: Architecture, moves: dict[str, Move], weight: Weight) -> tupl
     layer, inside = place
     if (move := moves.get(inside)) is not None:
         return (layer, move, 0) if move.fits(weight.codec.name) else None
+    template, expert = _template(inside)
+    return None if (move := moves.get(template)) is None else (layer, move, expert)
+
+
+@lru_cache(maxsize=8192)
+def _template(inside: str) -> tuple[str, int]:
+    """Return a name inside a layer with {e} for the expert, and its number: all layers share these names."""
     number = _NUMBER.search(inside)
-    if number is None or (move := moves.get(f"{inside[: number.start()]}{{e}}{inside[number.end() :]}")) is None:
-        return None
-    return layer, move, int(number[0])
+    if number is None:
+        return inside, 0
+    return f"{inside[: number.start()]}{{e}}{inside[number.end() :]}", int(number[0])
 
 
 def _single(weight: Weight, target: str, record: Architecture, hyper: Hyper, *, paired: bool) -> TensorMap:

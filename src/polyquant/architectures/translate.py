@@ -35,7 +35,10 @@ from polyquant.types import F32, Checkpoint, Meta, Shape, TensorMap, Translation
 __all__ = ["float_config", "mismatches", "to_gguf", "to_hf", "usual_tensors"]
 
 _FLOAT_CODECS = frozenset({"f32", "f16", "bf16", "f64"})
-_COMPUTED = re.compile(r".*(\.rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias)")
+_COMPUTED = (
+    ".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq", ".attention.bias", ".attention.masked_bias",
+)  # fmt: skip
+"""Ends of the names of stored constants."""
 
 
 # ---------------------------------------------------------------- Hugging Face -> GGUF
@@ -170,7 +173,7 @@ def _gguf_tensors(
 def _stored(checkpoint: Checkpoint, family: Architecture, hyper: Hyper, dropped: dict[str, str]) -> Iterator[Weight]:
     """Yield the tensors that GGUF stores; add the others to `dropped` with a reason."""
     for weight in checkpoint.values():
-        if _COMPUTED.fullmatch(weight.name):
+        if weight.name.endswith(_COMPUTED):
             dropped[weight.name] = "computed from the configuration, not a weight"
         elif (number := layer_numbers.find(weight.name, family)) is not None:
             dropped[weight.name] = f"stored as {number.key}"

@@ -21,6 +21,7 @@ from polyquant.formats.existing import refuse_target
 from polyquant.formats.protocol import Format, OnTensor, Target
 from polyquant.formats.steps import Progress
 from polyquant.keywords import PLAN_DEFAULTS, FormatKeywords, PlanKeywords
+from polyquant.no_collection import no_collection
 from polyquant.opening import detect, open_sound
 from polyquant.options import build, given, options_of, refuse_unknown, with_keywords
 from polyquant.recipes.reading import parse_rule
@@ -84,9 +85,10 @@ def plan(
     source_form, _ = detect(src)
     of_source = options_of(source_form.open_options)
     open_options = {n: v for n, v in options.items() if n in of_source or n not in options_of(target.options)}
-    source = open_sound(source_form, src, open_options)
-    if not allow_unknown:
-        refuse_broken_model(source, "pass --allow-unknown to write it anyway")
+    with no_collection():
+        source = open_sound(source_form, src, open_options)
+        if not allow_unknown:
+            refuse_broken_model(source, "pass --allow-unknown to write it anyway")
     if source_form.name != form.name:
         plain = source_form.plain(source)
         source_form = source_form if plain.format == source.format else format_named(plain.format)

@@ -70,14 +70,13 @@ class Rule:
 
     def applies(self, names: Sequence[str], facts: Facts) -> bool:
         """True if one of the tensor's names matches and every condition holds."""
-        if not self.named(names, facts):
-            return False
         if facts.gqa < self.gqa or (self.importance and not facts.importance):
             return False
-        if self.layers is None:
-            return True
-        number = re.search(r"\.(\d+)\.", names[0])
-        return number is not None and LAYERS[self.layers](int(number[1]), facts.layers)
+        if self.layers is not None:
+            number = re.search(r"\.(\d+)\.", names[0])
+            if number is None or not LAYERS[self.layers](int(number[1]), facts.layers):
+                return False
+        return bool(self.named(names[:1], facts)) or bool(self.named(names, facts))
 
 
 @dataclass(frozen=True, slots=True)

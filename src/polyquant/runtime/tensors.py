@@ -5,7 +5,6 @@ Only vectors are read; a matrix stays in its file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,9 +24,11 @@ from polyquant.types import F32, Checkpoint, Floats, Rounding, Shape, TensorMap,
 
 __all__ = ["Tensors"]
 
-_COMPUTED = re.compile(
-    r".*(rotary_(pos_)?emb\.inv_freq|\.attention\.(masked_)?bias|norm\.module\.(weight|bias))"
-)  # stored redundantly
+_COMPUTED = (
+    "rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".attention.bias", ".attention.masked_bias",
+    "norm.module.weight", "norm.module.bias",
+)  # fmt: skip
+"""Ends of the names of tensors that are stored redundantly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,9 @@ class Tensors:
         if tensor_map is None or not isinstance(tensor_map.op, Stack) or tensor_map.shape != shape:
             return self.weight(name, shape)
         self.used.add(name)
-        return [self._checked(self.checkpoint[source], shape[1:]) for source in tensor_map.sources]
+        matrices = [self.checkpoint[source] for source in tensor_map.sources]
+        usual = self._checked(matrices[0], shape[1:])
+        return [w if _same_kind(w, usual) else self._checked(w, shape[1:]) for w in matrices]
 
     def _checked(self, weight: Weight, shape: Shape) -> Weight:
         """Return the weight after checking its shape and codec. Raises InputError, UnsupportedError."""
@@ -146,10 +149,15 @@ class Tensors:
         used |= {source for name in self.used if name in self.derived for source in self.derived[name].sources}
         unused = [
             n for n in self.checkpoint
-            if n not in used and not _COMPUTED.fullmatch(n) and layer_numbers.find(n, self.architecture) is None
+            if n not in used and not n.endswith(_COMPUTED) and layer_numbers.find(n, self.architecture) is None
         ]  # fmt: skip
         if unused:
             notes.append(
                 f"{len(unused)} tensors are not part of this decoder and are not used (first: {printable(unused[0])})"
             )
         return replace(self.checkpoint, notes=(*self.checkpoint.notes, *notes))
+
+
+def _same_kind(weight: Weight, other: Weight) -> bool:
+    """True if two weights have the same codec object and shape, as the experts of a folder do."""
+    return weight.codec is other.codec and weight.shape == other.shape

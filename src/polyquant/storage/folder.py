@@ -163,7 +163,7 @@ def read_index(folder: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]
     path = member(folder, name)
     if path is None:
         raise InputError("is missing", file=folder / name)
-    content = strict_json.typed(strict_json.read(path, strict_json.INDEX), dict, "index", file=path)
+    content = strict_json.typed(strict_json.read(path, strict_json.INDEX, once=True), dict, "index", file=path)
     weight_map = strict_json.typed(content.get("weight_map"), dict, "weight_map", file=path)
     known: set[str] = set()
     for tensor, file in weight_map.items():

@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from polyquant.errors import InputError
 from polyquant.storage import limits, strict_json
-from polyquant.storage.source import FileArray, FileState, Source
+from polyquant.storage.parsed import recall, remember
+from polyquant.storage.source import FileArray, Source
 from polyquant.types import ArraySpec, Shape, StoredArray
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "header_bytes",
     "plausible",
     "read_header",
-    "reusing_headers",
     "survey",
     "touch_header",
 ]
@@ -91,9 +89,6 @@ class Breach:
         return InputError(self.message, file=file, tensor=self.tensor, expected=self.expected, found=self.found)
 
 
-_read: ContextVar[dict[FileState, Header] | None] = ContextVar("headers read", default=None)
-
-
 def plausible(source: Source) -> bool:
     """Return True if the first bytes look like a safetensors header, even a truncated or oversized one."""
     first = source.pread(0, min(source.size, 10)).tobytes()
@@ -114,30 +109,13 @@ def read_header(source: Source) -> Header:
     return header
 
 
-@contextmanager
-def reusing_headers(known: dict[FileState, Header] | None = None) -> Iterator[None]:
-    """Within the block, the valid header of an unchanged file is parsed once: opening and checking share it.
-
-    known: headers of earlier blocks; new ones are added.
-    """
-    token = _read.set({} if known is None else known)
-    try:
-        yield
-    finally:
-        _read.reset(token)
-
-
 def survey(source: Source, most: int = 1000) -> tuple[Header, list[Breach]]:
     """Read as much of a header as possible, and collect all violations. Stops after `most` invalid descriptions."""
-    known = _read.get()
-    if known is None:
-        return _survey(source, most)
-    state = source.state()
-    if (header := known.get(state)) is not None:
-        return header, []
+    if (known := recall(source)) is not None:
+        return known, []
     header, breaches = _survey(source, most)
     if not breaches:
-        known[state] = header
+        remember(source, header)
     return header, breaches
 
 

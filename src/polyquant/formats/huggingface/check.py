@@ -185,12 +185,13 @@ def _shard(path: Path, contents: _Contents, weight_map: Mapping[str, str] | None
         contents.complete = contents.complete and not breaches
         # After a violation the offsets cannot be trusted, so the file's tensors are ignored.
         shard = Shard(source, {} if breaches else header.entries, header.metadata)
+    own_name = path.name
     for name, tensor in shard.tensors.items():
         if tensor.dtype not in PLAIN:
-            yield Finding("HF008", WARNING, f"dtype {tensor.dtype} cannot be decoded", name, path.name)
-        if weight_map is not None and weight_map.get(name) != path.name:
+            yield Finding("HF008", WARNING, f"dtype {tensor.dtype} cannot be decoded", name, own_name)
+        if weight_map is not None and weight_map.get(name) != own_name:
             where = f"weight_map assigns it to {weight_map[name]}" if name in weight_map else "is not in weight_map"
-            yield Finding("HF014", WARNING, where, name, path.name)
+            yield Finding("HF014", WARNING, where, name, own_name)
             if name in weight_map:
                 continue
         contents.tensors[name] = (shard, tensor)

@@ -157,8 +157,7 @@ def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, A
     if packed is not None:
         taken |= _bitnet(tensors, packed, out)
     described = {name: tensor for name, (_, tensor) in tensors.items()}
-    homes = {name: shard.source.path for name, (shard, _) in tensors.items()}
-    undecoded, codes = find_undecoded(homes, described, taken, left, config, folder)
+    undecoded, codes = find_undecoded(lambda n: tensors[n][0].source.path, described, taken, left, config, folder)
     if undecoded is not None:
         notes.append(
             f"unsupported quantization scheme: {printable(undecoded.scheme)}; its tensors are shown in their stored "
@@ -179,7 +178,7 @@ def _weights(tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, A
             codec, specs = known[kind]
         arrays = {part: tensor.array(shard.source, spec) for part, spec in specs.items()}
         out[name] = Weight(name, tensor.shape, codec, arrays)
-    ordered = {n: out[n] for n in dict.fromkeys(taken.get(n, n) for n in tensors) if n in out}
+    ordered = {n: out[n] for n in dict.fromkeys(taken.get(n, n) for n in tensors) if n in out} if taken else out
     return _Read(ordered, tuple(notes), undecoded)
 
 
@@ -199,9 +198,11 @@ def _exl3(
     tensors: Mapping[str, tuple[Shard, Tensor]], config: Mapping[str, Any], out: dict[str, Weight]
 ) -> dict[str, str]:
     """Add EXL3 weights to `out`; returns the tensors they consist of. Raises InputError for incomplete ones."""
-    described = {name: tensor for name, (_, tensor) in tensors.items()}
     taken: dict[str, str] = {}
-    for module in modules(tensors):
+    if not (exl3_modules := modules(tensors)):
+        return taken
+    described = {name: tensor for name, (_, tensor) in tensors.items()}
+    for module in exl3_modules:
         if _method(config) != METHOD and not (f"{module}.suh" in tensors and f"{module}.svh" in tensors):
             continue
         shard = tensors[f"{module}.trellis"][0]

@@ -7,7 +7,7 @@ for weights: packed integers of a different shape, 8-bit floats without their sc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ _SCALES = (
     "_scales",
 )
 """Suffix of a scale's name after the name of its weight or module."""
+_OF_FLOATS = (".weight_scale", ".weight_scale_inv")
+"""Suffixes of scales that make even a float weight suspect."""
 _BUFFERS = re.compile(r"(attn|attention)\.(masked_)?bias$|_(ids|index|indices|mask|buckets)$")
 """Names of integer matrices that are not weights."""
 _TOOLS = {
@@ -68,7 +70,7 @@ _OTHERWISE = "start from the float model, or dequantize it with the program that
 
 
 def find_undecoded(
-    files: Mapping[str, Path],
+    file_of: Callable[[str], Path],
     tensors: Mapping[str, Described],
     claimed: Mapping[str, object],
     left: Sequence[tuple[str, str]],
@@ -77,10 +79,10 @@ def find_undecoded(
 ) -> tuple[Undecoded | None, frozenset[str]]:
     """Find the reason why weights cannot be used, and the undecodable tensors; None if every weight decodes.
 
-    files: tensor -> its file; claimed: tensors of decoded weights; left: (module, scheme) that a reader recognises but
-    cannot decode; folder: None for a single file, for which config.json is not read.
+    file_of: the file of a tensor; claimed: tensors of decoded weights; left: (module, scheme) that a reader recognises
+    but cannot decode; folder: None for a single file, for which config.json is not read.
     """
-    free = {n: t for n, t in tensors.items() if n not in claimed}
+    free = {n: t for n, t in tensors.items() if n not in claimed} if claimed else tensors
     guesses = suspects(free, tensors)
     name = declared(config, decoded=bool(claimed))
     if method_of(config) is not None:
@@ -106,7 +108,7 @@ def find_undecoded(
     reason = Undecoded(
         scheme,
         "HF061" if described else "HF065",
-        files[first] if first is not None else (folder or Path()) / "config.json",
+        file_of(first) if first is not None else (folder or Path()) / "config.json",
         first,
         None if first is None else f"{tensors[first].dtype} {list(tensors[first].shape)}",
         hint,
@@ -203,6 +205,8 @@ def suspects(free: Mapping[str, Described], tensors: Mapping[str, Described]) ->
 
     free: tensors without a reader; tensors: all.
     """
+    if not any(t.dtype not in _FLOATS or n.endswith(_OF_FLOATS) or _STATE in n for n, t in tensors.items()):
+        return {}
     signs = []
     ranks = {word: i for i, word in enumerate(_SIGNS)}
     for name in free:

@@ -65,7 +65,7 @@ def claimed(
         with parent_locked(target.parent):
             unmerged(target)
             for folder in taken(target, stack):
-                earlier = None if folder.settle() else folder.read_journal()
+                earlier = None if folder.settle() else folder.read_journal(tensors=True)
                 if (
                     resume != "never"
                     and work is None

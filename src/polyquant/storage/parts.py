@@ -180,15 +180,17 @@ def _receipt(fd: int, part: int, job: Job) -> Receipt | None:
 
 
 def _parsed_receipt(fd: int, part: int, count: int) -> Receipt | None:
-    parsed = (journals.parsed(line) for line in journals.content(fd).splitlines(keepends=True))
-    entries = [e for e in parsed if e is not None]
-    first = next((e for e in entries if (e.get("part"), e.get("of")) == (part, count)), None)
+    first, done, ended = None, dict[str, Done](), False
+    for entry in filter(None, map(journals.parsed, journals.lines(fd))):
+        if first is None and (entry.get("part"), entry.get("of")) == (part, count):
+            first = entry
+        if "tensor" in entry:
+            done[entry["tensor"]] = journals.finished(entry)
+        ended = ended or "complete" in entry
     if first is None:
         return None
-    done = journals.finished(entries)
     sources = {name: (state[0], state[1]) for name, state in first["sources"].items()}
-    complete = any("complete" in e for e in entries) and len(done) == first["tasks"]
-    return Receipt(part, first["tasks"], sources, done, complete)
+    return Receipt(part, first["tasks"], sources, done, ended and len(done) == first["tasks"])
 
 
 def between_blocks(receipts: Iterable[Receipt], job: Job) -> Iterator[tuple[int, int, int]]:

@@ -102,7 +102,7 @@ def _folders(source: Path) -> list[Path]:
 def _job_in(path: Path) -> Job:
     fd = os.open(path / journals.NAME, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        journal = journals.read(fd)
+        journal = journals.read(fd, tensors=False)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         journal = None
     finally:
@@ -186,7 +186,7 @@ def _copy_receipt(source: Path, target: Path) -> None:
     """Copy a receipt, which appears only when complete."""
     fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        data = journals.content(fd)
+        data = b"".join(journals.lines(fd))
     finally:
         os.close(fd)
     out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

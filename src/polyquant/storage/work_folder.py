@@ -185,9 +185,9 @@ class WorkFolder:
             os.fsync(self.journal)
         sync_folder(self.path)
 
-    def read_journal(self) -> Journal | None:
-        """Return the journal of earlier runs; None if nothing in it is valid."""
-        return journals.read(self.journal)
+    def read_journal(self, *, tensors: bool = False) -> Journal | None:
+        """Return the journal of earlier runs, `tensors` with the complete ones; None if nothing in it is valid."""
+        return journals.read(self.journal, tensors=tensors)
 
     def discard(self) -> None:
         """Remove our files, then the folder itself if it is empty."""

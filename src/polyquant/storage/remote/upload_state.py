@@ -148,7 +148,7 @@ class UploadState:
 def _read(journal: int) -> tuple[Recorded, int]:
     """The entries of a journal, and the length of its valid lines."""
     out, good = Recorded(), 0
-    for line in journals.content(journal).splitlines(keepends=True):
+    for line in journals.lines(journal):
         entry = journals.parsed(line)
         if entry is None or (not good and "upload" not in entry):
             break

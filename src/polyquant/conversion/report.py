@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from polyquant.errors import printable
@@ -46,9 +47,11 @@ class StepReport:
         numbers = (entry["nbytes"], *entry["shape"], *(error.values() if error else ()))
         if not all(isinstance(t, str) for t in texts.values()) or not all(type(n) in (int, float) for n in numbers):
             raise TypeError("not a report")
+        words = {n: intern(text) for n, text in texts.items() if n != "tensor"}  # the same for many tensors
         return StepReport(
-            shape=tuple(entry["shape"]), error=ErrorSums(**error) if error else None, nbytes=entry["nbytes"], **texts
-        )
+            entry["tensor"], tuple(entry["shape"]), nbytes=entry["nbytes"],
+            error=ErrorSums(**error) if error else None, **words,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -220,22 +220,28 @@ def _chain(entries: list[Entry], start: int, size: int) -> Iterator[Breach]:
         yield Breach("trailing", "bytes after the last tensor", None, expected=f"{at} bytes", found=size)
 
 
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 def header_bytes(tensors: Iterable[tuple[str, str, Shape]], metadata: Mapping[str, str]) -> tuple[bytes, list[Entry]]:
     """Return the header for tensors of (name, dtype, shape), and the position of each; the file ends with the last one.
 
     Raises InputError if a tensor does not fill whole bytes, KeyError for a dtype without a known size.
     """
     ordered = sorted(tensors, key=lambda t: (-_RANK[t[1]], t[0]))
-    content: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
+    members = [f'"{_METADATA}":{_json(dict(sorted(metadata.items())))}'] if metadata else []
     spans, at = [], 0
     for name, dtype, shape in ordered:
         bits = math.prod(shape) * DTYPE_BITS[dtype]
         if bits % 8:
             raise InputError(f"{dtype} {list(shape)} does not fill whole bytes", tensor=name)
-        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + bits // 8]}
+        members.append(
+            f'{_json(name)}:{{"dtype":"{dtype}","shape":{_json(shape)},"data_offsets":[{at},{at + bits // 8}]}}'
+        )
         spans.append((name, dtype, shape, at, bits // 8))
         at += bits // 8
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text = ("{" + ",".join(members) + "}").encode()
+    del members
     text += b" " * (-len(text) % 8)
     start = len(text) + 8
     entries = [Entry(name, dtype, shape, start + begin, nbytes) for name, dtype, shape, begin, nbytes in spans]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, TypeAlias
@@ -53,12 +55,21 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a unit: lines for the journal, or an error. code: errno of an OSError."""
+    """The result of a unit: lines for the journal, packed, or an error. code: errno of an OSError."""
 
-    lines: tuple[Mapping[str, Any], ...] = ()
+    packed: bytes = b""
     error: str = ""
     kind: str = ""
     code: int = 0
+
+    @staticmethod
+    def of(lines: Sequence[Mapping[str, Any]]) -> Outcome:
+        """The result with these lines, compressed: a unit may have thousands of tensors, each with a long line."""
+        return Outcome(zlib.compress("\n".join(map(json.dumps, lines)).encode(), 1))
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Unpack the lines one by one."""
+        return map(json.loads, zlib.decompress(self.packed).splitlines()) if self.packed else iter(())
 
 
 class Cluster(Protocol):

@@ -11,7 +11,7 @@ import errno
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polyquant.conversion.engines.cluster import Cluster, Handle, Outcome, Unit, WorkerLostError
@@ -140,7 +140,7 @@ class _Driver:
             return
         job.done = True
         self.pace = self.pace[0] + job.cost, self.pace[1] + time.monotonic() - began
-        for line in outcome.lines:
+        for line in outcome.lines():
             self._record(line)
 
     def _lost(self, job: _Job, slot: int, problem: Exception) -> None:
@@ -198,10 +198,10 @@ class _Driver:
 
     def _record(self, line: Mapping[str, Any]) -> None:
         """Record a tensor once all its rows are there."""
-        name = line["tensor"]
+        step = self.plan.steps[line["task"]]
+        name = step.map.target
         lines = self.lines.setdefault(name, [])
         lines.append(line)
-        step = self.plan.steps[line["task"]]
         if "rows" in line:
             rows = as_matrix(step.map.shape)[0]
             start, stop, _ = line["rows"]
@@ -214,8 +214,9 @@ class _Driver:
         lines.sort(key=lambda x: x.get("rows", (0,))[0])
         first, *others = (StepReport.from_json(x["report"]) for x in lines)
         blocks = [block for x in lines for block in x["blocks"]]
-        self.reports[name] = sum_reports(first, others)
-        self.staging.record(name, self.reports[name].to_json(), blocks, task=line["task"])
+        report = sum_reports(first, others)
+        self.reports[name] = replace(report, tensor=name, shape=step.map.shape)  # the plan's objects, not copies
+        self.staging.record(name, report.to_json(), blocks, task=line["task"])
 
     def _show(self) -> None:
         if self.on_progress is not None:

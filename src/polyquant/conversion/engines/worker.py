@@ -55,7 +55,7 @@ class UnitRunner:
         except OSError as problem:
             where = f"{problem.filename}: " if problem.filename else ""
             return Outcome(error=f"{where}{problem.strerror or problem}", kind="OSError", code=_errno(problem))
-        return Outcome(tuple(lines))
+        return Outcome.of(lines)
 
     def _run(self, unit: Unit) -> list[dict[str, Any]]:
         plan = self._opened()

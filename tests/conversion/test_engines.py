@@ -42,6 +42,10 @@ class Threads:
         self._runners: dict[int, UnitRunner] = {}
         self.replaced: list[int] = []
         self.units: list[clusters.Unit] = []
+        self.workers_exist = True
+
+    def ready(self, slot):
+        return self.workers_exist
 
     def submit(self, slot, unit) -> Future:
         runner = self._runners.setdefault(slot, UnitRunner(self._assignment))
@@ -150,12 +154,43 @@ def test_an_idle_worker_repeats_a_straggler(threads, tmp_path, monkeypatch):
             release.wait(20)
 
     monkeypatch.setattr(driver, "STRAGGLER", 1.5)
+    monkeypatch.setattr(driver, "SHORTEST_STRAGGLER", 1.0)
     made = threads(fault)
     started = time.monotonic()
     many = convert(tmp_path / "many", engine=Engine("ray", 3))
     release.set()
     assert many == convert(tmp_path / "one") and time.monotonic() - started < 18
     assert len(made[0].units) > len(set(made[0].units))
+
+
+def test_a_cluster_without_workers(threads, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "PATIENCE", 0.2)
+    monkeypatch.setattr(Threads, "ready", lambda self, slot: False)
+    threads()
+    with pytest.raises(PlanError, match="the cluster has no free worker"):
+        convert(tmp_path, engine=Engine("ray", 2))
+
+
+def test_a_slow_worker_is_kept(threads, tmp_path, monkeypatch):
+    """Only the workers that still run at the end are replaced, not the one whose unit another has done meanwhile."""
+    monkeypatch.setattr(driver, "SHORTEST_STRAGGLER", 0.25)
+    made = threads()
+    one = convert(tmp_path / "first", engine=Engine("ray", 3))
+    last = len(made[0].units)
+    slow = {last - 1: 1.0, last: 2.4, last + 2: 2.4}  # the second to last is repeated at once, the last slowly
+    threads(lambda number: time.sleep(slow.get(number, 0.0)))
+    assert convert(tmp_path / "many", engine=Engine("ray", 3)) == one
+    assert len(made[1].units) == last + 2 and len(made[1].replaced) == 1
+
+
+def test_workers_that_still_run_at_the_end_are_ended(threads, tmp_path, monkeypatch):
+    """The target appears when nobody writes into it any more."""
+    release = threading.Event()
+    monkeypatch.setattr(driver, "SHORTEST_STRAGGLER", 0.1)
+    made = threads(lambda number: number == 5 and release.wait(20))
+    convert(tmp_path / "many", engine=Engine("ray", 2))
+    release.set()
+    assert len(made[0].replaced) == 1
 
 
 def test_a_unit_that_loses_every_worker_ends_the_job(threads, tmp_path):

@@ -21,7 +21,14 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any, Literal
 
-from polyquant.conversion.engines.driver import ATTEMPTS, FIRST_LEASE, LEASE, SHORTEST_LEASE, STRAGGLER
+from polyquant.conversion.engines.driver import (
+    ATTEMPTS,
+    FIRST_LEASE,
+    LEASE,
+    SHORTEST_LEASE,
+    SHORTEST_STRAGGLER,
+    STRAGGLER,
+)
 from polyquant.errors import PlanError
 
 __all__ = ["Load", "Machines", "Simulation", "parse_machines", "simulate"]
@@ -376,7 +383,7 @@ class _Run:
 
     def _patience(self, job: _Job) -> float:
         """Seconds after which another process repeats a unit."""
-        return max(1.0, STRAGGLER * self._expected(job))
+        return max(SHORTEST_STRAGGLER, STRAGGLER * self._expected(job))
 
     def _speculate(self, _: Any, __: int) -> None:
         self.looking = False

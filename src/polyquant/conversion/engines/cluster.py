@@ -79,8 +79,11 @@ class Cluster(Protocol):
     def size(self) -> int:
         """Number of slots."""
 
+    def ready(self, slot: int) -> bool:
+        """True if the slot has a worker, or gets one now."""
+
     def submit(self, slot: int, unit: Unit) -> Handle:
-        """Let the worker of a slot run a unit, starting the worker if needed. Raises WorkerLostError."""
+        """Let the worker of a slot that is ready run a unit. Raises WorkerLostError."""
 
     def wait(self, handles: Sequence[Handle], timeout: float) -> list[Handle]:
         """Those of the handles that have ended, after at most `timeout` seconds."""

@@ -55,10 +55,23 @@ class DaskCluster:
         self._where: dict[Any, str] = {}
         self._given_up: set[str] = set()
 
+    def ready(self, slot: int) -> bool:
+        """See Cluster. A worker that was replaced takes a moment to start."""
+        if slot in self._slots:
+            return True
+        unused = self._alive() - set(self._slots.values())
+        free = unused - self._given_up
+        if unused and not free:  # perhaps one that was given up has ended what it did
+            busy = self._client.processing()
+            free = {address for address in unused if not busy.get(address)}
+        if free:
+            self._slots[slot] = min(free)
+            self._given_up -= free
+        return bool(free)
+
     def submit(self, slot: int, unit: Unit) -> Handle:
         """See Cluster."""
-        address = self._slots.get(slot) or self._free_worker()
-        self._slots[slot] = address
+        address = self._slots[slot]
         future = self._client.submit(
             _run, self._key, self._assignment, unit, workers=[address], allow_other_workers=False, pure=False, retries=0
         )
@@ -67,17 +80,6 @@ class DaskCluster:
 
     def _alive(self) -> set[str]:
         return set(self._client.scheduler_info(n_workers=-1)["workers"])
-
-    def _free_worker(self) -> str:
-        """The address of a worker that no slot uses; a replaced one takes a moment to start."""
-        until = time.monotonic() + _PATIENCE
-        while True:
-            free = sorted(self._alive() - self._given_up - set(self._slots.values()))
-            if free:
-                return str(free[0])
-            if time.monotonic() > until:
-                raise WorkerLostError("the cluster has no free worker")
-            time.sleep(0.05)
 
     def wait(self, handles: Sequence[Handle], timeout: float) -> list[Handle]:
         """See Cluster."""

@@ -2,7 +2,7 @@
 
 Every unit has a lease. When it expires, or its worker is lost, another worker does the unit again: all write the same
 bytes at the same place. When no unit is left, idle workers repeat those that take much longer than expected, and the
-first result counts.
+first result counts. Workers that still do a unit when its result is there are busy until they end or their lease does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from polyquant.formats.steps import Progress
 from polyquant.storage.staging import Staging
 from polyquant.types import as_matrix
 
-__all__ = ["ATTEMPTS", "FIRST_LEASE", "LEASE", "SHORTEST_LEASE", "STRAGGLER", "UNITS", "run_units"]
+__all__ = [
+    "ATTEMPTS",
+    "FIRST_LEASE",
+    "LEASE",
+    "SHORTEST_LEASE",
+    "SHORTEST_STRAGGLER",
+    "STRAGGLER",
+    "UNITS",
+    "run_units",
+]
 
 ATTEMPTS = 8
 """Failed attempts at a unit before the job ends."""
@@ -34,9 +43,13 @@ _TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOU
 """Errors of shared storage that another attempt may not meet."""
 FIRST_LEASE, SHORTEST_LEASE = 1800.0, 60.0
 """Seconds of a lease before the pace is known, and the least afterwards."""
-LEASE, STRAGGLER = 10.0, 2.0
-"""Times the expected duration after which a lease expires, and after which an idle worker repeats a unit."""
+LEASE, STRAGGLER, SHORTEST_STRAGGLER = 10.0, 2.0, 3.0
+"""Times the expected duration after which a lease expires, and after which an idle worker repeats a unit; it does so
+after 3 seconds at the earliest, since the first unit of a worker opens the source.
+"""
 _KINDS: dict[str, type[PolyquantError]] = {k.__name__: k for k in (CodecError, InputError, PlanError, UnsupportedError)}
+PATIENCE = 60.0
+"""Seconds without any worker after which the job ends."""
 _TICK = 0.5
 """Seconds between two looks at leases and progress."""
 
@@ -90,10 +103,10 @@ class _Driver:
         self.idle = list(range(cluster.size))[::-1]
         self.pace = (0, 0.0)
         self.replaced = 0
-        self.started = time.monotonic()
+        self.started = self.working = time.monotonic()
 
     def run(self) -> list[StepReport]:
-        while self.queue or self.jobs:
+        while self.queue or not all(job.done for job in self.jobs.values()):
             self._hand_out()
             ended = self.cluster.wait(list(self.jobs), _TICK)
             for handle in ended:
@@ -101,18 +114,37 @@ class _Driver:
             self._expire()
             if ended:
                 self._show()
+        for job in self.jobs.values():
+            for slot, _ in job.running.values():
+                self.cluster.replace(slot)  # nobody may write any more
         return [self.reports[s.map.target] for s in self.plan.steps]
 
     # ---------------------------------------------------------------- units
 
     def _hand_out(self) -> None:
-        while self.idle and self.queue:
-            self._start(self.queue.popleft())
-        while self.idle and (slow := self._straggler()) is not None:
-            self._start(slow)
+        """Give units to idle workers. Raises PlanError if there has been no worker at all for long."""
+        while self.queue and (slot := self._ready_slot()) is not None:
+            self._start(self.queue.popleft(), slot)
+        while not self.queue and (slow := self._straggler()) is not None and (slot := self._ready_slot()) is not None:
+            self._start(slow, slot)
+        if self.jobs:
+            self.working = time.monotonic()
+        elif time.monotonic() - self.working > PATIENCE:
+            raise PlanError(
+                "the cluster has no free worker", found=f"none for {PATIENCE:.0f} s",
+                hint="start workers; the same command resumes",
+            )  # fmt: skip
+        else:
+            time.sleep(_TICK / 5)
 
-    def _start(self, job: _Job) -> None:
-        slot = self.idle.pop()
+    def _ready_slot(self) -> int | None:
+        """Take an idle slot that has a worker; None if there is none at present."""
+        slot = next((s for s in reversed(self.idle) if self.cluster.ready(s)), None)
+        if slot is not None:
+            self.idle.remove(slot)
+        return slot
+
+    def _start(self, job: _Job, slot: int) -> None:
         try:
             handle = self.cluster.submit(slot, job.unit)
         except WorkerLostError as problem:
@@ -168,7 +200,7 @@ class _Driver:
         now = time.monotonic()
         for handle, job in list(self.jobs.items()):
             slot, began = job.running[handle]
-            if job.done or now - began > self._lease(job):
+            if now - began > self._lease(job):
                 del self.jobs[handle], job.running[handle]
                 self._lost(job, slot, WorkerLostError(f"no result after {now - began:.0f} s"))
 
@@ -190,7 +222,7 @@ class _Driver:
             expected = self._expected(job)
             if len(job.running) == 1 and not job.done and expected is not None:
                 ((_, began),) = job.running.values()
-                if now - began > max(1.0, STRAGGLER * expected):
+                if now - began > max(SHORTEST_STRAGGLER, STRAGGLER * expected):
                     late.append((now - began - expected, id(job), job))
         return max(late)[2] if late else None
 

@@ -41,6 +41,10 @@ class RayCluster:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGTERM, before)  # Ray's own would end the program without a message
 
+    def ready(self, slot: int) -> bool:
+        """See Cluster. Ray starts a worker when it is first used."""
+        return True
+
     def submit(self, slot: int, unit: Unit) -> Handle:
         """See Cluster."""
         if slot not in self._actors:
